@@ -2,7 +2,8 @@
 
     python benchmarks/disaggregation.py --model qwen2.5-7b --out FILE
 
-One pair of servers with roles, then two unified ones (each with its own GPU), all over HTTP:
+One pair of servers with roles, then two unified ones, all over HTTP; each with its own GPU, or with `--gpus 0,0` both
+on one, where only what one request at a time sees (ttft, fetch) says something of two:
 - ttft: time to the first token by length of the prompt, one request at a time: of one engine alone, and apart; their
   difference is what the transfer adds.
 - fetch: a prompt whose beginning a peer holds, fetched and computed.
@@ -55,6 +56,8 @@ class Work:
     """Largest prefill chunk of unified replicas."""
 
 
+_SHARED_KV_BYTES = 8_000_000_000
+"""Of each server where both are on one GPU."""
 SMOKE = Work((64, 128), 2, 128, 2, 20, 2, 5.0, (2.0,), 1.0, 8, 5.0, 1.0, 64)
 
 
@@ -196,9 +199,9 @@ async def goodput(fleet: Fleet, clients: Clients, work: Work, rate: float) -> di
     }
 
 
-def of_gpu(index: int, smoke: bool) -> dict[str, str]:
-    """The environment of a server that has one GPU of its own."""
-    return {"OMP_NUM_THREADS": "1"} if smoke else {"CUDA_VISIBLE_DEVICES": str(index)}
+def of_gpu(gpu: str, smoke: bool) -> dict[str, str]:
+    """The environment of a server that sees one GPU."""
+    return {"OMP_NUM_THREADS": "1"} if smoke else {"CUDA_VISIBLE_DEVICES": gpu}
 
 
 def wait_for(servers: list[Server], budget: Budget) -> None:
@@ -235,9 +238,15 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--model", default="qwen2.5-7b")
     parser.add_argument("--parts", type=words, default=["ttft", "fetch", "gaps", "goodput"])
+    parser.add_argument("--gpus", type=words, default=["0", "1"], help="of prefill and decode")
+    parser.add_argument("--kv-transport", default="auto")
     asked = parser.parse_args()
     budget, work = Budget(asked.time_limit_s), SMOKE if asked.smoke else Work()
-    result: dict[str, Any] = {"model": asked.model, "ttft": {}, "fetch": {}, "gaps": {}, "goodput": {}}
+    result: dict[str, Any] = {"model": asked.model, "transport": asked.kv_transport, "gpus": asked.gpus}
+    result |= {"ttft": {}, "fetch": {}, "gaps": {}, "goodput": {}}
+    settings: dict[str, Any] = {"kv_transport": asked.kv_transport}
+    if len(set(asked.gpus)) < len(asked.gpus):
+        settings["kv_cache_memory"] = _SHARED_KV_BYTES
     with tempfile.TemporaryDirectory() as root:
         folder = model_folder(SMOKE_MODEL if asked.smoke else asked.model, Path(root))
         clients = Clients(vocabulary(folder))
@@ -249,13 +258,13 @@ def main() -> None:
                     started(
                         "ours",
                         folder,
-                        {"role": role, "transfer_port": port},
+                        settings | {"role": role, "transfer_port": port},
                         caches,
                         asked.smoke,
-                        of_gpu(index, asked.smoke),
+                        of_gpu(gpu, asked.smoke),
                     )
                 )
-                for index, (role, port) in enumerate(zip(("prefill", "decode"), ports, strict=True))
+                for role, port, gpu in zip(("prefill", "decode"), ports, asked.gpus, strict=True)
             ]
             wait_for(pair, budget)
             say("prefill and decode are ready")
@@ -278,12 +287,12 @@ def main() -> None:
         unified_parts = {"gaps", "goodput"} & set(asked.parts)
         if unified_parts and budget.allows("start", 35):
             with ExitStack() as stack:
-                settings = {"long_prefill_token_threshold": work.chunk}
+                unified_settings = settings | {"long_prefill_token_threshold": work.chunk}
                 replicas = [
                     stack.enter_context(
-                        started("ours", folder, settings, caches, asked.smoke, of_gpu(index, asked.smoke))
+                        started("ours", folder, unified_settings, caches, asked.smoke, of_gpu(gpu, asked.smoke))
                     )
-                    for index in range(2)
+                    for gpu in asked.gpus
                 ]
                 wait_for(replicas, budget)
                 say("two unified replicas are ready")

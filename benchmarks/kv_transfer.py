@@ -1,10 +1,10 @@
-"""Gigabytes a second between two engines' page pools: NIXL against the link, by size of a piece.
+"""Gigabytes a second between two engines' page pools: each transport against the link, by size of a piece.
 
     python benchmarks/kv_transfer.py --out FILE
 
-Two processes hold a pool each, as engines do, on two GPUs where there are two, else in main memory. One writes to the
-other's pool and reads from it. Beside it, in the same run: what goes through staging buffers, and what the link does (a
-copy between the two GPUs, and between a GPU and pinned memory) or, without GPUs, a copy in main memory.
+Two processes hold a pool each, as engines do, on two GPUs where there are two, else on one, and in main memory. One
+writes to the other's pool and reads from it. Beside it, in the same run: what goes through staging buffers, and what
+the link does (a copy between the two GPUs, and between a GPU and pinned memory); without GPUs, a copy in main memory.
 """
 
 import itertools
@@ -16,15 +16,18 @@ from statistics import median
 from typing import Any
 
 from common.budget import Budget
-from common.report import make_parser, print_table, save, say
+from common.report import make_parser, print_table, save, say, words
 
 SIZES = (16 << 10, 64 << 10, 256 << 10, 1 << 20, 2 << 20, 7 << 20)
 """Bytes of a piece: 256 KB are a layer of a page of Qwen2.5-7B, 7 MB a whole page."""
-PLACES = {  # name: (device, whether each process sees its own GPU alone)
-    "gpu to gpu": ("cuda", False),
-    "gpu to gpu, each sees its own": ("cuda", True),
-    "host to host": ("cpu", False),
+PLACES = {  # name: (device, GPUs needed, whether each process sees its own GPU alone)
+    "gpu to gpu": ("cuda", 2, False),
+    "gpus that see themselves alone": ("cuda", 2, True),
+    "on one gpu": ("cuda", 1, False),
+    "host to host": ("cpu", 0, False),
 }
+TRANSPORTS = {"cuda": ("nixl", "cuda-ipc"), "cpu": ("nixl", "shm")}
+"""As in --kv-transport."""
 _REPEATS = 5
 _numbers = itertools.count()
 _SMALL = 16 << 10
@@ -52,36 +55,42 @@ def shape_of(page_size: int, dtype: str = "bfloat16") -> Any:
     )
 
 
-def make_pool(device: str, index: int, size: int) -> Any:
-    """Memory, as an engine has it."""
+def make_pool(device: str, index: int, size: int) -> tuple[Any, int | None]:
+    """Memory, as an engine has it, and the file that other processes map it by."""
     import torch
 
-    where = torch.device("cuda", index) if device == "cuda" else torch.device("cpu")
-    return torch.zeros(size, dtype=torch.uint8, device=where)
+    from mini_infer_engine.kv_transfer.shared_memory import SharedArray
+
+    if device == "cuda":
+        return torch.zeros(size, dtype=torch.uint8, device=torch.device("cuda", index)), None
+    shared = SharedArray(size)
+    return torch.from_numpy(shared.bytes), shared.file
 
 
-def open_over(memory: Any, layout: Any) -> tuple[str, Any]:
+def open_over(pool: tuple[Any, int | None], kind: str, layout: Any) -> tuple[str, Any]:
     """The name of an engine with such pages, and its transport."""
     from mini_infer_engine.kv_transfer.layout import KVMemory
     from mini_infer_engine.kv_transfer.open_transport import open_transport
     from mini_infer_engine.kv_transfer.transport import TransportChoice
 
-    pool = KVMemory(
+    memory, file = pool
+    whole = KVMemory(
         address=memory.data_ptr(),
         num_pages=memory.numel() // layout.page_bytes,
         device=memory.device.type,
         device_index=memory.device.index or 0,
         layout=layout,
+        file=file,
     )
     name = f"pool-{os.getpid()}-{next(_numbers)}"
-    return name, open_transport(TransportChoice(), name, pool)
+    return name, open_transport(TransportChoice(kind), name, whole)
 
 
-def hold(connection: Connection, device: str, index: int, visible: str | None, size: int) -> None:
+def hold(connection: Connection, device: str, kind: str, index: int, visible: str | None, size: int) -> None:
     """The process that is written to and read from, until it is told to end."""
     if visible is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible
-    memory = make_pool(device, index, size)  # it lives as long as this process
+    pool = make_pool(device, index, size)  # it lives as long as this process
     transport: Any = None
     peer = ""
     while (asked := connection.recv()) is not None:
@@ -91,7 +100,7 @@ def hold(connection: Connection, device: str, index: int, visible: str | None, s
         ours, theirs, peer, where = asked
         if transport is not None:
             transport.close()
-        name, transport = open_over(memory, ours)
+        name, transport = open_over(pool, kind, ours)
         transport.add_peer(peer, theirs, where)
         connection.send((name, transport.describe()))
 
@@ -115,33 +124,39 @@ def take_all(connection: Connection, transport: Any, peer: str) -> None:
 
 
 def drive(
-    connection: Connection, other: Connection, device: str, visible: str | None, size: int, sizes: tuple[int, ...]
+    connection: Connection,
+    other: Connection,
+    device: str,
+    kind: str,
+    visible: str | None,
+    size: int,
+    sizes: tuple[int, ...],
 ) -> None:
     """The process that writes and reads: sends rates by how and piece."""
     if visible is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible
-    memory = make_pool(device, 0, size)
-    memory.fill_(7)
+    pool = make_pool(device, 0, size)
+    pool[0].fill_(7)
     if device == "cuda":
         import torch
 
         torch.cuda.synchronize()
     found: dict[str, Any] = {}
     for piece in sizes:
-        transport, peer = met(other, memory, layout_of(piece), layout_of(piece))
+        transport, peer = met(other, pool, kind, layout_of(piece), layout_of(piece))
         rates = {how: [_timed(transport, peer, how, size // piece) for _ in range(_REPEATS)] for how in _HOWS}
         found[str(piece)] = {how: size // piece * piece / median(seconds[1:]) for how, seconds in rates.items()}
         if piece == _SMALL:
             alone = {how: [_timed(transport, peer, how, 1) for _ in range(30)] for how in _HOWS}
             found["16 KB alone, us"] = {how: median(seconds[5:]) * 1e6 for how, seconds in alone.items()}
         transport.close()
-    found["staged"] = staged_rates(other, memory)
+    found["staged"] = staged_rates(other, pool, kind)
     connection.send(found)
 
 
-def met(other: Connection, memory: Any, ours: Any, theirs: Any) -> tuple[Any, str]:
+def met(other: Connection, pool: tuple[Any, int | None], kind: str, ours: Any, theirs: Any) -> tuple[Any, str]:
     """A transport over our pool that knows the other process's, whose pages lie so, and its name."""
-    name, transport = open_over(memory, ours)
+    name, transport = open_over(pool, kind, ours)
     other.send((theirs, ours, name, transport.describe()))
     peer, where = other.recv()
     transport.add_peer(peer, theirs, where)
@@ -156,20 +171,24 @@ STAGED = {  # name: (page size here, there, dtype there)
 _STAGED_TOKENS = 2048
 
 
-def staged_rates(other: Connection, memory: Any) -> dict[str, Any]:
-    """Bytes a second by area; and directly where that is possible."""
+def staged_rates(other: Connection, pool: tuple[Any, int | None], kind: str) -> dict[str, Any]:
+    """Bytes a second by area, which only NIXL has; and directly where that is possible."""
     from mini_infer_engine.kv_transfer.layout import Span
 
     found: dict[str, dict[str, float]] = {}
+    memory = pool[0]
+    areas = () if kind != "nixl" else ("device", "host") if memory.is_cuda else ("host",)
     for label, (our_size, their_size, dtype) in STAGED.items():
         ours, theirs = shape_of(our_size), shape_of(their_size, dtype)
+        if not areas and ours.dtype != theirs.dtype:
+            continue
         tokens = min(_STAGED_TOKENS, memory.numel() // theirs.token_bytes // 128 * 128)
-        transport, peer = met(other, memory, ours, theirs)
+        transport, peer = met(other, pool, kind, ours, theirs)
         span = Span(list(range(tokens // our_size)), list(range(tokens // their_size)), 0, tokens)
         rates = {}
         if ours.dtype == theirs.dtype:
             rates["direct"] = median([_timed_span(transport, peer, span) for _ in range(_REPEATS)][1:])
-        for area in ("device", "host") if memory.is_cuda else ("host",):
+        for area in areas:
             seconds = [_timed_staged(other, transport, peer, ours, theirs, span, area) for _ in range(_REPEATS)]
             rates[area] = median(seconds[1:])
         found[label] = {way: tokens * ours.token_bytes / seconds for way, seconds in rates.items()}
@@ -229,14 +248,14 @@ def _timed(transport: Any, peer: str, how: str, num_pages: int) -> float:
     return time.perf_counter() - begin
 
 
-def measure(device: str, apart: bool, size: int, sizes: tuple[int, ...]) -> dict[str, Any]:
+def measure(device: str, kind: str, gpus: int, apart: bool, size: int, sizes: tuple[int, ...]) -> dict[str, Any]:
     """Rates by piece and way; of gpu to gpu from the first GPU to the second."""
     context = multiprocessing.get_context("spawn")
     results, told = context.Pipe()
     ours, theirs = context.Pipe()
-    held_index, visible = (0, ("0", "1")) if apart else (1, (None, None))
-    holder = context.Process(target=hold, args=(theirs, device, held_index, visible[1], size))
-    driver = context.Process(target=drive, args=(told, ours, device, visible[0], size, sizes))
+    held_index, visible = (0, ("0", "1")) if apart else (max(0, gpus - 1), (None, None))
+    holder = context.Process(target=hold, args=(theirs, device, kind, held_index, visible[1], size))
+    driver = context.Process(target=drive, args=(told, ours, device, kind, visible[0], size, sizes))
     holder.start()
     driver.start()
     try:
@@ -254,18 +273,20 @@ def link(size: int) -> dict[str, float]:
     """Bytes a second of plain copies."""
     import torch
 
-    if torch.cuda.device_count() < 2:
+    gpus = torch.cuda.device_count()
+    if not gpus:
         source, target = (torch.zeros(size, dtype=torch.uint8) for _ in range(2))
         return {"memory copy": _copied(lambda: target.copy_(source), size, lambda: None)}
-    first, second = (torch.zeros(size, dtype=torch.uint8, device=f"cuda:{index}") for index in range(2))
+    first, second = (torch.zeros(size, dtype=torch.uint8, device=f"cuda:{min(index, gpus - 1)}") for index in range(2))
     pinned = torch.zeros(size, dtype=torch.uint8, pin_memory=True)
 
     def wait() -> None:
-        for index in range(2):
+        for index in range(min(2, gpus)):
             torch.cuda.synchronize(index)
 
+    copy = "peer copy" if gpus > 1 else "copy on one gpu"
     return {
-        "peer copy": _copied(lambda: second.copy_(first, non_blocking=True), size, wait),
+        copy: _copied(lambda: second.copy_(first, non_blocking=True), size, wait),
         "to pinned memory": _copied(lambda: pinned.copy_(first, non_blocking=True), size, wait),
         "from pinned memory": _copied(lambda: first.copy_(pinned, non_blocking=True), size, wait),
     }
@@ -285,18 +306,21 @@ def _copied(copy: Any, size: int, wait: Any) -> float:
 def main() -> None:
     """See the module."""
     parser = make_parser(__doc__)
+    parser.add_argument("--places", type=words, default=list(PLACES), help="of: " + ", ".join(PLACES))
     asked = parser.parse_args()
     budget = Budget(asked.time_limit_s)
     import torch
 
     size, sizes = (64 << 20, SIZES[:3]) if asked.smoke else (448 << 20, SIZES)
     result: dict[str, Any] = {"link": link(size), "transports": {}, "failures": {}}
-    for name, (device, apart) in PLACES.items():
-        if (device == "cuda" and torch.cuda.device_count() < 2) or not budget.allows("place", 20):
+    for (place, (device, gpus, apart)), turn in itertools.product(PLACES.items(), range(2)):
+        kind = TRANSPORTS[device][turn]
+        name = f"{kind}, {place}"
+        if torch.cuda.device_count() < gpus or place not in asked.places or not budget.allows("place", 20):
             continue
         with budget.spending("place"):
             try:
-                result["transports"][name] = measure(device, apart, size, sizes)
+                result["transports"][name] = measure(device, kind, gpus, apart, size, sizes)
             except Exception as error:
                 result["failures"][name] = f"{type(error).__name__}: {error}"
         say(f"{name}: {result['transports'].get(name) or result['failures'].get(name)}")

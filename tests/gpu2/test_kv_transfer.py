@@ -1,4 +1,4 @@
-"""Keys and values between engines on two GPUs of one host, by NIXL: the same text, and nothing lost where one dies.
+"""Keys and values between engines on two GPUs of one host: the same text, and nothing lost where one dies.
 
 KV_TEST_GPUS=0,0 puts both sides on one GPU, where there is no other; what needs two is left out then.
 TRANSFER_DISTURBANCES=50 does so much to each of four pairs at random moments: with `-n 4` at the same time.
@@ -83,9 +83,10 @@ def started(asked: dict[str, tuple[str, ...]]) -> Iterator[dict[str, GpuSide]]:
             side.__exit__(None, None, None)
 
 
-@pytest.fixture(scope="module")
-def sides() -> Iterator[dict[str, GpuSide]]:
-    with started({"prefill": ("prefill", GPUS[0]), "decode": ("decode", GPUS[1])}) as made:
+@pytest.fixture(scope="module", params=["nixl", "cuda-ipc"])
+def sides(request: pytest.FixtureRequest) -> Iterator[dict[str, GpuSide]]:
+    how = ("--kv-transport", request.param)
+    with started({"prefill": ("prefill", GPUS[0], *how), "decode": ("decode", GPUS[1], *how)}) as made:
         yield made
 
 
@@ -101,7 +102,7 @@ def groups() -> Iterator[dict[str, GpuSide]]:
 def unlike() -> Iterator[dict[str, GpuSide]]:
     """A pair whose keys and values go through pinned memory, and one of two dtypes."""
     host = ("--kv-transport", "nixl-host")
-    asked = {
+    asked: dict[str, tuple[str, ...]] = {
         "prefill": ("prefill", GPUS[0], *host),
         "decode": ("decode", GPUS[1], *host),
         "coarse prefill": ("prefill", GPUS[0], "--dtype", "bfloat16"),
@@ -184,7 +185,9 @@ def test_text_is_the_same_through_pinned_memory(unlike: dict[str, GpuSide], num_
 
 
 def test_pages_of_another_dtype_are_converted(unlike: dict[str, GpuSide]) -> None:
+    """What CUDA IPC does not convert goes by NIXL, where nobody has chosen."""
     prefill, decode = unlike["coarse prefill"], unlike["exact decode"]
+    assert decode.client.get("/readyz").json()["kv_transport"] == "cuda-ipc+nixl"
     received, fallbacks = decode.received, decode.fallbacks()
     assert ask(decode, prompt(1500), {PREFILL_FROM_HEADER: prefill.address})
     wait_until(prefill.is_at_rest)
@@ -243,14 +246,14 @@ def test_last_a_prefill_engine_that_dies_is_a_fall_back(sides: dict[str, GpuSide
 @pytest.mark.timeout(0)
 @pytest.mark.skipif("TRANSFER_DISTURBANCES" not in os.environ, reason="takes minutes: TRANSFER_DISTURBANCES=50")
 @pytest.mark.parametrize("pair", [1, 2])
-@pytest.mark.parametrize("more", [(), ("--kv-transport", "nixl-host")], ids=["direct", "staged"])
-def test_many_times_at_random_moments(more: tuple[str, ...], pair: int) -> None:
+@pytest.mark.parametrize("transport", ["nixl", "nixl-host", "cuda-ipc"])
+def test_many_times_at_random_moments(transport: str, pair: int) -> None:
     """Most often sides are stopped or cut off: one that is killed takes ten seconds to start again."""
     hows = (*Pair.HOWS, *(Pair.HOWS[2:] * 3))
 
     def make(role: str, port: int | None) -> GpuSide:
         gpu = GPUS[0] if role == "prefill" else GPUS[1]
-        return GpuSide(role, gpu, "--kv-transfer-lease", "1", *more, port=port)
+        return GpuSide(role, gpu, "--kv-transfer-lease", "1", "--kv-transport", transport, port=port)
 
     between = Pair(random.Random(time.time_ns() + pair), make, within_s=0.05)
     disturb(between, int(os.environ["TRANSFER_DISTURBANCES"]), words=(150, 450), hows=hows)
