@@ -66,8 +66,10 @@ class HostMemory:
 
     def open(self, pool: SharedPool) -> _HostMapping:
         """See `MappedMemory.open`."""
-        number, _, name = pool.handle.decode().partition(" ")
-        path = f"/proc/{pool.process.pid}/fd/{int(number)}"
+        number, _, name = pool.handle.decode(errors="replace").partition(" ")
+        if not number.isdecimal():
+            raise TransportError("that is no handle of shared memory")
+        path = f"/proc/{pool.process.pid}/fd/{number}"
         try:
             file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:

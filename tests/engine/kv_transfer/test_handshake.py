@@ -28,6 +28,23 @@ def test_engines_of_other_names_roles_and_page_sizes_may() -> None:
 
 
 @pytest.mark.parametrize(
+    ("ours", "theirs", "meets"),
+    [
+        ("cuda-ipc+nixl", "cuda-ipc+nixl", True),
+        ("cuda-ipc+nixl", "nixl", True),
+        ("cuda-ipc", "cuda-ipc+nixl", True),
+        ("cuda-ipc+nixl", "nixl-host", False),
+        ("cuda-ipc", "nixl", False),
+        ("shm", "nixl", False),
+    ],
+)
+def test_one_transport_that_both_have_is_enough(ours: str, theirs: str, meets: bool) -> None:
+    here, there = (replace(PARTY, where=replace(PARTY.where, transport=name)) for name in (ours, theirs))
+    refusal = handshake_refusal(here, there)
+    assert refusal == "" if meets else "--kv-transport" in refusal
+
+
+@pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"version": VERSION + 1}, "version"),

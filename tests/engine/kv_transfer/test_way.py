@@ -6,7 +6,15 @@ from msgspec.structs import replace
 from mini_infer_engine.kv_transfer.layout import KVLayout, Span
 from mini_infer_engine.kv_transfer.place import read_place
 from mini_infer_engine.kv_transfer.staging import Area
-from mini_infer_engine.kv_transfer.way import DIRECT_RATES, Place, choose_way, direct_rate, is_direct
+from mini_infer_engine.kv_transfer.way import (
+    DIRECT_RATES,
+    MAPPED_RATES,
+    Place,
+    choose_way,
+    direct_rate,
+    is_direct,
+    mapping_pays,
+)
 
 WHOLE = KVLayout(num_layers=28, halves=2, page_size=128, num_heads=4, head_bytes=256, dtype="bfloat16")
 """Of Qwen2.5-7B on one GPU."""
@@ -44,6 +52,22 @@ def test_rates_grow_with_pieces_and_below_the_table_a_piece_costs_the_same(devic
     assert rates == sorted(rates)
     assert direct_rate(table[0][0] // 2, table) == table[0][1] / 2
     assert direct_rate(table[1][0], table) == table[1][1]
+
+
+@pytest.mark.parametrize("theirs", [WHOLE, HALVED, replace(WHOLE, page_size=16)])
+@pytest.mark.parametrize(("tokens", "layers"), [(16, (3, 4)), (128, None), (4096, (3, 4)), (4096, None)])
+@pytest.mark.parametrize("nixl_way", [None, "device"])
+def test_copies_of_our_own_are_chosen_where_they_are_estimated_faster(
+    theirs: KVLayout, tokens: int, layers: tuple[int, int] | None, nixl_way: Area | None
+) -> None:
+    assert mapping_pays(WHOLE, theirs, Span([], [], 0, tokens, layers), nixl_way)
+
+
+def test_nixl_is_chosen_where_it_is_estimated_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = tuple((size, rate / 10) for size, rate in MAPPED_RATES)
+    monkeypatch.setattr("mini_infer_engine.kv_transfer.way.MAPPED_RATES", slow)
+    assert not mapping_pays(WHOLE, WHOLE, Span([], [], 0, 8192), None)
+    assert mapping_pays(WHOLE, WHOLE, Span([], [], 0, 16, (3, 4)), None), "it begins sooner"
 
 
 HERE, THERE = Place(ipc_domain="a", has_rdma=False), Place(ipc_domain="b", has_rdma=False)

@@ -18,7 +18,15 @@ from tests.support.transfer_sides import RECEIVED, Counted, ask, new_prompt, pro
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("model", "transport"), [("demo", "nixl"), ("demo", "nixl-host"), ("latents", "nixl"), ("latents", "nixl-host")]
+    ("model", "transport"),
+    [
+        ("demo", "nixl"),
+        ("demo", "nixl-host"),
+        ("demo", "shm"),
+        ("latents", "nixl"),
+        ("latents", "nixl-host"),
+        ("latents", "shm"),
+    ],
 )
 def test_a_model_says_the_same(model: str, transport: str, tmp_path: Path) -> None:
     """One process and a group of two ranks: heads are dealt out on one way and put together on the other, latents are

@@ -1,4 +1,4 @@
-"""Two engines that exchange keys and values by NIXL: real processes, real shared memory, a pretended model.
+"""Two engines that exchange keys and values: real processes, real transports, a pretended model.
 
 A page of the pretended model holds the token ids that were computed into it, and its reply is read from there alone: a
 page that is missing, wrong or overwritten changes the text.
@@ -287,28 +287,37 @@ def test_a_side_that_dies_or_stops_costs_time_and_nothing_else() -> None:
 
 STAGED = ("--kv-transport", "nixl-host", "--kv-staging-memory", "4096")
 """Slots of 512 bytes hold 128 tokens of the pretended model: a prompt takes several."""
+SHARED = ("--kv-transport", "shm")
+OTHER_WAYS = pytest.mark.parametrize("otherwise", ["nixl-host", "shm"], indirect=True)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(0)
 @pytest.mark.skipif("TRANSFER_DISTURBANCES" not in os.environ, reason="takes minutes: TRANSFER_DISTURBANCES=200")
-@pytest.mark.parametrize("flags", [(), STAGED], ids=["direct", "staged"])
+@pytest.mark.parametrize("flags", [(), STAGED, SHARED], ids=["direct", "staged", "shared"])
 def test_two_hundred_times(flags: tuple[str, ...]) -> None:
     disturb(slow_pair(time.time_ns(), *flags), int(os.environ["TRANSFER_DISTURBANCES"]))
 
 
 @pytest.fixture(scope="module")
-def staged() -> Iterator[tuple[Side, Side]]:
-    with Side("prefill", *STAGED) as prefill, Side("decode", *STAGED, "--kv-transfer-lease", "2") as decode:
-        yield prefill, decode
+def otherwise(request: pytest.FixtureRequest) -> Iterator[tuple[str, Side, Side]]:
+    """A pair that moves keys and values through staging buffers, or in memory that both have mapped."""
+    flags = STAGED if request.param == "nixl-host" else SHARED
+    with Side("prefill", *flags) as prefill, Side("decode", *flags, "--kv-transfer-lease", "2") as decode:
+        yield request.param, prefill, decode
 
 
-def test_the_transport_that_was_asked_for_is_told(staged: tuple[Side, Side]) -> None:
-    assert {side.client.get("/readyz").json()["kv_transport"] for side in staged} == {"nixl-host"}
+@OTHER_WAYS
+def test_the_transport_that_was_asked_for_is_told(otherwise: tuple[str, Side, Side]) -> None:
+    asked, *sides = otherwise
+    assert {side.client.get("/readyz").json()["kv_transport"] for side in sides} == {asked}
+    series = f'mini_infer_engine_kv_transfer_info{{role="decode",transport="{asked}"}}'
+    assert sides[1].labelled(series) == 1
 
 
-def test_through_staging_buffers_prompts_come_whole(staged: tuple[Side, Side]) -> None:
-    prefill, decode = staged
+@OTHER_WAYS
+def test_prompts_come_whole_by_other_ways(otherwise: tuple[str, Side, Side]) -> None:
+    _, prefill, decode = otherwise
     prompts = [new_prompt(words) for words in (1, 60, 300, 300, 300, 300)]
     own, before = asyncio.run(ask_all(decode, prompts)), decode.arrived
     assert asyncio.run(ask_all(decode, prompts, prefill.address)) == own
@@ -318,8 +327,9 @@ def test_through_staging_buffers_prompts_come_whole(staged: tuple[Side, Side]) -
     wait_until(decode.is_at_rest)
 
 
-def test_through_staging_buffers_what_is_kept_or_cached_is_read(staged: tuple[Side, Side]) -> None:
-    prefill, decode = staged
+@OTHER_WAYS
+def test_what_is_kept_or_cached_is_read_by_other_ways(otherwise: tuple[str, Side, Side]) -> None:
+    _, prefill, decode = otherwise
     prompt, cached = new_prompt(200), new_prompt(200)
     own, before = ask(decode, prompt, cache_salt="own"), decode.arrived
     assert text_of(proxied(prefill, decode, prompt)) == text_of(own)
@@ -333,12 +343,37 @@ def test_through_staging_buffers_what_is_kept_or_cached_is_read(staged: tuple[Si
     wait_until(decode.is_at_rest)
 
 
-def test_another_transport_is_refused(staged: tuple[Side, Side], decode: Side) -> None:
+@OTHER_WAYS
+def test_another_transport_is_refused(otherwise: tuple[str, Side, Side], decode: Side) -> None:
     before, prompt = decode.fallbacks("refused"), new_prompt()
-    assert text_of(ask(decode, prompt, {PREFILL_FROM_HEADER: staged[0].address}))
+    assert text_of(ask(decode, prompt, {PREFILL_FROM_HEADER: otherwise[1].address}))
     wait_until(lambda: decode.fallbacks("refused") == before + 1)
     assert "--kv-transport" in decode.text_of_log
 
 
-def test_a_side_that_dies_or_stops_while_it_stages_costs_time_and_nothing_else() -> None:
-    disturb(slow_pair(3, *STAGED), 3, hows=("kill prefill", "stop decode", "cut the link"))
+@pytest.mark.parametrize(
+    ("flags", "hows"),
+    [
+        (STAGED, ("kill prefill", "stop decode", "cut the link")),
+        (SHARED, ("kill decode", "stop prefill", "cut the link")),
+    ],
+    ids=["staged", "shared"],
+)
+def test_a_side_that_dies_or_stops_meanwhile_costs_time_and_nothing_else(
+    flags: tuple[str, ...], hows: tuple[str, ...]
+) -> None:
+    disturb(slow_pair(3, *flags), 3, hows=hows)
+
+
+def test_memory_of_a_prefill_engine_that_has_died_is_let_go() -> None:
+    def shared_pools(side: Side) -> int:
+        with open(f"/proc/{side.core_pid}/maps", encoding="utf-8") as maps:
+            return len({line.split()[-2] for line in maps if "/memfd:kv-" in line})
+
+    with Side("decode", *SHARED) as decode:
+        with Side("prefill", *SHARED) as prefill:
+            ask(decode, new_prompt(), {PREFILL_FROM_HEADER: prefill.address})
+            assert shared_pools(decode) == 2
+            prefill.kill()
+        wait_until(lambda: shared_pools(decode) == 1)
+        wait_until(decode.is_at_rest)

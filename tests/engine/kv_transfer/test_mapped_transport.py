@@ -1,0 +1,193 @@
+"""Pools that are mapped into each other's processes: what arrives where, what is refused, and peers that die."""
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.kv_transfer.layout import KVLayout, Span
+from mini_infer_engine.kv_transfer.mapped_memory import IsDone
+from mini_infer_engine.kv_transfer.mapped_transport import MappedTransport
+from mini_infer_engine.kv_transfer.peer_process import this_process
+from mini_infer_engine.kv_transfer.shared_memory import HostMemory, SharedArray
+from mini_infer_engine.kv_transfer.transport import TransportError
+from mini_infer_engine.kv_transfer.wire import TransportAddress
+from tests.engine.kv_transfer.shared_pool import LAYOUT, NUM_PAGES, SharedPool, held_elsewhere
+
+HALVED = replace(LAYOUT, num_heads=2, tp_size=2)
+
+
+def meet(ours: SharedPool, *theirs: SharedPool, name: str = "theirs") -> None:
+    [first, *others] = [pool.transport.describe() for pool in theirs]
+    where = TransportAddress(first.transport, [*first.ranks, *(other.ranks[0] for other in others)])
+    ours.transport.add_peer(name, theirs[0].layout, where)
+
+
+def test_pages_of_another_process_are_written_and_read() -> None:
+    ours = SharedPool()
+    ours.pages[:] = np.arange(ours.pages.size).reshape(ours.pages.shape) + 1
+    with held_elsewhere() as (_, where):
+        ours.transport.add_peer("held", LAYOUT, where)
+        written = ours.transport.start("held", "write", Span([3, 1], [0, 2], 0, 32))
+        assert written.progress() == "done"
+        assert written.num_bytes == 2 * LAYOUT.page_bytes
+        assert ours.transport.start("held", "write", Span([5], [4], 0, 16, (1, 2))).progress() == "done"
+        expected = ours.pages[[3, 1, 5]].copy()
+        ours.pages[:] = -1
+        assert ours.transport.start("held", "read", Span([0, 1, 2, 6], [0, 2, 4, 7], 0, 64)).progress() == "done"
+    assert (ours.pages[[0, 1]] == expected[:2]).all()
+    assert (ours.pages[2, 0] == 4).all(), "a layer that nobody has written"
+    assert (ours.pages[2, 1] == expected[2, 1]).all()
+    assert (ours.pages[6] == 7).all()
+    assert (ours.pages[[3, 4, 5, 7]] == -1).all()
+    ours.transport.close()
+
+
+@pytest.mark.parametrize("how", ["write", "read"])
+def test_pages_and_heads_may_be_cut_otherwise(how: Any) -> None:
+    ours = SharedPool()
+    ranks = [SharedPool(replace(HALVED, page_size=32), rank) for rank in range(2)]
+    meet(ours, *ranks)
+    for pool in (ours, *ranks):
+        pool.pages[:] = np.random.default_rng(0).integers(0, 1 << 30, pool.pages.shape)
+    before = [pool.pages.copy() for pool in (ours, *ranks)]
+    pages, theirs = [6, 0, 3], [2, 1]
+    assert ours.transport.start("theirs", how, Span(pages, theirs, 0, 41)).progress() == "done"
+    for token in range(41):
+        mine = ours.pages[pages[token // 16], :, :, token % 16]
+        others = np.concatenate([rank.pages[theirs[token // 32], :, :, token % 32] for rank in ranks], -1)
+        assert (mine == others).all(), token
+    untouched = ranks if how == "read" else [ours]
+    for pool in untouched:
+        assert (pool.pages == before[[ours, *ranks].index(pool)]).all()
+
+
+def test_a_peer_that_is_killed_is_written_to_without_harm_and_then_unmapped() -> None:
+    ours = SharedPool()
+    with held_elsewhere() as (process, where):
+        ours.transport.add_peer("held", LAYOUT, where)
+        ours.transport.tend()
+        assert ours.transport.reaches("held")
+        file = where.ranks[0].shared
+        assert file is not None
+        name = file.handle.decode().partition(" ")[2].removesuffix(" (deleted)")
+        assert name in _maps()
+        process.kill()
+        process.wait()
+        assert ours.transport.start("held", "write", Span([0], [0], 0, 16)).progress() == "done"
+        ours.transport.tend()
+        assert not ours.transport.reaches("held")
+        assert name not in _maps()
+        with pytest.raises(TransportError, match="not connected"):
+            ours.transport.start("held", "write", Span([0], [0], 0, 16))
+        with pytest.raises(TransportError, match="has ended"):
+            ours.transport.add_peer("held", LAYOUT, where)
+
+
+def _maps() -> str:
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        return maps.read()
+
+
+class SlowCopies(HostMemory):
+    """Copies that have ended when they are told to."""
+
+    is_done = False
+
+    def copy(self, pieces: np.ndarray, size: int) -> IsDone:
+        super().copy(pieces, size)
+        return lambda: self.is_done
+
+
+def test_what_is_still_copied_keeps_its_memory_mapped() -> None:
+    ours, theirs = SharedPool(), SharedPool()
+    slow = SlowCopies(ours.memory)
+    transport = MappedTransport(slow, ours.memory)
+    where = theirs.transport.describe()
+    transport.add_peer("theirs", LAYOUT, where)
+    [(_, mapping)] = transport._peers["theirs"].pools.values()
+    closed: list[bool] = []
+    mapping.close = lambda: closed.append(True)  # type: ignore[method-assign]
+    motion = transport.start("theirs", "write", Span([0], [0], 0, 16))
+    assert motion.progress() == "busy"
+    transport.remove_peer("theirs")
+    transport.tend()
+    assert not closed
+    slow.is_done = True
+    assert motion.progress() == "done"
+    transport.tend()
+    assert closed == [True]
+
+
+@pytest.mark.parametrize(
+    ("our_pages", "their_pages"), [([0], [NUM_PAGES]), ([0], [-1]), ([NUM_PAGES], [0]), ([0], [1 << 40])]
+)
+def test_pages_beside_a_pool_are_neither_read_nor_written(our_pages: list[int], their_pages: list[int]) -> None:
+    ours, theirs = SharedPool(), SharedPool()
+    meet(ours, theirs)
+    for how in ("write", "read"):
+        with pytest.raises(TransportError, match="of a pool of"):
+            ours.transport.start("theirs", how, Span(our_pages, their_pages, 0, 16))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"kind": "cuda-ipc"}, "does not share its pages by shm"),
+        ({"process": replace(this_process(), domain="another host")}, "another host"),
+        ({"process": replace(this_process(), domain="")}, "another host"),
+        ({"process": replace(this_process(), started=1)}, "has ended"),  # its number is another process's now
+        ({"pool_bytes": 1 << 40}, "larger than its memory"),
+        ({"offset": -16}, "larger than its memory"),
+        ({"size": 1 << 20}, "is not the memory"),
+        ({"handle": b"1 /memfd:another (deleted)"}, "is not the memory"),
+        ({"handle": b"999999 /memfd:x (deleted)"}, "same user"),
+        ({"handle": b"nothing"}, "no handle"),
+    ],
+)
+def test_what_cannot_be_mapped_is_refused(changes: dict[str, Any], said: str) -> None:
+    ours, theirs = SharedPool(), SharedPool()
+    where = theirs.transport.describe()
+    [rank] = where.ranks
+    assert rank.shared is not None
+    told = replace(where, ranks=[replace(rank, shared=replace(rank.shared, **changes))])
+    with pytest.raises(TransportError, match=said):
+        ours.transport.add_peer("theirs", LAYOUT, told)
+    assert not ours.transport.reaches("theirs")
+    ours.transport.add_peer("theirs", LAYOUT, where)
+    assert ours.transport.reaches("theirs")
+
+
+def test_a_peer_that_shares_nothing_or_has_another_dtype_is_refused() -> None:
+    ours, theirs = SharedPool(), SharedPool()
+    where = theirs.transport.describe()
+    with pytest.raises(TransportError, match="does not share"):
+        ours.transport.add_peer("a", LAYOUT, replace(where, ranks=[replace(where.ranks[0], shared=None)]))
+    other: KVLayout = replace(LAYOUT, dtype="float32")
+    with pytest.raises(TransportError, match="float32 there: use nixl"):
+        ours.transport.add_peer("b", other, where)
+
+
+def test_a_pool_that_is_not_shared_has_no_such_transport() -> None:
+    pool = SharedPool()
+    for changes in ({"file": None}, {"device": "cuda"}):
+        with pytest.raises(ModelError, match="--kv-transport shm"):
+            HostMemory(replace(pool.memory, **changes))
+
+
+def test_nothing_is_staged() -> None:
+    ours, theirs = SharedPool(), SharedPool()
+    meet(ours, theirs)
+    assert ours.transport.way("theirs", Span([0], [0], 0, 16)) is None
+    with pytest.raises(TransportError, match="no staging buffers"):
+        ours.transport.slot_bytes("theirs", "host")
+
+
+def test_shared_memory_cannot_be_cut_short_under_those_who_map_it() -> None:
+    shared = SharedArray(1 << 16)
+    with pytest.raises(OSError, match="not permitted"):
+        os.ftruncate(shared.file, 16)
+    assert not shared.bytes.any()
