@@ -177,10 +177,10 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         Literal["auto", "nixl", "nixl-host", "cuda-ipc", "shm"], Option(group=KV_TRANSFER, in_resource=True)
     ] = "auto"
     """What moves keys and values between engines, the same at both; nixl: NIXL over UCX, directly between GPUs where
-    CUDA IPC or RDMA reaches, else through pinned memory; nixl-host: always through pinned memory; cuda-ipc: copies of
-    our own between GPUs of one host; shm: memory that CPU engines of one host share; auto: on GPUs cuda-ipc where it
-    reaches the other engine and is faster by measured rates, else nixl. NIXL must be installed (the extra
-    "disaggregated") where it is asked for, and nothing else works, or an engine with a transfer port does not start."""
+    CUDA IPC or RDMA reaches, else through pinned memory; nixl-host: always through pinned memory; cuda-ipc: our own
+    copies between GPUs of one host; shm: memory that CPU engines of one host share; auto: on a GPU cuda-ipc where it
+    reaches the other engine and is faster, else nixl. What is asked for must work here (NIXL: the extra
+    "disaggregated"), or an engine with a transfer port does not start."""
     kv_staging_memory: Annotated[
         int, Option(group=KV_TRANSFER, unit="SIZE", low=1, is_size=True, in_resource=True, default_text="32MiB")
     ] = 32 << 20

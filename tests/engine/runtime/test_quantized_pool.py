@@ -1,5 +1,7 @@
 """Keys and values in one byte an element: rounding, pages, attention over them, and what may be asked for."""
 
+import ctypes
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import torch
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core.batch import Batch, PageCopy, PageSwap, Row, Transfers
+from mini_infer_engine.kv_transfer.shared_memory import HostMemory
 from mini_infer_engine.layers.attention import Attention
 from mini_infer_engine.models.kv_spec import FP8, INT8, KVQuantization, KVSpec
 from mini_infer_engine.runtime.attention.torch_reference import TorchAttention
@@ -164,3 +167,18 @@ def test_what_is_asked_for_and_cannot_be_had_is_refused(monkeypatch: pytest.Monk
     with pytest.raises(ModelError, match="its 71 query heads a KV head are more than 32: leave it out"):
         chosen("int8", device="cuda", heads={"num_heads": 71, "num_kv_heads": 1})
     assert chosen("int8", heads={"num_heads": 71, "num_kv_heads": 1}) is INT8
+
+
+@pytest.mark.parametrize("kind", [None, FP8], ids=["plain", "fp8"])
+def test_a_shared_pool_is_what_others_map(kind: KVQuantization | None) -> None:
+    spec = replace(spec_of(FP8), quantization=kind)
+    pool = make_pool(spec, 3, CPU, is_shared=True)
+    pool.storage.view(torch.uint8)[2] = 7
+    memory = pool.memory()
+    shared = HostMemory(memory)
+    mapping = shared.open(shared.shared)
+    page_bytes = memory.layout.page_bytes
+    there = (ctypes.c_uint8 * memory.size).from_address(mapping.address)
+    assert bytes(there[2 * page_bytes : 3 * page_bytes]) == b"\7" * page_bytes
+    assert not any(there[: 2 * page_bytes])
+    assert make_pool(spec, 3, CPU).memory().file is None
