@@ -159,9 +159,9 @@ class Giver:
         self._prefills[key] = _Prefill(peer, wanted.job, wanted.pages)
         self._asked_tokens[key] = tokens
         self._leases.open(key, now_s, wanted.lease_s)
-        self._send(peer, wire.Accepted(wanted.job, queued, self.load.prefill_tokens_per_s, self._rate.per_s))
         step = alignment(self._layout, self._peers[peer].layout)
         self._tell(events.PrefillAsked(key, wanted.request, wanted.first_token, step))
+        self._send(peer, wire.Accepted(wanted.job, queued, self.load.prefill_tokens_per_s, self._rate.per_s))
 
     def _let_read(self, peer: bytes, wanted: wire.KVWanted, now_s: float) -> None:
         key = _key(peer, wanted.job)
