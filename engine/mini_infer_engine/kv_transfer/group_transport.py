@@ -19,6 +19,7 @@ from mini_infer_engine.kv_transfer.open_transport import open_transport
 from mini_infer_engine.kv_transfer.staging import Area
 from mini_infer_engine.kv_transfer.transport import (
     BUSY_S,
+    TEND_S,
     How,
     Motion,
     Motions,
@@ -30,8 +31,6 @@ from mini_infer_engine.kv_transfer.wire import RankAddress, TransportAddress
 
 log = logging.getLogger(__name__)
 
-_IDLE_MS = 200
-"""Between two looks at peers that may be gone."""
 _OPEN_S = 120.0
 """For every rank to register its pool with the transport: a GPU's whole memory takes seconds."""
 
@@ -266,6 +265,7 @@ class RankMover:
         """`socket`: a DEALER to the first rank."""
         self._transport, self._socket = transport, socket
         self._moving: dict[int, Motion] = {}
+        self._tended_s = 0.0
 
     def run(self) -> None:
         """For as long as the process lives: it ends with the first rank's."""
@@ -274,17 +274,18 @@ class RankMover:
 
     def turn(self) -> None:
         """Take what has come, and look at what is on its way; wait a little where there is nothing to do."""
-        if not self._socket.poll(0 if self._moving else _IDLE_MS):
+        if not self._socket.poll(0 if self._moving else int(TEND_S * 1000)):
             if self._moving:
                 time.sleep(BUSY_S)
-            else:
-                self._transport.tend()
         else:
             self._do(_decode_command(self._socket.recv()))
         for number, motion in list(self._moving.items()):
             if (progress := motion.progress()) != "busy":
                 del self._moving[number]
                 self._socket.send(_encode(Moved(number, progress, motion.num_bytes)))
+        if (now_s := time.monotonic()) >= self._tended_s + TEND_S:
+            self._tended_s = now_s
+            self._transport.tend()
 
     def _do(self, command: Command) -> None:
         match command:

@@ -13,6 +13,8 @@ How = Literal["write", "read"]
 Progress = Literal["busy", "done", "failed"]
 BUSY_S = 0.0001
 """Between two looks at bytes on their way."""
+TEND_S = 0.2
+"""Between two looks at peers that may be gone: whoever takes a peer's place wants its GPU's memory within seconds."""
 
 
 class TransportError(RuntimeError):

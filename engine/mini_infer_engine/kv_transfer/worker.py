@@ -21,7 +21,7 @@ from mini_infer_engine.kv_transfer.giver import Giver, Load
 from mini_infer_engine.kv_transfer.layout import KVMemory
 from mini_infer_engine.kv_transfer.stats import Counters
 from mini_infer_engine.kv_transfer.taker import Taker, TakerLimits
-from mini_infer_engine.kv_transfer.transport import BUSY_S, Transport
+from mini_infer_engine.kv_transfer.transport import BUSY_S, TEND_S, Transport
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +34,6 @@ _HAND_OVER_S = 0.00002
 other, which has been woken, waits for the interpreter's lock; by measurement 0.25 ms at each end of a prefill."""
 _URGENT = (events.PrefillAsked, events.Taken, events.GiveEnd)
 """What a first token waits for."""
-_TEND_S = 0.2
-"""Between two looks at peers that may be gone: whoever takes a peer's place wants its GPU's memory within seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +147,7 @@ class TransferWorker:
         if now_s >= self._told_s + _TELL_S or not (ready or self._giver.is_busy or self._taker.is_busy):
             self._told_s = now_s
             self._tell_stats()
-        if now_s >= self._tended_s + _TEND_S:
+        if now_s >= self._tended_s + TEND_S:
             self._tended_s = now_s
             self._transport.tend()
 

@@ -190,6 +190,16 @@ def test_an_expired_lease_ends_the_work_and_a_renewed_one_does_not(world: World)
     assert world.sent[0].reason == "lease_expired"
 
 
+def test_a_prompt_is_in_line_before_its_taker_is_told_so(world: World) -> None:
+    """The first token waits for the core, and nobody for the answer."""
+    sent_before: list[int] = []
+    world.giver._tell = lambda event: sent_before.append(len(world.sent))
+    request = Request(request_id="", prompt_token_ids=[1, 2, 3], sampling=SamplingParams(max_tokens=1))
+    world.giver.handle(PEER, wire.PrefillWanted(1, request, [7], 0, 10.0), 0.0)
+    assert sent_before == [0]
+    assert [type(message) for message in world.sent] == [wire.Accepted]
+
+
 def test_a_write_that_fails_is_told_and_the_peer_is_to_greet_again(world: World) -> None:
     key = world.ask()
     world.giver.give(events.Give(key, 0, [1, 2, 3], 0, 40))
