@@ -146,6 +146,7 @@ def drive(
         transport, peer = met(other, pool, kind, layout_of(piece), layout_of(piece))
         rates = {how: [_timed(transport, peer, how, size // piece) for _ in range(_REPEATS)] for how in _HOWS}
         found[str(piece)] = {how: size // piece * piece / median(seconds[1:]) for how, seconds in rates.items()}
+        say(f"  {kind}, pieces of {piece}: {found[str(piece)]}")
         if piece == _SMALL:
             alone = {how: [_timed(transport, peer, how, 1) for _ in range(30)] for how in _HOWS}
             found["16 KB alone, us"] = {how: median(seconds[5:]) * 1e6 for how, seconds in alone.items()}
@@ -191,6 +192,7 @@ def staged_rates(other: Connection, pool: tuple[Any, int | None], kind: str) -> 
         for area in areas:
             seconds = [_timed_staged(other, transport, peer, ours, theirs, span, area) for _ in range(_REPEATS)]
             rates[area] = median(seconds[1:])
+        say(f"  {kind}, {label}: {rates}")
         found[label] = {way: tokens * ours.token_bytes / seconds for way, seconds in rates.items()}
         transport.close()
     return found
@@ -306,17 +308,20 @@ def _copied(copy: Any, size: int, wait: Any) -> float:
 def main() -> None:
     """See the module."""
     parser = make_parser(__doc__)
+    parser.add_argument("--pool-mb", type=int, default=448)
+    parser.add_argument("--kinds", type=words, default=["nixl", "cuda-ipc", "shm"])
     parser.add_argument("--places", type=words, default=list(PLACES), help="of: " + ", ".join(PLACES))
     asked = parser.parse_args()
     budget = Budget(asked.time_limit_s)
     import torch
 
-    size, sizes = (64 << 20, SIZES[:3]) if asked.smoke else (448 << 20, SIZES)
+    size, sizes = (64 << 20, SIZES[:3]) if asked.smoke else (asked.pool_mb << 20, SIZES)
     result: dict[str, Any] = {"link": link(size), "transports": {}, "failures": {}}
     for (place, (device, gpus, apart)), turn in itertools.product(PLACES.items(), range(2)):
         kind = TRANSPORTS[device][turn]
         name = f"{kind}, {place}"
-        if torch.cuda.device_count() < gpus or place not in asked.places or not budget.allows("place", 20):
+        is_asked = place in asked.places and kind in asked.kinds
+        if torch.cuda.device_count() < gpus or not is_asked or not budget.allows("place", 20):
             continue
         with budget.spending("place"):
             try:

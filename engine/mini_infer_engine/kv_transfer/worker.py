@@ -32,7 +32,7 @@ _TELL_S = 0.02
 _HAND_OVER_S = 0.00002
 """For which a thread that has told the other something urgent sleeps: awake, it goes on with what can wait, and the
 other, which has been woken, waits for the interpreter's lock; by measurement 0.25 ms at each end of a prefill."""
-_URGENT = (events.PrefillAsked, events.Taken, events.GiveEnd)
+_URGENT = (events.Take, events.PrefillAsked, events.GiveEnd, events.Taken)
 """What a first token waits for."""
 
 
