@@ -7,6 +7,8 @@ LATE_FACTOR = 2.0
 LEAST_WAIT_S = 0.5
 """Sooner nothing counts as late: below it, the schedulers of both machines are what is measured."""
 _NEWEST_SHARE = 0.3
+_REFUSALS = 16
+"""After so many fetches in a row that would not have paid one is tried: else what was slow once is never timed again."""
 
 
 @dataclass(slots=True)
@@ -45,8 +47,11 @@ def late_after_s(estimate_s: float | None, timeout_s: float) -> float:
     return timeout_s if estimate_s is None else min(timeout_s, max(LATE_FACTOR * estimate_s, LEAST_WAIT_S))
 
 
-def fetching_pays(tokens: int, num_bytes: int, bytes_per_s: float, prefill_tokens_per_s: float) -> bool:
-    """Whether keys and values of so many tokens are fetched sooner than computed. Unknown rates: try, and learn."""
-    if not bytes_per_s or not prefill_tokens_per_s:
+def fetching_pays(tokens: int, num_bytes: int, bytes_per_s: float, prefill_tokens_per_s: float, refused: int) -> bool:
+    """Whether keys and values of so many tokens are fetched sooner than computed. Unknown rates: try, and learn.
+
+    refused: how often in a row it did not pay; the rate may be that of a first read, which also connects.
+    """
+    if not bytes_per_s or not prefill_tokens_per_s or refused >= _REFUSALS:
         return True
     return num_bytes / bytes_per_s < tokens / prefill_tokens_per_s

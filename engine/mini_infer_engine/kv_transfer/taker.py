@@ -82,6 +82,8 @@ class _Peer:
     """None: it has not answered yet."""
     bytes_per_s: RateMeter = field(default_factory=RateMeter)
     jobs: dict[int, _Job] = field(default_factory=dict)
+    refused_fetches: int = 0
+    """Prefixes in a row that were computed here, because by its rate that was sooner."""
     renewed_s: float = 0.0
     is_broken: bool = False
     """The transport has failed between us: we greet anew when its jobs are settled."""
@@ -304,8 +306,9 @@ class Taker:
         if end <= take.first_token:
             self._fail(peer, job, "not_held", "it has no more of the prompt than this engine", is_settled=True)
         elif take.source.how == "prefix" and not fetching_pays(
-            end - first, job.num_bytes, rate, self._load.prefill_tokens_per_s
+            end - first, job.num_bytes, rate, self._load.prefill_tokens_per_s, peer.refused_fetches
         ):
+            peer.refused_fetches += 1
             self._fail(peer, job, "computing_is_cheaper", "this engine computes them sooner", is_settled=True)
         else:
             assert peer.party is not None
@@ -460,6 +463,7 @@ class Taker:
             self._fail(peer, job, "lease_expired", message, is_settled=True)
         else:
             peer.bytes_per_s.add(job.num_bytes, now_s - job.begun_s)
+            peer.refused_fetches = 0
             self._succeed(peer, job, events.Taken(job.take.job, job.granted_tokens), now_s)
 
     def close(self) -> None:

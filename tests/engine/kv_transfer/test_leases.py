@@ -59,11 +59,21 @@ def test_late_is_twice_the_estimate_within_bounds(estimate_s: float | None, time
 
 
 @pytest.mark.parametrize(
-    ("bytes_per_s", "tokens_per_s", "expected"),
-    [(0, 0, True), (100, 0, True), (0, 1, True), (100, 9, True), (100, 11, False)],
+    ("bytes_per_s", "tokens_per_s", "refused", "expected"),
+    [
+        (0, 0, 0, True),
+        (100, 0, 0, True),
+        (0, 1, 0, True),
+        (100, 9, 0, True),
+        (100, 11, 0, False),
+        (100, 11, 15, False),
+        (100, 11, 16, True),  # what was slow once is measured again
+    ],
 )
-def test_a_prefix_is_fetched_where_that_is_sooner(bytes_per_s: float, tokens_per_s: float, expected: bool) -> None:
-    assert fetching_pays(100, 1000, bytes_per_s, tokens_per_s) is expected
+def test_a_prefix_is_fetched_where_that_is_sooner(
+    bytes_per_s: float, tokens_per_s: float, refused: int, expected: bool
+) -> None:
+    assert fetching_pays(100, 1000, bytes_per_s, tokens_per_s, refused) is expected
 
 
 def test_a_rate_follows_what_is_measured() -> None:
