@@ -8,7 +8,7 @@ LEAST_WAIT_S = 0.5
 """Sooner nothing counts as late: below it, the schedulers of both machines are what is measured."""
 _NEWEST_SHARE = 0.3
 _REFUSALS = 16
-"""After so many fetches in a row that would not have paid one is tried: else what was slow once is never timed again."""
+"""After so many fetches in a row that would not have paid one is tried: what was slow once is timed again."""
 
 
 @dataclass(slots=True)
