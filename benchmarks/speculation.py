@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 from common import engines
 from common.budget import Budget
-from common.engines import SETTINGS, SMOKE_SETTINGS
+from common.engines import SETTINGS, SMOKE_MODEL, SMOKE_SETTINGS
 from common.isolation import isolated
-from common.models import CONFIGS, model_folder
+from common.models import CONFIGS, model_folder, vocabulary
 from common.report import integers, make_parser, print_table, save, say, words
 
 if TYPE_CHECKING:
@@ -168,9 +168,9 @@ def shapes(
     """Random weights and scripted acceptance; without guesses, once for each batch."""
     from mini_infer_engine.core.request import Request, SamplingParams
 
-    dice = random.Random(1)
+    dice, on_gpu, known = random.Random(1), settings.get("device") != "cpu", vocabulary(settings["model"], 100_000)
     for label, options in variants.items():
-        script = Script() if options else None
+        script = (Script() if on_gpu else TorchScript()) if options else None
         engine = make_engine(settings | options)
         for batch in batches:
             for acceptance in acceptances if script is not None else [0.0]:
@@ -181,7 +181,7 @@ def shapes(
                     sampling = SamplingParams(temperature=0.0, max_tokens=ANSWER_TOKENS, ignore_eos=True)
                     return [
                         Request(request_id=f"{name}{place}", prompt_token_ids=one, sampling=sampling)
-                        for place, one in enumerate(random_prompts(dice, batch))
+                        for place, one in enumerate(random_prompts(dice, batch, known))
                     ]
 
                 scripted = f" at {acceptance}" if script is not None else ""
@@ -192,8 +192,9 @@ PROMPT_TOKENS, ANSWER_TOKENS = 128, 256
 """Of the shapes' requests."""
 
 
-def random_prompts(dice: random.Random, batch: int) -> list[list[int]]:
-    return [[dice.randrange(1000, 100_000) for _ in range(PROMPT_TOKENS)] for _ in range(batch)]
+def random_prompts(dice: random.Random, batch: int, known: int = 100_000) -> list[list[int]]:
+    """Of tokens below `known`."""
+    return [[dice.randrange(1000, known) for _ in range(PROMPT_TOKENS)] for _ in range(batch)]
 
 
 def peer(settings: dict[str, Any], variants: dict[str, dict[str, Any]], batches: list[int]) -> Iterator[dict[str, Any]]:
@@ -263,6 +264,24 @@ class Script:
         self._chance.fill_(acceptance)
 
 
+class TorchScript:
+    """The same where guesses are checked by plain torch."""
+
+    def __init__(self) -> None:
+        from mini_infer_engine.runtime import torch_speculation
+
+        self._chance, self._dice = 0.0, random.Random(2)
+        torch_speculation.right_tokens = self._right_tokens
+
+    def set(self, acceptance: float) -> None:
+        """See `Script`."""
+        self._chance = acceptance
+
+    def _right_tokens(self, drafts: list[int], sampled: list[int]) -> list[int]:
+        right = itertools.takewhile(lambda _: self._dice.random() < self._chance, drafts)
+        return list(sampled[: 1 + sum(1 for _ in right)])
+
+
 def make_engine(settings: dict[str, Any]) -> "Engine":
     """Over a runner of its own."""
     from mini_infer_engine.config.settings import EngineSettings
@@ -295,8 +314,10 @@ def main() -> int:
     budget = Budget(options.time_limit_s)
     found: dict[str, dict[str, dict[str, float]]] = {}
     result: dict[str, Any] = {"guesses": options.guesses, "parts": found}
-    parts = ["demo", "chats"] if options.smoke else options.parts
-    batches = [1, 2] if options.smoke else options.batches
+    if options.smoke:
+        options.parts, options.batches, options.acceptances = ["demo", "chats", "shapes"], [1, 2], [0.8]
+        options.target = options.draft = SMOKE_MODEL
+    parts, batches = options.parts, options.batches
     failed = False
     with tempfile.TemporaryDirectory() as root:
         for part in parts:
@@ -382,7 +403,7 @@ def head_folder(config: dict[str, Any], root: Path) -> str:
         "hidden_size": hidden_size,
         "width": hidden_size,
         "intermediate_size": config["intermediate_size"] // 2,
-        "layers": [1, layers // 2, layers - 1],
+        "layers": sorted({1, layers // 2, layers - 1}),
     }
     folder = root / "head"
     folder.mkdir(exist_ok=True)
