@@ -28,10 +28,8 @@ from mini_infer_engine.core.page_allocator import PageAllocator
 from mini_infer_engine.core.prefill_rate import PrefillRate
 from mini_infer_engine.core.prefix_cache import PrefixCache
 from mini_infer_engine.core.request import Output, Request
-from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.core.scheduler import Scheduler
 from mini_infer_engine.core.sequence import Sequence, State
-from mini_infer_engine.core.speculation.pass_times import PassKind
 from mini_infer_engine.core.speculation.planner import SpeculationPlanner, may_speculate
 from mini_infer_engine.core.stats import EngineStats
 from mini_infer_engine.core.step import Step
@@ -113,8 +111,6 @@ class Engine:
         self._failed_passes = 0
         """Since the last one that was committed."""
         self._last_commit_s = 0.0
-        self._launched_kinds: list[PassKind | None] = []
-        """Of the passes that were launched since."""
         self._stats = EngineStats()
         self._rate = PrefillRate()
 
@@ -323,8 +319,7 @@ class Engine:
             return self._fail(step.sequences, error)
         self._in_flight.append((handle, step))
         if self._speculation is not None:
-            step.kind = self._speculation.kind_of(step.batch)
-            self._launched_kinds.append(step.kind)
+            step.kind = self._speculation.launched(step.batch)
         self.scheduler.launched(step)
         marks = getattr(handle, "layer_marks", ())  # of runners that compute layers, in passes that can tell
         if connector is not None and marks:
@@ -381,11 +376,14 @@ class Engine:
             raise
         except Exception as error:
             return self._fail_all_running(step, error)
-        self._failed_passes = 0
+        self._failed_passes, now_s = 0, time.monotonic()
         self.scheduler.unpin(step)
-        self._rate.committed(step, time.monotonic())
+        self._rate.committed(step, now_s)
         if self._speculation is not None:
-            self._settle(step, result)
+            # Passes follow each other on the device: one begins when it is launched, or when the one before has ended.
+            seconds = now_s - max(step.launched_s, self._last_commit_s)
+            self._last_commit_s = now_s
+            self._speculation.committed(step.kind, step.batch, step.sequences, result.tokens, seconds)
         if self.kv_connector is not None:
             self._give(self.kv_connector, step)
         return self._outputs.take(step, result)
@@ -405,20 +403,6 @@ class Engine:
         for row, sequence in zip(step.batch.rows[num_decodes:], step.sequences[num_decodes:], strict=True):
             if sequence.state is State.RUNNING:
                 connector.computed(sequence, row.start + row.count)
-
-    def _settle(self, step: Step, result: PassResult) -> None:
-        """Take back what rows with guesses had room for and did not need, and learn what passes take."""
-        assert self._speculation is not None
-        batch, now_s = step.batch, time.monotonic()
-        if batch.num_drafts:
-            for row, sequence, tokens in zip(batch.rows, step.sequences, result.tokens, strict=True):
-                if row.num_drafts is not None:
-                    self._speculation.settle(row, sequence, len(tokens))
-        # Passes follow each other on the device: one begins when it is launched, or when the one before has ended.
-        made = sum(map(len, result.tokens)) if batch.num_drafts else len(batch.rows)
-        seconds = now_s - max(step.launched_s, self._last_commit_s)
-        self._speculation.controller.observe(step.kind, self._launched_kinds, seconds, made)
-        self._launched_kinds, self._last_commit_s = [], now_s
 
     def _fail_all_running(self, step: Step, error: Exception) -> list[Output]:
         """What a pass computed is unknown when its result cannot be had, and so is all that later passes made of it.

@@ -9,8 +9,11 @@ from mini_infer_engine.core.speculation.acceptance import draft_levels, expected
 from mini_infer_engine.core.speculation.batch_account import CREDIT, PROBE_AFTER, STAKE, BatchAccount
 from mini_infer_engine.core.speculation.pass_times import GuessCosts, PassKind, ReadingTimes, assumed_seconds, pass_kind
 
-_STEADY = 4
-"""Passes without guesses, one like the other, that are looked at together: a window of measurements."""
+_STEADY, _STEADY_KNOWN = 4, 32
+"""Passes without guesses, one like the other, that are looked at together: a window of measurements.
+
+At first, and where it is known what such passes take.
+"""
 _YIELD_WEIGHT = 0.02
 """Of the newest observation in the running mean."""
 _LIKENESS = 0.85
@@ -26,8 +29,11 @@ _HOLD_TRIAL = 3
 """The same where it is not known what a pass takes: the second of them tells."""
 _HOLD_PROBE, _FEW_ROWS = 3, 4
 """The same where easier texts are looked for, with more rows than a few."""
-_HOLD_PLAIN = 32
-"""The same where nothing is guessed, or as many as there are rows: until something is, acceptances stay as they are."""
+_HOLD_PLAIN, _HOLD_PLAIN_AT_MOST = 32, 256
+"""The same where nothing is guessed, or as many as there are rows, or a quarter of those that have guessed nothing.
+
+Until something is guessed, acceptances stay as they are.
+"""
 _PROBE_AFTER_AT_MOST = 65_536
 """Passes without guesses after which some are made all the same, or it would never be known that texts are easier now:
 
@@ -75,6 +81,7 @@ class DraftController:
         self._before: PassKind | None = None
         self._steady_s, self._steady_passes = 0.0, 0
         """Of the latest passes without guesses, what nothing was made of yet."""
+        self._steady_window = _STEADY
         self._reading_s = 0.0
         """What the draft's reading that is under way has taken so far."""
 
@@ -87,6 +94,16 @@ class DraftController:
         self._left -= 1
         self._passes += 1
         return True
+
+    @property
+    def plain_passes_left(self) -> int:
+        """For how many passes of this kind the choice not to guess stands."""
+        return 0 if self._level else max(0, self._left)
+
+    def rested(self, passes: int) -> None:
+        """So many passes went by without being asked about, since that choice stood, and now comes another kind."""
+        self._left = min(self._left - passes, _HOLD_PLAIN)
+        self._passes += passes
 
     def choose(
         self,
@@ -128,7 +145,9 @@ class DraftController:
             return _HOLD_TRIAL if seconds is None else _HOLD_PROBE if rows > _FEW_ROWS else _HOLD
         if self._level:
             return _HOLD
-        return _HOLD if had_guesses or seconds is None else max(_HOLD_PLAIN, rows)
+        if had_guesses or seconds is None:
+            return _HOLD
+        return max(_HOLD_PLAIN, rows, min(known.num_plain // 4, _HOLD_PLAIN_AT_MOST))
 
     def _decide(
         self,
@@ -231,10 +250,10 @@ class DraftController:
         launches took a part of the time. None: other passes than of decodes alone.
         """
         before = self._before
-        if done is before and done is not None and not (done.drafts or done.read) and launched == [done]:
+        if done is before and len(launched) == 1 and launched[0] is done and done is not None and done.is_plain:
             self._steady_s += seconds
             self._steady_passes += 1
-            if self._steady_passes == _STEADY:
+            if self._steady_passes >= self._steady_window:
                 self._observe_steady(done)
             return
         if before is not None:
@@ -243,6 +262,7 @@ class DraftController:
         if done is None:
             return
         known = self._known_of(done)
+        self._steady_window = self._steady_window_of(known)
         reads = done.read or any(one is not None and one.read for one in launched)
         if reads:
             self._observe_reading(known, done, seconds)
@@ -260,6 +280,10 @@ class DraftController:
             known = self._known_of(kind)
             known.passed(0, seconds, passes)
             known.measure(0, seconds, self._passes, reading_s=self._reading.mean_s, passes=passes)
+            self._steady_window = self._steady_window_of(known)
+
+    def _steady_window_of(self, known: BatchAccount) -> int:
+        return _STEADY if known.seconds(0, self._passes) is None else _STEADY_KNOWN
 
     def _observe_reading(self, known: BatchAccount, done: PassKind, seconds: float) -> None:
         """A part of the time was a draft's reading: its launch, or what the device took before this pass."""

@@ -27,8 +27,11 @@ class PassKind:
 
     size: int = field(init=False)
     """The same number for batches of about one size, two halves of each power of two from 32 on, and of one kind."""
+    is_plain: bool = field(init=False)
+    """Nothing is guessed, and nothing prepared for it."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "is_plain", not (self.drafts or self.read))
         bits = max(0, self.rows - 1).bit_length()
         is_upper = bits > 4 and self.rows > 3 << (bits - 2)
         object.__setattr__(self, "size", 4 * bits + 2 * is_upper + self.masked)

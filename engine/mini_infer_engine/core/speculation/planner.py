@@ -4,6 +4,8 @@ A row that guesses has room for all its guesses: the scheduler goes on from ther
 when the pass is committed. Rows of prompts and of guesses never share a pass, which would read the weights twice.
 """
 
+from collections.abc import Collection
+
 from mini_infer_engine.config.speculation import SpeculationConfig
 from mini_infer_engine.core.batch import Batch, Row
 from mini_infer_engine.core.page_allocator import PageAllocator
@@ -54,16 +56,35 @@ class SpeculationPlanner:
         self._num_passes = 1  # sequences begin with 0: no pass has guessed for them
         self._has_guessed = False
         """In the pass before, which may be in flight."""
+        self._rest_kind: PassKind | None = None
+        """Of passes that nobody looks at, one like the other: it is settled that nothing is guessed in them."""
+        self._rested = self._rests_for = 0
+        """Passes of this rest, so far and at most."""
+        self._launched: list[PassKind | None] = []
+        """Passes since the last commit."""
 
     def plan(self, batch: Batch, sequences: list[Sequence], pool: PageAllocator) -> None:
         """Give rows of a planned pass guesses, where that is possible and worth it."""
-        if not batch.rows:
+        rows = len(batch.rows)
+        if not rows:
             return
+        # A pass of a small model takes less than a tenth of a millisecond: what is not used must cost it nothing.
+        rest = self._rest_kind
+        if rest is not None:
+            goes_on = rest.rows == rows == batch.num_decodes and self._rested < self._rests_for
+            if goes_on and not self.may_be_masked:
+                self._rested += 1
+                return
+            self.controller.rested(self._rested)
+            self._rest_kind = None
         self._num_passes += 1
         self._give_guesses(batch, sequences, pool)
         if self._has_guessed:
             _put_off_rows_with_unknown_bans(batch, sequences)
         self._has_guessed = bool(batch.num_drafts)
+        if not self._has_guessed and rows == batch.num_decodes <= self._max_rows and not self.may_be_masked:
+            self._rested, self._rests_for = 0, self.controller.plain_passes_left
+            self._rest_kind = pass_kind(rows, 0) if self._rests_for else None
 
     def _give_guesses(self, batch: Batch, sequences: list[Sequence], pool: PageAllocator) -> None:
         rows = batch.rows
@@ -136,8 +157,34 @@ class SpeculationPlanner:
             is_complete = is_complete and sequence.num_drafted >= known
         return is_complete
 
-    def kind_of(self, batch: Batch) -> PassKind | None:
-        """What the time of a planned pass depends on."""
+    def launched(self, batch: Batch) -> PassKind | None:
+        """The pass that was planned last is on its way: what its time depends on."""
+        kind = self._kind_of(batch) if self._rest_kind is None else self._rest_kind
+        self._launched.append(kind)
+        return kind
+
+    def committed(
+        self,
+        kind: PassKind | None,
+        batch: Batch,
+        sequences: list[Sequence],
+        tokens: Collection[Collection[int]],
+        seconds: float,
+    ) -> None:
+        """Take back what rows with guesses had room for and did not need, and learn what passes take.
+
+        `tokens`: those that each row has made; `seconds`: since the commit before, or since the launch.
+        """
+        made = len(batch.rows)
+        if batch.num_drafts:
+            made = sum(map(len, tokens))
+            for row, sequence, own in zip(batch.rows, sequences, tokens, strict=True):
+                if row.num_drafts is not None:
+                    self.settle(row, sequence, len(own))
+        self.controller.observe(kind, self._launched, seconds, made)
+        self._launched.clear()
+
+    def _kind_of(self, batch: Batch) -> PassKind | None:
         rows = len(batch.rows)
         if batch.num_decodes < rows:
             return None

@@ -1,5 +1,6 @@
 """Which rows of a pass guess, with how much room, and what a draft is told before."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from mini_infer_engine.core.batch import Batch, Row
 from mini_infer_engine.core.page_allocator import PageAllocator
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.core.sequence import Sequence, State
+from mini_infer_engine.core.speculation.pass_times import PassKind
 from mini_infer_engine.core.speculation.planner import SpeculationPlanner, may_speculate
 
 PAGE = 16
@@ -243,3 +245,73 @@ def test_what_was_rejected_is_taken_back() -> None:
     assert (sequence.num_computed, sequence.num_uncertain) == (15, 0)
     assert (bench.planner.num_drafts, bench.planner.num_draft_tokens) == (1, 3)
     assert bench.planner.accepted_by_position == [0, 0, 0]
+
+
+class IdleBench(Bench):
+    """Batches that follow each other, with a controller that says how often the rows were looked at."""
+
+    def __init__(self, choices: Iterator[int], method: Method = "ngram") -> None:
+        super().__init__(method)
+        self.num_asked = 0
+        controller = self.planner.controller
+
+        def choose(*_: Any, **__: Any) -> int:
+            self.num_asked += 1
+            controller._level, controller._left = next(choices), 40  # as after a decision
+            return controller._level
+
+        controller.choose = choose  # type: ignore[method-assign]
+
+    def go_on(self, sequences: int = 1) -> list[int | None]:
+        """The next pass, of so many of the sequences, after all before it were committed with one token a row."""
+        for row, sequence in zip(self.batch.rows, self.sequences, strict=False):
+            if row.num_drafts is not None:
+                self.planner.settle(row, sequence, 1)
+            sequence.token_ids.append(7)
+        self.batch = Batch([], 0)
+        for sequence in self.sequences[:sequences]:
+            self.add_row(sequence)
+        return self.plan()
+
+
+def test_while_it_is_settled_that_nothing_is_guessed_nobody_looks_at_the_rows() -> None:
+    bench = IdleBench(iter([0, 3]))
+    bench.add(10, 5)
+    assert bench.plan() == [None]
+    kinds = set()
+    for _ in range(40):
+        assert bench.go_on() == [None]
+        kinds.add(bench.planner.launched(bench.batch))
+    assert kinds == {PassKind(1, 0)}
+    assert bench.num_asked == 1
+    assert bench.go_on() == [3]
+    assert bench.planner.launched(bench.batch) == PassKind(1, 3)
+
+
+def test_another_number_of_rows_ends_the_rest() -> None:
+    bench = IdleBench(iter([0, 3]))
+    bench.add(10, 5)
+    assert bench.plan() == [None]
+    bench.add(60, 5)
+    assert bench.go_on(2) == [3, 3], "what holds for one row says nothing of two"
+    assert bench.num_asked == 2
+
+
+def test_a_grammar_ends_the_rest() -> None:
+    bench = IdleBench(iter([0, 3]))
+    bench.add(10, 5)
+    assert bench.plan() == [None]
+    bench.planner.may_be_masked = True
+    bench.planner.controller._left = 0
+    assert bench.go_on() == [3]
+
+
+def test_a_head_that_guessed_before_a_rest_is_blind_after_it() -> None:
+    bench = IdleBench(iter([3, 3, 0, 3, 3]), "head")
+    bench.add(10, 5)
+    assert bench.plan() == [0]
+    assert bench.go_on() == [3]
+    for _ in range(41):
+        assert bench.go_on() == [None]
+    assert bench.go_on() == [0]
+    assert bench.go_on() == [3]
