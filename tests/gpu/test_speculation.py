@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
+from mini_infer_engine.core.batch import Row
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.grammars.compiler import GrammarCompiler
 from mini_infer_engine.core.request import Request, SamplingParams
@@ -20,7 +21,10 @@ from mini_infer_engine.core.speculation.controller import DraftController
 from mini_infer_engine.core.stats import EngineStats
 from mini_infer_engine.dry.vocabulary import EOS_TOKEN_IDS, VOCAB_SIZE, dry_assets
 from mini_infer_engine.layers import linear
-from mini_infer_engine.runtime import cuda_executor, cuda_graphs, cuda_sampling, cuda_speculation
+from mini_infer_engine.runtime import cuda_executor, cuda_graphs, cuda_sampling, cuda_speculation, draft_reading
+from mini_infer_engine.runtime.attention.triton_attention import TritonAttention
+from mini_infer_engine.runtime.cuda_executor import CudaExecutor
+from mini_infer_engine.runtime.model_runner import ModelRunner
 from mini_infer_engine.speculation.head import HeadShape, SpeculativeHead
 from mini_infer_engine.structured.grammar import Grammar, of_regex
 from tests.gpu.device import GPU_ONLY, INTERPRETED
@@ -172,8 +176,49 @@ def test_passes_are_timed_before_the_first_request(tmp_path: Path, method: str, 
     costs = make_runner(make_settings(target, num_speculative_tokens=4, **method_of(method, draft))).guess_costs
     assert set(costs.pass_s) == {(rows, drafts) for rows in (1, 2, 4, 8, 16) for drafts in (1, 3, 4)}
     assert all(0 < seconds < 0.1 for seconds in costs.pass_s.values())
-    assert [tokens for tokens, _ in costs.reading] == ([16, 512] if method == "draft" else [])
+    assert [tokens for tokens, _ in costs.reading] == ([16, 128, 512] if method == "draft" else [])
     assert all(0 < seconds < 0.5 for _, seconds in costs.reading)
+
+
+def read_both_ways(runner: ModelRunner) -> None:
+    """What a draft reads by CUDA graphs, a few tokens of each row, it knows as if launched kernel by kernel."""
+    executor = runner.executor
+    assert isinstance(executor, CudaExecutor)
+    assert executor.speculation is not None
+    reading = executor.speculation._reading
+    assert reading is not None
+    page_size, dice = runner.page_size, torch.Generator().manual_seed(7)
+    tables = [[2, 0, 5], [4, 1, 3]]
+    longest = 2 * page_size + 5
+    texts = torch.randint(5, 190, (2, longest), generator=dice).tolist()
+
+    def rows(*spans: tuple[int, int, int]) -> list[Row]:
+        return [Row(slot, a, b - a, texts[slot][a:b], tables[slot], None) for slot, a, b in spans]
+
+    reads = [rows((0, 0, 7)), rows((0, 7, 10), (1, 0, 5)), rows((1, 5, 6), (0, 10, 12))]
+    assert reading._graphs
+    reads.append(rows((1, page_size - 2, page_size + 3), (0, 2 * page_size - 1, longest)))
+    made: list[list[torch.Tensor]] = []
+    for graphs in (reading._graphs, {}):
+        reading._graphs = graphs
+        assert isinstance(reading._attention, TritonAttention)
+        reading._history.zero_()
+        for pages in reading._attention.pages:
+            pages.zero_()
+        with torch.inference_mode():
+            for read in reads:
+                reading.read(read)
+        made.append([reading._history[:2].clone(), *(pages[:6].clone() for pages in reading._attention.pages)])
+    for by_graph, eager in zip(*made, strict=True):
+        assert by_graph.float().abs().sum() > 0
+        torch.testing.assert_close(by_graph, eager, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("gpu", [pytest.param(None, marks=GPU_ONLY)])
+def test_a_draft_reads_by_graphs_what_it_reads_kernel_by_kernel(tmp_path: Path, gpu: None) -> None:
+    del gpu
+    target, draft = save_pair(tmp_path, head_dim=64)
+    read_both_ways(make_runner(make_settings(target, speculative_model=str(draft))))
 
 
 # -- Without one
@@ -194,11 +239,12 @@ SMALL: dict[str, Any] = {
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[list[int]], EngineStats]]:
     """Runs requests over the GPU's executor on a CPU, where a graph is the function that it records."""
     monkeypatch.setattr(linear, "blocked_weight", lambda weight: None)
-    for module in (cuda_graphs, cuda_sampling, cuda_speculation):
+    for module in (cuda_graphs, cuda_sampling, cuda_speculation, draft_reading):
         monkeypatch.setattr(module, "record", lambda run, memory: SimpleNamespace(replay=run))
     monkeypatch.setattr(cuda_executor, "prefill_buckets", lambda largest, launch_bound: [16])
     monkeypatch.setattr(cuda_executor, "decode_buckets", lambda largest: [2])
     monkeypatch.setattr(cuda_speculation, "speculative_buckets", lambda largest: [2])
+    monkeypatch.setattr(draft_reading, "READ_BUCKETS", (16,))
     monkeypatch.setattr(cuda_speculation, "TIMED_RUNS", 1)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
@@ -244,6 +290,16 @@ def test_in_small_it_is_the_plain_engines_text(
     assert guessed == plain
     assert stats.draft_tokens >= 2
     assert method != "draft" or sum(stats.accepted_tokens_by_position) >= 2
+
+
+@interpreted_only
+@pytest.mark.timeout(600)
+def test_in_small_a_draft_reads_by_graphs_what_it_reads_kernel_by_kernel(
+    interpreted: Callable[..., tuple[list[list[int]], EngineStats]], tmp_path: Path
+) -> None:
+    del interpreted
+    target, draft = save_pair(tmp_path, head_dim=16, num_hidden_layers=2)
+    read_both_ways(make_runner(make_settings(target, **SMALL, speculative_model=str(draft))))
 
 
 MORE: dict[str, dict[str, Any]] = {

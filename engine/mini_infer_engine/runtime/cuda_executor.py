@@ -103,7 +103,14 @@ class CudaExecutor:
         self.speculation: CudaSpeculation | None = None
         if config is not None:
             self.speculation = CudaSpeculation(
-                config, worker, pool, self.state, self.attention, self.kernels, self.sampling
+                config,
+                worker,
+                pool,
+                self.state,
+                self.attention,
+                self.kernels,
+                self.sampling,
+                max_num_batched_tokens=settings.max_num_batched_tokens or longest,
             )
         self.max_speculative_rows = 0 if self.speculation is None else self.speculation.max_rows
         self.guess_costs = GuessCosts()

@@ -13,15 +13,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from mini_infer_engine.config.speculation import SpeculationConfig
-from mini_infer_engine.core.batch import Batch, Row, TokenMasks
+from mini_infer_engine.core.batch import Row, TokenMasks
 from mini_infer_engine.core.speculation.acceptance import draft_levels
 from mini_infer_engine.core.speculation.pass_times import GuessCosts
-from mini_infer_engine.device import to_device
 from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
 from mini_infer_engine.kernels.context import KernelContext
 from mini_infer_engine.kernels.embed_decode import gather_decode_inputs
@@ -43,7 +41,7 @@ from mini_infer_engine.runtime.attention.triton_backends import TritonBackend, t
 from mini_infer_engine.runtime.cuda_graphs import record
 from mini_infer_engine.runtime.cuda_sampling import CudaPassHandle, CudaSampling, GuessedPart, SpeculativePart
 from mini_infer_engine.runtime.device_state import DeviceBatchState
-from mini_infer_engine.runtime.inputs import build_inputs
+from mini_infer_engine.runtime.draft_reading import DraftReading, tell_history
 from mini_infer_engine.runtime.kv_pool import KVPool
 from mini_infer_engine.runtime.speculative_sampling import SpeculativeSampling
 from mini_infer_engine.runtime.staging import PinnedStaging
@@ -56,7 +54,7 @@ TIMED_RUNS = 3
 """Of each pass before the first request, of which the quickest counts: the first of all is a slow one."""
 _READ_SIZES = (16, 64, 512, 4096)
 """Tokens that a draft reads, for which its kernels differ."""
-_TIMED_READS = (16, 1024)
+_TIMED_READS = (16, 128, 1024)
 _UPLOADS_IN_FLIGHT = 4
 """Of two passes, each before its guesses and, where grammars forbid some, before it is settled."""
 
@@ -109,6 +107,8 @@ class CudaSpeculation:
         attention: TritonBackend,
         kernels: KernelContext,
         sampling: CudaSampling,
+        *,
+        max_num_batched_tokens: int,
     ) -> None:
         max_num_seqs = sampling.buckets[-1]
         self._config, self._worker, self._state, self._kernels = config, worker, state, kernels
@@ -120,6 +120,7 @@ class CudaSpeculation:
         self._ops = TritonOps(kernels)
         self._attention = attention
         self._draft_attention: TritonBackend | None = None
+        self._reading: DraftReading | None = None
         slots, width = state.page_tables.shape
         device, most, vocabulary = state.device, config.num_tokens, worker.config.vocab_size
         # [slots, positions] int32: see kernels.sampling.speculate
@@ -148,13 +149,24 @@ class CudaSpeculation:
             self._draft_logits = torch.zeros(sizes, dtype=draft.dtype, device=device)
             draft_pool = KVPool(draft.model.kv_spec(self._page_size, draft.dtype), pool.num_pages, device)
             self._draft_attention = triton_backend(draft.model.attention_layers, draft_pool, self._longest, kernels)
+            self._reading = DraftReading(
+                draft.model,
+                self._draft_attention,
+                self._ops,
+                state,
+                self._history,
+                self._null_page,
+                max_rows=self.max_rows,
+                most_tokens=min(max_num_batched_tokens, self.max_rows * self._longest),
+            )
 
     # -- Before the first request
 
     @property
     def num_graphs(self) -> int:
         """That `capture` records."""
-        return 5 * len(self.buckets) * len(self.levels)
+        readings = 0 if self._reading is None else len(self._reading.buckets)
+        return 5 * len(self.buckets) * len(self.levels) + readings
 
     def passes(self) -> list[Run]:
         """Every pass kernel by kernel, over rows that are all padding: to compile what they need, in threads.
@@ -173,6 +185,8 @@ class CudaSpeculation:
                 self._sampling.compile_kernels(self._logits[: drafts + 1], self._packed[0, :1])
 
         reads = [partial(self._read_padding, tokens) for tokens in self._read_sizes(_READ_SIZES)]
+        if self._reading is not None:
+            reads += self._reading.runs()
         return [guess_and_settle, settle_in_stages, *(one.verify for one in made), *reads]
 
     def capture(self, memory: Any, *, only_largest: bool = False) -> None:
@@ -181,6 +195,8 @@ class CudaSpeculation:
             for drafts in self.levels[-1:] if only_largest else reversed(self.levels):
                 made = self._pass(bucket, drafts, lambda run: record(run, memory).replay)
                 self._captured[bucket, drafts] = made
+        if self._reading is not None:
+            self._reading.capture(memory, only_largest=only_largest)
 
     def measure(self) -> GuessCosts:
         """What recorded passes, and the draft's reading, take over rows that are all padding: no request takes less."""
@@ -223,19 +239,10 @@ class CudaSpeculation:
         """Tell known tokens: to the history, and to the draft model, which computes their keys and values."""
         if not rows:
             return
-        width = self._history.shape[1]
-        places = np.concatenate([np.arange(row.position, row.position + row.count) + row.slot * width for row in rows])
-        tokens = np.concatenate([np.asarray(row.token_ids, dtype=np.int64) for row in rows])
-        device = self._state.device
-        self._history.view(-1).index_copy_(0, to_device(places, device), to_device(tokens, device).to(torch.int32))
-        if self._draft_attention is None or self._worker.draft is None:
-            return
-        inputs = build_inputs(Batch(rows, 0), self._page_size, self._null_page, device)
-        model = self._worker.draft.model
-        attention = self._draft_attention.plan(inputs, every_token=False)
-        # A token that its table has not cannot be guessed, but may stand in a prompt.
-        token_ids = inputs.token_ids.clamp_(max=model.config.vocab_size - 1)
-        model(self._ops, model.embed(self._ops, token_ids), attention)
+        if self._reading is not None:
+            self._reading.read(rows)
+        else:
+            tell_history(self._history, rows)
 
     def begin(self, rows: list[Row], indices: Sequence[int], drafts: int, *, waits_for_masks: bool) -> GuessedPart:
         """Guess for these rows, which have these indices in their batch, and compute the logits that check it."""
