@@ -11,8 +11,9 @@ from mini_infer_engine.kernels.attention.attention_config import (
     PrefillShape,
     supports_hopper_fa3,
 )
+from mini_infer_engine.kernels.attention.check_attention import check_attention
 from mini_infer_engine.kernels.attention.decode_attention import decode_attention
-from mini_infer_engine.kernels.attention.decode_plan import plan_decode
+from mini_infer_engine.kernels.attention.decode_plan import DecodePlan, plan_decode
 from mini_infer_engine.kernels.attention.prefill_attention import prefill_attention, prefill_shape
 from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
 from mini_infer_engine.kernels.attention.rope_kv import Rotation
@@ -131,6 +132,106 @@ def test_decode_attention(
     empty = plan_decode(no_slots, positions[:0], kv_lengths[:0], kv_heads, 9, window, config=CONFIGS[0])
     mixed = decode_attention(qkv[:0], rotation, paged.pool, paged.tables, empty, scale=1.0, workspace=WORKSPACE)
     assert mixed.shape == (0, q_heads * head_dim)
+
+
+CHECKED = cases(  # queries, q_heads, kv_heads, head_dim, page_size, window, with norm, softcap, dtype
+    [
+        (2, 4, 2, 64, 16, None, True, None, FP32),
+        (6, 7, 1, 32, 64, None, False, None, FP32),
+        (4, 2, 2, 24, 16, 40, True, 1.5, FP32),
+        (3, 4, 1, 64, 16, 2, False, None, FP32),
+    ],
+    [
+        (6, 28, 4, 128, 128, None, False, None, BF16),
+        (2, 28, 4, 128, 128, None, False, None, BF16),
+        (6, 14, 2, 64, 128, None, False, None, BF16),
+        (2, 14, 2, 64, 16, None, False, None, BF16),
+        (4, 16, 8, 128, 64, 1000, True, None, BF16),
+        (8, 32, 4, 128, 128, None, True, None, BF16),
+        (6, 8, 4, 256, 128, 4096, True, 30.0, BF16),
+        (9, 2, 2, 128, 256, None, False, None, BF16),
+        (6, 16, 8, 128, 128, None, True, None, FP32),
+        (6, 28, 4, 128, 16, 300, False, None, FP32),
+    ],
+)
+
+
+@pytest.mark.parametrize(
+    ("queries", "q_heads", "kv_heads", "head_dim", "page_size", "window", "with_norm", "softcap", "dtype"), CHECKED
+)
+def test_check_attention(
+    queries: int,
+    q_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    window: int | None,
+    with_norm: bool,
+    softcap: float | None,
+    dtype: torch.dtype,
+) -> None:
+    """A few new tokens of each sequence from q, k and v before rotation: all are in their pages afterwards."""
+    cached = [length - 1 for length in LENGTHS]
+    rows = len(cached)
+    paged = make_paged([length + queries for length in cached], page_size, kv_heads, head_dim, dtype)
+    slots = list(range(rows))[::-1]  # in another order than page tables
+    firsts = torch.tensor(cached, device=DEVICE)[slots]
+    positions = (firsts[:, None] + torch.arange(queries, device=DEVICE)).flatten()
+    width = (q_heads + 2 * kv_heads) * head_dim
+    qkv = normal(rows * queries, width + 32, dtype=dtype, seed=99)[:, :width]  # its rows are strided
+    weights = [1 + normal(head_dim, dtype=dtype, seed=seed) / 4 for seed in (4, 5)] if with_norm else [None, None]
+    longest = max(LENGTHS) + queries
+    angles = torch.arange(longest, device=DEVICE)[:, None] / 10.0 ** torch.arange(head_dim // 2, device=DEVICE)
+    rotation = Rotation(torch.cat((angles.cos(), angles.sin()), dim=-1).to(dtype), *weights, eps=1e-5)
+
+    heads = qkv.unflatten(1, (-1, head_dim))
+    q = exact_rotated(heads[:, :q_heads], rotation, rotation.q_norm, positions)
+    new_keys = exact_rotated(heads[:, q_heads : q_heads + kv_heads], rotation, rotation.k_norm, positions)
+    new_values = heads[:, q_heads + kv_heads :]
+    of_tokens = torch.tensor(slots, device=DEVICE).repeat_interleave(queries)
+    pages = paged.tables[of_tokens].gather(1, positions[:, None] // page_size)[:, 0].long()
+    before = paged.pool.clone()
+    before[pages, :, positions % page_size] = 0
+    paged.pool[pages, :, positions % page_size] = float("nan")  # what stood there is not read
+    exact = []
+    for row, slot in enumerate(slots):
+        keys, values, own = paged.keys[slot], paged.values[slot], slice(row * queries, (row + 1) * queries)
+        keys[cached[slot] :], values[cached[slot] :] = new_keys[own], new_values[own].double()
+        exact.append(exact_attention(q[own], keys, values, cached[slot], head_dim**-0.5, window, softcap))
+    kv_index = (pages * page_size + positions % page_size).int()
+
+    for config in CONFIGS:
+        slot_tensor, group = torch.tensor(slots, dtype=torch.int32, device=DEVICE), queries * q_heads // kv_heads
+        plan = plan_decode(slot_tensor, firsts, firsts, kv_heads, longest, window, config=config, group=group)
+
+        def run(written: torch.Tensor, plan: DecodePlan = plan) -> torch.Tensor:
+            return check_attention(
+                qkv,
+                rotation,
+                paged.pool,
+                paged.tables,
+                plan,
+                positions.int(),
+                written,
+                queries=queries,
+                scale=head_dim**-0.5,
+                workspace=WORKSPACE,
+                softcap=softcap,
+            )
+
+        paged.pool[pages, :, positions % page_size] = float("nan")
+        unwritten = run(torch.full_like(kv_index, -1))
+        assert paged.pool[pages, :, positions % page_size].isnan().all(), "a padded row wrote"
+        results = [run(kv_index) for _ in range(2)]
+        assert error(results[0], torch.cat(exact)) <= ROUNDING[dtype], config
+        assert torch.equal(results[0], unwritten)
+        assert torch.equal(*results), "counters were not left at zero, or results depend on timing"
+        written = paged.pool[pages, :, positions % page_size]
+        assert error(written[:, 0], new_keys) <= ROUNDING[dtype]
+        assert torch.equal(written[:, 1], new_values)
+        after = paged.pool.clone()
+        after[pages, :, positions % page_size] = 0
+        assert torch.equal(after.nan_to_num(7.0), before.nan_to_num(7.0)), "another token's place was written"
 
 
 @pytest.mark.parametrize(("length", "max_splits"), [(700, 11), (1000, 32)])

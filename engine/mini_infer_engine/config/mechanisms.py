@@ -49,6 +49,11 @@ class Mechanism(StrEnum):
     TUNED_CONFIGS = "tuned_configs", "tile configs that were measured for a GEMM's shape; off: the rule for all shapes"
     SPLIT_K = "split_k", "split-K for cuBLAS GEMMs with too few output tiles for all SMs; off: one product"
     SPLIT_KV = "split_kv", "FlashDecoding: decode attention splits a sequence's keys; off: one program per KV head"
+    CHECK_ATTENTION = (
+        "check_attention",
+        "speculation: where guesses are checked, rotation, the write of keys and values, attention and the merge of "
+        "splits are one kernel; off: three, those of short prompt chunks",
+    )
     HOPPER_FA3 = "hopper_fa3", "FlashAttention-3 for prompts on Hopper; off: FlashAttention-2 in Triton"
     WIDE_PAGES = (
         "wide_pages",

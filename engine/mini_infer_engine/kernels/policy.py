@@ -209,6 +209,15 @@ class KernelPolicy:
             rows, kv_heads, self.profile.sm_count, split_kv=split_kv, pdl=self.pdl, quantized=quantized
         )
 
+    def check_config(self, sequences: int, tile_rows: int, kv_heads: int, row_bytes: int) -> DecodeConfig | None:
+        """Of attention from a few new tokens of each sequence, see `attention_config`; None: as from prompt chunks."""
+        if Mechanism.CHECK_ATTENTION in self.disabled:
+            return None
+        split_kv = Mechanism.SPLIT_KV not in self.disabled
+        return attention_config.check_config(
+            sequences, tile_rows, kv_heads, row_bytes, self.profile.sm_count, split_kv=split_kv, pdl=self.pdl
+        )
+
     def latent_decode_config(self, rows: int) -> DecodeConfig:
         """Of absorbed latent attention from so many rows."""
         split_kv = Mechanism.SPLIT_KV not in self.disabled

@@ -20,7 +20,6 @@ from mini_infer_engine.config.speculation import SpeculationConfig
 from mini_infer_engine.core.batch import Row, TokenMasks
 from mini_infer_engine.core.speculation.acceptance import draft_levels
 from mini_infer_engine.core.speculation.pass_times import GuessCosts
-from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
 from mini_infer_engine.kernels.context import KernelContext
 from mini_infer_engine.kernels.embed_decode import gather_decode_inputs
 from mini_infer_engine.kernels.sampling.sample import sample
@@ -32,6 +31,7 @@ from mini_infer_engine.kernels.sampling.speculate import (
     look_up_guesses,
     settle_guesses,
 )
+from mini_infer_engine.layers.attention import AttentionBlock
 from mini_infer_engine.models.decoder import DecoderModel
 from mini_infer_engine.models.hidden_taps import HiddenTaps
 from mini_infer_engine.ops.base import ResidualState
@@ -184,7 +184,7 @@ class CudaSpeculation:
             for drafts in self.levels:
                 self._sampling.compile_kernels(self._logits[: drafts + 1], self._packed[0, :1])
 
-        reads = [partial(self._read_padding, tokens) for tokens in self._read_sizes(_READ_SIZES)]
+        reads: list[Run] = [partial(self._read_padding, tokens) for tokens in self._read_sizes(_READ_SIZES)]
         if self._reading is not None:
             reads += self._reading.runs()
         return [guess_and_settle, settle_in_stages, *(one.verify for one in made), *reads]
@@ -414,7 +414,7 @@ class CudaSpeculation:
         selected: Tensor | None = None,
     ) -> ResidualState:
         """`count` tokens of each row, from `offset` behind its last one on; of the `selected` the residual state."""
-        slots, tables, device = self._packed[0, :bucket], self._state.page_tables, self._state.device
+        slots, tables = self._packed[0, :bucket], self._state.page_tables
         inputs = chunk_inputs(
             slots,
             self._state.state,
@@ -425,14 +425,12 @@ class CudaSpeculation:
             count=count,
             vocabulary=model.config.vocab_size,
         )
-        own_tables, longest_key = tables.index_select(0, slots), tables.shape[1] * self._page_size
-        steps = torch.arange(bucket + 1, dtype=torch.int32, device=device)
-        rows = PrefillRows(own_tables, steps * count, inputs.ends, count, longest_key)
-        attend = attention.prefill(rows, inputs.positions, inputs.kv_index)
-        attend_selected = attend
-        if selected is not None:
-            last_tokens = PrefillRows(own_tables, steps, inputs.ends, 1, longest_key)
-            attend_selected = attention.prefill(last_tokens, inputs.positions, inputs.kv_index, selected)
+        attend = attention.check(tables, slots, inputs, count)
+
+        def attend_selected(qkv: Tensor, layer: AttentionBlock) -> Tensor:
+            mixed = attend(qkv, layer)
+            return mixed if selected is None else mixed.index_select(0, selected)
+
         hidden = model.embed(self._ops, inputs.token_ids)
         residual: ResidualState = model(self._ops, hidden, TritonAttentionPass(attend, attend_selected, selected))
         return residual

@@ -40,6 +40,13 @@ _WIDE_SEQUENCES = 2
 _MOST_WIDE_BYTES = 512 << 20
 """Of that scratch memory: 131,072 tokens of 8 KV heads with 128 elements each."""
 
+_MOST_CHECK_ROWS = 64
+"""(Query, head) pairs of a tile of check attention: of more, the merge of splits does not fit in registers."""
+_SMALL_CHECK_ROWS = 32
+"""Up to these two programs fit on an SM."""
+_WIDE_ROW_BYTES = 256
+"""Of a head's key: of wider ones, blocks are half as long, so that they fit in shared memory beside such a tile."""
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
@@ -128,6 +135,22 @@ def decode_config(
     return DecodeConfig(
         target_programs, block_tokens=32, warps=2, stages=stages, programs_per_row=1.25 if split_kv else 1.0, pdl=pdl
     )
+
+
+def check_config(
+    sequences: int, tile_rows: int, kv_heads: int, row_bytes: int, sm_count: int, *, split_kv: bool, pdl: bool
+) -> DecodeConfig | None:
+    """For a few new tokens of each sequence, in tiles of so many rows; None: attention of prompt chunks is for these.
+
+    row_bytes: of a head's key, padded.
+    """
+    if tile_rows > _MOST_CHECK_ROWS or tile_rows * row_bytes > _MOST_CHECK_ROWS * 2 * _WIDE_ROW_BYTES:
+        return None
+    config = decode_config(sequences, kv_heads, sm_count, split_kv=split_kv, pdl=pdl)
+    if tile_rows > _SMALL_CHECK_ROWS:
+        block_tokens = 64 if row_bytes <= _WIDE_ROW_BYTES else 32
+        config = replace(config, target_programs=config.target_programs // 2, block_tokens=block_tokens, stages=2)
+    return config
 
 
 def latent_decode_config(rows: int, sm_count: int, *, split_kv: bool, pdl: bool) -> DecodeConfig:

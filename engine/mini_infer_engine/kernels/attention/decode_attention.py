@@ -31,7 +31,7 @@ _VALUES_PER_THREAD = 64
 
 
 @triton.jit
-def _rotated(
+def rotated(
     head_at,
     mask,
     norm,
@@ -190,13 +190,13 @@ def _decode_attention(
     sin = tl.load(angle + half, mask=dim_inside, other=0.0).to(tl.float32)
     q_heads = qkv + row * qkv_stride + (kv_head * GROUP + heads)[:, None] * HEAD_DIM
     q_inside = (heads < GROUP)[:, None] & dim_inside
-    queries = _rotated(q_heads, q_inside, q_norm, cos, sin, eps, HEAD_DIM, DIM_BLOCK, NORM).to(qkv.dtype.element_ty)
+    queries = rotated(q_heads, q_inside, q_norm, cos, sin, eps, HEAD_DIM, DIM_BLOCK, NORM).to(qkv.dtype.element_ty)
 
     # The last split has the new token, and attends to it from registers, so that no split waits for the write.
     is_last_split = split == splits - 1
     new_inside = dim_inside & is_last_split
     k_head = qkv + row * qkv_stride + (KV_HEADS * GROUP + kv_head + tl.arange(0, 1))[:, None] * HEAD_DIM
-    new_key = _rotated(k_head, new_inside, k_norm, cos, sin, eps, HEAD_DIM, DIM_BLOCK, NORM).to(qkv.dtype.element_ty)
+    new_key = rotated(k_head, new_inside, k_norm, cos, sin, eps, HEAD_DIM, DIM_BLOCK, NORM).to(qkv.dtype.element_ty)
     new_value = tl.load(k_head + KV_HEADS * HEAD_DIM + dims[None, :], mask=new_inside, other=0.0)
     new_page = tl.load(table + kv_length // PAGE_SIZE).to(tl.int64)
     head_pool = pool + kv_head * HEAD_DIM

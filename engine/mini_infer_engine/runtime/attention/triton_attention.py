@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mini_infer_engine.kernels.attention.attention_config import HopperPrefillConfig, PrefillShape
+from mini_infer_engine.kernels.attention.check_attention import check_attention, check_tile_rows
 from mini_infer_engine.kernels.attention.decode_attention import decode_attention
 from mini_infer_engine.kernels.attention.decode_plan import plan_decode
 from mini_infer_engine.kernels.attention.prefill_attention import prefill_attention, prefill_shape
@@ -19,7 +20,8 @@ from mini_infer_engine.kernels.attention.prefill_rows import UNKNOWN_PAGES, Pref
 from mini_infer_engine.kernels.attention.rope_kv import Rotation, rope_kv
 from mini_infer_engine.kernels.attention.widen_pages import wide_page_bytes
 from mini_infer_engine.kernels.context import KernelContext
-from mini_infer_engine.kernels.sizes import cdiv
+from mini_infer_engine.kernels.sampling.speculate import ChunkInputs
+from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
 from mini_infer_engine.layers.attention import Attention, AttentionBlock
 from mini_infer_engine.runtime.inputs import PassInputs
 from mini_infer_engine.runtime.kv_pool import KVPool
@@ -101,6 +103,40 @@ class TritonAttention:
                 pages,
                 tables,
                 plan,
+                scale=layer.scale,
+                workspace=self._workspace,
+                softcap=layer.softcap,
+                out=out,
+            )
+
+        return attend
+
+    def check(self, tables: Tensor, slots: Tensor, inputs: ChunkInputs, count: int) -> Attend:
+        """See `TritonBackend.check`."""
+        rows, queries = slots.shape[0], count * self._group
+        row_bytes = next_power_of_2(self.pages[0].shape[-1]) * self._shape.dtype.itemsize
+        config = self._policy.check_config(rows, check_tile_rows(count, self._group), self._kv_heads, row_bytes)
+        if config is None or self._quantized or self._run_prefill != self._paged_prefill:
+            return check_by_prefill(self.prefill, tables, slots, inputs, count, self._longest_sequence)
+        cached = inputs.ends - count
+        plans = {
+            window: plan_decode(
+                slots, cached, cached, self._kv_heads, self._longest_sequence, window, config=config, group=queries
+            )
+            for window in self.windows
+        }
+
+        def attend(qkv: Tensor, layer: Attention, out: Tensor | None = None) -> Tensor:
+            rotation, pages, plan = self.rotations[layer.layer], self.pages[layer.layer], plans[layer.sliding_window]
+            return check_attention(
+                qkv,
+                rotation,
+                pages,
+                tables,
+                plan,
+                inputs.positions,
+                inputs.kv_index,
+                queries=count,
                 scale=layer.scale,
                 workspace=self._workspace,
                 softcap=layer.softcap,
@@ -219,6 +255,15 @@ class TritonAttention:
             side_by_side(decode, prefill_selected, decodes, num_selected),
             None if every_token else inputs.sample_rows,
         )
+
+
+def check_by_prefill(
+    prefill: Callable[..., Attend], tables: Tensor, slots: Tensor, inputs: ChunkInputs, count: int, longest_key: int
+) -> Attend:
+    """`TritonBackend.check` by a backend's attention of prompt chunks."""
+    starts = torch.arange(slots.shape[0] + 1, dtype=torch.int32, device=slots.device) * count
+    rows = PrefillRows(tables.index_select(0, slots), starts, inputs.ends, count, longest_key)
+    return prefill(rows, inputs.positions, inputs.kv_index)
 
 
 def decodes_before_prefill(prefill: Attend, decode: Attend, num_decodes: int) -> Attend:

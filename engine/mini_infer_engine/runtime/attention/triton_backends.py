@@ -9,6 +9,7 @@ from torch import Tensor
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
 from mini_infer_engine.kernels.context import KernelContext
+from mini_infer_engine.kernels.sampling.speculate import ChunkInputs
 from mini_infer_engine.layers.attention import Attention, AttentionBlock
 from mini_infer_engine.layers.latent_attention import LatentAttention
 from mini_infer_engine.runtime.attention.triton_attention import Attend, TritonAttention, TritonAttentionPass
@@ -29,6 +30,9 @@ class TritonBackend(Protocol):
 
         `tables` [slots, width] is read at row `slots`.
         """
+
+    def check(self, tables: Tensor, slots: Tensor, inputs: ChunkInputs, count: int) -> Attend:
+        """`count` new tokens of each row, behind its cached ones: `tables` [slots, width] is read at row `slots`."""
 
     def prefill(self, rows: PrefillRows, positions: Tensor, kv_index: Tensor, selected: Tensor | None = None) -> Attend:
         """Prompt chunks; attention of the `selected` tokens alone where given, which `rows` then describes."""

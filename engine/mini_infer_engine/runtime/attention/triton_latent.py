@@ -19,9 +19,15 @@ from mini_infer_engine.kernels.attention.latent_prefill import KeyPart, latent_p
 from mini_infer_engine.kernels.attention.latent_rope import LatentShape, latent_rope
 from mini_infer_engine.kernels.attention.prefill_rows import UNKNOWN_PAGES, PrefillRows
 from mini_infer_engine.kernels.context import KernelContext
+from mini_infer_engine.kernels.sampling.speculate import ChunkInputs
 from mini_infer_engine.layers.attention import AttentionBlock
 from mini_infer_engine.layers.latent_attention import LatentAttention
-from mini_infer_engine.runtime.attention.triton_attention import Attend, TritonAttentionPass, side_by_side
+from mini_infer_engine.runtime.attention.triton_attention import (
+    Attend,
+    TritonAttentionPass,
+    check_by_prefill,
+    side_by_side,
+)
 from mini_infer_engine.runtime.inputs import PassInputs
 from mini_infer_engine.runtime.kv_pool import KVPool
 
@@ -50,6 +56,10 @@ class TritonLatentAttention:
     def decode(self, tables: Tensor, slots: Tensor, positions: Tensor, kv_lengths: Tensor) -> Attend:
         """See `TritonBackend.decode`."""
         return self._absorbed(tables, slots, positions, kv_lengths, writes=True)
+
+    def check(self, tables: Tensor, slots: Tensor, inputs: ChunkInputs, count: int) -> Attend:
+        """See `TritonBackend.check`."""
+        return check_by_prefill(self.prefill, tables, slots, inputs, count, self._longest_sequence)
 
     def prefill(self, rows: PrefillRows, positions: Tensor, kv_index: Tensor, selected: Tensor | None = None) -> Attend:
         """See `TritonBackend.prefill`: every token as a row of its own."""
