@@ -308,12 +308,19 @@ def main() -> int:
         default=[0.8],
         help="of vLLM, which is started for each (default: 0.8)",
     )
+    parser.add_argument(
+        "--draft-vocab-size",
+        type=int,
+        default=32_000,
+        metavar="N",
+        help="tokens that the shape's head may guess, 0: all (default: 32000, as EAGLE-3's heads have them)",
+    )
     parser.add_argument("--target", default="qwen2.5-7b", metavar="NAME")
     parser.add_argument("--draft", default="qwen2.5-0.5b", metavar="NAME")
     options = parser.parse_args()
     budget = Budget(options.time_limit_s)
     found: dict[str, dict[str, dict[str, float]]] = {}
-    result: dict[str, Any] = {"guesses": options.guesses, "parts": found}
+    result: dict[str, Any] = {"guesses": options.guesses, "draft vocabulary": options.draft_vocab_size, "parts": found}
     if options.smoke:
         options.parts, options.batches, options.acceptances = ["demo", "chats", "shapes"], [1, 2], [0.8]
         options.target = options.draft = SMOKE_MODEL
@@ -390,13 +397,17 @@ def settings_of(part: str, options: Any, root: Path, max_num_seqs: int) -> tuple
     target = model_folder(options.target, root)
     name = f"{options.draft} as draft"
     CONFIGS[name] = CONFIGS[options.draft] | {"vocab_size": CONFIGS[options.target]["vocab_size"]}
-    drafts = {"draft": model_folder(name, root), "head": head_folder(CONFIGS[options.target], root)}
+    head = head_folder(CONFIGS[options.target], root, options.draft_vocab_size)
+    drafts = {"draft": model_folder(name, root), "head": head}
     settings = SETTINGS | {"model": target, **drafts, "max_num_seqs": max_num_seqs, "max_model_len": 2048}
     return settings, () if part == "vllm" else (options.acceptances,)
 
 
-def head_folder(config: dict[str, Any], root: Path) -> str:
-    """A head of about one layer's size for a shape: its first, middle and last layers are read."""
+def head_folder(config: dict[str, Any], root: Path, draft_vocab_size: int) -> str:
+    """A head of about one layer's size for a shape: its first, middle and last layers are read.
+
+    `draft_vocab_size`: of the tokens that it may guess; 0: all.
+    """
     hidden_size, layers = config["hidden_size"], config["num_hidden_layers"]
     made = {
         "architectures": ["MiniInferSpeculativeHead"],
@@ -404,6 +415,7 @@ def head_folder(config: dict[str, Any], root: Path) -> str:
         "width": hidden_size,
         "intermediate_size": config["intermediate_size"] // 2,
         "layers": sorted({1, layers // 2, layers - 1}),
+        "draft_vocab_size": min(draft_vocab_size, config["vocab_size"]) or None,
     }
     folder = root / "head"
     folder.mkdir(exist_ok=True)

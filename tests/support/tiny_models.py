@@ -133,12 +133,16 @@ def save_tiny_model_with_text(directory: Path, architecture: str, **changes: Any
         shutil.copy(DEMO_DIRECTORY / name, directory / name)
 
 
-def save_head(folder: Path, hidden_size: int, num_layers: int) -> Path:
-    """An untrained head for a model of these sizes: what it guesses is seldom right."""
+def save_head(folder: Path, hidden_size: int, num_layers: int, token_ids: Sequence[int] = ()) -> Path:
+    """An untrained head for a model of these sizes: what it guesses, of `token_ids` or of all, is seldom right."""
     folder.mkdir()
-    shape = HeadShape(hidden_size, width=32, intermediate_size=48, layers=(0, num_layers - 1))
+    layers, count = (0, num_layers - 1), len(token_ids) or None
+    shape = HeadShape(hidden_size, width=32, intermediate_size=48, layers=layers, draft_vocab_size=count)
     torch.manual_seed(5)
-    save_file(SpeculativeHead(shape).state_dict(), str(folder / "model.safetensors"))
+    head = SpeculativeHead(shape)
+    if token_ids:
+        head.d2t.copy_(torch.tensor(token_ids) - torch.arange(len(token_ids)))
+    save_file(head.state_dict(), str(folder / "model.safetensors"))
     (folder / "config.json").write_text(json.dumps(shape.to_config()))
     return folder
 

@@ -367,9 +367,14 @@ class DecoderModel(nn.Module):
         """After the last norm: [rows, hidden]."""
         return ops.norm(state, self.last_norm)
 
-    def logits(self, ops: Ops, state: ResidualState, out: Tensor | None = None) -> Tensor:
-        """The last norm and the head: [rows, vocab], written to `out` where one is given."""
-        logits = ops.logits(state, self.last_norm, self.head, out)
+    def logits(
+        self, ops: Ops, state: ResidualState, out: Tensor | None = None, *, head: Linear | None = None
+    ) -> Tensor:
+        """The last norm and the head: [rows, vocab], written to `out` where one is given.
+
+        `head`: in place of the model's, some of whose rows it has.
+        """
+        logits = ops.logits(state, self.last_norm, self.head if head is None else head, out)
         if self.config.logits_divisor != 1.0:
             logits.div_(self.config.logits_divisor)
         if (softcap := self.config.logits_softcap) is not None:

@@ -42,11 +42,12 @@ from mini_infer_engine.runtime.cuda_graphs import record
 from mini_infer_engine.runtime.cuda_sampling import CudaPassHandle, CudaSampling, GuessedPart, SpeculativePart
 from mini_infer_engine.runtime.device_state import DeviceBatchState
 from mini_infer_engine.runtime.draft_reading import DraftReading, tell_history
+from mini_infer_engine.runtime.draft_vocabulary import DraftVocabulary
+from mini_infer_engine.runtime.kernel_head import KernelHead
 from mini_infer_engine.runtime.kv_pool import KVPool
 from mini_infer_engine.runtime.speculative_sampling import SpeculativeSampling
 from mini_infer_engine.runtime.staging import PinnedStaging
 from mini_infer_engine.runtime.worker import ModelWorker
-from mini_infer_engine.speculation.head import SpeculativeHead
 
 MAX_ROWS = 128
 """Sequences of a pass with guesses, at most: above, passes without are faster, and logits of all guesses are large."""
@@ -135,8 +136,11 @@ class CudaSpeculation:
         self._staging = PinnedStaging(self._packed, _UPLOADS_IN_FLIGHT)
         self._captured: dict[tuple[int, int], _Captured] = {}
         self._sampling = SpeculativeSampling(sampling, self._history, self._virtual, self._own_rows)
-        self._head = worker.head
+        self._head: KernelHead | None = None
         if worker.head is not None:
+            self._head = KernelHead(worker.head, self._ops)
+            token_ids = worker.head.token_ids
+            self._vocabulary = DraftVocabulary(worker.model, token_ids, self.max_rows, worker.dtype)
             # Passes without guesses keep nothing: a slot's hidden states come with its first pass with guesses.
             worker.model.taps = HiddenTaps(worker.head.shape.layers, always=False)
             width = worker.head.shape.num_features
@@ -344,14 +348,14 @@ class CudaSpeculation:
             self._sample(logits, filtered=filtered)
             keep_guess(slots, state, self._history, self._virtual.last_tokens, step)
 
-    def _guess_by_head(self, head: SpeculativeHead, bucket: int, drafts: int, *, filtered: bool) -> None:
+    def _guess_by_head(self, head: KernelHead, bucket: int, drafts: int, *, filtered: bool) -> None:
         """A chain from the hidden states of the tokens before the last ones."""
-        model, slots, logits = self._worker.model, self._packed[0, :bucket], self._logits[:bucket]
+        model, slots = self._worker.model, self._packed[0, :bucket]
         state = head.begin(self._features.index_select(0, slots))
         for step in range(drafts):
             embedding = model.embed(self._ops, self._virtual.last_tokens[:bucket])
             state, hidden = head.step(state, embedding)
-            model.logits(self._ops, ResidualState(hidden), logits)
+            logits = self._vocabulary.logits(self._ops, hidden, self._logits[:bucket])
             self._sample(logits, filtered=filtered)
             keep_guess(slots, self._state.state, self._history, self._virtual.last_tokens, step)
 

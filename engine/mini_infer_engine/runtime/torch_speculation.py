@@ -19,9 +19,9 @@ from mini_infer_engine.core.bans import completed_bans, longest_before
 from mini_infer_engine.core.batch import Batch, Row
 from mini_infer_engine.core.request import SamplingParams
 from mini_infer_engine.models.hidden_taps import HiddenTaps
-from mini_infer_engine.ops.base import ResidualState
 from mini_infer_engine.ops.torch_ops import TorchOps
 from mini_infer_engine.runtime.attention.backends import torch_backend
+from mini_infer_engine.runtime.draft_vocabulary import DraftVocabulary
 from mini_infer_engine.runtime.inputs import build_inputs
 from mini_infer_engine.runtime.kv_pool import KVPool
 from mini_infer_engine.runtime.worker import ModelWorker
@@ -105,8 +105,9 @@ class DraftModel:
 class HeadModel:
     """A head over the model's own embeddings and output matrix."""
 
-    def __init__(self, head: SpeculativeHead, worker: ModelWorker) -> None:
+    def __init__(self, head: SpeculativeHead, worker: ModelWorker, max_rows: int) -> None:
         self._head, self._worker, self._ops = head, worker, TorchOps()
+        self._vocabulary = DraftVocabulary(worker.model, head.token_ids, max_rows, worker.dtype)
         worker.model.taps = HiddenTaps(head.shape.layers, always=False)
 
     def guess(self, rows: Sequence[Row], slots: Sequence[SlotProgress]) -> list[list[int]]:
@@ -117,7 +118,7 @@ class HeadModel:
         newest = torch.tensor([slot.last_token for slot in slots], device=device)
         for step in range(max(row.num_drafts or 0 for row in rows)):
             state, hidden = self._head.step(state, model.embed(self._ops, newest))
-            logits = model.logits(self._ops, ResidualState(hidden))
+            logits = self._vocabulary.logits(self._ops, hidden)
             asking = [
                 _as_chunk(row, 0, [0], slot.output_index + step, 1) for row, slot in zip(rows, slots, strict=True)
             ]
@@ -135,7 +136,7 @@ class TorchSpeculation:
         self._slots = [SlotProgress() for _ in range(num_slots)]
         self._draft = None if worker.draft is None else DraftModel(worker.draft, pool)
         self._vocab_size = worker.config.vocab_size
-        self._head = None if worker.head is None else HeadModel(worker.head, worker)
+        self._head = None if worker.head is None else HeadModel(worker.head, worker, num_slots)
         self._look_up = partial(look_up, longest=config.lookup_max, shortest=config.lookup_min)
 
     def _is_known(self, token: int) -> bool:

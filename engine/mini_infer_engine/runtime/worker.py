@@ -151,7 +151,7 @@ def _load_head(
         return None
     dummy = settings.load_format == "dummy"
     directory = resolve_speculative_model(speculation.model, weights=not dummy)
-    sizes = config.hidden_size, config.num_layers
+    sizes = config.hidden_size, config.num_layers, config.vocab_size
     return load_head(directory, *sizes, device, dtype, dummy=dummy, seed=settings.seed)
 
 

@@ -4,7 +4,8 @@ As in EAGLE-3 (Li et al., arXiv:2503.01840) it reads several layers at once, fee
 over the whole chain. As in recurrent drafters (Zhang et al., arXiv:2403.09919) a step sees that state and the newest
 token alone: it has no keys and values, so of a cached prefix, a swap or passes without guesses it has nothing to read.
 The hidden states of one pass with guesses are all that it needs. Token embeddings, last norm and output matrix are the
-model's.
+model's. It may guess among a part of the vocabulary alone, as in EAGLE-3 and FR-Spec (Zhao et al., arXiv:2502.14856):
+for a large one, the output matrix is most of what a guess reads.
 """
 
 import json
@@ -23,7 +24,10 @@ from mini_infer_engine.models.weights.safetensors_checkpoint import SafetensorsC
 
 ARCHITECTURE = "MiniInferSpeculativeHead"
 """In `architectures` of its config.json."""
+EPS = 1e-6
+"""Of its norms, which have no weights."""
 _SIZES = ("hidden_size", "width", "intermediate_size")
+_VOCABULARY = "draft_vocab_size"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,8 @@ class HeadShape:
     intermediate_size: int
     layers: tuple[int, ...]
     """Of the model, whose outputs it reads, from 0, in ascending order."""
+    draft_vocab_size: int | None = None
+    """Tokens that it may guess; None: all."""
 
     @property
     def num_features(self) -> int:
@@ -45,7 +51,8 @@ class HeadShape:
 
     def to_config(self) -> dict[str, Any]:
         """As config.json has it."""
-        return {"architectures": [ARCHITECTURE], **asdict(self), "layers": list(self.layers)}
+        values = {name: value for name, value in asdict(self).items() if value is not None}
+        return {"architectures": [ARCHITECTURE], **values, "layers": list(self.layers)}
 
     @classmethod
     def read(cls, path: Path) -> "HeadShape":
@@ -59,6 +66,8 @@ class HeadShape:
             raise ModelError(f"{path} is of {architectures}, and a speculative head's says {ARCHITECTURE}.")
         try:
             sizes = {name: int(values[name]) for name in _SIZES}
+            if values.get(_VOCABULARY) is not None:
+                sizes[_VOCABULARY] = int(values[_VOCABULARY])
             layers = tuple(int(layer) for layer in values["layers"])
         except (ValueError, KeyError, TypeError) as error:
             raise ModelError(f"{path} is no config.json of a speculative head: {error!r}.") from None
@@ -73,6 +82,8 @@ class HeadShape:
 class SpeculativeHead(nn.Module):
     """See the module. Rows are sequences."""
 
+    d2t: Tensor  # of heads with a vocabulary of their own, as EAGLE-3's checkpoints name it
+
     def __init__(self, shape: HeadShape) -> None:
         super().__init__()
         self.shape = shape
@@ -81,6 +92,16 @@ class SpeculativeHead(nn.Module):
         self.gate_up = nn.Linear(shape.width, 2 * shape.intermediate_size, bias=False)
         self.down = nn.Linear(shape.intermediate_size, shape.width, bias=False)
         self.out = nn.Linear(shape.width, shape.hidden_size, bias=False)
+        if shape.draft_vocab_size is not None:
+            # [draft_vocab_size] int64: what is to be added to a number of a token here to get the model's.
+            self.register_buffer("d2t", torch.zeros(shape.draft_vocab_size, dtype=torch.int64))
+
+    @property
+    def token_ids(self) -> Tensor | None:
+        """[draft_vocab_size] int64, ascending: the tokens that it may guess; None: all."""
+        if self.shape.draft_vocab_size is None:
+            return None
+        return torch.arange(self.shape.draft_vocab_size, device=self.d2t.device) + self.d2t
 
     def begin(self, features: Tensor) -> Tensor:
         """The first state [rows, width] of hidden states [rows, layers * hidden_size], normalised layer by layer."""
@@ -101,13 +122,14 @@ class SpeculativeHead(nn.Module):
 
 def _normed(x: Tensor) -> Tensor:
     wide = x.float()
-    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS)).to(x.dtype)
 
 
 def load_head(
     directory: Path,
     hidden_size: int,
     num_layers: int,
+    vocab_size: int,
     device: torch.device,
     dtype: torch.dtype,
     *,
@@ -131,19 +153,30 @@ def load_head(
     checkpoint = None if dummy else SafetensorsCheckpoint(directory)
     if checkpoint is not None:
         check_fit(checkpoint, directory, _placements(head), ARCHITECTURE, lambda _: False)
-    memory = {name: torch.empty(matrix.shape, dtype=dtype, device=device) for name, matrix in head.named_parameters()}
+    memory = {name: torch.empty_like(tensor, device=device) for name, tensor in head.state_dict().items()}
     head.load_state_dict(memory, assign=True)
     if checkpoint is None:
         generator = torch.Generator().manual_seed(seed)
         for matrix in head.parameters():
             matrix.data.copy_(torch.randn(matrix.shape, generator=generator) * matrix.shape[-1] ** -0.5)
+        if (count := shape.draft_vocab_size) is not None:
+            places = torch.arange(count)
+            head.d2t.copy_(places * vocab_size // count - places)
     else:
-        places = _placements(head)
+        wanted = _placements(head)
         for file in {tensor.file for tensor in checkpoint.tensors.values()}:
             names = [name for name, tensor in checkpoint.tensors.items() if tensor.file == file]
-            checkpoint.read(file, dict.fromkeys(names), lambda name, tensor: places[name].place(tensor))
+            checkpoint.read(file, dict.fromkeys(names), lambda name, tensor: wanted[name].place(tensor))
+    token_ids = head.token_ids
+    if token_ids is not None:
+        is_ascending = bool((token_ids[1:] > token_ids[:-1]).all())
+        if not is_ascending or token_ids[0] < 0 or token_ids[-1] >= vocab_size:
+            raise ModelError(
+                f"{directory}: d2t must name {len(token_ids)} of the model's {vocab_size} tokens in ascending order: "
+                "choose the head that was trained for this model."
+            )
     return head.eval().requires_grad_(False)
 
 
 def _placements(head: SpeculativeHead) -> dict[str, Placement]:
-    return {name: Placement(matrix.data) for name, matrix in head.named_parameters()}
+    return {name: Placement(tensor) for name, tensor in head.state_dict().items()}

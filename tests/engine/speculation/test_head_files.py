@@ -32,7 +32,7 @@ def save(folder: Path, tensors: Callable[[dict[str, torch.Tensor]], Any] = lambd
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> SpeculativeHead:
-    return load_head(folder, 16, 3, torch.device("cpu"), dtype, dummy=False, seed=0)
+    return load_head(folder, 16, 3, 100, torch.device("cpu"), dtype, dummy=False, seed=0)
 
 
 def test_a_head_has_its_files_numbers_in_the_wanted_dtype(tmp_path: Path) -> None:
@@ -50,6 +50,8 @@ def test_a_head_has_its_files_numbers_in_the_wanted_dtype(tmp_path: Path) -> Non
         ({"layers": []}, r"layers = \[\]"),
         ({"layers": [0, 3]}, r"reads layers \[0, 3\] .* the model has 3 layers"),
         ({"width": -8}, "width = -8: it must be at least 1"),
+        ({"draft_vocab_size": 0}, "draft_vocab_size = 0: it must be at least 1"),
+        ({"draft_vocab_size": 9}, "tensor d2t is in no safetensors file"),
         ({"width": 10**9}, r"tensor fuse.weight has shape \[8, 32\], config.json asks for \[1000000000, 32\]"),
         ({"width": "wide"}, "is no config.json of a speculative head"),
         ({"architectures": ["Qwen3ForCausalLM"]}, r"config.json is of \['Qwen3ForCausalLM'\], and a"),
@@ -72,6 +74,31 @@ def test_a_config_that_does_not_fit_is_refused(changes: dict[str, Any], said: st
 def test_tensors_that_do_not_fit_are_named(change: Callable[[Any], Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=said):
         load(save(tmp_path, change))
+
+
+def test_a_head_may_guess_among_some_tokens_alone(tmp_path: Path) -> None:
+    """Numbers are written as EAGLE-3's checkpoints have them: by how much the model's are higher."""
+    d2t = torch.tensor([3, 3, 40, 96])
+    head = load(save(tmp_path, lambda state: state.update(d2t=d2t), draft_vocab_size=4), torch.bfloat16)
+    assert head.token_ids is not None
+    assert head.token_ids.tolist() == [3, 4, 42, 99]
+    assert head.fuse.weight.dtype == torch.bfloat16
+    assert HeadShape.read(tmp_path / "config.json").to_config()["draft_vocab_size"] == 4
+    assert "draft_vocab_size" not in SHAPE.to_config()
+
+
+@pytest.mark.parametrize("d2t", [[0, 0, 0, 97], [0, -1, 0, 0], [-1, 0, 0, 0], [5, 3, 40, 90]])
+def test_tokens_that_the_model_has_not_or_that_are_out_of_order_are_refused(d2t: list[int], tmp_path: Path) -> None:
+    folder = save(tmp_path, lambda state: state.update(d2t=torch.tensor(d2t)), draft_vocab_size=4)
+    with pytest.raises(ModelError, match="d2t must name 4 of the model's 100 tokens in ascending order"):
+        load(folder)
+
+
+def test_a_dummy_head_guesses_among_tokens_of_the_whole_vocabulary(tmp_path: Path) -> None:
+    folder = save(tmp_path, draft_vocab_size=5)
+    head = load_head(folder, 16, 3, 100, torch.device("cpu"), torch.float32, dummy=True, seed=0)
+    assert head.token_ids is not None
+    assert head.token_ids.tolist() == [0, 20, 40, 60, 80]
 
 
 def test_weights_that_are_cut_short_or_missing_are_named(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "draft": {"num_speculative_tokens": 5},
     "one guess": {"num_speculative_tokens": 1},
     "head": {"speculative_method": "head", "num_speculative_tokens": 3},
+    "head of few tokens": {"speculative_method": "head", "num_speculative_tokens": 3},
 }
 
 
@@ -86,6 +87,14 @@ def run(folder: Path, asked: list[Request], **options: Any) -> tuple[list[tuple[
     return [tuple(one) for one in made.values()], engine.stats()
 
 
+def model_of(method: str, draft: Path, folder: Path) -> dict[str, str]:
+    """What guesses, where that has files."""
+    if method.startswith("head"):
+        few = range(1, 199, 3) if method == "head of few tokens" else ()
+        return {"speculative_model": str(save_head(folder / "head", 64, 3, few))}
+    return {} if method == "ngram" else {"speculative_model": str(draft)}
+
+
 Yielded = list[tuple[object, ...]]
 
 
@@ -98,18 +107,18 @@ def plain(folders: tuple[Path, Path]) -> Yielded:
 @pytest.mark.parametrize("step_depth", [0, 1])
 @pytest.mark.parametrize("method", METHODS)
 def test_the_text_is_that_of_the_plain_engine(
-    folders: tuple[Path, Path], plain: Yielded, method: str, step_depth: int
+    folders: tuple[Path, Path], plain: Yielded, tmp_path: Path, method: str, step_depth: int
 ) -> None:
     target, draft = folders
-    options = METHODS[method]
-    if method == "head":
-        options = options | {"speculative_model": str(save_head(target.parent / f"head{step_depth}", 64, 3))}
-    elif method != "ngram":
-        options = options | {"speculative_model": str(draft)}
+    options = METHODS[method] | model_of(method, draft, tmp_path)
     guessed, stats = run(target, requests(), step_depth=step_depth, **options)
     assert guessed == plain
     assert stats.draft_tokens > 50
-    assert method in ("ngram", "head") or sum(stats.accepted_tokens_by_position) > stats.draft_tokens / 3
+    assert (
+        method == "ngram"
+        or method.startswith("head")
+        or sum(stats.accepted_tokens_by_position) > stats.draft_tokens / 3
+    )
 
 
 PAIRS = [[one, other] for one in range(1, 199, 7) for other in range(2, 199, 3)]
@@ -129,14 +138,12 @@ ASKING_FOR_MORE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_what_asks_for_more_is_guessed_and_is_the_plain_engines(folders: tuple[Path, Path], method: str) -> None:
+def test_what_asks_for_more_is_guessed_and_is_the_plain_engines(
+    folders: tuple[Path, Path], tmp_path: Path, method: str
+) -> None:
     """Text and numbers, while passes with guesses and without follow each other."""
     target, draft = folders
-    options = METHODS[method]
-    if method == "head":
-        options = options | {"speculative_model": str(save_head(target.parent / "head of more", 64, 3))}
-    elif method != "ngram":
-        options = options | {"speculative_model": str(draft)}
+    options = METHODS[method] | model_of(method, draft, tmp_path)
     common = {"min_tokens": 5, "stop_token_ids": list(range(20, 30)), "max_tokens": 24}
     asked = [
         Request(
