@@ -112,12 +112,18 @@ def demo_model(device: torch.device) -> Qwen3:
 
 def write_folder(out: Path, module: nn.Module, config: dict[str, Any], facts: dict[str, Any]) -> None:
     """`config.json`, bf16 weights and `training.json`; no tokenizer: it is the demo model's."""
-    tensors = {name: t.detach().to("cpu", torch.bfloat16).contiguous() for name, t in module.state_dict().items()}
+    tensors = {name: _stored(tensor) for name, tensor in module.state_dict().items()}
     save_file(tensors, str(out / "model.safetensors"), metadata={"format": "pt"})
     (out / "model.safetensors").chmod(0o644)
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     (out / "training.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     say(f"wrote {out}")
+
+
+def _stored(tensor: torch.Tensor) -> torch.Tensor:
+    """Integers, as numbers of tokens are, stay what they are."""
+    kept = tensor.detach().to("cpu", torch.bfloat16 if tensor.is_floating_point() else None)
+    return kept.contiguous()
 
 
 def arguments_of(description: str | None, *, lr: float, chat_rows: int, chats_per_entry: int) -> argparse.Namespace:

@@ -67,14 +67,24 @@ def main() -> None:
     asked = list(_ask(llm, runner.device.type, time.monotonic() + ANSWERS_SHARE * (deadline - time.monotonic())))
     say(f"{len(asked)} answers")
     answers = [_read(runner, prompt, answer, layers) for prompt, answer in asked]
-    hidden = runner.config.hidden_size
-    shape = HeadShape(hidden, width=hidden, intermediate_size=2 * hidden, layers=layers)
+    hidden, vocabulary = runner.config.hidden_size, runner.config.vocab_size
+    few = arguments.draft_vocab_size if arguments.draft_vocab_size < vocabulary else None
+    shape = HeadShape(hidden, width=hidden, intermediate_size=2 * hidden, layers=layers, draft_vocab_size=few)
     head = SpeculativeHead(shape).to(runner.device)
+    if few is not None:
+        made = torch.tensor([token for _, answer in asked for token in answer])
+        head.d2t.copy_(frequent_tokens(made, vocabulary, few) - torch.arange(few))
     say(
         f"{sum(p.numel() for p in head.parameters()) / 1e6:.2f} M parameters, {len(answers)} answers on {runner.device}"
     )
     facts = _train(head, answers, OutputMatrix(runner), arguments.lr, deadline)
     write_folder(arguments.out, head, shape.to_config(), facts)
+
+
+def frequent_tokens(made: Tensor, vocabulary: int, count: int) -> Tensor:
+    """[count] int64, ascending: the tokens that stand most often in `made`; of equals those with the lower numbers."""
+    counts = torch.bincount(made, minlength=vocabulary)
+    return counts.sort(descending=True, stable=True).indices[:count].sort().values
 
 
 class OutputMatrix:
@@ -163,13 +173,14 @@ def _chains(answers: list[Answer]) -> tuple[Tensor, Tensor]:
 
 def _losses(head: SpeculativeHead, output: OutputMatrix, features: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """Of each step of the chain: cross-entropy with the model's choice, and how often it is guessed."""
-    state = head.begin(features)
+    state, token_ids = head.begin(features), head.token_ids
     losses, right = [], []
     for step in range(CHAIN):
         state, hidden = head.step(state, F.embedding(tokens[:, step], output.embeddings))
         logits, wanted = output.logits(hidden), tokens[:, step + 1]
         losses.append(F.cross_entropy(logits, wanted))
-        right.append((logits.argmax(-1) == wanted).float().mean())
+        guessed = logits.argmax(-1) if token_ids is None else token_ids[logits[:, token_ids].argmax(-1)]
+        right.append((guessed == wanted).float().mean())
     return torch.stack(losses), torch.stack(right)
 
 
@@ -179,6 +190,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=2.5, help="for the whole process")
     parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument(
+        "--draft-vocab-size",
+        type=int,
+        default=32_000,
+        metavar="N",
+        help="guess among the N tokens that the answers have most often, of a larger vocabulary (default: 32000)",
+    )
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()

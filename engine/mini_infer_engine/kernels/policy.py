@@ -214,8 +214,16 @@ class KernelPolicy:
         if Mechanism.CHECK_ATTENTION in self.disabled:
             return None
         split_kv = Mechanism.SPLIT_KV not in self.disabled
+        profile = self.profile
         return attention_config.check_config(
-            sequences, tile_rows, kv_heads, row_bytes, self.profile.sm_count, split_kv=split_kv, pdl=self.pdl
+            sequences,
+            tile_rows,
+            kv_heads,
+            row_bytes,
+            profile.sm_count,
+            profile.shared_memory_bytes,
+            split_kv=split_kv,
+            pdl=self.pdl,
         )
 
     def latent_decode_config(self, rows: int) -> DecodeConfig:

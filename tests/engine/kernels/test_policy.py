@@ -303,6 +303,25 @@ def test_each_mechanism_that_is_switched_off_is_gone_and_no_other() -> None:
     assert isinstance(off(Mechanism.PDL).prefill_config(LONG_PROMPT), HopperPrefillConfig)
 
 
+def test_checks_of_guesses_attend_in_tiles_that_fit() -> None:
+    """Six tokens of seven heads, as five guesses of a 7B shape; PDL for few sequences, as in decode steps."""
+    config = ON_H200.check_config(1, 64, 4, 256)
+    assert config is not None
+    assert (config.target_programs, config.block_tokens, config.pdl) == (132, 64, True)
+    many = ON_H200.check_config(32, 64, 4, 256)
+    assert many is not None
+    assert not many.pdl
+    small = ON_H200.check_config(1, 16, 2, 128)
+    assert small == ON_H200.decode_config(1, 2)
+    assert ON_H200.check_config(1, 128, 4, 256) is None, "prompt chunks' attention has tiles for these"
+    assert ON_H200.without(Mechanism.CHECK_ATTENTION).check_config(1, 16, 2, 128) is None
+    on_l4 = policy_of(L4)
+    wide = on_l4.check_config(1, 64, 4, 512)
+    assert wide is not None
+    assert wide.block_tokens == 32
+    assert on_l4.check_config(1, 64, 4, 1024) is None
+
+
 def test_soft_caps_have_flash_attention_2() -> None:
     capped = replace(LONG_PROMPT, caps_scores=True)
     assert isinstance(ON_H200.prefill_config(LONG_PROMPT), HopperPrefillConfig)

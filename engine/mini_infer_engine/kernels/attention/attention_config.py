@@ -44,8 +44,6 @@ _MOST_CHECK_ROWS = 64
 """(Query, head) pairs of a tile of check attention: of more, the merge of splits does not fit in registers."""
 _SMALL_CHECK_ROWS = 32
 """Up to these two programs fit on an SM."""
-_WIDE_ROW_BYTES = 256
-"""Of a head's key: of wider ones, blocks are half as long, so that they fit in shared memory beside such a tile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,19 +136,29 @@ def decode_config(
 
 
 def check_config(
-    sequences: int, tile_rows: int, kv_heads: int, row_bytes: int, sm_count: int, *, split_kv: bool, pdl: bool
+    sequences: int,
+    tile_rows: int,
+    kv_heads: int,
+    row_bytes: int,
+    sm_count: int,
+    shared_memory_bytes: int,
+    *,
+    split_kv: bool,
+    pdl: bool,
 ) -> DecodeConfig | None:
     """For a few new tokens of each sequence, in tiles of so many rows; None: attention of prompt chunks is for these.
 
     row_bytes: of a head's key, padded.
     """
-    if tile_rows > _MOST_CHECK_ROWS or tile_rows * row_bytes > _MOST_CHECK_ROWS * 2 * _WIDE_ROW_BYTES:
+    if tile_rows > _MOST_CHECK_ROWS:
         return None
     config = decode_config(sequences, kv_heads, sm_count, split_kv=split_kv, pdl=pdl)
     if tile_rows > _SMALL_CHECK_ROWS:
-        block_tokens = 64 if row_bytes <= _WIDE_ROW_BYTES else 32
-        config = replace(config, target_programs=config.target_programs // 2, block_tokens=block_tokens, stages=2)
-    return config
+        config = replace(config, target_programs=config.target_programs // 2, block_tokens=64, stages=2)
+    if (tile_rows + 2 * config.stages * config.block_tokens) * row_bytes > shared_memory_bytes:
+        config = replace(config, block_tokens=32, stages=2)
+    fits = (tile_rows + 2 * config.stages * config.block_tokens) * row_bytes <= shared_memory_bytes
+    return config if fits else None
 
 
 def latent_decode_config(rows: int, sm_count: int, *, split_kv: bool, pdl: bool) -> DecodeConfig:
