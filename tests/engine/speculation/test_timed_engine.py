@@ -4,6 +4,7 @@ Times are those of one H200 (benchmarks/results/2026-11-23-h200-new-parts.md): a
 a millisecond, where a draft's reading takes the host as long as thirty of them, and a model of 7B.
 """
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,6 +41,8 @@ DEMO_DRAFT = Machine(demo_plain, demo_check, 45, demo_host, 90, reading_host=2_5
 DEMO_HEAD = Machine(demo_plain, demo_check, 25, demo_host, 90, cold=250)
 DEMO_LOOK_UP = Machine(demo_plain, demo_check, 2, demo_host, 90, cold=250)
 LARGE_DRAFT = Machine(large_plain, large_check, 480, demo_host, 90, reading_host=5_000, reading=2.5, cold=250)
+LARGE_DRAFT_BY_GRAPHS = replace(LARGE_DRAFT, reading_host=100)
+"""Kernel by kernel it took the host 10 to 14 ms on another H200 machine, whatever the number of tokens."""
 LARGE_LOOK_UP = Machine(large_plain, large_check, 5, demo_host, 90, cold=250)
 METHODS = {
     "plain": {},
@@ -146,3 +149,11 @@ def test_where_guessing_wins_it_is_done(
 ) -> None:
     found = ratios(TimedRunner(machine, acceptance), method, batch, 6)
     assert sum(found[2:]) / 4 > least
+
+
+@pytest.mark.parametrize(("batch", "least"), [(1, 1.75), (8, 1.6), (32, 1.4)])
+def test_a_draft_that_reads_by_graphs_wins_from_the_first_run_on(batch: int, least: float) -> None:
+    """Its first reading need not be paid for by 1 % of many seconds."""
+    assert min(ratios(TimedRunner(LARGE_DRAFT_BY_GRAPHS, 0.8), "draft", batch, 3)) > least
+    slow = replace(LARGE_DRAFT, reading_host=14_000)
+    assert ratios(TimedRunner(slow, 0.8), "draft", batch, 1)[0] < 1.05
