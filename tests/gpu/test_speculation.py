@@ -20,6 +20,7 @@ from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.core.speculation.controller import DraftController
 from mini_infer_engine.core.stats import EngineStats
 from mini_infer_engine.dry.vocabulary import EOS_TOKEN_IDS, VOCAB_SIZE, dry_assets
+from mini_infer_engine.kernels.attention import attention_config
 from mini_infer_engine.layers import linear
 from mini_infer_engine.runtime import cuda_executor, cuda_graphs, cuda_sampling, cuda_speculation, draft_reading
 from mini_infer_engine.runtime.attention.triton_attention import TritonAttention
@@ -44,6 +45,12 @@ def save_pair(folder: Path, **changes: Any) -> tuple[Path, Path]:
             parameter.add_(torch.randn_like(parameter) * 0.01 * parameter.std())
     model.save_pretrained(draft)
     return target, draft
+
+
+@pytest.fixture
+def both_checks(enforce_eager: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In CUDA graphs guesses are checked by attention of their own kernel, kernel by kernel as prompt chunks are."""
+    monkeypatch.setattr(attention_config, "MOST_CHECKED_SEQUENCES", 0 if enforce_eager else 128)
 
 
 @pytest.fixture
@@ -83,7 +90,7 @@ METHODS = pytest.mark.parametrize("method", ["ngram", "draft", "head"])
 @METHODS
 @pytest.mark.parametrize("step_depth", [0, 1])
 @pytest.mark.parametrize("enforce_eager", [False, True])
-@pytest.mark.usefixtures("always")
+@pytest.mark.usefixtures("always", "both_checks")
 @pytest.mark.parametrize("gpu", [pytest.param(None, marks=GPU_ONLY)])
 def test_the_text_is_that_of_the_plain_engine(
     tmp_path: Path, method: str, step_depth: int, enforce_eager: bool, gpu: None
@@ -260,6 +267,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[lis
 @interpreted_only
 @pytest.mark.timeout(600)
 @METHODS
+@pytest.mark.usefixtures("both_checks")
 @pytest.mark.parametrize(("enforce_eager", "offset"), [(False, 0), (True, 0), (False, 17)])
 def test_in_small_it_is_the_plain_engines_text(
     interpreted: Callable[..., tuple[list[list[int]], EngineStats]],

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from mini_infer_engine.config.mechanisms import Mechanism
+from mini_infer_engine.kernels.attention import attention_config
 from mini_infer_engine.kernels.attention.attention_config import HopperPrefillConfig, PrefillShape
 from mini_infer_engine.kernels.device import DeviceProfile
 from mini_infer_engine.kernels.gemm import gemm_rules
@@ -303,8 +304,12 @@ def test_each_mechanism_that_is_switched_off_is_gone_and_no_other() -> None:
     assert isinstance(off(Mechanism.PDL).prefill_config(LONG_PROMPT), HopperPrefillConfig)
 
 
-def test_checks_of_guesses_attend_in_tiles_that_fit() -> None:
+def test_checks_of_guesses_attend_in_tiles_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six tokens of seven heads, as five guesses of a 7B shape; PDL for few sequences, as in decode steps."""
+    monkeypatch.setattr(attention_config, "MOST_CHECKED_SEQUENCES", 0)
+    assert ON_H200.check_config(1, 64, 4, 256) is None, "it is not used"
+    monkeypatch.setattr(attention_config, "MOST_CHECKED_SEQUENCES", 32)
+    assert ON_H200.check_config(33, 64, 4, 256) is None
     config = ON_H200.check_config(1, 64, 4, 256)
     assert config is not None
     assert (config.target_programs, config.block_tokens, config.pdl) == (132, 64, True)
