@@ -58,7 +58,7 @@ def test_page_tables_are_those_of_the_rows_whether_pages_are_kept_or_forgotten()
     dice, state = random.Random(2), fresh_state()
     for _ in range(60):
         row = random_row(dice)
-        (state.keep_common_pages if dice.random() < 0.7 else state.forget_pages)([row])
+        state.begin_pages([row], [dice.random() < 0.7])
         state.send_pages([row], PAGE_TOKENS)
         known = row.start // PAGE_TOKENS + 1
         assert state.page_tables[row.slot, :known].tolist() == row.page_table[:known]

@@ -133,6 +133,35 @@ def test_bf16_error_is_no_larger_than_that_of_transformers(saved: tuple[Path, An
         assert ours.square().mean().sqrt() <= allowed, sizes
 
 
+@pytest.mark.parametrize("variant", ["qwen3-tied", "gemma2", "deepseek-v2-lite"])
+def test_tokens_behind_a_gap_are_rotated_by_position_and_cached_by_index(variant: str, tmp_path: Path) -> None:
+    """As if some tokens before them had been evicted; kernel by kernel, then by graphs of prompts and decode steps."""
+    architecture, changes = VARIANTS[variant]
+    model = save_tiny_model(tmp_path, architecture, **changes)
+    gap, positions = 77, [*range(60), *range(137, 227)]
+    expected = reference_logits(model, TOKENS, positions)
+    allowed = max(FP32_TOLERANCE, effect_of_weight_errors(model, reference_logits(model, TOKENS)))
+    runner = make_runner(make_settings(tmp_path, max_num_seqs=4, page_size=16))
+    executor, dealer = runner.executor, PageDealer(runner)
+    assert isinstance(executor, CudaExecutor)
+    for sizes in ([60, 90], [33, 27, 1, 89], [60] + [1] * 30 + [60]):
+        actual = run_chunks(runner, TOKENS, dealer.table(150), sizes, positions).cpu()
+        assert (actual - expected).abs().max() <= allowed, sizes
+    table, state = dealer.table(150), executor.state.state
+    rows = [
+        chunk(0, TOKENS, 0, 60, table, sampling=GREEDY),
+        chunk(0, TOKENS, 60, 40, table, sampling=GREEDY, position_offset=gap),
+        *[Row(0, 100 + step, 1, None, table, GREEDY, output_index=step, position_offset=gap) for step in range(1, 50)],
+    ]
+    rows[2:2] = [chunk(0, TOKENS, 100, 1, table, sampling=GREEDY, position_offset=gap)]
+    for row in rows:
+        if row.token_ids is None:
+            state.last_tokens[0] = TOKENS[row.start]  # the text goes on as it stands here
+        runner.collect(runner.launch(Batch([row], int(row.token_ids is None))))
+        logits = executor.sampling.logits[0].float().cpu()
+        assert (logits - expected[row.start + row.count - 1]).abs().max() <= allowed, row.start
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
 def test_graphs_compute_what_transformers_does(architecture: str, dtype: str, tmp_path: Path) -> None:

@@ -290,7 +290,7 @@ class CudaExecutor:
             slots=sampling.slots,
             logits=sampling.logits,
             null_page=self.pool.null_page,
-            hidden=None if self.stage is None else self.stage.hidden,
+            stage=self.stage,
         )
 
     # -- Passes
@@ -301,20 +301,16 @@ class CudaExecutor:
 
     def launch(self, batch: Batch) -> CudaPassHandle:
         """See `Executor.launch`."""
-        stage = self.stage
-        if stage is not None and not stage.is_last:
-            return self._launch_part(batch, stage)
-        handle = CudaPassHandle(batch.rows, self.state)
-        prefills = batch.rows[batch.num_decodes :]
+        stage, prefills = self.stage, batch.rows[batch.num_decodes :]
+        goes_on = [_continues(row) for row in prefills]
         with torch.inference_mode():
             self._transfer(batch.transfers)
+            if stage is not None and not stage.is_last:
+                return self._launch_part(batch, goes_on, stage)
             if self.speculation is not None:
                 self.speculation.catch_up(batch.catch_up)
-            goes_on = [_continues(row) for row in prefills]
-            self.state.forget_pages([row for row, goes in zip(prefills, goes_on, strict=True) if not goes])
-            self.state.keep_common_pages([row for row, goes in zip(prefills, goes_on, strict=True) if goes])
-            for row in prefills:
-                self.sampling.begin(row)
+            handle = self.sampling.begin(batch.rows, batch.num_decodes)
+            self.state.begin_pages(prefills, goes_on)
             parts = list(self._guessed(batch, handle) if batch.num_drafts else self._forwards(batch, goes_on, handle))
             for number, (indices, forward) in enumerate(parts, start=1):
                 rows = batch.rows if len(indices) == len(batch.rows) else [batch.rows[index] for index in indices]
@@ -330,22 +326,17 @@ class CudaExecutor:
                 handle.done.record()
         return handle
 
-    def _launch_part(self, batch: Batch, stage: CudaStage) -> CudaPassHandle:
+    def _launch_part(self, batch: Batch, goes_on: list[bool], stage: CudaStage) -> CudaPassHandle:
         """A pass as far as a stage goes that is not the last: another one samples."""
+        stage.traffic.begin(batch)
         handle = CudaPassHandle([], self.state)
-        prefills = batch.rows[batch.num_decodes :]
-        with torch.inference_mode():
-            self._transfer(batch.transfers)
-            stage.traffic.begin(batch)
-            goes_on = [_continues(row) for row in prefills]
-            self.state.forget_pages([row for row, goes in zip(prefills, goes_on, strict=True) if not goes])
-            self.state.keep_common_pages([row for row, goes in zip(prefills, goes_on, strict=True) if goes])
-            ((_, forward),) = self._forwards(batch, goes_on, handle)
-            self.sampling.load(batch.rows)
-            forward()
-            self.state.advance(self.sampling.slots[: len(batch.rows)])
-            stage.traffic.hand_on(batch.rows, stage.take())
-            handle.done.record()
+        self.state.begin_pages(batch.rows[batch.num_decodes :], goes_on)
+        ((_, forward),) = self._forwards(batch, goes_on, handle)
+        self.sampling.load(batch.rows)
+        forward()
+        self.state.advance(self.sampling.slots[: len(batch.rows)])
+        stage.traffic.hand_on(batch.rows, stage.take())
+        handle.done.record()
         return handle
 
     def _transfer(self, transfers: Transfers) -> None:
@@ -393,36 +384,23 @@ class CudaExecutor:
         is_eager = any(row.prompt_targets for row in prefills) or wants_embeddings(prefills)
         continued = [index for index, goes in enumerate(goes_on, start=num_decodes) if goes]
         if self.decode_graphs and not is_eager and len(continued) == len(prefills):
-            yield range(num_rows), partial(self._run_decodes, batch.rows, prefills)
+            yield range(num_rows), partial(self._decode_graph(num_rows).run, batch.rows, prefills)
             return
         graph = None if is_eager else self._prefill_graph(num_decodes, prefills)
         if graph is None:
             sampling = [index for index, row in enumerate(batch.rows) if row.sampling is not None]
             yield sampling, partial(self._run_eagerly, batch, handle)
         elif graph.num_decodes or not self.decode_graphs:
-            yield range(num_rows), partial(self._run_prefills, graph, decodes, prefills)
+            yield range(num_rows), partial(graph.run, decodes, prefills)
         else:
             first = [*range(num_decodes), *continued]
             if first:
                 rows = [batch.rows[index] for index in first]
-                yield first, partial(self._run_decodes, rows, rows[num_decodes:])
+                yield first, partial(self._decode_graph(len(rows)).run, rows, rows[num_decodes:])
             second = [index for index, goes in enumerate(goes_on, start=num_decodes) if not goes]
             prompts = [batch.rows[index] for index in second]
             smallest = self._prefill_graph(0, prompts) if continued else graph
-            yield second, partial(self._run_prefills, smallest or graph, [], prompts)
-
-    def _run_decodes(self, rows: list[Row], continued: list[Row]) -> None:
-        """Decode rows by their graph, after the slots of some, whose tokens the host brings, are rewritten."""
-        self.state.begin(continued)
-        if self.stage is not None:
-            self.stage.enter(len(rows), self.sampling.bucket(len(rows)))
-        self._decode_graph(len(rows)).run(rows)
-
-    def _run_prefills(self, graph: PrefillGraph, decodes: list[Row], prefills: list[Row]) -> None:
-        """Prompt chunks, and decode rows beside them, by a graph that has room for all."""
-        if self.stage is not None:
-            self.stage.enter(len(decodes) + sum(row.count for row in prefills), graph.num_tokens)
-        graph.run(decodes, prefills)
+            yield second, partial((smallest or graph).run, [], prompts)
 
     def _guessed(self, batch: Batch, handle: CudaPassHandle) -> Iterator[tuple[Sequence[int], Forward]]:
         """Run the rows with guesses, which are settled then, or with their masks; the part that is left has none."""
@@ -441,7 +419,7 @@ class CudaExecutor:
             return
         decodes = [rows[index] for index in others]
         if self.decode_graphs:
-            yield others, partial(self._decode_graph(len(others)).run, decodes)
+            yield others, partial(self._decode_graph(len(others)).run, decodes, [])
         else:
             yield others, partial(self._run_eagerly, Batch(decodes, len(decodes)), handle)
 

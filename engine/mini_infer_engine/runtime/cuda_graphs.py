@@ -20,6 +20,7 @@ from mini_infer_engine.models.decoder import DecoderModel
 from mini_infer_engine.ops.base import Ops, ResidualState
 from mini_infer_engine.runtime.attention.triton_attention import TritonAttentionPass, decodes_before_prefill
 from mini_infer_engine.runtime.attention.triton_backends import TritonBackend
+from mini_infer_engine.runtime.cuda_stage import CudaStage
 from mini_infer_engine.runtime.device_state import DeviceBatchState
 from mini_infer_engine.runtime.staging import PinnedStaging
 
@@ -69,28 +70,33 @@ class CapturedModel:
     slots: Tensor  # [rows] int32, of decode rows
     logits: Tensor  # [rows, vocab], where every pass leaves what it has computed
     null_page: int
-    hidden: Tensor | None = None  # [tokens, hidden]
-    """Of a stage of a pipeline: where its passes find what the stage before has left, and leave what they make."""
+    stage: CudaStage | None
+    """Of a pipeline: where its passes find what the stage before has left, and leave what they make."""
 
     @property
     def begins(self) -> bool:
         """Whether passes begin with tokens, not with what another stage has left."""
-        return self.hidden is None or self.model.config.stage.is_first
+        return self.stage is None or self.stage.is_first
 
     @property
     def samples(self) -> bool:
         """Whether passes end with logits."""
-        return self.hidden is None or self.model.config.stage.is_last
+        return self.stage is None or self.stage.is_last
+
+    def receive(self, num_tokens: int, padded: int) -> None:
+        """Before a replay for so many tokens, padded to others: what the stage before has left stands ready."""
+        if self.stage is not None:
+            self.stage.enter(num_tokens, padded)
 
     def entering(self, num_tokens: int) -> Tensor:
         """What the stage before has left."""
-        assert self.hidden is not None
-        return self.model.enter(self.ops, self.hidden[:num_tokens])
+        assert self.stage is not None
+        return self.model.enter(self.ops, self.stage.hidden[:num_tokens])
 
     def leave(self, state: ResidualState) -> None:
         """Keep what a pass has made for the next stage; it may stand there already, since verbs add in place."""
-        assert self.hidden is not None
-        place = self.hidden[: state.residual.shape[0]]
+        assert self.stage is not None
+        place = self.stage.hidden[: state.residual.shape[0]]
         if place.data_ptr() != state.residual.data_ptr():
             place.copy_(state.residual)
 
@@ -136,9 +142,15 @@ class DecodeGraph:
             return
         model.logits(parts.ops, residual, parts.logits[: self._bucket])
 
-    def run(self, rows: list[Row]) -> None:
-        """Compute the logits of these rows, whose slots are those at the front of `parts.slots`."""
-        self._parts.state.send_pages(rows, self._parts.attention.page_size)
+    def run(self, rows: list[Row], continued: list[Row]) -> None:
+        """Compute the logits of these rows, whose slots are those at the front of `parts.slots`.
+
+        Of those that are `continued` the host brings the tokens: their slots are rewritten before.
+        """
+        parts = self._parts
+        parts.state.begin(continued)
+        parts.receive(len(rows), self._bucket)
+        parts.state.send_pages(rows, parts.attention.page_size)
         self.graph.replay()
 
 
@@ -172,6 +184,7 @@ class PrefillGraph:
 
     def run(self, decodes: list[Row], prefills: list[Row]) -> None:
         """Compute the logits of each row's last token, decode rows first."""
+        self._parts.receive(len(decodes) + sum(row.count for row in prefills), self.num_tokens)
         self.load(decodes, prefills)
         self.graph.replay()
 

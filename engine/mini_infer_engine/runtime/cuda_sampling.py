@@ -170,8 +170,13 @@ class CudaSampling:
         """The number of rows that the graphs for so many rows have."""
         return self.buckets[bisect_left(self.buckets, rows)]
 
-    def begin(self, row: Row) -> None:
-        """What runs in the row's slot from now on has the row's parameters."""
+    def begin(self, rows: list[Row], num_decodes: int) -> CudaPassHandle:
+        """The handle of a pass, after the slots of all rows but the first `num_decodes` have the rows' parameters."""
+        for row in rows[num_decodes:]:
+            self._begin_slot(row)
+        return CudaPassHandle(rows, self.state)
+
+    def _begin_slot(self, row: Row) -> None:
         params = row.sampling
         if params is not None and params is self._params[row.slot]:
             return  # the same request goes on, be it as another of its beams

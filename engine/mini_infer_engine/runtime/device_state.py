@@ -105,19 +105,18 @@ class DeviceBatchState:
         update_pages(torch.tensor([[at, page]], dtype=torch.int64, device=self.device), self.page_tables)
         self.advance(torch.tensor([self.padding_slot], dtype=torch.int32, device=self.device))
 
-    def forget_pages(self, rows: list[Row]) -> None:
-        """These slots prefill: what the device knows of their page tables is another sequence's."""
-        for row in rows:
-            self._known_pages[row.slot] = 0
-            self._sent_pages[row.slot].clear()
+    def begin_pages(self, rows: list[Row], goes_on: Sequence[bool]) -> None:
+        """What the device knows of these slots' page tables is another sequence's.
 
-    def keep_common_pages(self, rows: list[Row]) -> None:
-        """These slots go on by one token, be it as a fork of another: the device knows the pages that are the same."""
-        for row in rows:
+        Those of a row that `goes_on` by one token, be it as a fork of another, begin with the same pages.
+        """
+        for row, goes in zip(rows, goes_on, strict=True):
             sent = self._sent_pages[row.slot]
-            if sent != row.page_table[: len(sent)]:
+            if not goes:
+                sent.clear()
+            elif sent != row.page_table[: len(sent)]:
                 del sent[_common_length(sent, row.page_table) :]
-                self._known_pages[row.slot] = len(sent)
+            self._known_pages[row.slot] = len(sent)
 
     def send_pages(self, rows: list[Row], page_size: int, ahead: int = 0) -> None:
         """Bring the page tables of decoding rows up to date, for their new token and so many `ahead` of it."""
