@@ -469,7 +469,8 @@ class CudaExecutor:
             known = self.state.state
             pending = known.last_tokens.index_select(0, inputs.pending_slots)
             token_ids = token_ids.index_copy(0, inputs.pending_tokens, pending)
-            # The host's places are too high where guesses of a pass in flight are wrong. Decode rows have one token.
+            # The host's numbers are too high where guesses of a pass in flight are wrong. Decode rows come first and
+            # have one token each, so that it has its row's index.
             positions, kv_lengths = gather_places(inputs.pending_slots, known)
             inputs.positions = inputs.positions.index_copy(0, inputs.pending_tokens, positions)
             inputs.kv_lengths = inputs.kv_lengths.index_copy(0, inputs.pending_tokens, kv_lengths)
