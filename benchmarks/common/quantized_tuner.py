@@ -13,33 +13,19 @@ from typing import TypeVar
 
 import torch
 
-from common.gemm_tuner import L2_BYTES, SHAPES, SQUARE_SUM_PARTS, Shape, random
+from common.gemm_tuner import L2_BYTES, SHAPES, Shape, random, random_weight
 from common.gpu import policy, workspace
+from common.layer_tuner import PRODUCTS, tune_model
 from common.timing import graph_microseconds
 from mini_infer_engine.config.mechanisms import Mechanism
 from mini_infer_engine.kernels.context import KernelContext
-from mini_infer_engine.kernels.gemm.gemm_config import (
-    MAX_M,
-    DeferredRMSNorm,
-    LargeMConfig,
-    PdlGemmConfig,
-    portable_block_m,
-)
-from mini_infer_engine.kernels.gemm.gemm_dispatch import small_m_linear, small_m_linear_add_norm
+from mini_infer_engine.kernels.gemm.gemm_config import MAX_M, LargeMConfig
 from mini_infer_engine.kernels.gemm.gemm_rules import LARGE_TILES, large_m_stages, last_wave_splits
 from mini_infer_engine.kernels.gemm.large_m_gemm import large_m_gemm
-from mini_infer_engine.kernels.gemm.quantized_gemm import quantized_linear
-from mini_infer_engine.kernels.gemm.quantized_weight import (
-    GROUP,
-    QuantizedWeight,
-    interleaved,
-    packed_nibbles,
-    packed_parameters,
-)
+from mini_infer_engine.kernels.gemm.quantized_weight import QuantizedWeight
 from mini_infer_engine.kernels.gemm.tuned_configs import (
     LARGE_M_ROWS,
-    LargeShape,
-    QuantizedShape,
+    TunedConfigs,
     file_name,
     load_tuned_configs,
     tuned_configs_json,
@@ -50,49 +36,6 @@ FORMATS = ("int8", "fp8", "int4")
 BLOCKS_M = (8, 32, 16, 64)
 LARGE_FORMATS = ("int8", "int4")
 Config = TypeVar("Config")
-
-
-def random_weight(form: str, rows: int, k: int) -> QuantizedWeight:
-    """Of one of FORMATS, on the GPU."""
-    if form == "int4":
-        integers = torch.randint(0, 16, (rows, k), dtype=torch.uint8, device="cuda")
-        scales = torch.full((rows, k // GROUP), k**-0.5 / 8, device="cuda")
-        return QuantizedWeight(packed_nibbles(integers), packed_parameters(scales, torch.full_like(scales, 8)), k)
-    values = torch.randint(-127, 128, (rows, k), device="cuda").to(torch.int8)
-    scales = torch.full((rows,), k**-0.5 / 64, device="cuda")
-    return QuantizedWeight(interleaved(values if form == "int8" else values.to(torch.float8_e4m3fn)), scales, k)
-
-
-def candidates(shape: Shape, block_m: int, bits: int) -> list[PdlGemmConfig]:
-    """From a program for every second SM to four an SM; rings of which one to four fit."""
-    found = []
-    profile = policy().profile
-    tall = 64
-    for block_k, residents, splits in itertools.product((128, 256), (1, 2, 3, 4, 6), (1, 2, 3, 4, 6, 8)):
-        if block_k == 256 and shape.k % 256:
-            continue
-        block_n = tall // (2 if shape.gated else 1)
-        tiles, steps = math.ceil(shape.n / block_n), math.ceil(shape.k / block_k)
-        kept = math.ceil(steps / splits) * (block_k // GROUP) * tall * 4 if bits == 4 else 0
-        ring = profile.sm_shared_memory_bytes // residents - 4096 - kept
-        stages = min(ring // (block_k * tall * bits // 8 + block_k * block_m * 2), math.ceil(steps / splits), 12)
-        if stages >= 2 and profile.sm_count // 2 <= tiles * splits and (splits == 1 or tiles * splits <= 4 * 132):
-            found.append(PdlGemmConfig(block_n, block_k, splits, stages))
-    return list(dict.fromkeys(found))
-
-
-def call(shape: Shape, rows: int) -> Callable[[QuantizedWeight, PdlGemmConfig], object]:
-    """The GEMM as serving runs it."""
-    x = random(rows, shape.k)
-    if shape.writes_residual:
-        residual, norm = random(rows, shape.n), random(shape.n)
-        return lambda weight, config: small_m_linear_add_norm(
-            x, weight, config, workspace=workspace(), bias=None, residual=residual, norm_weight=norm, eps=1e-6
-        )
-    deferred_norm = DeferredRMSNorm(x, torch.ones(SQUARE_SUM_PARTS, portable_block_m(rows), device="cuda"), 1e-6)
-    return lambda weight, config: small_m_linear(
-        deferred_norm, weight, config, workspace=workspace(), gated=shape.gated
-    )
 
 
 def large_candidates(rows: int, n: int, k: int, bits: int) -> list[LargeMConfig]:
@@ -179,92 +122,53 @@ def tune_large(shape: Shape, rows: int, form: str) -> tuple[LargeMConfig | None,
     return config if tuned_us < figures["without us"] else None, figures
 
 
-def compile_kernels(works: list[tuple[str, int, str]]) -> None:
-    """All candidates of some products into the shared cache."""
-    torch.set_num_threads(1)
-    for name, rows, form in works:
-        shape = SHAPES[name]
-        weight, gemm = random_weight(form, shape.weight_rows, shape.k), call(shape, rows)
-        for config in candidates(shape, rows, weight.bits):
-            with contextlib.suppress(Exception):  # a config that does not fit the chip is only not a candidate
-                gemm(weight, config)
-        torch.cuda.synchronize()
-
-
 def compile_all(rows: int, names: tuple[str, ...]) -> None:
     """Candidates of every product with so many rows, in a process for each."""
-    large = rows > MAX_M
-    works = [[(name, rows, form)] for form, name in itertools.product(LARGE_FORMATS if large else FORMATS, names)]
+    works = [[(name, rows, form)] for form, name in itertools.product(LARGE_FORMATS, names)]
     with multiprocessing.get_context("spawn").Pool(len(works)) as pool:
-        pool.map(compile_large if large else compile_kernels, works, chunksize=1)
-
-
-def tune(shape: Shape, rows: int, form: str) -> tuple[PdlGemmConfig | None, dict[str, float]]:
-    """The fastest config, and microseconds: of it, of the rule's, of the kernel for many rows."""
-    bits = 4 if form == "int4" else 8
-    byte_count = shape.weight_rows * shape.k * bits // 8
-    copies = max(2, math.ceil(4 * L2_BYTES / byte_count))
-    weights = [random_weight(form, shape.weight_rows, shape.k) for _ in range(copies)]
-    x = random(rows, shape.k)
-    unfused = functools.partial(quantized_linear, x, scaled_mm=policy().uses_scaled_mm(x, weights[0]))
-    figures = {"unfused us": graph_microseconds([functools.partial(unfused, each) for each in weights])}
-    gemm = call(shape, rows)
-
-    def microseconds(config: PdlGemmConfig, replays: int) -> float:
-        return graph_microseconds([functools.partial(gemm, each, config) for each in weights], replays)
-
-    rule = policy().quantized_config(rows, shape.n, shape.k, weights[0], gated=shape.gated)
-    assert rule is not None, "needs a Hopper GPU"
-    figures["engine's us"] = microseconds(rule, 15)
-    best = fastest(candidates(shape, rows, bits), microseconds)
-    if best is None:
-        return None, figures
-    figures |= {"tuned us": best[0], "TB/s": byte_count / best[0] / 1e6}
-    return best[1], figures
+        pool.map(compile_large, works, chunksize=1)
 
 
 def tune_all(
-    out: Path | None,
-    deadline: float,
-    all_rows: tuple[int, ...],
-    names: tuple[str, ...] = ("7b gate_up", "7b down", "7b qkv", "7b o"),
+    out: Path | None, deadline: float, all_rows: tuple[int, ...], model: str = "7b"
 ) -> Iterator[dict[str, object]]:
     """Every GEMM of a layer with each M and format until the deadline; the file of configs is written as they come.
 
     all_rows: of BLOCKS_M and LARGE_M_ROWS; none: all of them.
     """
-    measured: dict[QuantizedShape, PdlGemmConfig] = {}
-    large: dict[LargeShape, LargeMConfig | None] = {}
-    compiled: set[int] = set()
-    known = load_tuned_configs(policy().profile.name)
-    order = all_rows or (*BLOCKS_M[:1], 256, 512, *BLOCKS_M[1:], 128, 1024, 4096, 2048)
-    for rows, form, name in itertools.product(order, FORMATS, names):
-        if time.monotonic() > deadline:
-            return
-        if rows not in compiled:
-            compiled.add(rows)
-            compile_all(rows, names)
-        shape = SHAPES[name]
-        config: PdlGemmConfig | LargeMConfig | None
-        if rows > MAX_M:
-            config, figures = tune_large(shape, rows, form)
-            if form in LARGE_FORMATS and rows in LARGE_M_ROWS:
-                large[form, shape.weight_rows, shape.k, rows] = config
-        else:
-            config, figures = tune(shape, rows, form)
+    tuned = load_tuned_configs(policy().profile.name)
+    tuned = dataclasses.replace(tuned, device=policy().profile.name)
+    for rows in all_rows or (*BLOCKS_M[:1], 256, 512, *BLOCKS_M[1:], 128, 1024, 4096, 2048):
+        for line, made in (_tune_few if rows <= MAX_M else _tune_many)(tuned, rows, model):
+            tuned = made
+            if out is not None:
+                (out / file_name(tuned.device)).write_text(tuned_configs_json(tuned))
+            yield {"rows": rows} | line
+            if time.monotonic() > deadline:
+                return
+
+
+def _tune_few(tuned: TunedConfigs, rows: int, model: str) -> Iterator[tuple[dict[str, object], TunedConfigs]]:
+    """Of pdl_gemm. Tiles of eight rows are tuned with one, which most decode steps of one request have."""
+    for form in FORMATS:
+        for name, config, figures in tune_model(model, form, 1 if rows == BLOCKS_M[0] else rows):
+            shape = SHAPES[f"{model} {name}"]
             if config is not None:
-                measured[form, shape.n, shape.k, shape.gated, rows] = config
-        made = dataclasses.replace(
-            known,
-            device=policy().profile.name,
-            quantized={**known.quantized, **measured},
-            large_m={**known.large_m, **large},
-        )
-        if out is not None:
-            (out / file_name(made.device)).write_text(tuned_configs_json(made))
-        yield {
-            "product": name,
-            "rows": rows,
-            "format": form,
-            "config": config and dataclasses.astuple(config),
-        } | figures
+                key = (form, shape.n, shape.k, shape.gated, rows)
+                tuned = dataclasses.replace(tuned, quantized={**tuned.quantized, key: config})
+            found = config and dataclasses.astuple(config)
+            yield {"product": name, "format": form, "config": found} | figures, tuned
+
+
+def _tune_many(tuned: TunedConfigs, rows: int, model: str) -> Iterator[tuple[dict[str, object], TunedConfigs]]:
+    """Of large_m_gemm."""
+    names = tuple(f"{model} {name}" for name in PRODUCTS)
+    compile_all(rows, names)
+    for form, name in itertools.product(FORMATS, names):
+        shape = SHAPES[name]
+        config, figures = tune_large(shape, rows, form)
+        if form in LARGE_FORMATS and rows in LARGE_M_ROWS:
+            key = (form, shape.weight_rows, shape.k, rows)
+            tuned = dataclasses.replace(tuned, large_m={**tuned.large_m, key: config})
+        found = config and dataclasses.astuple(config)
+        yield {"product": name, "format": form, "config": found} | figures, tuned

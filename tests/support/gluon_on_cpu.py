@@ -185,14 +185,23 @@ def _word(halves: torch.Tensor) -> torch.Tensor:
     return bits[..., 0] | (bits[..., 1] << 16)
 
 
+def _bytes(pair: torch.Tensor, selector: int) -> torch.Tensor:
+    """Four bytes of two words."""
+    chosen = [(pair >> 8 * (selector >> 4 * at & 7) & 0xFF) << 8 * at for at in range(4)]
+    return chosen[0] | chosen[1] | chosen[2] | chosen[3]
+
+
 _PTX: dict[str, Callable[..., torch.Tensor]] = {
     "mov.b32": lambda a: a,
-    "lop3.b32": lambda a, b, c, table: (a & b) | c if table == 0xEA else None,
+    "lop3.b32": lambda a, b, c, table: {0xEA: (a & b) | c, 0x6A: (a & b) ^ c}[table],
     "and.b32": lambda a, b: a & b,
+    "xor.b32": lambda a, b: a ^ b,
+    "prmt.b32": lambda a, b, selector: _bytes(a | (b << 32), selector),
     "shr.b32": lambda a, count: a >> count,
     "shl.b32": lambda a, count: (a << count) & 0xFFFFFFFF,
     "sub.bf16x2": lambda a, b: _word(_halves(a) - _halves(b)),
     "mul.bf16x2": lambda a, b: _word(_halves(a) * _halves(b)),
+    "fma.rn.bf16x2": lambda a, b, c: _word(_halves(a).double() * _halves(b).double() + _halves(c).double()),
 }
 
 
@@ -217,7 +226,7 @@ def inline_asm(text: str, constraints: str, args: list[Any], dtypes: Any, *, is_
     def value(name: str) -> Any:
         return int(name, 0) if name[0].isdigit() else registers[name]
 
-    for instruction in re.findall(r"^\s*([a-z0-9]+\.[a-z0-9]+) (.*);$", text, re.MULTILINE):
+    for instruction in re.findall(r"^\s*([a-z0-9]+(?:\.[a-z0-9]+)+) (.*);$", text, re.MULTILINE):
         operation, (target, *sources) = instruction[0], instruction[1].split(", ")
         made = _PTX[operation](*map(value, sources))
         registers[target] = made if isinstance(made, torch.Tensor) else torch.tensor(made).expand_as(words[0])
@@ -269,11 +278,14 @@ def run_kernel(module: types.ModuleType, name: str, grid: tuple[int, int, int], 
             init=lambda barrier, count: None, expect=_expect, wait=_wait, MBarrierLayout=lambda: "barrier"
         )
         scope |= {"warpgroup_mma": _product, "mma_wait": _wait_products, "fence_async_shared": lambda: None}
-        for key, value in vars(module).items():
+        functions = [value for value in vars(module).values() if type(value).__name__ == "GluonJITFunction"]
+        others = {value.fn.__module__: value.fn.__globals__ for value in functions}
+        for key, value in [pair for names in (*others.values(), vars(module)) for pair in names.items()]:
             if type(value).__name__ == "constexpr":
                 scope[key] = value.value
             elif type(value).__name__ == "GluonJITFunction":
                 scope[key] = types.FunctionType(value.fn.__code__, scope, key, value.fn.__defaults__)
+        scope["unit_of"] = lambda dtype: 1.0 if dtype.itemsize > 1 else 2.0**120 if dtype.is_floating_point else 64.0
         scope["range"] = range
         scope["__builtins__"] = __builtins__
         scope[name](*args, **constants)

@@ -25,6 +25,11 @@ class Mechanism(StrEnum):
         "our GEMM kernels for at most 64 rows, with bias, gate, residual and RMSNorm fused; off: cuBLAS and kernels of "
         "their own",
     )
+    WIDE_PANELS = (
+        "wide_panels",
+        "quantised weights of at most 64 rows on Hopper: TMA copies 128 bytes of a row at a time, of x only rows that "
+        "there are, and scales; off: 64 bytes, eight rows, and scales are copied by threads",
+    )
     LARGE_M_GEMM = (
         "large_m_gemm",
         "more than 64 rows by int8 or int4 weights are multiplied by a kernel that widens weights in registers, on "

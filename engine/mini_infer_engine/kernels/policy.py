@@ -136,10 +136,12 @@ class KernelPolicy:
             return None
         key = (weight.format, n, k, gated, pdl_block_m(m))
         if key in self.tuned.quantized and Mechanism.TUNED_CONFIGS not in self.disabled:
-            return self.tuned.quantized[key]
-        return gemm_rules.quantized_gemm_config(
-            pdl_block_m(m), n, k, bits=weight.bits, grouped=weight.is_grouped, gated=gated, profile=self.profile
-        )
+            config = self.tuned.quantized[key]
+        else:
+            config = gemm_rules.quantized_gemm_config(
+                pdl_block_m(m), n, k, bits=weight.bits, grouped=weight.is_grouped, gated=gated, profile=self.profile
+            )
+        return replace(config, wide=gemm_rules.WIDE_PANELS and Mechanism.WIDE_PANELS not in self.disabled)
 
     def large_m_config(self, x: torch.Tensor, weight: QuantizedWeight | GroupedWeight) -> LargeMConfig | None:
         """Of large_m_gemm for x [M > MAX_M, K]; None: it cannot compute this, is off, or is the slower one.

@@ -35,6 +35,10 @@ ON_H200 = policy_of(H200)
 
 
 def brief(config: Any) -> list[Any] | None:
+    """Without fields that no config of unquantised weights has."""
+    if isinstance(config, PdlGemmConfig):
+        assert (config.warps, config.wide) == (4, False)
+        return ["PdlGemmConfig", config.block_n, config.block_k, config.splits, config.stages]
     return None if config is None else [type(config).__name__, *astuple(config)]
 
 

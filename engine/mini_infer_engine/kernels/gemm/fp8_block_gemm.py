@@ -17,7 +17,7 @@ from mini_infer_engine.kernels.sizes import cdiv
 _LARGEST = tl.constexpr(448.0)
 
 
-@triton.jit(do_not_specialize=["x_stride"])
+@triton.jit
 def _round_groups(x, out, scales, K, x_stride, out_stride, GROUPS: tl.constexpr):
     """Program (row, GROUPS groups of 128): columns in the weights' order, each group times 448 / its maximum."""
     row = tl.program_id(0).to(tl.int64)

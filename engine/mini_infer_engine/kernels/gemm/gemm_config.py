@@ -42,6 +42,11 @@ class PdlGemmConfig:
     """Programs that share the K of a tile, at most."""
     stages: int
     """Depth of the ring in shared memory: at least 2."""
+    warps: int = 4
+    """4, or 8 for tiles of 128 rows of weights, 64 a warpgroup."""
+    wide: bool = False
+    """Of quantised weights: whether TMA copies 128 bytes of a row at a time instead of 64, of x the rows that there are
+    alone, and scales of groups, too. It needs no more memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +107,9 @@ def are_tma_operands(x: torch.Tensor, weight: torch.Tensor | QuantizedWeight) ->
     aligned = all(
         tensor.data_ptr() % 16 == 0 and tensor.stride(0) * tensor.itemsize % 16 == 0 for tensor in (x, memory)
     )
+    # Scales of groups may be copied by TMA, too, those of a gated GEMM's halves apart.
+    scales = weight.scales if isinstance(weight, QuantizedWeight) and weight.is_grouped else None
+    aligned = aligned and (scales is None or (scales.data_ptr() % 16 == 0 and weight.shape[0] % 8 == 0))
     return halves and aligned and weight.shape[1] % 64 == 0
 
 

@@ -25,6 +25,8 @@ _SYSTEM_BYTES = 4096
 """Shared memory of a program beside its ring: barriers, and what CUDA reserves."""
 _TWO_PROGRAMS_BYTES = 112_000
 """Shared memory of a program of which two are resident on an SM."""
+WIDE_PANELS = False
+"""Whether configs of quantised weights may be `wide`: no GPU has run that yet."""
 K_SPLITS = (4, 2)
 """Values of `k_splits` beside 1."""
 _CUBLAS_TILE = 128
@@ -83,8 +85,15 @@ def quantized_gemm_config(
     residents = min(3, max(1, cdiv(tiles * splits, profile.sm_count)))
     kept_bytes = cdiv(steps, splits) * (block_k // GROUP) * 64 * 4 if grouped else 0
     ring_bytes = profile.sm_shared_memory_bytes // residents - _SYSTEM_BYTES - kept_bytes
-    stages = ring_bytes // (block_k * 64 * bits // 8 + block_k * block_m * 2)
+    stages = ring_bytes // quantized_stage_bytes(64, block_k, block_m, bits)
     return PdlGemmConfig(block_n, block_k, splits, max(2, min(stages, cdiv(steps, splits), 8)))
+
+
+def quantized_stage_bytes(tall: int, block_k: int, block_m: int, bits: int) -> int:
+    """Shared memory of a stage of pdl_gemm's ring: so many rows of quantised weights, and x; of fewer than five rows of
+    x it takes less.
+    """
+    return block_k * tall * bits // 8 + block_k * block_m * 2
 
 
 def large_m_config(m: int, n: int, k: int, *, bits: int, grouped: bool, profile: DeviceProfile) -> LargeMConfig | None:

@@ -7,7 +7,7 @@ widened once for all rows of the tile. While the tensor cores multiply one step 
 are multiplied with the widened weights, in bf16; scales of rows with the sums, in fp32. Partial sums of tiles whose K
 several programs share (`large_m_schedule` says which) are added by a second kernel in a fixed order.
 
-The weights' order of columns and how they become bf16 are pdl_gemm's (`quantized_weight`).
+The weights' order of columns and how they become bf16 are pdl_gemm's (`quantized_weight`, `widening`).
 """
 
 import functools
@@ -25,8 +25,15 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from mini_infer_engine.kernels.gemm.gemm_config import LARGE_TILE_N, LargeMConfig
 from mini_infer_engine.kernels.gemm.large_m_schedule import large_m_schedule
-from mini_infer_engine.kernels.gemm.pdl_gemm import FP8, INT8, NIBBLES
 from mini_infer_engine.kernels.gemm.quantized_weight import GROUP, QuantizedWeight
+from mini_infer_engine.kernels.gemm.widening import (
+    NIBBLES,
+    in_columns,
+    offsets_of,
+    scale_of,
+    unit_of,
+    widened_bytes,
+)
 from mini_infer_engine.kernels.sizes import cdiv
 from mini_infer_engine.kernels.workspace import Workspace
 
@@ -45,7 +52,7 @@ _SCALED_NIBBLES = gl.constexpr(
     }
     """
 )
-"""NIBBLES, times a scale in bf16."""
+"""NIBBLES, times a scale and their unit in bf16."""
 
 
 @gluon.jit
@@ -73,42 +80,27 @@ def _parameters(scales, group, n, N, GROUPED: gl.constexpr):
 
 
 @gluon.jit
-def _group_scales(parameters):
-    """bf16, from fp32 or from the low half of a word, where it is fp16."""
-    if parameters.dtype == gl.float32:
-        found = parameters.to(gl.bfloat16)
-    else:
-        found = parameters.to(gl.int16).to(gl.float16, bitcast=True).to(gl.float32).to(gl.bfloat16)
-    return found
-
-
-@gluon.jit
 def _wide_bytes(values, parameters, GROUPED: gl.constexpr):
-    """64 columns of 8-bit weights, [rows, 64] bf16 as wgmma reads them."""
-    rows: gl.constexpr = values.shape[0]
-    conversion: gl.constexpr = INT8 if values.dtype == gl.int8 else FP8
-    wide = gl.inline_asm_elementwise(conversion, "=&r,=&r,r", [values], gl.bfloat16, is_pure=True, pack=4)
+    """64 columns of 8-bit weights, [rows, 64] bf16 as wgmma reads them; without scales over their unit."""
+    wide = widened_bytes(values)
     if GROUPED:
-        wide = wide * _group_scales(parameters)[:, None]
-    steps = gl.permute(gl.reshape(wide, [rows, 4, 4, 2, 2]), (0, 2, 3, 1, 4))
-    return gl.reshape(steps, [rows, 64])
+        wide = wide * (scale_of(parameters) * unit_of(values.dtype)).to(gl.bfloat16)[:, None]
+    return wide
 
 
 @gluon.jit
 def _wide_nibbles(values, parameters):
     """128 columns of 4-bit weights less zero points, times scales: two halves [rows, 64] bf16 as wgmma reads them."""
-    rows: gl.constexpr = values.shape[0]
-    offsets = ((parameters >> 16) + 128).to(gl.float32).to(gl.bfloat16)
+    scales = (scale_of(parameters) * unit_of(values.dtype)).to(gl.bfloat16)
     low, high = gl.inline_asm_elementwise(
         _SCALED_NIBBLES,
         "=&r,=&r,=&r,=&r,r,r,r,r,r",
-        [values, offsets[:, None], _group_scales(parameters)[:, None]],
+        [values, offsets_of(parameters)[:, None], scales[:, None]],
         (gl.bfloat16, gl.bfloat16),
         is_pure=True,
         pack=4,
     )
-    both = gl.reshape(gl.join(low, high), [rows, 4, 2, 2, 2, 2, 2])
-    return gl.split(gl.reshape(gl.permute(both, (0, 3, 6, 4, 1, 5, 2)), [rows, 64, 2]))
+    return in_columns(low, high)
 
 
 @gluon.jit
@@ -246,7 +238,7 @@ def _large_m_gemm(weight, x, scales, bias, out, partials, M, N, k_steps, whole_t
 
     if not GROUPED:
         n = first_n + gl.arange(0, block_n, layout=gl.SliceLayout(1, acc_layout))
-        acc = acc * gl.load(scales + n, mask=n < N, other=0.0)[:, None]
+        acc = acc * unit_of(weight.dtype) * gl.load(scales + n, mask=n < N, other=0.0)[:, None]
     if HAS_SPLITS:
         if program < whole_tiles:
             _store_product(acc, bias, out, M, N, first_m, first_n, out_stride, acc_layout, BIAS)

@@ -36,73 +36,24 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from mini_infer_engine.kernels.gemm.gemm_config import PdlGemmConfig, pdl_block_m
 from mini_infer_engine.kernels.gemm.quantized_weight import GROUP, QuantizedWeight
+from mini_infer_engine.kernels.gemm.widening import (
+    NIBBLES,
+    in_columns,
+    offsets_of,
+    scale_of,
+    unit_of,
+    widened_bytes,
+)
 from mini_infer_engine.kernels.pdl import grid_dependency_wait, launch_dependents
-from mini_infer_engine.kernels.sizes import cdiv
+from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
 from mini_infer_engine.kernels.workspace import COUNTERS, Workspace
 
 PANEL = gl.constexpr(64)
-"""Of K: 128 bytes, a row of shared memory in the swizzled layout that TMA writes and wgmma reads."""
-PANEL_BYTES = gl.constexpr(64)
-"""Of K in a panel of quantised weights: 64 values of 8 bits or 128 of 4."""
-WARPS = gl.constexpr(4)
-NIBBLES = gl.constexpr(
-    """
-    {
-    .reg .b32 word, offset;
-    mov.b32 offset, 0x43004300;
-    lop3.b32 $0, $4, 0x000F000F, offset, 0xEA;
-    shr.b32 word, $4, 4;
-    lop3.b32 $1, word, 0x000F000F, offset, 0xEA;
-    shr.b32 word, $4, 8;
-    lop3.b32 $2, word, 0x000F000F, offset, 0xEA;
-    shr.b32 word, $4, 12;
-    lop3.b32 $3, word, 0x000F000F, offset, 0xEA;
-    sub.bf16x2 $0, $0, $5;
-    sub.bf16x2 $1, $1, $5;
-    sub.bf16x2 $2, $2, $6;
-    sub.bf16x2 $3, $3, $6;
-    }
-    """
-)
-"""Eight integers of a word, less 128 + their zero point, as bf16: 0x4300 is 128, of which the last bit is worth 1 (Kim
-et al. 2022, arXiv 2211.10017). Integers i and i + 4 of the word share a register.
-"""
-INT8 = gl.constexpr(
-    """
-    {
-    .reg .b32 word, offset, sign;
-    mov.b32 offset, 0x43004300;
-    lop3.b32 $0, $2, 0x007F007F, offset, 0xEA;
-    lop3.b32 sign, $2, 0x00800080, offset, 0xEA;
-    sub.bf16x2 $0, $0, sign;
-    shr.b32 word, $2, 8;
-    lop3.b32 $1, word, 0x007F007F, offset, 0xEA;
-    lop3.b32 sign, word, 0x00800080, offset, 0xEA;
-    sub.bf16x2 $1, $1, sign;
-    }
-    """
-)
-"""Four signed bytes as bf16, of which bytes 0 and 2 share a register: 128 + the lower seven bits, less 128 or 256."""
-FP8 = gl.constexpr(
-    """
-    {
-    .reg .b32 word, number, scale;
-    mov.b32 scale, 0x7B807B80;
-    shl.b32 word, $2, 8;
-    and.b32 number, word, 0x7F007F00;
-    shr.b32 number, number, 4;
-    lop3.b32 $0, word, 0x80008000, number, 0xEA;
-    mul.bf16x2 $0, $0, scale;
-    and.b32 number, $2, 0x7F007F00;
-    shr.b32 number, number, 4;
-    lop3.b32 $1, $2, 0x80008000, number, 0xEA;
-    mul.bf16x2 $1, $1, scale;
-    }
-    """
-)
-"""Four e4m3 numbers as bf16, of which bytes 0 and 2 share a register: exponent and mantissa put into bf16's places,
-times 2 ** (127 - 7), the difference of the exponents' biases; subnormal numbers become right, too.
-"""
+"""Of K: 128 bytes of 16-bit values, a row of shared memory in the swizzled layout that TMA writes and wgmma reads."""
+FEWEST_COLUMNS = gl.constexpr(8)
+"""N of the narrowest wgmma: rows of x, or of several panels of it."""
+SCALES_GROUPS = gl.constexpr(4)
+"""Groups whose scales are copied at a time: a power of two, of which few are too many."""
 
 
 @gluon.jit
@@ -115,113 +66,177 @@ def _fetch_weights(weight, ring, full, stage, step, first_row, pred, STAGE_BYTES
 
 
 @gluon.jit
-def _fetch_scales(scales, kept, first_group, group_count, first_row, N, BLOCK_N: gl.constexpr, PIECES: gl.constexpr):
-    """Begin to copy all groups' scales of a split of a tile into shared memory [groups, rows of the tile]."""
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    row = gl.arange(0, BLOCK_N * PIECES, layout=layout)
-    column = first_row + row % BLOCK_N
-    sources = scales + first_group * (N * PIECES) + row // BLOCK_N * N + column
-    for group in range(group_count):
-        pointers = sources + group * (N * PIECES)
-        async_copy.async_copy_global_to_shared(kept.index(group), pointers, mask=column < N)
-    async_copy.commit_group()
-
-
-@gluon.jit
-def _scale_of(parameters):
-    """fp32, from fp32 or from the low half of a word, where it is fp16."""
-    if parameters.dtype == gl.float32:
-        return parameters
-    return parameters.to(gl.int16).to(gl.float16, bitcast=True).to(gl.float32)
+def _fetch_scales(scales, kept, ready, first_group, group_count, first_row, N, PIECES: gl.constexpr,
+                  WIDE: gl.constexpr):  # fmt: skip
+    """Begin to copy all groups' scales of a split of a tile into shared memory [groups, rows of the tile]; WIDE: by
+    TMA, SCALES_GROUPS at a time.
+    """
+    block_w: gl.constexpr = kept.shape[1]
+    block_n: gl.constexpr = block_w // PIECES
+    if WIDE:
+        copies: gl.constexpr = kept.shape[0] // SCALES_GROUPS
+        boxes = kept._reinterpret(kept.dtype, [copies, SCALES_GROUPS, PIECES, block_n], scales.layout)
+        mbarrier.expect(ready.index(0), kept.shape[0] * block_w * 4)
+        for copy in gl.static_range(copies):
+            coordinates = [first_group + copy * SCALES_GROUPS, 0, first_row]
+            tma.async_copy_global_to_shared(scales, coordinates, ready.index(0), boxes.index(copy))
+    else:
+        layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+        row = gl.arange(0, block_w, layout=layout)
+        column = first_row + row % block_n
+        sources = scales + first_group * (N * PIECES) + row // block_n * N + column
+        for group in range(group_count):
+            pointers = sources + group * (N * PIECES)
+            async_copy.async_copy_global_to_shared(kept.index(group), pointers, mask=column < N)
+        async_copy.commit_group()
 
 
 @gluon.constexpr_function
-def _panel_layout(rows):
-    """16 bytes of each row a thread, of those rows of which wgmma wants values from it."""
-    registers = [[0, 1], [0, 2], [0, 4], [0, 8], [8, 0], *([[64, 0]] if rows == 128 else [])]
+def _panel_layout(rows, warps, width):
+    """16 bytes of each row and 64 bytes a thread, of those rows of which wgmma wants values from it."""
+    registers = [[0, 1], [0, 2], [0, 4], [0, 8], *([[0, 64]] if width == 128 else []), [8, 0]]
     lanes = [[0, 16], [0, 32], [1, 0], [2, 0], [4, 0]]
-    return gl.DistributedLinearLayout(registers, lanes, [[16, 0], [32, 0]], [], [rows, 64])
+    if rows == 64:
+        return gl.DistributedLinearLayout(registers, lanes, [[16, 0], [32, 0]], [], [rows, width])
+    if warps == 4:
+        return gl.DistributedLinearLayout([*registers, [64, 0]], lanes, [[16, 0], [32, 0]], [], [rows, width])
+    return gl.DistributedLinearLayout(registers, lanes, [[16, 0], [32, 0], [64, 0]], [], [rows, width])
 
 
 @gluon.jit
-def _widened_bytes(panel):
-    """64 columns of 8-bit weights, [rows, 64] bf16 as wgmma reads them: see `quantized_weight.interleaved`."""
-    rows: gl.constexpr = panel.shape[0]
-    conversion: gl.constexpr = INT8 if panel.dtype == gl.int8 else FP8
-    wide = gl.inline_asm_elementwise(
-        conversion, "=&r,=&r,r", [panel.load(_panel_layout(rows))], gl.bfloat16, is_pure=True, pack=4
-    )
-    # Row; thread, step of 16 columns, upper 8, odd.
-    steps = gl.permute(gl.reshape(wide, [rows, 4, 4, 2, 2]), (0, 2, 3, 1, 4))
-    return gl.reshape(steps, [rows, 64])
+def _loaded(panels, index, half: gl.constexpr):
+    """64 bytes of each row of a tile: a panel, or half of one of 128 bytes."""
+    rows: gl.constexpr = panels.shape[1]
+    width: gl.constexpr = panels.shape[2]
+    values = panels.index(index).load(_panel_layout(rows, gl.num_warps(), width))
+    if width == 128:
+        both = gl.split(gl.permute(gl.reshape(values, [rows, 2, 64]), (0, 2, 1)))
+        values = gl.convert_layout(both[half], _panel_layout(rows, gl.num_warps(), 64), assert_trivial=True)
+    return values
 
 
 @gluon.jit
-def _widened_nibbles(panel, parameters):
-    """128 columns of 4-bit weights less their zero points: two halves [rows, 64] bf16 as wgmma reads them.
-
-    `quantized_weight.packed_nibbles` says which byte is which column: registers change names here, no data moves.
-    """
-    rows: gl.constexpr = panel.shape[0]
-    layout: gl.constexpr = _panel_layout(rows)
-    zeros = parameters.load(gl.SliceLayout(1, layout)) >> 16
-    offsets = (zeros + 128).to(gl.float32).to(gl.bfloat16)
+def _widened_nibbles(values, parameters):
+    """128 columns of 4-bit weights less their zero points: two halves [rows, 64] bf16 as wgmma reads them."""
+    layout: gl.constexpr = _panel_layout(values.shape[0], gl.num_warps(), 64)
     low, high = gl.inline_asm_elementwise(
         NIBBLES,
         "=&r,=&r,=&r,=&r,r,r,r",
-        [panel.load(layout), offsets[:, None]],
+        [values, offsets_of(parameters.load(gl.SliceLayout(1, layout)))[:, None]],
         (gl.bfloat16, gl.bfloat16),
         is_pure=True,
         pack=4,
     )
-    # Row; thread, half, word, high and low bit of the byte in it; lower or higher half of the word's bytes.
-    both = gl.reshape(gl.join(low, high), [rows, 4, 2, 2, 2, 2, 2])
-    return gl.split(gl.reshape(gl.permute(both, (0, 3, 6, 4, 1, 5, 2)), [rows, 64, 2]))
+    return in_columns(low, high)
 
 
 @gluon.jit
-def _multiply_quantized(acc, weight_panels, x_panels, scales, stage, first_group, GROUPS: gl.constexpr,
-                        GROUPED: gl.constexpr):  # fmt: skip
-    """One step: acc plus the product of quantised weights and x, times the scales of groups where there are any.
+def _widened_group(weight_panels, scales, stage, index, group, GROUPS: gl.constexpr, OPERAND: gl.constexpr):
+    """128 columns of a step, of GROUPS times as many: two halves [rows, 64]."""
+    panels: gl.constexpr = GROUPS * 2 // (weight_panels.shape[2] // 64)  # of a step, where a column is a byte
+    if weight_panels.dtype == gl.uint8:
+        first_panel = stage * (panels // 2) + index * (panels // 2) // GROUPS
+        half: gl.constexpr = index % 2
+        first, second = _widened_nibbles(_loaded(weight_panels, first_panel, half), scales.index(group))
+    elif weight_panels.shape[2] == 64:
+        first = widened_bytes(_loaded(weight_panels, stage * panels + index * 2, 0))
+        second = widened_bytes(_loaded(weight_panels, stage * panels + index * 2 + 1, 0))
+    else:
+        first = widened_bytes(_loaded(weight_panels, stage * panels + index, 0))
+        second = widened_bytes(_loaded(weight_panels, stage * panels + index, 1))
+    first = gl.convert_layout(first, OPERAND, assert_trivial=True)
+    second = gl.convert_layout(second, OPERAND, assert_trivial=True)
+    return first, second
+
+
+@gluon.jit
+def _multiply(weight_panel, x_tile, accs, at: gl.constexpr):
+    """Accumulators, to one of which the tensor cores add a product."""
+    acc = warpgroup_mma(weight_panel, x_tile, accs[at], is_async=True)
+    return accs[:at] + (acc,) + accs[at + 1 :]  # noqa: RUF005  # Triton's tuples have no stars
+
+
+@gluon.jit
+def _multiply_quantized(accs, weight_panels, x_tiles, scales, stage, first_group, GROUPS: gl.constexpr,
+                        X_TILES: gl.constexpr, PANELS_A_TILE: gl.constexpr, GROUPED: gl.constexpr):  # fmt: skip
+    """One step: accs plus the products of quantised weights and x, times the scales of groups where there are any.
 
     One group is widened while the one before is multiplied.
     """
-    operand: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
+    acc_layout: gl.constexpr = accs[0].type.layout
+    operand: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 2)
+    zeros = gl.zeros_like(accs[0])
     # Products of the group before, which run while this one is widened, and its scale.
-    earlier, earlier_scale = acc, acc
+    earlier_first, earlier_second, earlier_scale = zeros, zeros, zeros
     for index in gl.static_range(GROUPS):
-        at = stage * GROUPS + index
         group = first_group + index
-        x_first = x_panels.index(at * 2).permute((1, 0))
-        x_second = x_panels.index(at * 2 + 1).permute((1, 0))
-        if weight_panels.dtype == gl.uint8:
-            first, second = _widened_nibbles(weight_panels.index(at), scales.index(group))
-        else:
-            first = _widened_bytes(weight_panels.index(at * 2))
-            second = _widened_bytes(weight_panels.index(at * 2 + 1))
-        first = gl.convert_layout(first, operand, assert_trivial=True)
-        second = gl.convert_layout(second, operand, assert_trivial=True)
+        first, second = _widened_group(weight_panels, scales, stage, index, group, GROUPS, operand)
+        x_first = x_tiles.index(stage * X_TILES + index * 2 // PANELS_A_TILE).permute((1, 0))
+        x_second = x_tiles.index(stage * X_TILES + (index * 2 + 1) // PANELS_A_TILE).permute((1, 0))
         if GROUPED:
-            scale = _scale_of(scales.index(group).load(gl.SliceLayout(1, acc.type.layout)))
-            products = warpgroup_mma(first, x_first, gl.zeros_like(acc), is_async=True)
-            products = warpgroup_mma(second, x_second, products, is_async=True)
+            scale = scale_of(scales.index(group).load(gl.SliceLayout(1, acc_layout))) * unit_of(weight_panels.dtype)
+            product = warpgroup_mma(first, x_first, zeros, is_async=True)
+            if PANELS_A_TILE == 1:
+                product_second = warpgroup_mma(second, x_second, product, is_async=True)
+            else:
+                product_second = warpgroup_mma(second, x_second, zeros, is_async=True)
             if index > 0:
-                acc += mma_wait(2, deps=[earlier]) * earlier_scale[:, None]
-            earlier = products
-            earlier_scale = scale
+                accs = _plus(accs, earlier_first, earlier_second, earlier_scale, (index - 1) * 2, 2, PANELS_A_TILE)
+            earlier_first, earlier_second, earlier_scale = product, product_second, scale
         else:
-            acc = warpgroup_mma(first, x_first, acc, is_async=True)
-            acc = warpgroup_mma(second, x_second, acc, is_async=True)
+            accs = _multiply(first, x_first, accs, index * 2 % PANELS_A_TILE)
+            accs = _multiply(second, x_second, accs, (index * 2 + 1) % PANELS_A_TILE)
     if GROUPED:
-        acc += mma_wait(0, deps=[earlier]) * earlier_scale[:, None]
+        accs = _plus(accs, earlier_first, earlier_second, earlier_scale, (GROUPS - 1) * 2, 0, PANELS_A_TILE)
     else:
-        acc = mma_wait(0, deps=[acc])
-    return acc
+        accs = _waited(accs, 0)
+    return accs
 
 
 @gluon.jit
-def _fetch_x(x, ring, full, stage, step, pred):
-    panels: gl.constexpr = x.block_shape[0]
+def _waited(accs, outstanding: gl.constexpr):
+    """All accumulators when so many products are under way at most."""
+    found = mma_wait(outstanding, deps=accs)
+    if len(accs) == 1:
+        found = (found,)
+    return found
+
+
+@gluon.jit
+def _plus(accs, first, second, scale, panel: gl.constexpr, outstanding: gl.constexpr, PANELS_A_TILE: gl.constexpr):
+    """Accumulators plus the products of a group's panels times its scale, when so many products are under way."""
+    at: gl.constexpr = panel % PANELS_A_TILE
+    if PANELS_A_TILE == 1:
+        accs = (accs[0] + mma_wait(outstanding, deps=[second]) * scale[:, None],)
+    else:
+        first, second = mma_wait(outstanding, deps=[first, second])
+        acc, next_acc = accs[at] + first * scale[:, None], accs[at + 1] + second * scale[:, None]
+        accs = accs[:at] + (acc, next_acc) + accs[at + 2 :]  # noqa: RUF005  # as above
+    return accs
+
+
+@gluon.jit
+def _sum_of_panels(accs, TOKENS: gl.constexpr):
+    """[rows, N] of all tokens, again and again, from accumulators of which each has one panel's columns."""
+    panels: gl.constexpr = len(accs)
+    if panels == 1:
+        total = accs[0]
+    else:
+        layout: gl.constexpr = accs[0].type.layout
+        rows: gl.constexpr = accs[0].shape[0]
+        columns: gl.constexpr = accs[0].shape[1]
+        column = gl.arange(0, columns, layout=gl.SliceLayout(0, layout))[None, :]
+        total = gl.zeros_like(accs[0])
+        for panel in gl.static_range(panels):
+            total += gl.where(column // TOKENS == panel, accs[panel], 0.0)
+        tokens = gl.sum(gl.reshape(total, [rows, columns // TOKENS, TOKENS]), axis=1)
+        repeated = gl.expand_dims(tokens, 1) + gl.zeros_like(gl.reshape(total, [rows, columns // TOKENS, TOKENS]))
+        total = gl.convert_layout(gl.reshape(repeated, [rows, columns]), layout)
+    return total
+
+
+@gluon.jit
+def _fetch_x(x, ring, full, stage, step, panels: gl.constexpr, pred):
     coordinates = [step * panels, 0, 0]
     tma.async_copy_global_to_shared(x, coordinates, full.index(stage), ring.index(stage), pred=pred)
 
@@ -270,43 +285,53 @@ def _pdl_gemm(weight, x, scales, bias, residual, square_sums, next_norm, out, sc
                   counters, M, N, k_steps, steps_of_split, parts, inverse_k, eps,
                   STAGES: gl.constexpr, SPLITS: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr,
                   GATED: gl.constexpr, PARTS: gl.constexpr, NEXT_NORM: gl.constexpr, ROW_SCALES: gl.constexpr,
-                  KEPT_GROUPS: gl.constexpr):  # fmt: skip
+                  KEPT_GROUPS: gl.constexpr, WIDE: gl.constexpr):  # fmt: skip
     """Split-K with PDL: program (tile of N, split of K). The split that arrives last adds all sums and runs the
     epilogue.
     """
     launch_dependents()
+    warps: gl.constexpr = gl.num_warps()
     panels: gl.constexpr = weight.block_shape[0]
     pieces: gl.constexpr = weight.block_shape[1]
     block_n: gl.constexpr = weight.block_shape[2]
+    width: gl.constexpr = weight.block_shape[3]
     block_w: gl.constexpr = pieces * block_n
-    block_t: gl.constexpr = x.block_shape[1]
+    tokens: gl.constexpr = x.block_shape[1]
+    block_t: gl.constexpr = max(tokens, FEWEST_COLUMNS.value)
     squares_pitch: gl.constexpr = block_t if block_t > 16 else 16  # portable_block_m
     is_quantized: gl.constexpr = weight.dtype.primitive_bitwidth == 8
-    x_panel_count: gl.constexpr = x.block_shape[0]
-    weight_bytes: gl.constexpr = block_w * panels * (PANEL_BYTES if is_quantized else PANEL * 2)
-    stage_bytes: gl.constexpr = weight_bytes + block_t * x_panel_count * PANEL * 2
-    acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, block_t, 16])
+    x_panels: gl.constexpr = panels * width * (2 if weight.dtype == gl.uint8 else 1) // PANEL
+    panels_a_tile: gl.constexpr = block_t // tokens
+    x_tile_count: gl.constexpr = x.block_shape[0] // panels_a_tile
+    panel_bytes: gl.constexpr = width * weight.dtype.primitive_bitwidth // 8
+    stage_bytes: gl.constexpr = panels * block_w * panel_bytes + x_tile_count * block_t * PANEL * 2
+    acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, block_t, 16])
     vector: gl.constexpr = 8 if block_n * block_t >= 1024 else block_n * block_t // 128
     lanes: gl.constexpr = block_n // vector
-    layout: gl.constexpr = gl.BlockedLayout([vector, 1], [lanes, 32 // lanes], [1, WARPS], [0, 1])
-    both_layout: gl.constexpr = gl.BlockedLayout([vector, 1, 2], [lanes, 32 // lanes, 1], [1, WARPS, 1], [2, 0, 1])
-    squares_layout: gl.constexpr = gl.BlockedLayout([1, 1], [4, 8], [1, WARPS], [1, 0])
+    layout: gl.constexpr = gl.BlockedLayout([vector, 1], [lanes, 32 // lanes], [1, warps], [0, 1])
+    both_layout: gl.constexpr = gl.BlockedLayout([vector, 1, 2], [lanes, 32 // lanes, 1], [1, warps, 1], [2, 0, 1])
+    squares_layout: gl.constexpr = gl.BlockedLayout([1, 1], [4, 8], [1, warps], [1, 0])
     matrix_layout: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    weight_layout: gl.constexpr = gl.NVMMASharedLayout(panel_bytes, weight.dtype.primitive_bitwidth, 2)
 
     tile_n = gl.program_id(0)
     split = gl.program_id(1)
     first_step = split * steps_of_split
     step_count = gl.minimum(k_steps - first_step, steps_of_split)
-    weight_layout: gl.constexpr = gl.NVMMASharedLayout(64, 8, 2) if is_quantized else matrix_layout
-    weight_ring = gl.allocate_shared_memory(weight.dtype, [STAGES, panels, pieces, block_n, 64], weight.layout)
-    x_ring = gl.allocate_shared_memory(x.dtype, [STAGES, x_panel_count, block_t, PANEL], x.layout)
-    weight_panels = weight_ring._reinterpret(weight.dtype, [STAGES * panels, block_w, 64], weight_layout)
-    x_panels = x_ring._reinterpret(x.dtype, [STAGES * x_panel_count, block_t, PANEL], matrix_layout)
-    kept_scales = x_panels  # where groups have no scales, nothing reads them
+    weight_ring = gl.allocate_shared_memory(weight.dtype, [STAGES, panels, pieces, block_n, width], weight.layout)
+    x_ring = gl.allocate_shared_memory(x.dtype, [STAGES, x.block_shape[0], tokens, PANEL], x.layout)
+    weight_panels = weight_ring._reinterpret(weight.dtype, [STAGES * panels, block_w, width], weight_layout)
+    x_tiles = x_ring._reinterpret(x.dtype, [STAGES * x_tile_count, block_t, PANEL], matrix_layout)
+    group_scales = x_tiles  # where groups have no scales, nothing reads them
     if KEPT_GROUPS:
+        kept_type: gl.constexpr = scales.dtype if WIDE else scales.dtype.element_ty
         kept_layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-        kept_scales = gl.allocate_shared_memory(scales.dtype.element_ty, [KEPT_GROUPS, block_w], kept_layout)
+        group_scales = gl.allocate_shared_memory(kept_type, [KEPT_GROUPS, block_w], kept_layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    scales_ready = full
+    if KEPT_GROUPS and WIDE:
+        scales_ready = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
+        mbarrier.init(scales_ready.index(0), count=1)
     for stage_early in gl.static_range(STAGES):
         mbarrier.init(full.index(stage_early), count=1)
     fence_async_shared()
@@ -324,17 +349,18 @@ def _pdl_gemm(weight, x, scales, bias, residual, square_sums, next_norm, out, sc
             stage_early < step_count,
             stage_bytes,
         )
-    groups_a_step: gl.constexpr = x_panel_count // 2
+    groups_a_step: gl.constexpr = x_panels // 2
     if KEPT_GROUPS:
         _fetch_scales(
             scales,
-            kept_scales,
+            group_scales,
+            scales_ready,
             first_step * groups_a_step,
             step_count * groups_a_step,
             tile_n * block_n,
             N,
-            block_n,
             pieces,
+            WIDE,
         )
     offs_w = gl.arange(0, block_n, layout=gl.SliceLayout(1, layout))
     offs_n = tile_n * block_n + offs_w
@@ -353,7 +379,7 @@ def _pdl_gemm(weight, x, scales, bias, residual, square_sums, next_norm, out, sc
 
     grid_dependency_wait()
     for stage_early in gl.static_range(STAGES):
-        _fetch_x(x, x_ring, full, stage_early, first_step + stage_early, stage_early < step_count)
+        _fetch_x(x, x_ring, full, stage_early, first_step + stage_early, x_panels, stage_early < step_count)
     out_offsets = offs_t[None, :] * N + offs_n[:, None]
     if RESIDUAL and block_t <= 32:  # loaded before the wait for x, where it fits the registers
         residual_values = gl.load(residual + out_offsets, mask=mask, other=0.0)
@@ -366,28 +392,33 @@ def _pdl_gemm(weight, x, scales, bias, residual, square_sums, next_norm, out, sc
         scale = gl.convert_layout(scale, gl.SliceLayout(0, layout))
 
     if KEPT_GROUPS:
-        async_copy.wait_group(0)
-        gl.thread_barrier()
-    acc = gl.zeros([block_w, block_t], gl.float32, acc_layout)
+        if WIDE:
+            mbarrier.wait(scales_ready.index(0), 0)
+        else:
+            async_copy.wait_group(0)
+            gl.thread_barrier()
+    accs = (gl.zeros([block_w, block_t], gl.float32, acc_layout),) * min(panels_a_tile, x_panels)
     for step in range(step_count):
         stage = step % STAGES
         mbarrier.wait(full.index(stage), step // STAGES & 1)
         if is_quantized:
-            acc = _multiply_quantized(
-                acc,
+            accs = _multiply_quantized(
+                accs,
                 weight_panels,
-                x_panels,
-                kept_scales,
+                x_tiles,
+                group_scales,
                 stage,
                 step * groups_a_step,
                 groups_a_step,
+                x_tile_count,
+                panels_a_tile,
                 KEPT_GROUPS > 0,
             )
         else:
             for panel in gl.static_range(panels):
-                at = stage * panels + panel
-                acc = warpgroup_mma(weight_panels.index(at), x_panels.index(at).permute((1, 0)), acc, is_async=True)
-            acc = mma_wait(panels, deps=[acc])  # the steps before are done
+                x_tile = x_tiles.index(stage * x_tile_count + panel // panels_a_tile).permute((1, 0))
+                accs = _multiply(weight_panels.index(stage * panels + panel), x_tile, accs, panel % panels_a_tile)
+            accs = _waited(accs, panels)  # the steps before are done
         following = step - 1 + STAGES
         if (step > 0) & (following < step_count):
             emptied = (step - 1) % STAGES
@@ -395,9 +426,10 @@ def _pdl_gemm(weight, x, scales, bias, residual, square_sums, next_norm, out, sc
             _fetch_weights(
                 weight, weight_ring, full, emptied, first_step + following, tile_n * block_n, True, stage_bytes
             )
-            _fetch_x(x, x_ring, full, emptied, first_step + following, True)
+            _fetch_x(x, x_ring, full, emptied, first_step + following, x_panels, True)
     if not is_quantized:
-        acc = mma_wait(0, deps=[acc])
+        accs = _waited(accs, 0)
+    acc = _sum_of_panels(accs, tokens)
 
     is_last = True
     if SPLITS == 1:
@@ -414,8 +446,8 @@ def _pdl_gemm(weight, x, scales, bias, residual, square_sums, next_norm, out, sc
             gl.store(counters + tile_n, 0)
     if is_last:
         if ROW_SCALES:
-            first = first * row_scales[:, None]
-            second = second * up_scales[:, None]
+            first = first * unit_of(weight.dtype) * row_scales[:, None]
+            second = second * unit_of(weight.dtype) * up_scales[:, None]
         if PARTS > 0:
             first = first * scale[None, :]
             second = second * scale[None, :]
@@ -446,10 +478,14 @@ def _descriptor(
     strides: tuple[int, ...],
     block: tuple[int, ...],
 ) -> Any:
-    """TMA descriptor of a matrix seen as panels, their rows and 64 values, which are 128 bytes or 64."""
+    """TMA descriptor of a matrix seen as panels, their rows and what of a row lies side by side: 128 bytes, or 64.
+
+    Scales of 32 bits are not swizzled, for wgmma does not read them.
+    """
     memory = SimpleNamespace(data_ptr=lambda: address, dtype=dtype)  # a tensor would stay alive in the cache
     bits = dtype.itemsize * 8
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=8 * bits, element_bitwidth=bits, rank=len(shape))
+    swizzle = block[-1] * dtype.itemsize if bits < 32 else 0
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=bits, rank=len(shape))
     return TensorDescriptor(memory, list(shape), list(strides), list(block), layout)
 
 
@@ -469,25 +505,37 @@ def launch_pdl_gemm(
     values, scales, bits = (
         (weight.values, weight.scales, weight.bits) if isinstance(weight, QuantizedWeight) else (weight, None, 16)
     )
-    weight_panels, x_panels = values.shape[1] // PANEL.value, cdiv(k, PANEL.value)
     pieces, pitch, block_t = 2 if options["GATED"] else 1, values.stride(0), pdl_block_m(m)
+    wide = config.wide and bits < 16
+    x_tokens = next_power_of_2(m) if wide else block_t
     tiles, k_steps = cdiv(n, config.block_n), cdiv(k, config.block_k)
     steps_of_split = cdiv(k_steps, min(config.splits, k_steps))
     splits = cdiv(k_steps, steps_of_split)
     assert splits == 1 or tiles <= COUNTERS
     partial_floats = tiles * splits * pieces * config.block_n * block_t if splits > 1 else 0
-    # A panel is 64 values of the tensor: of 4-bit weights, 128 columns.
-    weight_block = (config.block_k // (128 if bits == 4 else 64), pieces, config.block_n, PANEL.value)
-    weight_shape, weight_strides = (weight_panels, pieces, n, PANEL.value), (PANEL.value, n * pitch, pitch, 1)
-    x_block = (config.block_k // PANEL.value, block_t, PANEL.value)
-    kept_groups = 0
+    # Of the tensor's values: what a step has of a row, and a panel, 128 bytes if it can be.
+    step_width, width = config.block_k * bits // (8 * values.dtype.itemsize), PANEL.value
+    if wide and step_width >= 128 and not values.shape[1] % 128:
+        width = 128
+    weight_block = (step_width // width, pieces, config.block_n, width)
+    weight_shape, weight_strides = (values.shape[1] // width, pieces, n, width), (width, n * pitch, pitch, 1)
+    x_panels = config.block_k // PANEL.value
+    x_block = (max(x_panels, FEWEST_COLUMNS.value // x_tokens), x_tokens, PANEL.value)
+    x_shape, x_strides = (cdiv(k, PANEL.value), m, PANEL.value), (PANEL.value, x.stride(0), 1)
+    kept_groups, kept_scales = 0, scales
     if isinstance(weight, QuantizedWeight) and weight.is_grouped:
-        assert weight.scales.shape[0] * GROUP == k_steps * config.block_k, "the last step has groups without scales"
+        groups = weight.scales.shape[0]
+        assert groups * GROUP == k_steps * config.block_k, "the last step has groups without scales"
         kept_groups = steps_of_split * config.block_k // GROUP
+        if wide:
+            kept_groups = cdiv(kept_groups, SCALES_GROUPS.value) * SCALES_GROUPS.value
+            box = (SCALES_GROUPS.value, pieces, config.block_n)
+            memory = weight.scales
+            kept_scales = _descriptor(memory.data_ptr(), memory.dtype, (groups, pieces, n), (pieces * n, n, 1), box)
     _pdl_gemm[(tiles, splits)](
         _descriptor(values.data_ptr(), values.dtype, weight_shape, weight_strides, weight_block),
-        _descriptor(x.data_ptr(), x.dtype, (x_panels, m, PANEL.value), (PANEL.value, x.stride(0), 1), x_block),
-        scales,
+        _descriptor(x.data_ptr(), x.dtype, x_shape, x_strides, x_block),
+        kept_scales,
         *epilogue,
         workspace.partials(partial_floats),
         workspace.counters,
@@ -502,7 +550,8 @@ def launch_pdl_gemm(
         SPLITS=splits,
         ROW_SCALES=scales is not None and not kept_groups,
         KEPT_GROUPS=kept_groups,
-        num_warps=WARPS.value,
+        WIDE=wide,
+        num_warps=config.warps,
         launch_pdl=True,
         **options | {"PARTS": max(32, options["PARTS"]) if parts else 0},
     )

@@ -20,6 +20,8 @@ _REGISTER_M = 64
 """
 _W8A8_M = 64
 """Rows above which products of FP8 weights, and of integers whose checkpoint says so, are W8A8."""
+_WIDEST_ROW = 32768
+"""Columns of a row of activations that fits a program's registers."""
 _STEP = tl.constexpr(GROUP)
 
 
@@ -33,7 +35,17 @@ def in_order(row, BITS: tl.constexpr, BLOCK: tl.constexpr):
     return tl.reshape(pieces, (BLOCK,))
 
 
-@triton.jit(do_not_specialize=["x_stride"])
+@triton.jit
+def _rounded(values, scale, dtype: tl.constexpr, BITS: tl.constexpr, LARGEST: tl.constexpr, BLOCK: tl.constexpr):
+    """Values over their scale, to the nearest of a type, in the weights' order."""
+    if LARGEST > 0:
+        values = values.to(tl.float32) / scale
+    if LARGEST == 127:
+        values = tl.floor(values + 0.5)
+    return in_order(values.to(dtype), BITS, BLOCK)
+
+
+@triton.jit
 def _reorder(
     x,
     out,
@@ -44,29 +56,35 @@ def _reorder(
     BITS: tl.constexpr,
     LARGEST: tl.constexpr,
     BLOCK: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):
     """One row a program: columns in the weights' order; LARGEST: what its largest value becomes (448: FP8, 127: int8),
-    whose scale is kept; 0: as it is.
+    whose scale is kept; 0: as it is. WHOLE: a row is one block, which is read once.
     """
     row = tl.program_id(0).to(tl.int64)
     position = tl.arange(0, BLOCK)
+    source, target = x + row * x_stride, out + row * out_stride
     scale = 1.0
+    if WHOLE:
+        whole = tl.load(source + position, mask=position < K, other=0.0)
     if LARGEST > 0:
-        largest = tl.zeros((BLOCK,), dtype=tl.float32)
-        for start in range(0, K, BLOCK):
-            plain = start + position
-            values = tl.load(x + row * x_stride + plain, mask=plain < K, other=0.0)
-            largest = tl.maximum(largest, tl.abs(values.to(tl.float32)))
+        if WHOLE:
+            largest = tl.abs(whole.to(tl.float32))
+        else:
+            largest = tl.zeros((BLOCK,), dtype=tl.float32)
+            for start in range(0, K, BLOCK):
+                values = tl.load(source + start + position, mask=start + position < K, other=0.0)
+                largest = tl.maximum(largest, tl.abs(values.to(tl.float32)))
         scale = tl.maximum(tl.max(largest, axis=0) / LARGEST, 1e-12)
         tl.store(scales + row, scale)
-    for start in range(0, out_stride, BLOCK):
-        values = tl.load(x + row * x_stride + start + position, mask=start + position < K, other=0.0)
-        if LARGEST > 0:
-            values = values.to(tl.float32) / scale
-        if LARGEST == 127:
-            values = tl.floor(values + 0.5)
-        ordered = in_order(values.to(out.dtype.element_ty), BITS, BLOCK)
-        tl.store(out + row * out_stride + start + position, ordered, mask=start + position < out_stride)
+    if WHOLE:
+        tl.store(target + position, _rounded(whole, scale, out.dtype.element_ty, BITS, LARGEST, BLOCK),
+                 mask=position < out_stride)  # fmt: skip
+    else:
+        for start in range(0, out_stride, BLOCK):
+            values = tl.load(source + start + position, mask=start + position < K, other=0.0)
+            tl.store(target + start + position, _rounded(values, scale, out.dtype.element_ty, BITS, LARGEST, BLOCK),
+                     mask=start + position < out_stride)  # fmt: skip
 
 
 def reordered(
@@ -81,10 +99,12 @@ def reordered(
     out = torch.empty((m, width), dtype=to or x.dtype, device=x.device)
     scales = torch.empty((m, 1), dtype=torch.float32, device=x.device)
     if m:
-        block = min(2048, next_power_of_2(width))
         largest = 0 if to is None else 127 if to == torch.int8 else 448
+        whole = largest > 0 and width <= _WIDEST_ROW
+        block = next_power_of_2(width) if whole else min(2048, next_power_of_2(width))
         _reorder[(m,)](
-            x, out, scales, k, x.stride(0), width, BITS=weight.bits, LARGEST=largest, BLOCK=block, num_warps=4
+            x, out, scales, k, x.stride(0), width, BITS=weight.bits, LARGEST=largest, BLOCK=block, WHOLE=whole,
+            num_warps=min(16, max(4, block // 1024)),
         )  # fmt: skip
     return out, scales
 

@@ -9,7 +9,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -168,10 +168,13 @@ def _large_entry(shape: LargeShape, config: LargeMConfig | None) -> dict[str, An
     entry = dict(zip(("format", "N", "K", "M"), shape, strict=True))
     if config is None:
         return entry | {"kernel": _CUBLAS}
-    fields = asdict(config)
-    if not config.splits_last_wave:
-        del fields["splits_last_wave"]
-    return entry | {"kernel": _LARGE_M, "config": fields}
+    return entry | {"kernel": _LARGE_M, "config": _given(config)}
+
+
+def _given(config: GemmConfig | LargeMConfig) -> dict[str, Any]:
+    """A config's fields that are not as usual."""
+    usual = {each.name: each.default for each in fields(config)}
+    return {name: value for name, value in asdict(config).items() if value != usual[name]}
 
 
 def sorted_items(table: Mapping[Shape, GemmConfig | None]) -> list[tuple[Shape, GemmConfig | None]]:
@@ -185,4 +188,4 @@ def _entry(shape: Shape, config: GemmConfig | None) -> dict[str, Any]:
     entry: dict[str, Any] = {"N": n, "K": k, "gated": gated, "M": m}
     if config is None:
         return entry | {"kernel": _CUBLAS}
-    return entry | {"kernel": names[type(config)], "config": asdict(config)}
+    return entry | {"kernel": names[type(config)], "config": _given(config)}
