@@ -1,6 +1,6 @@
 """Runs a Gluon kernel for Hopper on a CPU, program after program, for Triton's interpreter has no Gluon.
 
-What kernels of `kernels/gemm/large_m_gemm.py` are made of, with Triton's values but without its layouts: TMA copies
+What large_m_gemm and pdl_gemm are made of, with Triton's values but without its layouts: TMA copies
 arrive at once, a product runs no sooner than it is waited for (so a stage that is filled too early shows), and inline
 PTX is computed instruction by instruction. Whether layouts fit and threads are synchronised, only a GPU tells.
 """
@@ -16,8 +16,35 @@ from typing import Any
 import torch
 
 
+class ElementType:
+    """A tensor's or a descriptor's dtype, with what Triton's tell of it."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype, self.primitive_bitwidth = dtype, dtype.itemsize * 8
+
+    def __eq__(self, other: object) -> bool:
+        return self.dtype == (other.dtype if isinstance(other, ElementType) else other)
+
+    def __hash__(self) -> int:
+        return hash(self.dtype)
+
+
+class Constant(int):
+    """A number of a kernel's module."""
+
+    @property
+    def value(self) -> int:
+        """As a plain number."""
+        return int(self)
+
+
 class Values(torch.Tensor):
     """A tensor with Triton's conversions."""
+
+    @property
+    def type(self) -> Any:
+        """As Triton's, whose layout says nothing here."""
+        return SimpleNamespace(layout=None)
 
     def to(self, dtype: torch.dtype, bitcast: bool = False) -> Any:
         """Another dtype, or the same bits read as one."""
@@ -46,8 +73,9 @@ class Pointer:
         return Pointer(self.memory, self.offsets + offsets)
 
 
-def load(pointer: Pointer, mask: Any = True, other: float = 0.0) -> Any:
+def load(pointer: Pointer, mask: Any = True, other: float = 0.0, cache_modifier: str = "") -> Any:
     """`gl.load`. An assertion: it reads beyond the memory."""
+    del cache_modifier
     places = torch.as_tensor(pointer.offsets)
     mask = torch.as_tensor(mask).broadcast_to(places.shape)
     flat = _flat(pointer.memory)
@@ -58,11 +86,19 @@ def load(pointer: Pointer, mask: Any = True, other: float = 0.0) -> Any:
 
 def store(pointer: Pointer, made: Any, mask: Any = True) -> None:
     """`gl.store`. An assertion: it writes beyond the memory."""
-    places, made = torch.broadcast_tensors(torch.as_tensor(pointer.offsets), made)
+    places, made = torch.broadcast_tensors(torch.as_tensor(pointer.offsets), torch.as_tensor(made))
     mask = torch.as_tensor(mask).broadcast_to(places.shape)
     flat = _flat(pointer.memory)
     assert ((places >= 0) & (places < flat.numel()))[mask].all(), "written beyond memory"
     flat[places[mask].long()] = made[mask].as_subclass(torch.Tensor).to(flat.dtype)
+
+
+def _add(pointer: Pointer, more: int, sem: str) -> Any:
+    """`gl.atomic_add`, for programs run one after another."""
+    assert sem == "acq_rel"
+    before = load(pointer).clone()
+    store(pointer, before + more)
+    return before
 
 
 def _flat(memory: torch.Tensor) -> torch.Tensor:
@@ -76,14 +112,25 @@ class Shared:
         self.memory = memory
 
     @property
-    def dtype(self) -> torch.dtype:
+    def dtype(self) -> ElementType:
         """Of its elements."""
-        return self.memory.dtype
+        return ElementType(self.memory.dtype)
 
     def index(self, at: int) -> "Shared":
         """One along the first dimension."""
         assert 0 <= at < self.memory.shape[0], "beyond shared memory"
         return Shared(self.memory[at])
+
+    @property
+    def shape(self) -> list[int]:
+        """Of all stages."""
+        return list(self.memory.shape)
+
+    def _reinterpret(self, dtype: Any, shape: list[int], layout: object) -> "Shared":
+        """The same memory, whose rows are as wide as before or follow each other."""
+        del layout
+        assert ElementType(self.memory.dtype) == dtype
+        return Shared(self.memory.view(shape))
 
     def permute(self, order: tuple[int, ...]) -> "Shared":
         """Dimensions in another order."""
@@ -104,9 +151,9 @@ class Descriptor:
     layout: None = None
 
     @property
-    def dtype(self) -> torch.dtype:
+    def dtype(self) -> ElementType:
         """Of its elements."""
-        return self.memory.dtype
+        return ElementType(self.memory.dtype)
 
 
 @dataclass
@@ -143,10 +190,11 @@ def _wait(barrier: Barrier, parity: int) -> None:
 def _copy(source: Descriptor, at: list[int], barrier: Barrier, target: Shared, pred: bool = True) -> None:
     if not pred:
         return
-    (row, column), (rows, columns) = at, source.block_shape
-    tile = torch.zeros(rows, columns).to(source.dtype)
-    there = source.memory[row : row + rows, column : column + columns]
-    tile[: there.shape[0], : there.shape[1]] = there
+    box = list(zip(at, source.block_shape, strict=True))
+    tile = torch.zeros(source.block_shape).to(source.memory.dtype)
+    there = source.memory[tuple(slice(begin, begin + size) for begin, size in box)]
+    tile[tuple(slice(size) for size in there.shape)] = there
+    assert target.shape == list(tile.shape), "the box and its place in shared memory differ"
     target.memory.copy_(tile)
     barrier.missing -= tile.nbytes
     assert barrier.missing >= 0, "more bytes than expected"
@@ -154,25 +202,39 @@ def _copy(source: Descriptor, at: list[int], barrier: Barrier, target: Shared, p
 
 @dataclass
 class Accumulator:
-    """Sums, and products in flight."""
+    """Sums, and products in flight: when they were issued, and their operands."""
 
     sums: Any
-    pending: list[tuple[Any, Shared]] = field(default_factory=list)
+    pending: list[tuple[int, Any, Shared]] = field(default_factory=list)
 
 
-def _product(first: Any, second: Shared, acc: Any, is_async: bool) -> Accumulator:
-    assert is_async
-    made = acc if isinstance(acc, Accumulator) else Accumulator(acc)
-    return Accumulator(made.sums, [*made.pending, (first, second)])
+class _TensorCores:
+    """Products run in the order in which they were issued, whatever they are added to."""
 
+    def __init__(self) -> None:
+        self._issued = 0
 
-def _wait_products(outstanding: int, deps: list[Any]) -> Any:
-    (acc,) = deps
-    done = max(0, len(acc.pending) - outstanding)
-    sums = acc.sums
-    for first, second in acc.pending[:done]:
-        sums = sums + first.float() @ second.memory.float()
-    return Accumulator(sums, acc.pending[done:]) if outstanding else sums
+    def product(self, first: Any, second: Shared, acc: Any, is_async: bool) -> Accumulator:
+        """`warpgroup_mma`."""
+        assert is_async
+        self._issued += 1
+        made = acc if isinstance(acc, Accumulator) else Accumulator(acc)
+        return Accumulator(made.sums, [*made.pending, (self._issued, first, second)])
+
+    def wait(self, outstanding: int, deps: Any) -> Any:
+        """`warpgroup_mma_wait`."""
+        waited = tuple(self._waited(acc, self._issued - outstanding) for acc in deps)
+        return waited[0] if len(waited) == 1 else waited
+
+    def _waited(self, acc: Any, last: int) -> Any:
+        if not isinstance(acc, Accumulator):
+            return acc
+        sums = acc.sums
+        for _, first, second in (each for each in acc.pending if each[0] <= last):
+            first = first.memory if isinstance(first, Shared) else first
+            sums = sums + first.float() @ second.memory.float()
+        rest = [each for each in acc.pending if each[0] > last]
+        return Accumulator(sums, rest) if rest else values(sums)
 
 
 def _halves(word: torch.Tensor) -> torch.Tensor:
@@ -240,22 +302,43 @@ def inline_asm(text: str, constraints: str, args: list[Any], dtypes: Any, *, is_
 def _allocate(dtype: Any, shape: list[int], layout: object) -> Any:
     if layout == "barrier":
         return Barriers(shape[0])
-    return Shared(torch.full(shape, 77, dtype=torch.uint8).to(dtype))
+    return Shared(torch.full(shape, 77, dtype=torch.uint8).to(dtype.dtype if isinstance(dtype, ElementType) else dtype))
+
+
+def _copy_elements(target: Shared, source: Pointer, mask: Any) -> None:
+    """A copy by threads, which leaves what is masked as it was."""
+    target.memory.copy_(torch.where(mask, load(source, mask), target.memory))
+
+
+def _where(condition: Any, a: Any, b: Any) -> Any:
+    if not isinstance(condition, torch.Tensor):
+        return a if condition else b
+    return values(torch.where(condition, torch.as_tensor(a), torch.as_tensor(b)))
 
 
 def _language(program: tuple[int, ...]) -> SimpleNamespace:
     nothing = lambda *_, **__: None  # noqa: E731 - a layout, a fence, a barrier of threads
-    layouts = ("NVMMADistributedLayout", "DotOperandLayout", "BlockedLayout", "SliceLayout", "DistributedLinearLayout")
+    layouts = (
+        "NVMMADistributedLayout", "DotOperandLayout", "BlockedLayout", "SliceLayout", "DistributedLinearLayout",
+        "NVMMASharedLayout", "SwizzledSharedLayout",
+    )  # fmt: skip
     return SimpleNamespace(
         **dict.fromkeys((*layouts, "thread_barrier", "assume"), nothing),
         float32=torch.float32, bfloat16=torch.bfloat16, float16=torch.float16, int16=torch.int16, int64=torch.int64,
         int8=torch.int8, uint8=torch.uint8,
         program_id=lambda axis: program[axis],
         arange=lambda begin, end, layout: values(torch.arange(begin, end)),
-        zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype),
+        zeros=lambda shape, dtype, layout: values(torch.zeros(shape, dtype=dtype)),
+        zeros_like=lambda tensor: values(torch.zeros_like(tensor)),
+        num_warps=lambda: 4,
+        sum=lambda tensor, axis: values(tensor.sum(axis)),
+        rsqrt=torch.rsqrt,
+        exp=torch.exp,
+        expand_dims=lambda tensor, axis: tensor.unsqueeze(axis),
+        atomic_add=_add,
         minimum=lambda a, b: a.clamp(max=b) if isinstance(a, torch.Tensor) else min(a, b),
         maximum=max,
-        where=lambda condition, a, b: a if condition else b,
+        where=_where,
         static_range=range,
         load=load,
         store=store,
@@ -269,6 +352,12 @@ def _language(program: tuple[int, ...]) -> SimpleNamespace:
     )  # fmt: skip
 
 
+def _unit(dtype: Any) -> float:
+    """`widening.unit_of`, of torch's types."""
+    dtype = dtype.dtype if isinstance(dtype, ElementType) else dtype
+    return 1.0 if dtype.itemsize > 1 else 2.0**120 if dtype.is_floating_point else 64.0
+
+
 def run_kernel(module: types.ModuleType, name: str, grid: tuple[int, int, int], *args: Any, **constants: Any) -> None:
     """Compute all programs of a Gluon kernel of a module; tensors are `Pointer`s, descriptors `Descriptor`s."""
     for program in itertools.product(*map(range, grid)):
@@ -277,15 +366,20 @@ def run_kernel(module: types.ModuleType, name: str, grid: tuple[int, int, int], 
         scope["mbarrier"] = SimpleNamespace(
             init=lambda barrier, count: None, expect=_expect, wait=_wait, MBarrierLayout=lambda: "barrier"
         )
-        scope |= {"warpgroup_mma": _product, "mma_wait": _wait_products, "fence_async_shared": lambda: None}
+        scope["async_copy"] = SimpleNamespace(
+            async_copy_global_to_shared=_copy_elements, commit_group=lambda: None, wait_group=lambda count: None
+        )
+        cores = _TensorCores()
+        scope |= {"warpgroup_mma": cores.product, "mma_wait": cores.wait, "fence_async_shared": lambda: None}
         functions = [value for value in vars(module).values() if type(value).__name__ == "GluonJITFunction"]
         others = {value.fn.__module__: value.fn.__globals__ for value in functions}
         for key, value in [pair for names in (*others.values(), vars(module)) for pair in names.items()]:
             if type(value).__name__ == "constexpr":
-                scope[key] = value.value
+                scope[key] = Constant(value.value) if isinstance(value.value, int) else value.value
             elif type(value).__name__ == "GluonJITFunction":
                 scope[key] = types.FunctionType(value.fn.__code__, scope, key, value.fn.__defaults__)
-        scope["unit_of"] = lambda dtype: 1.0 if dtype.itemsize > 1 else 2.0**120 if dtype.is_floating_point else 64.0
+        scope |= {"_panel_layout": lambda *_: None, "unit_of": _unit, "launch_dependents": lambda: None}
+        scope["grid_dependency_wait"] = lambda: None
         scope["range"] = range
         scope["__builtins__"] = __builtins__
         scope[name](*args, **constants)
