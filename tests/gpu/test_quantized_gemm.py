@@ -224,17 +224,34 @@ def check_pdl(
 @GLUON
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("parts", PARTS)
-@pytest.mark.parametrize("rows", [1, 8, 9, 32, 64])
-def test_pdl_gemm_widens_weights_in_registers(rows: int, parts: dict[str, bool], form: str) -> None:
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("rows", [1, 2, 3, 8, 9, 32, 64])
+def test_pdl_gemm_widens_weights_in_registers(rows: int, wide: bool, parts: dict[str, bool], form: str) -> None:
     """Fewer steps than stages, more splits than steps, tiles and splits that are not full, K of half a group more."""
     pieces = 2 if parts.get("gated") else 1
     for n, k in ((208, 128), (1008, 1088), (120, 4096)):
         weight = random_weight(form, n * pieces, k)
-        for tall, block_k, splits, stages in ((64, 128, 1, 3), (64, 256, 4, 2), (128, 128, 3, 4)):
+        for tall, block_k, splits, stages, warps in (
+            (64, 128, 1, 3, 4), (64, 256, 4, 2, 4), (128, 128, 3, 4, 4), (128, 256, 2, 2, 8)
+        ):  # fmt: skip
             grouped_beyond = weight.is_grouped and -(-k // GROUP) * GROUP % block_k
             if grouped_beyond or (tall == 128 and rows > 32):
                 continue
-            check_pdl(rows, n, k, weight, PdlGemmConfig(tall // pieces, block_k, splits, stages), **parts)
+            config = PdlGemmConfig(tall // pieces, block_k, splits, stages, warps, wide)
+            check_pdl(rows, n, k, weight, config, **parts)
+
+
+@GLUON
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("form", ["int8", "fp8", "fp8-groups", "int4"])
+@pytest.mark.parametrize("size", [1e-5, 1e5])
+def test_small_and_large_activations_keep_their_precision(size: float, form: str, wide: bool) -> None:
+    """Weights are widened to a power of two of what they are: sums of products neither vanish nor overflow."""
+    weight, x = random_weight(form, 128, 1024), (normal(2, 1024, dtype=FP32) * size).to(BF16)
+    exact = functional.linear(x.double(), dequantized(weight).double())
+    config = PdlGemmConfig(64, 256, 1, 3, wide=wide)
+    actual = small_m_linear(x, weight, config, workspace=WORKSPACE)
+    assert float((actual.double() - exact).norm() / exact.norm()) < 4e-3
 
 
 @GLUON
