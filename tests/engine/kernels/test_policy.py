@@ -84,6 +84,19 @@ def quantized(form: str, n: int, k: int, *, int8_activations: bool = False) -> Q
         return QuantizedWeight(torch.empty(n, k, dtype=torch.uint8).view(dtype), scales, k, int8_activations)
 
 
+@pytest.mark.parametrize("form", ["int8", "fp8", "int4"])
+@pytest.mark.parametrize(("n", "k"), [(3584, 18944), (4096, 4096)])
+def test_panels_are_wide_where_they_may_be(form: str, n: int, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the table and by the rule, without another difference."""
+    weight, off = quantized(form, n, k), policy_of(H200, Mechanism.WIDE_PANELS)
+    monkeypatch.setattr(gemm_rules, "WIDE_PANELS", True)
+    for m in (1, 64):
+        config = ON_H200.quantized_config(m, n, k, weight)
+        assert config is not None
+        assert config.wide
+        assert off.quantized_config(m, n, k, weight) == replace(config, wide=False)
+
+
 @pytest.mark.parametrize("form", ["int8", "int8-groups", "fp8-groups", "int4"])
 @pytest.mark.parametrize(("n", "k"), [(4096, 4096), (3584, 3584), (37888, 3584), (3584, 18944), (1024, 1024)])
 @pytest.mark.parametrize("m", [65, 128, 200, 256, 512, 1024])
