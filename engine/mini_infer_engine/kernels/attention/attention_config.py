@@ -43,8 +43,8 @@ _MOST_WIDE_BYTES = 512 << 20
 MOST_CHECKED_SEQUENCES = 128
 """Sequences of a pass, up to which check attention is used instead of three kernels: as many as guess at once.
 
-Of a 7B shape on an H200 a check of five guesses takes 3,753 instead of 3,876 us at batch 1, 4,310 instead of 4,493 at 8,
-6,473 instead of 6,454 at 32 and 18,997 instead of 19,281 at 128.
+Of a 7B shape on an H200 a check of five guesses takes 3,753 us instead of 3,876 at batch 1, 4,310 instead of 4,493 at
+8, 6,473 instead of 6,454 at 32 and 18,997 instead of 19,281 at 128.
 """
 _MOST_CHECK_ROWS = 64
 """(Query, head) pairs of a tile of check attention: of more, the merge of splits does not fit in registers."""
