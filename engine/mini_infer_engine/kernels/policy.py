@@ -141,7 +141,7 @@ class KernelPolicy:
             config = gemm_rules.quantized_gemm_config(
                 pdl_block_m(m), n, k, bits=weight.bits, grouped=weight.is_grouped, gated=gated, profile=self.profile
             )
-        return replace(config, wide=gemm_rules.WIDE_PANELS and Mechanism.WIDE_PANELS not in self.disabled)
+        return config if Mechanism.WIDE_PANELS not in self.disabled else replace(config, wide=False)
 
     def large_m_config(self, x: torch.Tensor, weight: QuantizedWeight | GroupedWeight) -> LargeMConfig | None:
         """Of large_m_gemm for x [M > MAX_M, K]; None: it cannot compute this, is off, or is the slower one.

@@ -84,17 +84,22 @@ def quantized(form: str, n: int, k: int, *, int8_activations: bool = False) -> Q
         return QuantizedWeight(torch.empty(n, k, dtype=torch.uint8).view(dtype), scales, k, int8_activations)
 
 
-@pytest.mark.parametrize("form", ["int8", "fp8", "int4"])
-@pytest.mark.parametrize(("n", "k"), [(3584, 18944), (4096, 4096)])
-def test_panels_are_wide_where_they_may_be(form: str, n: int, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the table and by the rule, without another difference."""
+@pytest.mark.parametrize(
+    ("form", "n", "k", "m", "is_wide"),
+    [
+        *((form, 3584, 18944, 1, True) for form in ("int8", "fp8", "int4")),
+        ("int4", 4096, 4096, 1, True),
+        *((form, 4096, 4096, 1, False) for form in ("int8", "fp8")),
+        *((form, 3584, 18944, m, False) for form in ("int8", "fp8", "int4") for m in (32, 64)),
+    ],
+)
+def test_panels_are_wide_where_it_was_measured(form: str, n: int, k: int, m: int, is_wide: bool) -> None:
+    """By the table and by the rule; switched off, nothing else changes."""
     weight, off = quantized(form, n, k), policy_of(H200, Mechanism.WIDE_PANELS)
-    monkeypatch.setattr(gemm_rules, "WIDE_PANELS", True)
-    for m in (1, 64):
-        config = ON_H200.quantized_config(m, n, k, weight)
-        assert config is not None
-        assert config.wide
-        assert off.quantized_config(m, n, k, weight) == replace(config, wide=False)
+    config = ON_H200.quantized_config(m, n, k, weight)
+    assert config is not None
+    assert config.wide is is_wide
+    assert off.quantized_config(m, n, k, weight) == replace(config, wide=False)
 
 
 @pytest.mark.parametrize("form", ["int8", "int8-groups", "fp8-groups", "int4"])
