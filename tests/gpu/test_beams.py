@@ -63,9 +63,9 @@ def test_beams_are_those_of_torch(
     decoded, computed = list[int](), list[int]()
     run_decodes, run_prompts = DecodeGraph.run, PrefillGraph.run
 
-    def count_decodes(graph: DecodeGraph, rows: list[Row]) -> None:
+    def count_decodes(graph: DecodeGraph, rows: list[Row], continued: list[Row]) -> None:
         decoded.append(len(rows))
-        run_decodes(graph, rows)
+        run_decodes(graph, rows, continued)
 
     def count_prompts(graph: PrefillGraph, decodes: list[Row], prompts: list[Row]) -> None:
         computed.extend(row.count for row in prompts)
