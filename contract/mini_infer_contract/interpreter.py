@@ -1,7 +1,11 @@
-"""How Python itself is set where an event loop serves many and threads tokenise beside it: no pause may be long."""
+"""How Python itself is set: where much is imported, and where an event loop serves many and threads tokenise beside it.
+
+A start should be quick, and no pause long.
+"""
 
 import contextlib
 import gc
+import importlib
 import os
 import sys
 import threading
@@ -16,6 +20,19 @@ many such looks it takes until it looks through older ones. Requests leave no re
 
 NICENESS: Final = 10
 """Of threads that tokenise: the event loop comes first where cores are few."""
+
+
+def import_to_stay(module: str) -> None:
+    """Import what stays as long as this process does: the garbage collector looks through it neither now nor later.
+
+    Looking through more and more modules again and again is a quarter of the time that importing torch takes.
+    """
+    gc.disable()
+    try:
+        importlib.import_module(module)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def favour_event_loop() -> None:

@@ -22,6 +22,7 @@ import zmq
 
 from mini_infer_contract.events import Snapshot
 from mini_infer_contract.events import encode as encode_event
+from mini_infer_contract.interpreter import import_to_stay
 from mini_infer_contract.logs import configure_logging
 from mini_infer_engine.config.settings import num_ranks
 from mini_infer_engine.core.batch import RunnerLostError
@@ -163,8 +164,8 @@ def serve(config: CoreConfig, folder: Path) -> None:
     router.set(zmq.RCVHWM, 0)
     router.bind(config.address)
     front, _ = router.recv_multipart()  # its Hello
-    watched = _watched(config, folder)
-    if watched is None:  # else its ranks have files there too, until they are connected
+    has_ranks = num_ranks(config.settings) > 1 and config.dry_run is None
+    if not has_ranks:  # else its ranks have files there too, until they are connected
         shutil.rmtree(folder, ignore_errors=True)  # they are connected: nothing is left behind, however they end
     try:
         publisher = _publisher(context, config, partial(_publish, router, front))
@@ -174,6 +175,9 @@ def serve(config: CoreConfig, folder: Path) -> None:
                 "--transfer-port: KV transfer needs --pipeline-parallel-size 1, stages do not transfer yet"
             )
         weights = begin_identity(config.settings, config.dry_run) if moves_kv else None
+        if config.dry_run is None:
+            import_to_stay("torch")
+        watched = _watched(config, folder) if has_ranks else None
         built = build_engine(config.settings, config.dry_run, watched=watched)
         transfer = None
         if weights is not None:
@@ -220,10 +224,8 @@ def _publish(router: zmq.Socket[bytes], front: bytes, topic: bytes, payload: byt
     send(router, front, messages.Published(topic, payload))
 
 
-def _watched(config: CoreConfig, folder: Path) -> "Watched | None":
+def _watched(config: CoreConfig, folder: Path) -> "Watched":
     """How the end of a group of ranks ends this process, whatever its main thread is waiting for."""
-    if num_ranks(config.settings) == 1 or config.dry_run is not None:
-        return None
     from mini_infer_engine.distributed.parallel_runner import Watched
 
     def end(reason: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mini_infer_contract.api_keys import configured_keys
 from mini_infer_contract.engine_options import BATCHING, KV_TRANSFER, MODEL, PARALLEL, SPECULATION, EngineOptions
+from mini_infer_contract.interpreter import import_to_stay
 from mini_infer_contract.logs import configure_logging
 from mini_infer_contract.open_files import raise_open_file_limit
 from mini_infer_contract.tls import server_tls
@@ -134,6 +135,7 @@ def run(options: argparse.Namespace, settings: EngineSettings) -> int:
         except ValueError as error:
             raise StartError(str(error)) from None
         # Imported while the core starts: the web framework takes most of a second.
+        import_to_stay("mini_infer_engine.server.serve")
         from mini_infer_engine.parsing.registry import ParserChoice
         from mini_infer_engine.server.serve import serve
         from mini_infer_engine.text.text_model import TextModel

@@ -1,0 +1,153 @@
+"""A rank other than the first: it loads its part and runs what the first rank tells it."""
+
+import gc
+import logging
+import os
+import signal
+import socket
+
+import msgspec
+import torch
+import zmq
+from torch.distributed import Store  # type: ignore[attr-defined]  # torch's
+
+from mini_infer_engine.config.settings import group_name, num_ranks
+from mini_infer_engine.distributed import step_messages
+from mini_infer_engine.distributed.last_words import say
+from mini_infer_engine.distributed.member import GroupMember, rank_device
+from mini_infer_engine.distributed.pass_results import ResultSender
+from mini_infer_engine.distributed.process_group import LOOPBACK, join_store
+from mini_infer_engine.distributed.rank_config import Addresses, RankConfig
+from mini_infer_engine.distributed.signs import Signs
+from mini_infer_engine.kv_transfer.group_transport import serve_rank
+from mini_infer_engine.runtime.executor import PassHandle
+from mini_infer_engine.runtime.model_runner import ModelRunner, load_runner
+
+logger = logging.getLogger(__name__)
+
+_HANDLES_KEPT = 4
+"""Launched passes whose memory may still be in use: the first rank has two in flight at most, and one more for each
+further stage."""
+
+
+class Rank:
+    """One rank."""
+
+    def __init__(self, config: RankConfig, store: Store) -> None:
+        addresses = msgspec.json.decode(store.get("addresses"), type=Addresses)
+        self._config, self._store = config, store
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        self._steps = context.socket(zmq.PULL)
+        self._steps.set(zmq.RCVHWM, 0)
+        self._steps.connect(addresses.steps[config.rank])
+        self._transfer = context.socket(zmq.DEALER)
+        self._transfer.set(zmq.IDENTITY, str(config.rank).encode())
+        self._transfer.set(zmq.LINGER, 0)
+        self._transfer.connect(addresses.transfer)
+        self.signs = Signs(addresses.signs, config.rank, self._lost)
+        is_last_stage = config.rank == num_ranks(config.settings) - config.settings.tensor_parallel_size
+        self._results = ResultSender(addresses.results) if is_last_stage else None
+
+    def load(self) -> ModelRunner:
+        """Its part of the model, at the same time as all others."""
+        config, settings = self._config, self._config.settings
+        device = rank_device(settings.device, config.local_rank)
+        host = LOOPBACK if settings.nnodes == 1 else own_address(config.store_host, config.store_port)
+        member = GroupMember(config.rank, self._store, host, device, settings, self._agree)
+        return load_runner(settings, member)
+
+    def run(self, runner: ModelRunner) -> None:
+        """Passes, until the first rank says stop."""
+        reader, handles = step_messages.StepReader(), list[PassHandle]()
+        settings = self._config.settings
+        kept = _HANDLES_KEPT + settings.pipeline_parallel_size - 1
+        if (results := self._results) is not None:
+            self._start(results, runner.device)
+        while True:
+            match step_messages.decode(self._steps.recv()):
+                case step_messages.Launch() as message:
+                    if not handles and self._is_of_a_server:
+                        # Not sooner: the first rank reads a vocabulary, for seconds in which no thread of it speaks.
+                        self.signs.loaded()
+                    handles = [*handles[1 - kept :], runner.launch(reader.batch(message))]
+                    if results is not None and not message.waits_for_masks:
+                        results.send(handles[-1])
+                case step_messages.Sample() as message:
+                    runner.sample(handles[-1], step_messages.masks_of(message))
+                    if results is not None:
+                        results.send(handles[-1])
+                case step_messages.OpenTransport(choice, engine_id):
+                    serve_rank(self._transfer, choice, engine_id, runner.kv_memory(), self._config.rank)
+                case step_messages.Stop():
+                    return
+                case step_messages.Agreed():
+                    raise AssertionError("there is nothing to agree on while passes run")
+
+    @property
+    def _is_of_a_server(self) -> bool:
+        """Else the first rank is in somebody's program, which may hold Python's lock for seconds."""
+        return self._config.kills_parent or self._config.settings.nnodes > 1
+
+    def _start(self, results: ResultSender, device: torch.device) -> None:
+        """Of the first rank of a pipeline's last stage."""
+
+        def prepare() -> None:
+            if device.type == "cuda":
+                torch.cuda.set_device(device)
+
+        def failed(error: Exception) -> None:
+            logger.error("rank %d: a pass fails", self._config.rank, exc_info=error)
+            self.signs.failed(failure(self._config, error))
+            os._exit(1)
+
+        results.start(prepare, failed)
+
+    def _agree(self, value: int) -> list[int]:
+        self.signs.reached(value)
+        message = step_messages.decode(self._steps.recv())
+        if isinstance(message, step_messages.Stop):
+            raise SystemExit(0)
+        assert isinstance(message, step_messages.Agreed)
+        return message.values
+
+    def _lost(self, reason: str) -> None:
+        """The first rank is silent. Whoever watches it learns why before it is ended."""
+        logger.error("rank %d: %s", self._config.rank, reason)
+        if self._config.kills_parent and os.getppid() == self._config.parent_pid:
+            say(self._config.last_words_fd, f"{reason} (said by rank {self._config.rank})")
+            os.kill(self._config.parent_pid, signal.SIGKILL)
+        os._exit(1)
+
+
+def own_address(host: str, port: int) -> str:
+    """The address of this machine for those who are reached at `host`."""
+    with socket.create_connection((host, port), timeout=10) as connection:
+        address: str = connection.getsockname()[0]
+        return address
+
+
+def run_rank(config: RankConfig) -> int:
+    """Load and run; what goes wrong is told to the first rank. Returns the exit status."""
+    rank = Rank(config, join_store(config.store_host, config.store_port))
+    try:
+        runner = rank.load()
+        gc.collect()
+        gc.freeze()
+        rank.run(runner)
+    except Exception as error:
+        if not _is_expected(error):
+            logger.exception("rank %d fails", config.rank)
+        rank.signs.failed(failure(config, error))
+        return 1
+    return 0
+
+
+def _is_expected(error: Exception) -> bool:
+    """Whether its message is for people."""
+    return isinstance(error, ValueError | OSError)
+
+
+def failure(config: RankConfig, error: Exception) -> str:
+    """Why a rank cannot go on, for people."""
+    said = str(error) if _is_expected(error) else f"{type(error).__name__}: {error}"
+    return f"rank {config.rank} of the {group_name(config.settings)} failed: {said}"
