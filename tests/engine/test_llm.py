@@ -1,3 +1,4 @@
+import gc
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -258,6 +259,21 @@ def test_a_chat_template_takes_the_place_of_the_models(tmp_path: Path) -> None:
         LLM("dry", max_model_len=64, chat_template=str(tmp_path / "none.jinja"))
     with pytest.raises(ValueError, match="chat template, line 1"):
         LLM("dry", max_model_len=64, chat_template="{% for %}")
+
+
+def test_what_is_there_is_not_looked_through_while_an_engine_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mini_infer_engine.llm.gc", gc)
+    seen: list[int] = []
+    monkeypatch.setattr(gc, "collect", lambda: seen.append(gc.get_freeze_count()))
+    try:
+        gc.unfreeze()
+        engine = LLM("dry")
+        assert seen == [0], "garbage is collected before what is left is frozen"
+        assert gc.get_freeze_count() > 0
+        del engine
+        assert gc.get_freeze_count() == 0, "cycles that hold weights are found again"
+    finally:
+        gc.freeze()
 
 
 def test_threads_may_share_a_model(llm: LLM) -> None:
