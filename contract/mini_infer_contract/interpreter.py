@@ -9,6 +9,7 @@ import importlib
 import os
 import sys
 import threading
+from collections.abc import Iterator
 from typing import Final
 
 SWITCH_INTERVAL_S: Final = 0.001
@@ -22,17 +23,23 @@ NICENESS: Final = 10
 """Of threads that tokenise: the event loop comes first where cores are few."""
 
 
-def import_to_stay(module: str) -> None:
-    """Import what stays as long as this process does: the garbage collector looks through it neither now nor later.
-
-    Looking through more and more modules again and again is a quarter of the time that importing torch takes.
-    """
+@contextlib.contextmanager
+def no_collection() -> Iterator[None]:
+    """For imports: that the garbage collector looks through more and more modules is a quarter of torch's time."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
-        importlib.import_module(module)
+        yield
     finally:
+        if was_enabled:
+            gc.enable()
+
+
+def import_to_stay(module: str) -> None:
+    """Import what stays as long as this process does: the garbage collector does not look through it later either."""
+    with no_collection():
+        importlib.import_module(module)
         gc.freeze()
-        gc.enable()
 
 
 def favour_event_loop() -> None:

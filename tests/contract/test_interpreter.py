@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from mini_infer_contract.interpreter import import_to_stay
+from mini_infer_contract.interpreter import import_to_stay, no_collection
 
 
 def test_what_is_imported_to_stay_is_no_longer_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,3 +18,13 @@ def test_an_import_that_fails_leaves_the_collector_on() -> None:
     with pytest.raises(ModuleNotFoundError):
         import_to_stay("mini_infer_contract.there_is_none")
     assert gc.isenabled()
+
+
+def test_a_collector_that_was_off_stays_off() -> None:
+    gc.disable()
+    try:
+        with no_collection():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

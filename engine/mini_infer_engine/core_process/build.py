@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from mini_infer_contract.interpreter import no_collection
 from mini_infer_contract.prompt import PromptAssets
 from mini_infer_contract.tokenizer_files import load_tokenizer
 from mini_infer_engine.config.settings import EngineSettings, num_ranks
@@ -121,9 +122,9 @@ def _build_real(settings: EngineSettings, record_events: bool, watched: "Watched
 
 
 def _load(settings: EngineSettings, watched: "Watched | None") -> "ModelRunner | ParallelRunner":
-    if num_ranks(settings) == 1:
+    with no_collection():
         from mini_infer_engine.runtime.model_runner import load_runner
-
+    if num_ranks(settings) == 1:
         return load_runner(settings)
     from mini_infer_engine.distributed.parallel_runner import NOT_WATCHED, load_parallel
 
