@@ -2,7 +2,9 @@
 
 GPTQ (Frantar et al. 2022, arXiv 2210.17323) rounds column after column, and changes the columns that are left so that
 the product with the calibration inputs stays as near as it can. Groups' ranges are clipped where that lowers the error,
-weighted by the inputs' squares (the search of AWQ, Lin et al. 2023, arXiv 2306.00978). Pure arithmetic on tensors.
+weighted by the inputs' squares (the search of AWQ, Lin et al. 2023, arXiv 2306.00978). What is rounded is not the
+weight itself, but one that makes up for a part of what rounded layers before it did to its inputs (QEP, Arai and
+Ichikawa 2025, arXiv 2504.09629). Pure arithmetic on tensors.
 """
 
 import torch
@@ -17,25 +19,35 @@ _SHARES = tuple(1 - step / 50 for step in range(21))
 """Of a group's range that are tried."""
 _LEAST_SCALE = 2.0**-24
 """The least of fp16."""
+_PROPAGATION = 0.5
+"""How much of the inputs' drift a weight makes up for, QEP's strength: all of it fits the calibration texts alone."""
 
 
-def gptq_groups(weight: Tensor, hessian: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
+def gptq_groups(
+    weight: Tensor, hessian: Tensor, group: int, drift: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """As `on_load.rounded_groups`, for inputs x with `hessian` = sum of x x.T, [columns, columns] fp32.
 
-    Columns are rounded in order of their inputs' size, the largest first, while many are left to compensate; groups
-    stay those of neighbouring columns, with scales that are chosen before.
+    `drift` = sum of (y - x) x.T, of the same size, where the unquantised model has y and this one has x; None: they
+    are equal. Columns are rounded in order of their inputs' size, the largest first, while many are left to compensate;
+    groups stay those of neighbouring columns, with scales that are chosen before.
     """
     wide, hessian = weight.float(), hessian.clone()
     rows, columns = wide.shape
+    if not bool(torch.isfinite(hessian).all()):  # an input overflowed its dtype: the sums say nothing
+        hessian, drift = torch.eye(columns, device=weight.device), None
     diagonal = hessian.diagonal()
     diagonal[diagonal == 0] = 1
+    order = diagonal.argsort(descending=True, stable=True)
+    lower, compensation = _factors(hessian[order][:, order])
+    if drift is not None and lower is not None:
+        wide = wide.clone()
+        wide[:, order] += _PROPAGATION * torch.cholesky_solve((wide @ drift)[:, order].t(), lower).t()
     ranges = [
         clipped_range(wide[:, begin : begin + group], diagonal[begin : begin + group])
         for begin in range(0, columns, group)
     ]
     scale, zero = (torch.stack(each, 1) for each in zip(*ranges, strict=True))
-    order = diagonal.argsort(descending=True, stable=True)
-    compensation = _compensation(hessian[order][:, order])
     rounded = _rounded(wide[:, order], scale[:, order // group], zero[:, order // group], compensation)
     integers = torch.empty(rows, columns, dtype=torch.uint8, device=weight.device)
     integers[:, order] = rounded.to(torch.uint8)
@@ -60,8 +72,12 @@ def _rounded(left: Tensor, scale: Tensor, zero: Tensor, compensation: Tensor) ->
     return integers
 
 
-def _compensation(hessian: Tensor) -> Tensor:
-    """The upper Cholesky factor of the damped inverse: row by row, how an error goes into the columns behind it."""
+def _factors(hessian: Tensor) -> tuple[Tensor | None, Tensor]:
+    """Cholesky factors of the damped Hessian, the lower one, and of its inverse, the upper one.
+
+    The latter's rows say how a column's error goes into those behind it. None, identity: there are no factors in fp32,
+    and nothing is compensated.
+    """
     mean, identity = hessian.diagonal().mean(), torch.eye(len(hessian), device=hessian.device)
     for damping in _DAMPING:
         lower, failed = torch.linalg.cholesky_ex(hessian + damping * mean * identity)
@@ -69,8 +85,8 @@ def _compensation(hessian: Tensor) -> Tensor:
             upper: Tensor
             upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
             if not int(failed):
-                return upper
-    return identity  # no compensation: the sums are not those of real numbers
+                return lower, upper
+    return None, identity
 
 
 def clipped_range(part: Tensor, importance: Tensor) -> tuple[Tensor, Tensor]:

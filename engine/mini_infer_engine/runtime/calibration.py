@@ -1,11 +1,13 @@
 """`--quantization` int4 and w8a8-int8 with calibration: layers rounded one after another over the committed texts.
 
-The texts run through one layer at a time, in plain torch and without pages; what each product reads becomes the sums
-that `quantization.gptq` wants, or the largest values that `quantization.smooth` wants, and the next layer sees what the
-rounded one makes. Knows no scheduler and no pool.
+The texts run through one layer at a time, in plain torch and without pages: first as the unquantised model computes
+them, which tells what `quantization.smooth` wants; then, for `quantization.gptq`, as the rounded model does, where each
+product is rounded when its turn comes, for what the rounded ones before it make. Knows no scheduler and no pool.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from mini_infer_engine.models.decoder import DecoderLayer, DecoderModel
 from mini_infer_engine.ops.base import ResidualState
 from mini_infer_engine.ops.torch_ops import TorchOps
 from mini_infer_engine.quantization.gptq import gptq_groups
-from mini_infer_engine.quantization.on_load import RoundToNearestMethod, rounded_rows
+from mini_infer_engine.quantization.on_load import Quantization, RoundToNearestMethod, rounded_rows
 from mini_infer_engine.quantization.smooth import smoothed
 from mini_infer_engine.runtime.attention.masks import additive
 from mini_infer_engine.runtime.attention.softcapped import softcapped_attention
@@ -53,32 +55,60 @@ def calibrates(model: DecoderModel) -> bool:
     )
 
 
-def calibrate(model: DecoderModel, rows: Tensor) -> None:
-    """Round the layers of a loaded model whose method is `RoundToNearestMethod` with calibration; not the head."""
+def calibrate(model: DecoderModel, rows: Tensor, kind: Quantization) -> None:
+    """Round the layers of a loaded model whose method is `RoundToNearestMethod`, of `kind`; not the head."""
     for module in model.model.layers.modules():
         if isinstance(module, Linear) and isinstance(module.method, RoundToNearestMethod):
             module.method.waits = True
     model.finish_loading(rows.shape[1])
     attention = _DenseAttention(rows.shape, rows.device)
-    state = ResidualState(model.embed(TorchOps(), rows.flatten()))
+    exact = ResidualState(model.embed(TorchOps(), rows.flatten()))
+    rounded = ResidualState(exact.residual.clone())
     layers = model.layers
     next_norms: list[Any] = [*(layer.input_layernorm for layer in layers[1:]), model.last_norm]
     for layer, next_norm in zip(layers, next_norms, strict=True):
-        sums, maxima = _Inputs(layer, "int4", _add_products), _Inputs(layer, "w8a8-int8", _add_maxima)
-        layer(TorchOps(), ResidualState(state.residual.clone()), attention, next_norm)
-        for linear, hessian in sums.end().items():
-            _method(linear).keep_groups(linear, *gptq_groups(linear.weight, hessian, GROUP))
-        _round_smoothed(layer, maxima.end())
-        state = layer(TorchOps(), state, attention, next_norm)
+        inputs: dict[Linear, Tensor] = {}
+        with _before_products(layer, partial(_keep, inputs)):
+            exact = layer(TorchOps(), exact, attention, next_norm)
+        if kind == "w8a8-int8":
+            _round_smoothed(layer, inputs)
+            continue
+        with _before_products(layer, partial(_round_in_turn, inputs)):
+            rounded = layer(TorchOps(), rounded, attention, next_norm)
 
 
-def _round_smoothed(layer: DecoderLayer, maxima: dict[Linear, Tensor]) -> None:
+@contextmanager
+def _before_products(layer: DecoderLayer, call: Callable[[Linear, Tensor], None]) -> Iterator[None]:
+    """Have each product of a layer that is to be rounded, and what it is about to read, passed to `call`."""
+    products = [module for module in layer.modules() if isinstance(module, Linear)]
+    hooks = [
+        linear.register_forward_pre_hook(lambda module, inputs: call(module, inputs[0]))
+        for linear in products
+        if isinstance(linear.method, RoundToNearestMethod)
+    ]
+    yield
+    for hook in hooks:
+        hook.remove()
+
+
+def _keep(inputs: dict[Linear, Tensor], linear: Linear, x: Tensor) -> None:
+    inputs[linear] = x.clone()  # the residual stream, which some products read, is added to in place
+
+
+def _round_in_turn(exact: dict[Linear, Tensor], linear: Linear, x: Tensor) -> None:
+    """Round a product by GPTQ for what it reads; `exact` has what it would read in the unquantised model."""
+    wide = x.float()
+    drift = exact.pop(linear).float().sub_(wide).t() @ wide
+    _method(linear).keep_groups(linear, *gptq_groups(linear.weight, wide.t() @ wide, GROUP, drift))
+
+
+def _round_smoothed(layer: DecoderLayer, inputs: dict[Linear, Tensor]) -> None:
     """Round each product's weights, those behind a norm of their own after the norm took the smoothing divisors."""
     norms = {linear: norm for norm, linear in layer.normed_products()}
-    for linear, activation_maxima in maxima.items():
+    for linear, x in inputs.items():
         weight: Tensor = linear.weight
         if (norm := norms.get(linear)) is not None:
-            norm_weight, weight = smoothed(norm.weight, weight, activation_maxima)
+            norm_weight, weight = smoothed(norm.weight, weight, x.abs().amax(dim=0).float())
             norm.weight = nn.Parameter(norm_weight, requires_grad=False)
         _method(linear).keep_rows(linear, *rounded_rows(weight))
 
@@ -86,42 +116,6 @@ def _round_smoothed(layer: DecoderLayer, maxima: dict[Linear, Tensor]) -> None:
 def _method(linear: Linear) -> RoundToNearestMethod:
     assert isinstance(linear.method, RoundToNearestMethod)
     return linear.method
-
-
-def _add_products(before: Tensor | None, x: Tensor) -> Tensor:
-    """Sums of x x.T, [columns, columns] fp32."""
-    product = x.t() @ x
-    return product if before is None else product.add_(before)
-
-
-def _add_maxima(before: Tensor | None, x: Tensor) -> Tensor:
-    """The largest absolute value of each column, [columns] fp32."""
-    largest = x.abs().amax(dim=0)
-    return largest if before is None else torch.maximum(before, largest)
-
-
-class _Inputs:
-    """What is kept of all inputs of a layer's products that are rounded to one kind, until `end`."""
-
-    def __init__(self, layer: nn.Module, kind: str, add: Callable[[Tensor | None, Tensor], Tensor]) -> None:
-        self._found: dict[Linear, Tensor] = {}
-        self._add = add
-        rounded = (module for module in layer.modules() if isinstance(module, Linear))
-        self._hooks = [
-            linear.register_forward_pre_hook(self._keep)
-            for linear in rounded
-            if isinstance(linear.method, RoundToNearestMethod) and linear.method.kind == kind
-        ]
-
-    def _keep(self, linear: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        assert isinstance(linear, Linear)
-        self._found[linear] = self._add(self._found.get(linear), inputs[0].float())
-
-    def end(self) -> dict[Linear, Tensor]:
-        """Listen no longer."""
-        for hook in self._hooks:
-            hook.remove()
-        return self._found
 
 
 class _DenseAttention:

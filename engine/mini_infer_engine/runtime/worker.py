@@ -222,7 +222,7 @@ def _calibrate(model: DecoderModel, quantization: Quantization, directory: Path 
         log.warning("%s: calibration needs a tokenizer.json, one rank, plain KV.", kind)
         return
     begin = time.monotonic()
-    calibrate(model, rows.to(device))
+    calibrate(model, rows.to(device), quantization)
     log.info(
         "%s weights were calibrated with %d tokens in %.1f s", quantization, rows.numel(), time.monotonic() - begin
     )

@@ -37,6 +37,30 @@ def test_products_come_nearer_than_by_rounding_to_the_nearest(columns: int, grou
     assert error < 0.6 * nearest
 
 
+def test_a_weight_makes_up_for_what_earlier_rounding_did_to_its_inputs() -> None:
+    """Where their drift can be told from the inputs, products come nearer to those of the inputs as they were."""
+    weight = torch.randn(24, 256, generator=torch.Generator().manual_seed(1))
+    turned = torch.eye(256) + 0.02 * torch.randn(256, 256, generator=torch.Generator().manual_seed(4))
+    seen, other = inputs(600, 256, seed=2), inputs(300, 256, seed=3)
+    drifted = seen @ turned
+    hessian, drift = drifted.t() @ drifted, (seen - drifted).t() @ drifted
+    made, without = gptq_groups(weight, hessian, 128, drift), gptq_groups(weight, hessian, 128)
+    error, before = (
+        float((other @ turned @ widened(*each, 128).t() - other @ weight.t()).square().mean())
+        for each in (made, without)
+    )
+    assert error < 0.5 * before
+    unchanged = gptq_groups(weight, hessian, 128, torch.zeros(256, 256))
+    assert torch.equal(unchanged[0], without[0])
+
+
+def test_sums_that_are_no_numbers_are_rounded_without_compensation() -> None:
+    weight = torch.randn(8, 64, generator=torch.Generator().manual_seed(1))
+    broken = torch.full((64, 64), float("inf"))
+    made = widened(*gptq_groups(weight, broken, 32, broken), 32)
+    assert torch.equal(made, widened(*gptq_groups(weight, torch.eye(64), 32), 32))
+
+
 def test_columns_that_no_input_uses_change_nothing() -> None:
     weight = torch.randn(8, 64, generator=torch.Generator().manual_seed(1))
     seen = inputs(100, 64, seed=2)

@@ -1,6 +1,7 @@
 """Calibrated int4: layers run alone as they do in passes, and the demo model keeps its answers."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,8 +10,10 @@ from demo.dataset import ChatEncoder, held_out_chats
 from demo.entries import load_entries
 from mini_infer_engine.layers.linear import Linear
 from mini_infer_engine.model_path import DEMO_DIRECTORY
+from mini_infer_engine.models.decoder import DecoderModel
 from mini_infer_engine.ops.base import ResidualState
 from mini_infer_engine.ops.torch_ops import TorchOps
+from mini_infer_engine.quantization.gptq import gptq_groups
 from mini_infer_engine.quantization.on_load import RoundToNearestMethod
 from mini_infer_engine.runtime.calibration import ROW_TOKENS, _DenseAttention, calibrates, calibration_rows
 from tests.support.demo_reference import reference_model
@@ -49,6 +52,44 @@ def test_a_model_without_a_tokenizer_is_rounded_to_the_nearest(
     assert "rounded to the nearest:" in caplog.text
     tiny_runner(tmp_path, quantization="w8a8-int8")
     assert "rounded to the nearest, not smoothed:" in caplog.text
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma2", "olmo2"])
+def test_products_are_rounded_for_what_the_rounded_ones_before_them_make(
+    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums that GPTQ gets are those of the finished model's inputs, and of how the unquantised model's differ."""
+    save_tiny_model(tmp_path, architecture, **(GEMMA if architecture == "gemma2" else {}))
+    rows = torch.arange(48).view(2, 24) * 7 % 190 + 5
+    monkeypatch.setattr("mini_infer_engine.runtime.worker.calibration_rows", lambda _: rows)
+    sums = []
+
+    def record(weight: torch.Tensor, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        hessian, group, drift = arguments
+        sums.append((hessian, drift))
+        return gptq_groups(weight, hessian, group, drift)
+
+    monkeypatch.setattr("mini_infer_engine.runtime.calibration.gptq_groups", record)
+    rounded, exact = (
+        read_by_products(tiny_runner(tmp_path, quantization=kind).worker.model, rows) for kind in ("int4", None)
+    )
+    assert len(sums) == len(rounded) == len(exact)
+    for (hessian, drift), x, y in zip(sums, rounded, exact, strict=True):
+        torch.testing.assert_close(hessian, x.t() @ x, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(drift, (y - x).t() @ x, rtol=1e-3, atol=1e-3)
+    assert not any(torch.equal(x, y) for x, y in zip(rounded[1:], exact[1:], strict=True))
+
+
+def read_by_products(model: DecoderModel, rows: torch.Tensor) -> list[torch.Tensor]:
+    """What each linear layer of the decoder's layers reads in a pass over `rows`, in the order of computation."""
+    found: list[torch.Tensor] = []
+    products = [module for module in model.model.layers.modules() if isinstance(module, Linear)]
+    hooks = [linear.register_forward_pre_hook(lambda _, x: found.append(x[0].clone())) for linear in products]
+    with torch.inference_mode():
+        model.forward(TorchOps(), model.embed(TorchOps(), rows.flatten()), _DenseAttention(rows.shape, rows.device))
+    for hook in hooks:
+        hook.remove()
+    return found
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma2", "olmo2"])
