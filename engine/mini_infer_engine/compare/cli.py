@@ -81,7 +81,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--texts", type=Path, metavar="FILE", help="a text to predict in place of the usual ones")
     parser.add_argument(
-        "--limit", type=whole_number(1), default=40, metavar="N", help="texts, and questions (default: 40)"
+        "--limit", type=whole_number(1), default=40, metavar="N", help="texts, and questions of each sort (default: 40)"
     )
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="of activations")
@@ -132,7 +132,7 @@ def settings_of(column: str, options: argparse.Namespace) -> EngineSettings:
     )
 
 
-def asked_of(folder: Path, options: argparse.Namespace) -> tuple[list[Text], Questions | None]:
+def asked_of(folder: Path, options: argparse.Namespace) -> tuple[list[Text], list[Questions]]:
     """Texts, and questions of the demo evaluation where it is there. ValueError: there is no text."""
     demo = demo_texts(options.limit) if options.texts is None and folder == DEMO_DIRECTORY else None
     if demo is not None:
@@ -140,4 +140,4 @@ def asked_of(folder: Path, options: argparse.Namespace) -> tuple[list[Text], Que
     texts = read_texts(folder, options.texts, options.limit)
     if not texts:
         raise ValueError(f"--texts {options.texts}: no text of at least two tokens.")
-    return texts, None
+    return texts, []

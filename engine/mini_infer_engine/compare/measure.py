@@ -32,7 +32,7 @@ class Baseline:
 
 
 def measure(
-    settings: EngineSettings, texts: list[Text], questions: Questions | None, decode: Callable[[list[int]], str],
+    settings: EngineSettings, texts: list[Text], questions: list[Questions], decode: Callable[[list[int]], str],
     baseline: Baseline,
 ) -> dict[str, float]:  # fmt: skip
     """Figures by name. The baseline is filled where it is empty. ValueError: the model or the settings are at fault."""
@@ -40,9 +40,9 @@ def measure(
     runner = load_runner(settings)
     figures = {"load s": time.perf_counter() - begin}
     figures |= precision(runner, texts, baseline)
-    if questions is not None:
-        answers = _generate(settings, runner, questions.prompts, questions.max_tokens, ends=True)
-        figures["answers right"] = questions.judge([decode(answer) for answer in answers])
+    for asked in questions:
+        answers = _generate(settings, runner, asked.prompts, asked.max_tokens, ends=True)
+        figures[asked.figure] = asked.judge([decode(answer) for answer in answers])
     figures["weights MB"] = runner.worker.weight_bytes / 1e6
     figures["KV bytes/token"] = runner.pool.spec.page_bytes / runner.page_size
     figures |= speed(settings, runner)

@@ -50,6 +50,6 @@ def draw(figures: Figures, path: Path) -> None:
 def _cell(value: float | None, name: str) -> str:
     if value is None:
         return "-"
-    if name in ("top-1 agreement", "answers right"):
+    if name == "top-1 agreement" or name.endswith(" right"):
         return f"{value:.2%}"
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"

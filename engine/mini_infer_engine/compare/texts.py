@@ -19,8 +19,8 @@ ROW_TOKENS = 512
 _CHECKOUT = Path(__file__).parents[3]
 """Of this repository, unless the package is installed."""
 _MODULES = ("textwrap", "heapq", "bisect", "queue", "shelve", "fractions", "statistics", "graphlib")
-_DEMO_SEED = 77
-"""Of the questions of `demo.evaluate` in phrasings that were never trained."""
+_DEMO_SEED, _SKILLS_SEED = 77, 901
+"""Of what `demo.evaluate` asks: questions in phrasings that were never trained, and chats about skills."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,9 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """Prompts, and how many of their answers' texts are right, as a share."""
+    """Prompts, and how many of their answers' texts are right, as a share; `figure` is its name."""
 
+    figure: str
     prompts: list[list[int]]
     judge: Callable[[list[str]], float]
     max_tokens: int
@@ -59,22 +60,31 @@ def read_texts(folder: Path, file: Path | None, limit: int) -> list[Text]:
     return [Text(row, [True] * (len(row) - 1)) for row in rows[:limit] if len(row) > 1]
 
 
-def demo_texts(limit: int) -> tuple[list[Text], Questions] | None:
-    """Chats whose answers count, and questions, in phrasings that were never trained; None: there is no `demo`."""
+def demo_texts(limit: int) -> tuple[list[Text], list[Questions]] | None:
+    """Chats whose answers count, in phrasings that were never trained, and `limit` questions of each sort.
+
+    None: there is no `demo`.
+    """
     if (_CHECKOUT / "demo" / "evaluate.py").is_file() and str(_CHECKOUT) not in sys.path:
         sys.path.append(str(_CHECKOUT))  # a console script's path has the installed packages alone
     if importlib.util.find_spec("demo") is None:
         return None
-    dataset, entries, evaluate = (
-        importlib.import_module(f"demo.{name}") for name in ("dataset", "entries", "evaluate")
-    )
-    chats = dataset.held_out_chats(entries.load_entries(), seed=_DEMO_SEED)[:limit]
+    dataset, loader, evaluate = (importlib.import_module(f"demo.{name}") for name in ("dataset", "entries", "evaluate"))
+    entries = loader.load_entries()
+    chats = dataset.held_out_chats(entries, seed=_DEMO_SEED)[:limit]
     encoder: Any = dataset.ChatEncoder()
     rows = encoder.encode_many([encoder.render(chat) for chat in chats])
     texts = [Text(row[:ROW_TOKENS], encoder.loss_mask(row)[1:ROW_TOKENS]) for row in rows]
     asked = [chat for chat in chats if chat.entry is not None]
+    skills = dataset.skill_chats(entries, _SKILLS_SEED, limit)
 
     def judge(answers: list[str]) -> float:
         return float(evaluate.judge(asked, answers)["share"])
 
-    return texts, Questions(evaluate.prompts(encoder, asked), judge, evaluate.MAX_NEW_TOKENS)
+    def judge_skills(answers: list[str]) -> float:
+        return float(evaluate.judge_skills(encoder, skills, answers)["share"])
+
+    return texts, [
+        Questions("answers right", evaluate.prompts(encoder, asked), judge, evaluate.MAX_NEW_TOKENS),
+        Questions("skills right", evaluate.prompts(encoder, skills), judge_skills, evaluate.MAX_NEW_TOKENS),
+    ]

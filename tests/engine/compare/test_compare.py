@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 from mini_infer_engine import __version__
 from mini_infer_engine.compare.cli import main
 from mini_infer_engine.compare.measure import Baseline, precision
 from mini_infer_engine.compare.report import draw, table
-from mini_infer_engine.compare.texts import Text, read_texts
+from mini_infer_engine.compare.texts import Text, demo_texts, read_texts
 from mini_infer_engine.model_path import DEMO_DIRECTORY
 from tests.engine.server.dry_server import environment
 from tests.support.tiny_models import reference_logits, save_tiny_model, tiny_runner
@@ -85,6 +86,21 @@ def test_a_checkouts_questions_are_found_from_any_folder(tmp_path: Path) -> None
         [sys.executable, "-c", code], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True
     )
     assert done.stdout == "True\n"
+
+
+def test_a_checkouts_questions_are_about_names_and_about_skills() -> None:
+    """Each sort as many as texts; the texts' own answers are right, and no answer is none."""
+    found = demo_texts(4)
+    assert found is not None
+    texts, sorts = found
+    names, skills = sorts
+    assert (names.figure, skills.figure) == ("answers right", "skills right")
+    assert len(texts) == len(names.prompts) == len(skills.prompts) == 4
+    decode = Tokenizer.from_file(str(DEMO_DIRECTORY / "tokenizer.json")).decode
+    assert (
+        names.judge([decode(text.tokens[len(asked) :]) for text, asked in zip(texts, names.prompts, strict=True)]) == 1
+    )
+    assert names.judge([""] * 4) == skills.judge([""] * 4) == 0
 
 
 def test_a_table_and_a_picture_have_every_figure(tmp_path: Path) -> None:
