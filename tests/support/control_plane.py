@@ -5,11 +5,13 @@ etcd, kube-apiserver, and where the folder has them kube-controller-manager, kub
 """
 
 import base64
+import http.client
 import json
 import os
 import secrets
 import ssl
 import subprocess
+import threading
 import time
 import urllib.parse
 import urllib.request
@@ -34,6 +36,8 @@ class ControlPlane:
         self.audit_log = folder / "audit.log"
         self._children: list[subprocess.Popen[bytes]] = []
         self._reader: tuple[str, dict[str, str], ssl.SSLContext] | None = None
+        self._kept = threading.local()
+        """Each thread's connection to the API server: to greet it anew takes both sides longer than a list."""
 
     @property
     def runs_deployments(self) -> bool:
@@ -84,7 +88,8 @@ class ControlPlane:
         url = f"https://127.0.0.1:{api_port}"
         self._wait_until_ready(url, token, server)
         context = ssl.create_default_context(cafile=str(self.folder / "certs" / "apiserver.crt"))
-        self._reader = url, {"authorization": f"Bearer {token}", "accept": "application/json"}, context
+        headers = {"authorization": f"Bearer {token}", "accept": "application/json"}
+        self._reader = f"127.0.0.1:{api_port}", headers, context
         self._write_kubeconfig(url, token)
         self._start_controllers(key)
 
@@ -106,10 +111,16 @@ class ControlPlane:
     def read(self, path: str, **query: str) -> Any:
         """An object or a list, without a process: tests ask ten times a second."""
         assert self._reader is not None
-        url, headers, context = self._reader
-        asked = urllib.request.Request(f"{url}{path}?{urllib.parse.urlencode(query)}", headers=headers)
-        with urllib.request.urlopen(asked, context=context, timeout=30) as response:
-            return json.loads(response.read())
+        address, headers, context = self._reader
+        if not hasattr(self._kept, "connection"):
+            self._kept.connection = http.client.HTTPSConnection(address, context=context, timeout=30)
+        asked = f"{path}?{urllib.parse.urlencode(query)}"
+        try:
+            status, body = _get(self._kept.connection, asked, headers)
+        except ConnectionError:  # the API server ends connections that nobody has used for a while
+            status, body = _get(self._kept.connection, asked, headers)
+        assert status == 200, f"{path}: {status} {body.decode()}"
+        return json.loads(body)
 
     def apply(self, *manifests: object) -> None:
         """Create or update, and fail on a refusal."""
@@ -245,6 +256,17 @@ def find_programs() -> Path | None:
         return None
     needed = ("etcd", "kube-apiserver", "kubectl")
     return Path(folder) if all((Path(folder) / name).exists() for name in needed) else None
+
+
+def _get(connection: http.client.HTTPSConnection, path: str, headers: dict[str, str]) -> tuple[int, bytes]:
+    """Status and body; the connection is made where there is none, and closed where no whole answer came."""
+    try:
+        connection.request("GET", path, headers=headers)
+        response = connection.getresponse()
+        return response.status, response.read()
+    except BaseException:
+        connection.close()
+        raise
 
 
 def _quiet(*command: str) -> None:
