@@ -107,11 +107,11 @@ def waiting(cluster: Cluster, tmp_path: Path) -> Iterator[dict[str, float]]:
         stub.stop()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_the_examples_autoscaler_follows_the_engines_queues(cluster: Cluster, waiting: dict[str, float]) -> None:
-    cluster.apply("demo", unified={"replicas": 1})
-    wait(lambda: ready_engines(cluster, "demo") == 1)
+    """From two to three: the example lets their number double once a minute."""
+    cluster.apply("demo", unified={"replicas": 2})
+    wait(lambda: ready_engines(cluster, "demo") == 2)
     taken = cluster.plane.kubectl("apply", "--server-side", "-f", str(EXAMPLES / "hpa.yaml"))
     assert taken.returncode == 0, taken.stderr
 
@@ -121,7 +121,7 @@ def test_the_examples_autoscaler_follows_the_engines_queues(cluster: Cluster, wa
 
     wait(lambda: conditions().get("ScalingActive") == "True", limit_s=150)
     assert conditions()["AbleToScale"] == "True"
-    assert replicas(cluster, "demo") == 1
+    assert replicas(cluster, "demo") == 2
     waiting["total"] = 5.0  # the example aims at two in each engine
     wait(lambda: ready_engines(cluster, "demo") == 3, limit_s=150)
     assert replicas(cluster, "demo") == 3
