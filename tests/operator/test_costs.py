@@ -132,7 +132,8 @@ def test_services_that_wait_for_a_node_cost_nothing_and_delay_nobody(measured: M
         return [condition["reason"] for condition in told] == ["Unschedulable"] * SERVICES
 
     wait(all_wait, LIMIT_S, EVERY_S)
-    time.sleep(20)  # past the look at whether the cluster is full
+    time.sleep(8)  # past the look at whether the cluster is full
+    measured.wait_until_quiet()
     measured.mark()
     time.sleep(REST_S)
     asked = measured.requests()

@@ -277,8 +277,9 @@ def test_what_nobody_comes_for_is_let_go() -> None:
 
 
 def slow_pair(seed: int, *flags: str) -> Pair:
-    """Pretended models with time to do something to them meanwhile."""
-    return Pair(random.Random(seed), lambda role, port: Side(role, *SLOW, *flags, port=port), within_s=0.4)
+    """Pretended models with time to do something to them meanwhile; who waits in vain does so for 5 s, not 30."""
+    flags = (*SLOW, "--kv-transfer-timeout", "5", *flags)
+    return Pair(random.Random(seed), lambda role, port: Side(role, *flags, port=port), within_s=0.4)
 
 
 def test_a_side_that_dies_or_stops_costs_time_and_nothing_else() -> None:
