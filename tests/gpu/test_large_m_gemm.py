@@ -3,9 +3,6 @@
 The CPU computes what the kernel says, without threads: its index arithmetic, its ring, its conversions.
 """
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,6 +23,7 @@ from mini_infer_engine.kernels.gemm.quantized_weight import QuantizedWeight, deq
 from mini_infer_engine.kernels.sizes import cdiv
 from mini_infer_engine.kernels.workspace import Workspace
 from mini_infer_engine.ops.triton_ops import TritonOps
+from tests.gpu.compiled_for_hopper import facts_told_by
 from tests.gpu.device import BF16, INTERPRETED, KERNELS, POLICY, WORKSPACE, error, normal
 from tests.gpu.test_quantized_gemm import GLUON, random_weight
 from tests.support.gluon_on_cpu import Descriptor, Pointer, run_kernel
@@ -172,18 +170,11 @@ def test_verbs_have_the_same_product_with_and_without_it(m: int, form: str) -> N
 
 
 PROGRAM = """
-import re, subprocess, sys, tempfile
-from pathlib import Path
-import torch, triton
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
+import sys
+import torch
+from tests.gpu.compiled_for_hopper import pretend_hopper, tell
 
-class Hopper:
-    def get_current_target(self): return GPUTarget("cuda", 90, 32)
-    def get_current_device(self): return 0
-    def get_current_stream(self, device): return 0
-
-driver.set_active(Hopper())
+pretend_hopper()
 from mini_infer_engine.kernels.gemm import large_m_gemm as module
 
 form, block_m, block_k, stages, has_splits = sys.argv[1], *map(int, sys.argv[2:])
@@ -191,21 +182,11 @@ n, k, is_int4 = 4096, 4096, form == "int4"
 values = torch.empty(n, k // 2 if is_int4 else k, dtype=torch.uint8 if is_int4 else torch.int8)
 scales = torch.empty(k // 128, n, dtype=torch.int32) if is_int4 else torch.empty(n)
 x, out = torch.empty(256, k, dtype=torch.bfloat16), torch.empty(256, n, dtype=torch.bfloat16)
-compiled = module._large_m_gemm.warmup(
+tell(module._large_m_gemm.warmup(
     module._descriptor(values.data_ptr(), values.dtype, tuple(values.shape), values.stride(), 128),
     module._descriptor(x.data_ptr(), x.dtype, tuple(x.shape), x.stride(), block_m),
     scales, None, out, torch.empty(4), 256, n, k // block_k, 132, 20, 8, n, STAGES=stages, GROUPED=is_int4,
-    BIAS=False, HAS_SPLITS=bool(has_splits), BLOCK_K=block_k, num_warps=8, grid=(1, 1, 1))
-ptx = compiled.asm["ptx"]
-with tempfile.TemporaryDirectory() as folder:
-    file = Path(folder) / "kernel.ptx"
-    file.write_text(ptx)
-    assembler = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
-    done = subprocess.run([assembler, "-v", "--gpu-name", "sm_90a", file, "-o", file.with_suffix(".cubin")],
-                          capture_output=True, text=True, check=True)
-operands = re.findall(r"wgmma.mma_async\\S* [{][^}]*[}], (.)", ptx)
-print(len(operands), operands.count("{"), compiled.metadata.shared, "serialized" in done.stderr,
-      *re.findall(r"([0-9]+) bytes spill stores", done.stderr))
+    BIAS=False, HAS_SPLITS=bool(has_splits), BLOCK_K=block_k, num_warps=8, grid=(1, 1, 1)))
 """
 
 
@@ -218,13 +199,7 @@ def test_weights_are_operands_in_registers_and_products_overlap(
     form: str, block_m: int, block_k: int, stages: int, has_splits: bool, tmp_path: Path
 ) -> None:
     """Compiled for Hopper, with no GPU: wgmma of 16 columns each, of two steps, none waits for the one before."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TRITON_CACHE_DIR": str(tmp_path)}
-    environment.pop("TRITON_INTERPRET", None)
-    command = [sys.executable, "-c", PROGRAM, form, str(block_m), str(block_k), str(stages), str(int(has_splits))]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
-    products, from_registers, shared_bytes, is_serialized, spilled = done.stdout.split()
-    assert int(products) == int(from_registers) == 2 * block_k // 16
-    assert int(shared_bytes) <= 227 << 10
-    assert is_serialized == "False"
-    assert spilled == "0"
+    facts = facts_told_by(PROGRAM, form, block_m, block_k, stages, int(has_splits), cache=tmp_path)
+    assert facts.products == facts.from_registers == 2 * block_k // 16
+    assert facts.shared_bytes <= 227 << 10
+    assert (facts.is_serialized, facts.spilled_bytes) == (False, 0)

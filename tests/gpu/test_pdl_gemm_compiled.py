@@ -1,8 +1,5 @@
 """pdl_gemm with quantised weights, compiled for Hopper without a GPU."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,22 +7,16 @@ import pytest
 pytest.importorskip("triton", reason="needs triton, but no GPU")
 pytest.importorskip("triton.experimental.gluon", reason="needs a Triton that has Gluon")
 
+from tests.gpu.compiled_for_hopper import facts_told_by
 from tests.gpu.device import KERNELS
 
 pytestmark = KERNELS
 PROGRAM = """
-import re, subprocess, sys, tempfile
-from pathlib import Path
-import torch, triton
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
+import sys
+import torch
+from tests.gpu.compiled_for_hopper import pretend_hopper, tell
 
-class Hopper:
-    def get_current_target(self): return GPUTarget("cuda", 90, 32)
-    def get_current_device(self): return 0
-    def get_current_stream(self, device): return 0
-
-driver.set_active(Hopper())
+pretend_hopper()
 from mini_infer_engine.kernels.gemm import pdl_gemm as module
 from mini_infer_engine.kernels.gemm.gemm_config import PdlGemmConfig
 from mini_infer_engine.kernels.gemm.quantized_weight import QuantizedWeight
@@ -51,16 +42,7 @@ epilogue = (None, out, None, None, out, out, None)
 module.launch_pdl_gemm(
     x, weight, epilogue, (m, n, k), (0, 0.0), PdlGemmConfig(64, 256, 2, 4, wide=wide), options, Workspace()
 )
-ptx = module._pdl_gemm.made.asm["ptx"]
-with tempfile.TemporaryDirectory() as folder:
-    file = Path(folder) / "kernel.ptx"
-    file.write_text(ptx)
-    assembler = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
-    done = subprocess.run([assembler, "-v", "--gpu-name", "sm_90a", file, "-o", file.with_suffix(".cubin")],
-                          capture_output=True, text=True, check=True)
-operands = re.findall(r"wgmma.mma_async\\S* [{][^}]*[}], (.)", ptx)
-print(len(operands), operands.count("{"), "serialized" in done.stderr,
-      *re.findall(r"([0-9]+) bytes spill stores", done.stderr), *re.findall(r"Used ([0-9]+) registers", done.stderr))
+tell(module._pdl_gemm.made)
 """
 
 
@@ -69,12 +51,7 @@ print(len(operands), operands.count("{"), "serialized" in done.stderr,
 @pytest.mark.parametrize("form", ["int8", "fp8", "int4"])
 def test_weights_are_operands_in_registers_and_nothing_spills(form: str, m: int, wide: bool, tmp_path: Path) -> None:
     """Four programs of these registers fit an SM."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TRITON_CACHE_DIR": str(tmp_path)}
-    environment.pop("TRITON_INTERPRET", None)
-    command = [sys.executable, "-c", PROGRAM, form, str(m), str(wide)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
-    products, from_registers, is_serialized, spilled, registers = done.stdout.split()
-    assert int(products) == int(from_registers) == 256 // 16
-    assert (is_serialized, spilled) == ("False", "0")
-    assert int(registers) <= 128
+    facts = facts_told_by(PROGRAM, form, m, wide, cache=tmp_path)
+    assert facts.products == facts.from_registers == 256 // 16
+    assert (facts.is_serialized, facts.spilled_bytes) == (False, 0)
+    assert facts.registers <= 128

@@ -1,0 +1,77 @@
+"""Kernels compiled for Hopper without a GPU: by programs of their own, in which Triton knows no other driver."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+
+class _Hopper:
+    """What Triton's compiler asks a driver."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return device
+
+
+def pretend_hopper() -> None:
+    """From now on kernels' `warmup` compiles for sm_90a."""
+    driver.set_active(_Hopper())
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the compiler made of a kernel."""
+
+    products: int
+    """wgmma instructions."""
+    from_registers: int
+    """Those whose left operand is in registers."""
+    is_serialized: bool
+    """Whether ptxas could not let them run beside other instructions."""
+    spilled_bytes: int
+    registers: int
+    shared_bytes: int
+
+
+def tell(compiled: Any) -> None:
+    """Print the facts of what `warmup` returned."""
+    print(json.dumps(asdict(_facts_of(compiled))))
+
+
+def facts_told_by(program: str, *arguments: object, cache: Path) -> Facts:
+    """What a program tells that compiles a kernel."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TRITON_CACHE_DIR": str(cache)}
+    environment.pop("TRITON_INTERPRET", None)
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    return Facts(**json.loads(done.stdout))
+
+
+def _facts_of(compiled: Any) -> Facts:
+    ptx = compiled.asm["ptx"]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "kernel.ptx"
+        file.write_text(ptx)
+        assembler = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+        command = [assembler, "-v", "--gpu-name", "sm_90a", file, "-o", file.with_suffix(".cubin")]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    operands = re.findall(r"wgmma.mma_async\S* [{][^}]*[}], (.)", ptx)
+    (spilled,) = map(int, re.findall(r"([0-9]+) bytes spill stores", told))
+    (registers,) = map(int, re.findall(r"Used ([0-9]+) registers", told))
+    return Facts(len(operands), operands.count("{"), "serialized" in told, spilled, registers, compiled.metadata.shared)
