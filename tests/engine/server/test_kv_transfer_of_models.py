@@ -4,6 +4,7 @@ A file of its own, so that no pretended engine waits beside these: one with a tr
 """
 
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +72,12 @@ def test_engines_of_two_dtypes_give_each_other_prompts() -> None:
             answer = ask(here, prompt, {PREFILL_FROM_HEADER: f"tcp://127.0.0.1:{there_port}"}, logprobs=0, max_tokens=4)
             wait_until(partial(counts_a_transfer, here))
             assert here.fallbacks() == 0
-            told, expected = (one["choices"][0]["logprobs"]["token_logprobs"] for one in (answer, own))
-            assert told == pytest.approx(expected, abs=0.3)  # what bfloat16 loses, and no more
+            told, expected = (one["choices"][0]["logprobs"] for one in (answer, own))
+            # As far as both go on from the same tokens: two that are about as likely may change places.
+            pairs = zip(told["tokens"], expected["tokens"], strict=True)
+            alike = 1 + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            # What bfloat16 loses, and no more.
+            assert told["token_logprobs"][:alike] == pytest.approx(expected["token_logprobs"][:alike], abs=0.3)
             wait_until(here.is_at_rest)
 
 
