@@ -123,11 +123,15 @@ def test_smoothed_weights_and_norms_make_the_same_products(
 
 
 @pytest.mark.parametrize(("kind", "least"), [("int4", 0.96), ("w8a8-int8", 0.99)])
-def test_the_demo_model_keeps_its_answers(kind: str, least: float) -> None:
-    """The likeliest token, teacher-forced, over what the assistant says in chats whose phrasings it never saw."""
+def test_the_demo_model_keeps_its_answers(kind: str, least: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The likeliest token, teacher-forced, over what the assistant says in chats whose phrasings it never saw.
+
+    A quarter of the texts is enough for this model, and for its layers to be rounded in a quarter of the time.
+    """
+    monkeypatch.setattr("mini_infer_engine.runtime.calibration._MOST_ROWS", 16)
     rows = calibration_rows(DEMO_DIRECTORY)
     assert rows is not None
-    assert rows.shape[1] == ROW_TOKENS
+    assert rows.shape == (16, ROW_TOKENS)
     encoder = ChatEncoder()
     chats = encoder.encode_many([encoder.render(chat) for chat in held_out_chats(load_entries(), seed=77)[:25]])
     reference = reference_model()
