@@ -20,7 +20,15 @@ _SHARES = tuple(1 - step / 50 for step in range(21))
 _LEAST_SCALE = 2.0**-24
 """The least of fp16."""
 _PROPAGATION = 0.5
-"""How much of the inputs' drift a weight makes up for, QEP's strength: all of it fits the calibration texts alone."""
+"""How much of its inputs' drift a weight makes up for at most, QEP's strength: all of it fits the texts alone."""
+
+
+def propagation(tokens: int, columns: int) -> float:
+    """QEP's strength for a weight of so many columns: the less, the fewer tokens there are to tell a column's drift.
+
+    The share of tokens that a regression on all columns leaves free, as in an adjusted coefficient of determination.
+    """
+    return _PROPAGATION * max(0.0, 1 - columns / tokens)
 
 
 def gptq_groups(
@@ -28,9 +36,9 @@ def gptq_groups(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `on_load.rounded_groups`, for inputs x with `hessian` = sum of x x.T, [columns, columns] fp32.
 
-    `drift` = sum of (y - x) x.T, of the same size, where the unquantised model has y and this one has x; None: they
-    are equal. Columns are rounded in order of their inputs' size, the largest first, while many are left to compensate;
-    groups stay those of neighbouring columns, with scales that are chosen before.
+    `drift` = sum of (y - x) x.T, of the same size: products of x shall come near those that y has with the weight as
+    it is. None: y is x. Columns are rounded in order of their inputs' size, the largest first, while many are left to
+    compensate; groups stay those of neighbouring columns, with scales that are chosen before.
     """
     wide, hessian = weight.float(), hessian.clone()
     rows, columns = wide.shape
@@ -42,7 +50,7 @@ def gptq_groups(
     lower, compensation = _factors(hessian[order][:, order])
     if drift is not None and lower is not None:
         wide = wide.clone()
-        wide[:, order] += _PROPAGATION * torch.cholesky_solve((wide @ drift)[:, order].t(), lower).t()
+        wide[:, order] += torch.cholesky_solve((wide @ drift)[:, order].t(), lower).t()
     ranges = [
         clipped_range(wide[:, begin : begin + group], diagonal[begin : begin + group])
         for begin in range(0, columns, group)

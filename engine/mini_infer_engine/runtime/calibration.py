@@ -25,7 +25,7 @@ from mini_infer_engine.layers.rotary import rotate_
 from mini_infer_engine.models.decoder import DecoderLayer, DecoderModel
 from mini_infer_engine.ops.base import ResidualState
 from mini_infer_engine.ops.torch_ops import TorchOps
-from mini_infer_engine.quantization.gptq import gptq_groups
+from mini_infer_engine.quantization.gptq import gptq_groups, propagation
 from mini_infer_engine.quantization.on_load import Quantization, RoundToNearestMethod, rounded_rows
 from mini_infer_engine.quantization.smooth import smoothed
 from mini_infer_engine.runtime.attention.masks import additive
@@ -97,8 +97,9 @@ def _keep(inputs: dict[Linear, Tensor], linear: Linear, x: Tensor) -> None:
 
 def _round_in_turn(exact: dict[Linear, Tensor], linear: Linear, x: Tensor) -> None:
     """Round a product by GPTQ for what it reads; `exact` has what it would read in the unquantised model."""
-    wide = x.float()
-    drift = exact.pop(linear).float().sub_(wide).t() @ wide
+    wide, undrifted = x.float(), exact.pop(linear)
+    strength = propagation(*x.shape)
+    drift = strength * (undrifted.float().sub_(wide).t() @ wide) if strength else None
     _method(linear).keep_groups(linear, *gptq_groups(linear.weight, wide.t() @ wide, GROUP, drift))
 
 

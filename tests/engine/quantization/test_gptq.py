@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mini_infer_engine.quantization.gptq import clipped_range, gptq_groups
+from mini_infer_engine.quantization.gptq import clipped_range, gptq_groups, propagation
 from mini_infer_engine.quantization.on_load import rounded_groups
 
 
@@ -43,7 +43,7 @@ def test_a_weight_makes_up_for_what_earlier_rounding_did_to_its_inputs() -> None
     turned = torch.eye(256) + 0.02 * torch.randn(256, 256, generator=torch.Generator().manual_seed(4))
     seen, other = inputs(600, 256, seed=2), inputs(300, 256, seed=3)
     drifted = seen @ turned
-    hessian, drift = drifted.t() @ drifted, (seen - drifted).t() @ drifted
+    hessian, drift = drifted.t() @ drifted, 0.5 * (seen - drifted).t() @ drifted
     made, without = gptq_groups(weight, hessian, 128, drift), gptq_groups(weight, hessian, 128)
     error, before = (
         float((other @ turned @ widened(*each, 128).t() - other @ weight.t()).square().mean())
@@ -52,6 +52,12 @@ def test_a_weight_makes_up_for_what_earlier_rounding_did_to_its_inputs() -> None
     assert error < 0.5 * before
     unchanged = gptq_groups(weight, hessian, 128, torch.zeros(256, 256))
     assert torch.equal(unchanged[0], without[0])
+
+
+def test_few_tokens_say_little_about_a_drift() -> None:
+    assert propagation(16_384, 256) == pytest.approx(0.5, rel=0.02)
+    assert propagation(16_384, 3_584) == pytest.approx(0.39, rel=0.01)
+    assert propagation(16_384, 18_944) == 0
 
 
 def test_sums_that_are_no_numbers_are_rounded_without_compensation() -> None:
