@@ -36,12 +36,16 @@ class _Peer:
     pools: dict[int, tuple[SharedPool, Mapping]] = field(default_factory=dict)
     """By rank there."""
     moving: list["_Copying"] = field(default_factory=list)
+    """What is copied from or to it, and some of what was."""
 
     @property
     def is_still(self) -> bool:
         """Whether nothing is copied from or to it."""
-        self.moving = [motion for motion in self.moving if motion.progress() == "busy"]
-        return not self.moving
+        return all(motion.progress() != "busy" for motion in self.moving)
+
+    def moves(self, motion: "_Copying") -> None:
+        """Something more is copied; copies that have ended are forgotten, for a peer may stay for weeks."""
+        self.moving = [*(earlier for earlier in self.moving if earlier.progress() == "busy"), motion]
 
     def close(self) -> None:
         for _, mapping in self.pools.values():
@@ -146,7 +150,7 @@ class MappedTransport:
             addresses = table[:, :2] + (self._memory.address, mapping.address)
             is_done = self._mapped.copy(addresses if how == "write" else addresses[:, ::-1], size)
             motion = _Copying(is_done, size * len(table))
-            peer.moving.append(motion)
+            peer.moves(motion)
             begun.append(motion)
         return begun[0] if len(begun) == 1 else Motions(begun)
 

@@ -1,6 +1,8 @@
 """Pools that are mapped into each other's processes: what arrives where, what is refused, and peers that die."""
 
+import gc
 import os
+import weakref
 from typing import Any
 
 import numpy as np
@@ -44,6 +46,18 @@ def test_pages_of_another_process_are_written_and_read() -> None:
     assert (ours.pages[6] == 7).all()
     assert (ours.pages[[3, 4, 5, 7]] == -1).all()
     ours.transport.close()
+
+
+def test_nothing_is_kept_of_copies_that_have_ended() -> None:
+    """A peer may stay for weeks, and each copy has an event of the GPU's."""
+    ours, theirs = SharedPool(), SharedPool()
+    meet(ours, theirs)
+    motions = [ours.transport.start("theirs", "write", Span([0], [1], 0, 16)) for _ in range(5)]
+    assert all(motion.progress() == "done" for motion in motions)
+    kept = weakref.WeakSet(motions)
+    del motions
+    gc.collect()
+    assert len(kept) <= 1, "the last one, until the next begins"
 
 
 @pytest.mark.parametrize("how", ["write", "read"])
