@@ -5,25 +5,28 @@
     python benchmarks/quantization.py --products --out FILE          single products, and configs tuned for them
 
 With --gpu: random weights; time between tokens of 1, 8 and 32 rows, 256 requests of 512 + 256 tokens, time to the first
-token of 512 and 4,096, bytes of weights. Schemes one after another, each in a process of its own; int8+head is int8
-with the output layer quantised, too, by our engine alone. vLLM with the same scheme where it is installed (`--engines
-ours,vllm`): with int8 and int4 both read one checkpoint, which is written for them and deleted afterwards. --products
+token of 512 and 4,096. Schemes one after another, each in a process of its own; int8+head is int8 with the output layer
+quantised, too, by our engine alone. vLLM with the same scheme where it is installed (`--engines ours,vllm`): with int8
+and int4 both read one checkpoint, which is written for them and deleted afterwards. With --together N a model's engines
+start N at a time, which saves their starts: they share the GPU's memory, and one of them works at a time. --products
 writes the fastest configs to the folder of --out, in the file that belongs into the engine's kernels/gemm/configs/.
 """
 
 import argparse
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from common import engines, loads
 from common.budget import Budget
-from common.isolation import isolated
-from common.models import model_folder, vocabulary
+from common.isolation import Isolated, IsolationError
+from common.models import kv_bytes_per_token, model_folder, vocabulary
+from common.quiet import measuring
 from common.report import integers, make_parser, print_table, save, say, words
 from common.shared_checkpoint import shared_checkpoint
 from common.targets import Target, print_verdicts
@@ -49,13 +52,26 @@ _TARGETS = {
 }
 """On one H200, of the 7B shape."""
 _SMOKE_LOADS = ("itl ms", "ttft ms")
+_TOKENS_A_REQUEST, _LEAST_REQUESTS = 800, 64
+"""What a request of W2 holds in the KV cache, and how many of those all other loads need."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """An engine with a scheme: its column, and what it loads."""
+
+    label: str
+    engine: str
+    folder: str
+    settings: dict[str, Any]
 
 
 def measure(
-    engine: str, folder: str, settings: dict[str, Any], smoke: bool, wanted: tuple[str, ...]
+    engine: str, folder: str, settings: dict[str, Any], smoke: bool, wanted: tuple[str, ...], requests: int
 ) -> Iterator[dict[str, float]]:
-    """One engine's figures with one scheme, in a process of its own."""
-    sizes = loads.SMOKE if smoke else replace(loads.FULL, first_token=(512, 4096))
+    """One engine's figures with one scheme, in a process of its own; first that of its start."""
+    sizes = loads.SMOKE if smoke else replace(loads.FULL, first_token=(512, 4096), batch=requests)
     sizes = replace(sizes, vocabulary=vocabulary(folder, sizes.vocabulary))
     begin = time.perf_counter()
     loaded = engines.load(engine, folder, settings)
@@ -72,30 +88,24 @@ def speed(options: argparse.Namespace) -> int:
     figures: dict[str, dict[str, dict[str, float]]] = {}
     checkpoints: dict[str, dict[str, float]] = {}
     errors: list[str] = []
-    result: dict[str, Any] = {"figures": figures, "checkpoints": checkpoints, "errors": errors}
+    result = {"requests": options.requests, "figures": figures, "checkpoints": checkpoints, "errors": errors}
+    schemes_at_a_time = max(1, options.together // len(options.engines))
     with tempfile.TemporaryDirectory() as root:
         for model in [engines.SMOKE_MODEL] if options.smoke else options.models:
             folder, found = model_folder(model, Path(root)), figures.setdefault(model, {})
-            for scheme in options.schemes:
-                with _checkpoint(scheme, folder, Path(root), options, budget) as (checkpoint, written):
-                    if "error" in written:
-                        errors.append(f"{model}, checkpoint of {scheme}: {written['error']}")
-                    if written:
-                        checkpoints[f"{model}, {scheme}"] = written
-                    for engine in options.engines:
-                        label = scheme if engine == "ours" else f"{engine} {scheme}"
-                        if not _can_run(engine, scheme, checkpoint) or not budget.allows(engine, 40.0):
-                            continue
-                        say(f"{model}, {label}")
-                        with budget.spending(engine):
-                            made = isolated(
-                                measure, engine, *_loaded_from(engine, scheme, checkpoint, folder, options),
-                                options.smoke, tuple(options.loads), timeout_s=budget.left_s,
-                                note=lambda part: say(f"  {part}"),
-                            )  # fmt: skip
-                        if "error" in made:
-                            errors.append(f"{model}, {label}: {made.pop('error')}")
-                        found[label] = made
+            for schemes in batched(options.schemes, schemes_at_a_time):
+                with ExitStack() as stack:
+                    contenders: list[Contender] = []
+                    for scheme in schemes:
+                        written = _checkpoint(scheme, folder, Path(root), options, budget)
+                        checkpoint, told = stack.enter_context(written)
+                        if told:
+                            checkpoints[f"{model}, {scheme}"] = told
+                        if "error" in told:
+                            errors.append(f"{model}, checkpoint of {scheme}: {told['error']}")
+                        contenders += _contenders(scheme, checkpoint, folder, options)
+                    for group in batched(contenders, options.together):
+                        errors += [f"{model}, {error}" for error in _measured(group, found, options, budget)]
                         save(options.out, result)
             names = list(dict.fromkeys(name for each in found.values() for name in each))
             print_table([model, *found], [[name, *(each.get(name) for each in found.values())] for name in names])
@@ -103,6 +113,45 @@ def speed(options: argparse.Namespace) -> int:
                 print_verdicts(model, compared(found), _TARGETS)
     save(options.out, result)
     return int(bool(errors))
+
+
+def batched(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """So many at a time, in order."""
+    for begin in range(0, len(items), size):
+        yield items[begin : begin + size]
+
+
+def _measured(
+    group: Sequence[Contender], found: dict[str, dict[str, float]], options: argparse.Namespace, budget: Budget
+) -> list[str]:
+    """Start a group at once, then have one at a time run the loads; figures go into `found`. Returns errors."""
+    kind, errors = ", ".join(contender.label for contender in group), list[str]()
+    if not budget.allows(kind, 40.0):
+        return []
+    say(kind)
+    with budget.spending(kind), ExitStack() as stack:
+        started: dict[str, Isolated] = {}
+        for each in group:
+            arguments = (each.engine, each.folder, each.settings, options.smoke, tuple(options.loads), options.requests)
+            started[each.label] = stack.enter_context(Isolated(measure, *arguments))
+            started[each.label].ask()
+
+        def goes_well(label: str, parts: Iterator[dict[str, float]]) -> bool:
+            try:
+                for part in parts:
+                    found.setdefault(label, {}).update(part)
+                    say(f"  {label}: {part}")
+            except IsolationError as error:
+                say(f"  {label} failed: {error}")
+                errors.append(f"{label}: {error}")
+                return False
+            return True
+
+        ready = [name for name, each in started.items() if goes_well(name, islice(each.answers(budget.left_s), 1))]
+        with measuring():
+            for label in ready:
+                goes_well(label, started[label].parts(budget.left_s))
+    return errors
 
 
 @contextmanager
@@ -136,25 +185,38 @@ def compared(found: dict[str, dict[str, float]]) -> dict[str, float]:
     return values
 
 
-def _can_run(engine: str, scheme: str, checkpoint: str | None) -> bool:
-    return engines.is_present(engine) and (engine == "ours" or scheme in _ON_LOAD or checkpoint is not None)
+def _contenders(scheme: str, checkpoint: str | None, folder: str, options: argparse.Namespace) -> list[Contender]:
+    """The engines that can run a scheme."""
+    return [
+        Contender(
+            scheme if engine == "ours" else f"{engine} {scheme}",
+            engine,
+            checkpoint or folder,
+            _settings(engine, scheme, checkpoint, folder, options),
+        )
+        for engine in options.engines
+        if engines.is_present(engine) and (engine == "ours" or scheme in _ON_LOAD or checkpoint is not None)
+    ]
 
 
-def _loaded_from(
+def _settings(
     engine: str, scheme: str, checkpoint: str | None, folder: str, options: argparse.Namespace
-) -> tuple[str, dict[str, Any]]:
-    """The folder that an engine loads a scheme from, and its settings."""
+) -> dict[str, Any]:
+    """What an engine is told."""
     settings: dict[str, Any] = dict(engines.SMOKE_SETTINGS) if options.smoke else {"max_num_seqs": 256}
+    if options.together > 1 and not options.smoke:
+        tokens = _TOKENS_A_REQUEST * max(options.requests, _LEAST_REQUESTS)
+        settings |= engines.share_of_gpu(tokens * kv_bytes_per_token(folder))
     if options.disable and engine == "ours":
         settings["disable"] = tuple(options.disable)
     if checkpoint is not None:
-        return checkpoint, settings | {"load_format": "auto"}
+        return settings | {"load_format": "auto"}
     kind = scheme.removesuffix(_HEAD)
     if kind != "bf16":
         settings["quantization"] = kind
     if kind != scheme:
         settings["quantize_lm_head"] = True
-    return folder, settings
+    return settings
 
 
 def products(options: argparse.Namespace) -> int:
@@ -194,6 +256,10 @@ def main() -> int:
         "--disable", type=words, default=[], metavar="NAME,...", help="with --gpu: see mini-infer-serve"
     )
     parser.add_argument("--engines", type=words, default=["ours"], metavar="NAME,...")
+    parser.add_argument("--requests", type=int, default=256, metavar="N", help="with --gpu: of W2 (default: 256)")
+    parser.add_argument(
+        "--together", type=int, default=1, metavar="N", help="with --gpu: engines on the GPU at a time (default: 1)"
+    )
     parser.add_argument(
         "--loads", type=words, default=_WANTED, metavar="NAME,...", help="with --gpu: figures that begin so"
     )

@@ -7,7 +7,7 @@ token. `shapes`: a 7B shape with a 0.5B shape as draft and with a head, random w
 many guesses are right is set here, where they are checked. `ngram`: the same shape with prompt look-up. `chats`:
 growing chats of the demo model, which go on with its own answers, with prompt look-up: all turns together.
 Ratios are to the plain engine with the same settings, which runs first: of half a second of runs together, of the first
-run of a batch and of the slowest other one.
+run of a batch and of the slowest other one. The demo model's engines take turns, run by run.
 `vllm`: the shapes by vLLM where it is present, with the same draft and as many guesses; its rejection sampler is told
 the acceptance ("synthetic"). Both are compared by all tokens a second, prompts included.
 """
@@ -27,6 +27,7 @@ from common.budget import Budget
 from common.engines import SETTINGS, SMOKE_MODEL, SMOKE_SETTINGS
 from common.isolation import isolated
 from common.models import CONFIGS, model_folder, vocabulary
+from common.quiet import measuring
 from common.report import integers, make_parser, print_table, save, say, words
 
 if TYPE_CHECKING:
@@ -91,20 +92,18 @@ def demo(settings: dict[str, Any], variants: dict[str, dict[str, Any]], batches:
     encoder = PromptEncoder(PromptAssets.from_directory(resolve_model("demo")))
     texts = [question.format(name) for question in _QUESTIONS for name in _NAMES]
     prompts = [question_ids(encoder, text) for text in texts]
-    for label, options in variants.items():
-        engine = make_engine(settings | options)
-        for batch in batches:
+    made = {label: make_engine(settings | options) for label, options in variants.items()}
+    for batch in batches:
 
-            def requests(name: str, batch: int = batch) -> "list[Request]":
-                sampling = SamplingParams(temperature=0.0, max_tokens=160, ignore_eos=True)
-                return [
-                    Request(
-                        request_id=f"{name}{place}", prompt_token_ids=prompts[place % len(prompts)], sampling=sampling
-                    )
-                    for place in range(batch)
-                ]
+        def requests(name: str, batch: int = batch) -> "list[Request]":
+            sampling = SamplingParams(temperature=0.0, max_tokens=160, ignore_eos=True)
+            return [
+                Request(request_id=f"{name}{place}", prompt_token_ids=prompts[place % len(prompts)], sampling=sampling)
+                for place in range(batch)
+            ]
 
-            yield {f"{label}, batch {batch}": measured(engine, requests)}
+        for label, figures in measured_in_turns(made, requests).items():
+            yield {f"{label}, batch {batch}": figures}
 
 
 CHAT_TURNS, CHAT_ANSWER = 6, 96
@@ -225,15 +224,29 @@ LEAST_S = 0.5
 
 def measured(engine: "Engine", requests: Any) -> dict[str, float]:
     """The runs after the first, which shows the engine what passes take, all together; and the first one's rate."""
-    first = run(engine, requests("first"))
-    before, runs = engine.stats(), list[dict[str, float]]()
-    while sum(one["decoding s"] for one in runs) < LEAST_S:
-        runs.append(run(engine, requests(f"timed{len(runs)}-")))
+    return measured_in_turns({"": engine}, requests)[""]
+
+
+def measured_in_turns(made: "dict[str, Engine]", requests: Any) -> dict[str, dict[str, float]]:
+    """The same of several engines, whose runs take turns: what else the machine does hits all alike."""
+    first = {label: run(engine, requests("first")) for label, engine in made.items()}
+    before = {label: engine.stats() for label, engine in made.items()}
+    runs = {label: list[dict[str, float]]() for label in made}
+    while min(sum(one["decoding s"] for one in each) for each in runs.values()) < LEAST_S:
+        for label, engine in made.items():
+            runs[label].append(run(engine, requests(f"timed{len(runs[label])}-")))
+    return {
+        label: _together(runs[label]) | {"first tok_s": first[label]["tok_s"]} | counted(before[label], engine.stats())
+        for label, engine in made.items()
+    }
+
+
+def _together(runs: list[dict[str, float]]) -> dict[str, float]:
+    """Medians; the rate of all runs' tokens in all their seconds, and the slowest run's."""
     seconds = sum(one["decoding s"] for one in runs)
     found = {name: sorted(one[name] for one in runs)[len(runs) // 2] for name in runs[0]}
     found["tok_s"] = sum(one["tok_s"] * one["decoding s"] for one in runs) / seconds
-    found |= {"first tok_s": first["tok_s"], "least tok_s": min(one["tok_s"] for one in runs)}
-    return found | counted(before, engine.stats())
+    return found | {"least tok_s": min(one["tok_s"] for one in runs)}
 
 
 class Script:
@@ -331,15 +344,16 @@ def main() -> int:
             if part == "vllm" and not engines.is_present("vllm"):
                 say("vllm is not here")
                 continue
-            for label, variant in variants_of(part, options).items():
+            for variants in in_one_process(part, variants_of(part, options)):
                 if not budget.allows(part):
                     continue
-                say(f"{part}, {label}")
+                say(f"{part}, {', '.join(variants)}")
                 settings, arguments = settings_of(part, options, Path(root), max(batches))
-                if "speculative_model" in variant and part == "shapes":
-                    variant = variant | {"speculative_model": settings[label]}
-                if part == "vllm" and variant:
-                    variant = variant | {"model": settings["draft"]}
+                for label, variant in variants.items():
+                    if "speculative_model" in variant and part == "shapes":
+                        variants[label] = variant | {"speculative_model": settings[label]}
+                    if part == "vllm" and variant:
+                        variants[label] = variant | {"model": settings["draft"]}
                 for name in ("draft", "head"):
                     settings.pop(name, None)
                 function = {"demo": demo, "chats": chats, "vllm": peer}.get(part, shapes)
@@ -348,11 +362,11 @@ def main() -> int:
                     found.setdefault(part, {}).update(figures)
                     save(options.out, result)
 
-                with budget.spending(part):
+                with budget.spending(part), measuring():
                     outcome = isolated(
                         function,
                         settings | (SMOKE_SETTINGS | {"kv_cache_memory": 64_000_000} if options.smoke else {}),
-                        {label: variant},
+                        variants,
                         batches,
                         *arguments,
                         timeout_s=budget.left_s,
@@ -364,8 +378,13 @@ def main() -> int:
     return int(failed)
 
 
+def in_one_process(part: str, variants: dict[str, dict[str, Any]]) -> list[dict[str, dict[str, Any]]]:
+    """The demo model's engines fit beside each other, and take turns."""
+    return [variants] if part == "demo" else [{label: variant} for label, variant in variants.items()]
+
+
 def variants_of(part: str, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Options by label, the plain engine first. Each is measured in a process of its own."""
+    """Options by label, the plain engine first."""
     from mini_infer_engine.model_path import resolve_model
 
     more: dict[str, Any] = {"num_speculative_tokens": options.guesses}
