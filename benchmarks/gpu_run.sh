@@ -9,6 +9,9 @@
 #   real (the tests of a public model); soak (starts ten gentle minutes in the background, which wait while others measure; each
 #   later call fetches what it has found), soaked (stays until it ends)
 #   OUT=results          where results go
+#   TESTS="gemm or pdl" TEST_WORKERS=8   of the stage tests: which, and how many at a time
+#   BESIDE="tests features"   stages that say nothing about speed: in the background, and still while others measure; their
+#                        log and files go into the folder beside in $OUT
 #   LIMIT_S=570          the most seconds for all stages: each is told what is left, begins nothing that it cannot end, and
 #                        writes what it has
 #   LOGPROBS_MODELS=qwen3-0.6b,qwen2.5-7b    of the stages logprobs and beams
@@ -95,9 +98,19 @@ stage() { # name command...
 benchmark() { # name flags...
   stage "$1" "$python" "benchmarks/$1.py" --out "$out/${1#engine_}.json" --time-limit-s "$(($(left) - 20))" "${@:2}" ${FLAGS:-}
 }
+if [ -n "${BESIDE:-}" ]; then
+  mkdir -p "$out/beside"
+  read -ra beside <<<"$BESIDE"
+  BESIDE="" OUT=$out/beside LIMIT_S=$(left) setsid "$0" "${beside[@]}" >/dev/null 2>&1 &
+  session=$!
+  while kill -0 "$session" 2>/dev/null; do
+    if [ -f "$QUIET_FILE" ]; then pkill -STOP -s "$session"; else pkill -CONT -s "$session"; fi
+    sleep 0.2
+  done &
+fi
 for name in $stages; do
   case $name in
-  tests) OMP_NUM_THREADS=2 stage tests "$python" -m pytest -n 8 --dist worksteal -m gpu tests/gpu -q -rfEs --durations=15 -p no:cacheprovider ;;
+  tests) OMP_NUM_THREADS=2 stage tests "$python" -m pytest -n "${TEST_WORKERS:-8}" --dist worksteal -m gpu -k "${TESTS:-test}" tests/gpu -q -rfEs --durations=15 -p no:cacheprovider ;;
   real) REAL_DEVICE=cuda OMP_NUM_THREADS=8 stage real "$python" -m pytest -m real tests/real -q -rfEs -s --durations=5 -p no:cacheprovider ;;
   features) # each pair of features; leaves docs/features.md, whose last section tells of this GPU
     FEATURES_DEVICE=cuda OMP_NUM_THREADS=1 stage features "$python" -m tests.engine.test_features "${FEATURES_PROCESSES:-14}"
@@ -157,4 +170,6 @@ for name in sys.argv[2].split(','): print('--model', model_folder(name, Path(sys
   esac
 done
 fetch_soak
+rm -f "$QUIET_FILE"
+wait # for what runs beside
 exit "$failed"
