@@ -5,7 +5,8 @@
 #   on two GPUs: tp_tests (TP_CHOSEN="bfloat16 or experts", TP_WORKERS=3 at a time) tp_tune tensor_parallel (TP_MODELS=a,b; FLAGS=--all-reduce: that alone)
 #   pipeline_parallel (PP_MODELS=a,b PP_KINDS="one GPU,two ranks,whole experts") kv_tests kv_disturbances (both on one GPU, too: KV_TEST_GPUS=0,0)
 #   kv_transfer disaggregation data_parallel
-#   more stages: features (docs/features.md) routing_engines (four engines of 0.6B on one GPU, the Mooncake trace) startup products structured speculation logprobs beams quantization (SCHEMES=bf16,int8,fp8,int4,int8+head DISABLE=large_m_gemm) quantized_products (ROWS=256,512) grouped_products (FLAGS='--only bf16,W8A8,blocks') precision kv_dtype;
+#   more stages: features (docs/features.md) routing_engines (four engines of 0.6B on one GPU, the Mooncake trace) startup products structured speculation logprobs beams quantization (SCHEMES=bf16,int8,fp8,int4,int8+head DISABLE=large_m_gemm) quantized_products (ROWS=256,512) grouped_products (FLAGS='--only bf16,W8A8,blocks') precision kv_dtype
+#   script (SCRIPT="file.py OUT/result.json": any other)
 #   real (the tests of a public model); soak (starts ten gentle minutes in the background, which wait while others measure; each
 #   later call fetches what it has found), soaked (stays until it ends)
 #   OUT=results          where results go
@@ -165,6 +166,9 @@ for name in sys.argv[2].split(','): print('--model', model_folder(name, Path(sys
     stage quantized_products "$python" benchmarks/quantization.py --products --rows "${ROWS:-}" --out "$out/quantized_products.json" --time-limit-s "$(($(left) - 20))" ;;
   grouped_products) benchmark grouped_products ;;
   speculation) benchmark speculation ;;
+  script) # SCRIPT="file.py argument...": with the packages and folders of all other stages
+    read -ra script <<<"${SCRIPT//OUT/$out}"
+    stage script "$python" "${script[@]}" ;;
   products) stage products "$python" benchmarks/kernels.py --out "$out" --log "$out/kernels.json" --time-limit-s "$(($(left) - 20))" ;;
   *) echo "gpu_run.sh: there is no stage $name" >&2; failed=$((failed + 1)) ;;
   esac

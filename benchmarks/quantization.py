@@ -18,18 +18,16 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
 from common import engines, loads
 from common.budget import Budget
-from common.isolation import Isolated, IsolationError
 from common.models import kv_bytes_per_token, model_folder, vocabulary
-from common.quiet import measuring
 from common.report import integers, make_parser, print_table, save, say, words
 from common.shared_checkpoint import shared_checkpoint
 from common.targets import Target, print_verdicts
+from common.together import measure_in_turn
 
 _WANTED = ("itl ms", "w2 tok_s", "ttft ms 512", "ttft ms 4096")
 _ON_LOAD = ("bf16", "fp8")
@@ -125,33 +123,27 @@ def _measured(
     group: Sequence[Contender], found: dict[str, dict[str, float]], options: argparse.Namespace, budget: Budget
 ) -> list[str]:
     """Start a group at once, then have one at a time run the loads; figures go into `found`. Returns errors."""
-    kind, errors = ", ".join(contender.label for contender in group), list[str]()
+    kind = ", ".join(contender.label for contender in group)
     if not budget.allows(kind, 40.0):
         return []
     say(kind)
-    with budget.spending(kind), ExitStack() as stack:
-        started: dict[str, Isolated] = {}
-        for each in group:
-            arguments = (each.engine, each.folder, each.settings, options.smoke, tuple(options.loads), options.requests)
-            started[each.label] = stack.enter_context(Isolated(measure, *arguments))
-            started[each.label].ask()
 
-        def goes_well(label: str, parts: Iterator[dict[str, float]]) -> bool:
-            try:
-                for part in parts:
-                    found.setdefault(label, {}).update(part)
-                    say(f"  {label}: {part}")
-            except IsolationError as error:
-                say(f"  {label} failed: {error}")
-                errors.append(f"{label}: {error}")
-                return False
-            return True
+    def note(label: str, part: dict[str, float]) -> None:
+        found.setdefault(label, {}).update(part)
+        say(f"  {label}: {part}")
 
-        ready = [name for name, each in started.items() if goes_well(name, islice(each.answers(budget.left_s), 1))]
-        with measuring():
-            for label in ready:
-                goes_well(label, started[label].parts(budget.left_s))
-    return errors
+    with budget.spending(kind):
+        return measure_in_turn(
+            {
+                each.label: (
+                    measure,
+                    (each.engine, each.folder, each.settings, options.smoke, tuple(options.loads), options.requests),
+                )
+                for each in group
+            },
+            budget.left_s,
+            note,
+        )
 
 
 @contextmanager

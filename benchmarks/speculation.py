@@ -7,7 +7,8 @@ token. `shapes`: a 7B shape with a 0.5B shape as draft and with a head, random w
 many guesses are right is set here, where they are checked. `ngram`: the same shape with prompt look-up. `chats`:
 growing chats of the demo model, which go on with its own answers, with prompt look-up: all turns together.
 Ratios are to the plain engine with the same settings, which runs first: of half a second of runs together, of the first
-run of a batch and of the slowest other one. The demo model's engines take turns, run by run.
+run of a batch and of the slowest other one. Engines of a part start at the same time; the demo model's then take turns,
+run by run, the others follow each other.
 `vllm`: the shapes by vLLM where it is present, with the same draft and as many guesses; its rejection sampler is told
 the acceptance ("synthetic"). Both are compared by all tokens a second, prompts included.
 """
@@ -25,10 +26,9 @@ from typing import TYPE_CHECKING, Any
 from common import engines
 from common.budget import Budget
 from common.engines import SETTINGS, SMOKE_MODEL, SMOKE_SETTINGS
-from common.isolation import isolated
-from common.models import CONFIGS, model_folder, vocabulary
-from common.quiet import measuring
+from common.models import CONFIGS, kv_bytes_per_token, model_folder, vocabulary
 from common.report import integers, make_parser, print_table, save, say, words
+from common.together import measure_in_turn
 
 if TYPE_CHECKING:
     from mini_infer_contract.prompt import PromptEncoder
@@ -93,6 +93,7 @@ def demo(settings: dict[str, Any], variants: dict[str, dict[str, Any]], batches:
     texts = [question.format(name) for question in _QUESTIONS for name in _NAMES]
     prompts = [question_ids(encoder, text) for text in texts]
     made = {label: make_engine(settings | options) for label, options in variants.items()}
+    yield {}
     for batch in batches:
 
         def requests(name: str, batch: int = batch) -> "list[Request]":
@@ -147,6 +148,7 @@ def chats(
 
     for label, options in variants.items():
         engine = make_engine(settings | options)
+        yield {}
         for batch in batches:
             hold(engine, "warm", batch)
             before = engine.stats()
@@ -171,6 +173,7 @@ def shapes(
     for label, options in variants.items():
         script = (Script() if on_gpu else TorchScript()) if options else None
         engine = make_engine(settings | options)
+        yield {}
         for batch in batches:
             for acceptance in acceptances if script is not None else [0.0]:
                 if script is not None:
@@ -202,6 +205,7 @@ def peer(settings: dict[str, Any], variants: dict[str, dict[str, Any]], batches:
         engine = engines.load(
             "vllm", settings["model"], settings | ({"speculative_config": options} if options else {})
         )
+        yield {}
         for batch in batches:
             yield {f"{label}, batch {batch}": peer_measured(engine, batch)}
 
@@ -301,7 +305,8 @@ def make_engine(settings: dict[str, Any]) -> "Engine":
     from mini_infer_engine.core.engine import Engine
     from mini_infer_engine.runtime.model_runner import load_runner
 
-    runner = load_runner(EngineSettings(**settings))
+    of_vllm = {"kv_cache_memory_bytes": "kv_cache_memory"}
+    runner = load_runner(EngineSettings(**{of_vllm.get(name, name): value for name, value in settings.items()}))
     return Engine(runner.settings, runner, (), runner.max_model_len, "", record_events=False)
 
 
@@ -344,11 +349,15 @@ def main() -> int:
             if part == "vllm" and not engines.is_present("vllm"):
                 say("vllm is not here")
                 continue
+            if not budget.allows(part):
+                continue
+            say(part)
+            function = {"demo": demo, "chats": chats, "vllm": peer}.get(part, shapes)
+            starts = {}
             for variants in in_one_process(part, variants_of(part, options)):
-                if not budget.allows(part):
-                    continue
-                say(f"{part}, {', '.join(variants)}")
                 settings, arguments = settings_of(part, options, Path(root), max(batches))
+                if options.smoke:
+                    settings |= SMOKE_SETTINGS | {"kv_cache_memory": 64_000_000}
                 for label, variant in variants.items():
                     if "speculative_model" in variant and part == "shapes":
                         variants[label] = variant | {"speculative_model": settings[label]}
@@ -356,23 +365,15 @@ def main() -> int:
                         variants[label] = variant | {"model": settings["draft"]}
                 for name in ("draft", "head"):
                     settings.pop(name, None)
-                function = {"demo": demo, "chats": chats, "vllm": peer}.get(part, shapes)
+                starts[", ".join(variants)] = (function, (settings, variants, batches, *arguments))
 
-                def note(figures: dict[str, Any], part: str = part) -> None:
-                    found.setdefault(part, {}).update(figures)
-                    save(options.out, result)
+            def note(label: str, figures: dict[str, Any], part: str = part) -> None:
+                say(f"  {label}")
+                found.setdefault(part, {}).update(figures)
+                save(options.out, result)
 
-                with budget.spending(part), measuring():
-                    outcome = isolated(
-                        function,
-                        settings | (SMOKE_SETTINGS | {"kv_cache_memory": 64_000_000} if options.smoke else {}),
-                        variants,
-                        batches,
-                        *arguments,
-                        timeout_s=budget.left_s,
-                        note=note,
-                    )
-                failed |= "error" in outcome
+            with budget.spending(part):
+                failed |= bool(measure_in_turn(starts, budget.left_s, note))
             (show_peer if part == "vllm" else show)(part, found)
     save(options.out, result)
     return int(failed)
@@ -418,7 +419,9 @@ def settings_of(part: str, options: Any, root: Path, max_num_seqs: int) -> tuple
     CONFIGS[name] = CONFIGS[options.draft] | {"vocab_size": CONFIGS[options.target]["vocab_size"]}
     head = head_folder(CONFIGS[options.target], root, options.draft_vocab_size)
     drafts = {"draft": model_folder(name, root), "head": head}
+    tokens = max_num_seqs * 2 * (PROMPT_TOKENS + ANSWER_TOKENS)
     settings = SETTINGS | {"model": target, **drafts, "max_num_seqs": max_num_seqs, "max_model_len": 2048}
+    settings |= engines.share_of_gpu(tokens * kv_bytes_per_token(target))
     return settings, () if part == "vllm" else (options.acceptances,)
 
 
