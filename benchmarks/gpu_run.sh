@@ -38,7 +38,7 @@ mns=${MNS:-512}
 peers=(--peer-start-s "${PEER_START_S:-180}")
 stages=${*:-tests serving offline interference memory ablations attention}
 mkdir -p "$out" "$site"
-export PYTHONUNBUFFERED=1 QUIET_FILE=$site/quiet TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$site/triton}
+export PYTHONUNBUFFERED=1 FAILURES_AT_ONCE=1 QUIET_FILE=$site/quiet TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$site/triton}
 
 once() { # file command...: the file tells that it was done
   [ -f "$1" ] || { "${@:2}" && touch "$1"; }

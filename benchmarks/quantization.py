@@ -50,7 +50,7 @@ _TARGETS = {
 }
 """On one H200, of the 7B shape."""
 _SMOKE_LOADS = ("itl ms", "ttft ms")
-_TOKENS_A_REQUEST, _LEAST_REQUESTS = 800, 64
+_TOKENS_A_REQUEST, _LEAST_REQUESTS = 800, 32
 """What a request of W2 holds in the KV cache, and how many of those all other loads need."""
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ many guesses are right is set here, where they are checked. `ngram`: the same sh
 growing chats of the demo model, which go on with its own answers, with prompt look-up: all turns together.
 Ratios are to the plain engine with the same settings, which runs first: of half a second of runs together, of the first
 run of a batch and of the slowest other one. Engines of a part start at the same time; the demo model's then take turns,
-run by run, the others follow each other.
+run by run, the others follow each other. "share": of all tokens, those made by passes with guesses.
 `vllm`: the shapes by vLLM where it is present, with the same draft and as many guesses; its rejection sampler is told
 the acceptance ("synthetic"). Both are compared by all tokens a second, prompts included.
 """
@@ -67,16 +67,18 @@ def run(engine: "Engine", requests: "list[Request]") -> dict[str, float]:
     return {
         "tok_s": (made_then - made_before) / decoding_s,
         "decoding s": decoding_s,
+        "made": made,
         "all tok_s": made / (now - begin),
         "ttft ms p50": ttft[len(ttft) // 2] * 1e3,
     }
 
 
-def counted(before: "EngineStats", after: "EngineStats") -> dict[str, float]:
-    """What was guessed between two moments."""
+def counted(before: "EngineStats", after: "EngineStats", made: float) -> dict[str, float]:
+    """What was guessed between two moments, in which so many tokens were made."""
     drafts, guesses = after.drafts - before.drafts, after.draft_tokens - before.draft_tokens
     accepted = sum(after.accepted_tokens_by_position) - sum(before.accepted_tokens_by_position)
     return {
+        "of passes with guesses": (drafts + accepted) / made,
         "acceptance": accepted / guesses if guesses else 0.0,
         "tokens a pass": 1 + accepted / drafts if drafts else 1.0,
         "guesses a pass": guesses / drafts if drafts else 0.0,
@@ -153,7 +155,8 @@ def chats(
             hold(engine, "warm", batch)
             before = engine.stats()
             found = hold(engine, "timed", batch)
-            yield {f"{label}, batch {batch}": found | counted(before, engine.stats())}
+            made = float(batch * turns * answer)
+            yield {f"{label}, batch {batch}": found | counted(before, engine.stats(), made)}
 
 
 def question_ids(encoder: "PromptEncoder", question: str) -> list[int]:
@@ -240,7 +243,9 @@ def measured_in_turns(made: "dict[str, Engine]", requests: Any) -> dict[str, dic
         for label, engine in made.items():
             runs[label].append(run(engine, requests(f"timed{len(runs[label])}-")))
     return {
-        label: _together(runs[label]) | {"first tok_s": first[label]["tok_s"]} | counted(before[label], engine.stats())
+        label: _together(runs[label])
+        | {"first tok_s": first[label]["tok_s"]}
+        | counted(before[label], engine.stats(), sum(one["made"] for one in runs[label]))
         for label, engine in made.items()
     }
 
@@ -405,7 +410,8 @@ def variants_of(part: str, options: argparse.Namespace) -> dict[str, dict[str, A
     if part == "shapes":
         return {"plain": {}, "draft": draft, "head": head}
     trained = {"head": head} if resolve_model("demo-head").exists() else {}
-    return {"plain": {}, "draft": draft, **trained, "ngram": looked_up}
+    # Two engines alike differ, too: their graphs and weights lie elsewhere in memory.
+    return {"plain": {}, "draft": draft, **trained, "ngram": looked_up, "plain again": {}}
 
 
 def settings_of(part: str, options: Any, root: Path, max_num_seqs: int) -> tuple[dict[str, Any], tuple[Any, ...]]:
@@ -452,9 +458,10 @@ def show(part: str, parts: dict[str, dict[str, dict[str, float]]]) -> None:
         plain = found.get(f"plain, {label.rpartition(', ')[2]}", {})
         for ratio, rate in (("ratio", "tok_s"), ("first ratio", "first tok_s"), ("least ratio", "least tok_s")):
             figures[ratio] = figures[rate] / plain[rate] if rate in plain else float("nan")
-        names = ("tok_s", "ratio", "first ratio", "least ratio", "acceptance", "tokens a pass", "guesses a pass")
-        rows.append([label, *(figures[name] for name in (*names, "ttft ms p50"))])
-    header = [part, "tok/s", "ratio", "first run", "least", "acceptance", "tokens a pass", "guesses", "ttft ms"]
+        names = ("tok_s", "ratio", "first ratio", "least ratio", "of passes with guesses", "acceptance")
+        rows.append([label, *(figures[name] for name in (*names, "tokens a pass", "guesses a pass", "ttft ms p50"))])
+    header = [part, "tok/s", "ratio", "first run", "least", "share", "acceptance", "tokens a pass", "guesses"]
+    header.append("ttft ms")
     print_table(header, rows)
 
 

@@ -3,6 +3,7 @@
 And what a Hopper GPU must be able to run fails where it cannot.
 """
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -28,3 +29,9 @@ def poisoned_memory() -> Iterator[None]:
     finally:
         torch.utils.deterministic.fill_uninitialized_memory = fill
         torch.use_deterministic_algorithms(False)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """With FAILURES_AT_ONCE failures are told as they happen: a run that ends at its limit has no summary."""
+    if report.failed and "FAILURES_AT_ONCE" in os.environ:
+        print(f"\n{report.nodeid}: {report.longreprtext.strip().splitlines()[-1][:300]}", flush=True)
