@@ -82,9 +82,10 @@ def _parameters(scales, group, n, N, GROUPED: gl.constexpr):
 @gluon.jit
 def _wide_bytes(values, parameters, GROUPED: gl.constexpr):
     """64 columns of 8-bit weights, [rows, 64] bf16 as wgmma reads them; without scales over their unit."""
-    wide = widened_bytes(values)
     if GROUPED:
-        wide = wide * (scale_of(parameters) * unit_of(values.dtype)).to(gl.bfloat16)[:, None]
+        wide = widened_bytes(values, (scale_of(parameters) * unit_of(values.dtype)).to(gl.bfloat16))
+    else:
+        wide = widened_bytes(values)
     return wide
 
 

@@ -74,11 +74,16 @@ def unit_of(dtype):
 
 
 @gluon.jit
-def widened_bytes(values):
-    """64 columns of 8-bit values, [rows, 64] bf16 over their unit: see `quantized_weight.interleaved`."""
+def widened_bytes(values, scales=None):
+    """64 columns of 8-bit values, [rows, 64] bf16 over their unit: see `quantized_weight.interleaved`.
+
+    `scales`: bf16, one for each row; they multiply before columns change their names, and with them the layout.
+    """
     rows: gl.constexpr = values.shape[0]
     conversion: gl.constexpr = INT8 if values.dtype == gl.int8 else FP8
     wide = gl.inline_asm_elementwise(conversion, "=&r,=&r,r", [values], gl.bfloat16, is_pure=True, pack=4)
+    if scales is not None:
+        wide = wide * scales[:, None]
     # Row; thread, step of 16 columns, upper 8, odd.
     steps = gl.permute(gl.reshape(wide, [rows, 4, 4, 2, 2]), (0, 2, 3, 1, 4))
     return gl.reshape(steps, [rows, 64])
