@@ -13,7 +13,6 @@ the simulator.
 import asyncio
 import json
 import os
-import random
 import sys
 import tempfile
 import time
@@ -45,6 +44,7 @@ from benchmarks.routing.workload import (
     Workload,
     find_mooncake,
     mooncake,
+    token_ids,
     zero_reuse,
 )
 
@@ -92,7 +92,7 @@ class Client:
 
     def body(self, request: SimulatedRequest, salt: str) -> bytes:
         """What is sent."""
-        body = {"model": "measured", "prompt": tokens(request, salt, self.scale.block_tokens, self.words_known)}
+        body = {"model": "measured", "prompt": token_ids(request, salt, self.scale.block_tokens, self.words_known)}
         body |= {"max_tokens": request.output_tokens, "temperature": 0, "ignore_eos": True}
         body |= {"stream": True, "stream_options": {"include_usage": True}}
         return json.dumps(body).encode()
@@ -149,19 +149,6 @@ class Client:
             "hit_share": sum(a.cached_tokens for a in answers) / sum(a.prompt_tokens for a in answers),
             "took_s": took_s,
         }
-
-
-def tokens(request: SimulatedRequest, salt: str, block_tokens: int, words_known: int) -> list[int]:
-    """The prompt: what a block holds follows from its identifier, the rest is the request's own."""
-    names = [f"{salt} {block}" for block in request.blocks[: request.prompt_tokens // block_tokens]]
-    names += [f"{salt} rest of {request.number} {part}" for part in range(request.prompt_tokens // block_tokens + 1)]
-    ids: list[int] = []
-    for name in names:
-        if len(ids) >= request.prompt_tokens:
-            break
-        dice = random.Random(name)
-        ids += dice.choices(range(3, words_known), k=block_tokens)
-    return ids[: request.prompt_tokens]
 
 
 def scaled(workload: Workload, scale: Scale) -> Workload:

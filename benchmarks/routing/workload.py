@@ -100,6 +100,19 @@ def mooncake(path: Path, count: int | None = None) -> Workload:
     return Workload("mooncake", MOONCAKE_BLOCK_TOKENS, requests)
 
 
+def token_ids(request: SimulatedRequest, salt: str, block_tokens: int, words_known: int) -> list[int]:
+    """The prompt: what a block holds follows from its identifier, the rest is the request's own."""
+    names = [f"{salt} {block}" for block in request.blocks[: request.prompt_tokens // block_tokens]]
+    names += [f"{salt} rest of {request.number} {part}" for part in range(request.prompt_tokens // block_tokens + 1)]
+    ids: list[int] = []
+    for name in names:
+        if len(ids) >= request.prompt_tokens:
+            break
+        dice = Random(name)
+        ids += dice.choices(range(3, words_known), k=block_tokens)
+    return ids[: request.prompt_tokens]
+
+
 def sessions(
     count: int,
     *,
