@@ -1,17 +1,18 @@
 """4-bit rounding that looks at inputs: a clipping search for each group's scale, and GPTQ's compensation of errors.
 
 GPTQ (Frantar et al. 2022, arXiv 2210.17323) rounds column after column, and changes the columns that are left so that
-the product with the calibration inputs stays as near as it can. Groups' ranges are clipped where that lowers the error,
-weighted by the inputs' squares (the search of AWQ, Lin et al. 2023, arXiv 2306.00978). What is rounded is not the
-weight itself, but one that makes up for a part of what rounded layers before it did to its inputs (QEP, Arai and
-Ichikawa 2025, arXiv 2504.09629). Pure arithmetic on tensors.
+the product with the calibration inputs stays as near as it can; coordinate descent then rounds each column anew for all
+others (QuantEase, Behdin et al. 2023, arXiv 2309.01885). Groups' ranges are clipped where that lowers the error (the
+search of AWQ, Lin et al. 2023, arXiv 2306.00978), weighted by what a column's error costs where all others compensate
+it. What is rounded is not the weight itself, but one that makes up for a part of what rounded layers before it did to
+its inputs (QEP, Arai and Ichikawa 2025, arXiv 2504.09629). Pure arithmetic on tensors.
 """
 
 import torch
 from torch import Tensor
 
 _LARGEST = 15
-_DAMPING = (0.01, 0.1, 1.0)
+_DAMPING = (0.05, 0.1, 1.0)
 """Of the mean of the Hessian's diagonal, added to it: more where fp32 does not do with less."""
 _BLOCK = 128
 """Columns whose errors go into those behind the block together, as one product."""
@@ -19,6 +20,8 @@ _SHARES = tuple(1 - step / 50 for step in range(21))
 """Of a group's range that are tried."""
 _LEAST_SCALE = 2.0**-24
 """The least of fp16."""
+_SWEEPS = 2
+"""Of coordinate descent over all columns."""
 _PROPAGATION = 0.5
 """How much of its inputs' drift a weight makes up for at most, QEP's strength: all of it fits the texts alone."""
 
@@ -47,16 +50,21 @@ def gptq_groups(
     diagonal = hessian.diagonal()
     diagonal[diagonal == 0] = 1
     order = diagonal.argsort(descending=True, stable=True)
-    lower, compensation = _factors(hessian[order][:, order])
+    damped, lower, compensation = _factors(hessian[order][:, order])
     if drift is not None and lower is not None:
         wide = wide.clone()
         wide[:, order] += torch.cholesky_solve((wide @ drift)[:, order].t(), lower).t()
+    importance = torch.empty_like(diagonal)
+    importance[order] = 1 / compensation.square().sum(0)  # of the inverse's diagonal
     ranges = [
-        clipped_range(wide[:, begin : begin + group], diagonal[begin : begin + group])
+        clipped_range(wide[:, begin : begin + group], importance[begin : begin + group])
         for begin in range(0, columns, group)
     ]
     scale, zero = (torch.stack(each, 1) for each in zip(*ranges, strict=True))
-    rounded = _rounded(wide[:, order], scale[:, order // group], zero[:, order // group], compensation)
+    sorted_weight, steps, middles = wide[:, order], scale[:, order // group], zero[:, order // group]
+    rounded = _rounded(sorted_weight.clone(), steps, middles, compensation)
+    for _ in range(_SWEEPS):
+        _descend_(rounded, sorted_weight, steps, middles, damped)
     integers = torch.empty(rows, columns, dtype=torch.uint8, device=weight.device)
     integers[:, order] = rounded.to(torch.uint8)
     return integers, scale, zero
@@ -80,21 +88,43 @@ def _rounded(left: Tensor, scale: Tensor, zero: Tensor, compensation: Tensor) ->
     return integers
 
 
-def _factors(hessian: Tensor) -> tuple[Tensor | None, Tensor]:
-    """Cholesky factors of the damped Hessian, the lower one, and of its inverse, the upper one.
+def _descend_(integers: Tensor, weight: Tensor, scale: Tensor, zero: Tensor, hessian: Tensor) -> None:
+    """Round each column anew, in place, to where the product's error is least with all others as they are.
 
-    The latter's rows say how a column's error goes into those behind it. None, identity: there are no factors in fp32,
-    and nothing is compensated.
+    No step makes the error larger. All tensors but the Hessian are [rows, columns] fp32.
+    """
+    columns = weight.shape[1]
+    error = (integers - zero) * scale - weight
+    for begin in range(0, columns, _BLOCK):
+        block = slice(begin, min(begin + _BLOCK, columns))
+        part, steps = hessian[block, block], scale[:, block]
+        gradient = error @ hessian[:, block]
+        inverse = (part.diagonal() * steps).reciprocal_()
+        for column, integer in enumerate(integers[:, block].unbind(1)):
+            better = torch.addcmul(integer, gradient[:, column], inverse[:, column], value=-1)
+            better.round_().clamp_(0, _LARGEST)
+            change = (better - integer) * steps[:, column]
+            gradient[:, column + 1 :].addr_(change, part[column, column + 1 :])
+            integer.copy_(better)
+        error[:, block] = (integers[:, block] - zero[:, block]) * steps - weight[:, block]
+
+
+def _factors(hessian: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The damped Hessian and its Cholesky factors: its own, the lower one, and its inverse's, the upper one.
+
+    The latter's rows say how a column's error goes into those behind it. Identity, None, identity: there are no factors
+    in fp32, and nothing is compensated.
     """
     mean, identity = hessian.diagonal().mean(), torch.eye(len(hessian), device=hessian.device)
     for damping in _DAMPING:
-        lower, failed = torch.linalg.cholesky_ex(hessian + damping * mean * identity)
+        damped = hessian + damping * mean * identity
+        lower, failed = torch.linalg.cholesky_ex(damped)
         if not int(failed):
             upper: Tensor
             upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
             if not int(failed):
-                return lower, upper
-    return None, identity
+                return damped, lower, upper
+    return identity, None, identity
 
 
 def clipped_range(part: Tensor, importance: Tensor) -> tuple[Tensor, Tensor]:

@@ -37,6 +37,37 @@ def test_products_come_nearer_than_by_rounding_to_the_nearest(columns: int, grou
     assert error < 0.6 * nearest
 
 
+def test_coordinate_descent_makes_no_row_worse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scales are chosen before, so that integers are all that differs; the error is that of the damped sums."""
+    weight = torch.randn(24, 256, generator=torch.Generator().manual_seed(1))
+    seen, other = inputs(600, 256, seed=2), inputs(300, 256, seed=3)
+    hessian = seen.t() @ seen
+    descended = widened(*gptq_groups(weight, hessian, 128), 128) - weight
+    monkeypatch.setattr("mini_infer_engine.quantization.gptq._SWEEPS", 0)
+    plain = widened(*gptq_groups(weight, hessian, 128), 128) - weight
+    damped = hessian + 0.05 * hessian.diagonal().mean() * torch.eye(256)
+    after, before = (((error @ damped) * error).sum(1) for error in (descended, plain))
+    assert bool((after <= before * (1 + 1e-4)).all())
+    assert float(after.sum()) < 0.99 * float(before.sum())
+    assert float((other @ descended.t()).square().sum()) < float((other @ plain.t()).square().sum())
+
+
+def test_columns_that_others_can_make_up_for_matter_less_to_a_groups_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = torch.randn(400, 64, generator=torch.Generator().manual_seed(2))
+    seen[:, 7] = seen[:, 9]  # either weight can do for both
+    weights: list[torch.Tensor] = []
+
+    def record(part: torch.Tensor, importance: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        weights.append(importance)
+        return clipped_range(part, importance)
+
+    monkeypatch.setattr("mini_infer_engine.quantization.gptq.clipped_range", record)
+    gptq_groups(torch.randn(8, 64, generator=torch.Generator().manual_seed(1)), seen.t() @ seen, 64)
+    (importance,) = weights
+    apart = importance[[column for column in range(64) if column not in (7, 9)]]
+    assert float(importance[[7, 9]].max()) < 0.5 * float(apart.min())
+
+
 def test_a_weight_makes_up_for_what_earlier_rounding_did_to_its_inputs() -> None:
     """Where their drift can be told from the inputs, products come nearer to those of the inputs as they were."""
     weight = torch.randn(24, 256, generator=torch.Generator().manual_seed(1))
