@@ -70,7 +70,7 @@ class Work:
     """Largest prefill chunk of unified replicas."""
 
 
-_KV_BYTES = 40_000_000_000
+_KV_BYTES = 28_000_000_000
 """Of each server where two are on each GPU."""
 _CONTEXT = 15_900
 """Tokens of a request of the trace, at most."""
@@ -215,23 +215,22 @@ async def fetch(holder: str, other: str, address: str, clients: Clients, work: W
 
 async def gaps(fleet: Fleet, clients: Clients, work: Work) -> dict[str, float]:
     """Gaps between tokens of streams that decode, quiet and while long prompts flood in."""
+    # To make a long prompt holds the event loop up for milliseconds, and streams would seem to wait.
+    flooding = [body_of(clients.prompt(work.long_prompt), 2) for _ in range(work.floods)]
+    streamed = iter([body_of(clients.prompt(64), work.stream_tokens) for _ in range(2 * work.streams)])
     async with session() as opened:
-
-        async def stream() -> Seen:
-            return await clients.ask(opened, fleet.url, clients.prompt(64), work.stream_tokens, {})
 
         async def flood() -> tuple[float, float]:
             begin = time.perf_counter()
             asked = []
-            for _ in range(work.floods):
-                prompt = clients.prompt(work.long_prompt)
-                asked.append(asyncio.create_task(clients.ask(opened, fleet.url, prompt, 2, fleet.headers)))
+            for body in flooding:
+                asked.append(asyncio.create_task(stream(opened, fleet.url, body, fleet.headers)))
                 await asyncio.sleep(1 / work.flood_per_s)
             await asyncio.gather(*asked)
             return begin, time.perf_counter()
 
-        quiet = await asyncio.gather(*(stream() for _ in range(work.streams)))
-        streams = [asyncio.create_task(stream()) for _ in range(work.streams)]
+        quiet = await asyncio.gather(*(stream(opened, fleet.url, next(streamed), {}) for _ in range(work.streams)))
+        streams = [asyncio.create_task(stream(opened, fleet.url, next(streamed), {})) for _ in range(work.streams)]
         await asyncio.sleep(0.3)
         begin, end = await flood()
         loud = [gap for one in await asyncio.gather(*streams) for at, gap in one.gaps if begin <= at <= end]
