@@ -5,7 +5,7 @@
 #   on two GPUs: tp_tests (TP_CHOSEN="bfloat16 or experts", TP_WORKERS=3 at a time) tp_tune tensor_parallel (TP_MODELS=a,b; FLAGS=--all-reduce: that alone)
 #   pipeline_parallel (PP_MODELS=a,b PP_KINDS="one GPU,two ranks,whole experts") kv_tests kv_disturbances (both on one GPU, too: KV_TEST_GPUS=0,0)
 #   kv_transfer disaggregation data_parallel
-#   more stages: features (docs/features.md) routing_engines (four engines of 0.6B on one GPU, the Mooncake trace) startup products structured speculation logprobs beams quantization (SCHEMES=bf16,int8,fp8,int4,int8+head DISABLE=large_m_gemm) quantized_products (ROWS=256,512) grouped_products (FLAGS='--only bf16,W8A8,blocks') precision kv_dtype
+#   more stages: features (docs/features.md) routing_engines (four engines of 0.6B on one GPU, the Mooncake trace) startup products structured speculation logprobs beams quantization (QUANTIZED_MODELS=a,b SCHEMES=bf16,int8,fp8,int4,int8+head DISABLE=large_m_gemm FLAGS="--together 6 --requests 32") quantized_products (ROWS=256,512) grouped_products (FLAGS='--only bf16,W8A8,blocks') precision kv_dtype
 #   script (SCRIPT="file.py OUT/result.json": any other)
 #   real (the tests of a public model); soak (starts ten gentle minutes in the background, which wait while others measure; each
 #   later call fetches what it has found), soaked (stays until it ends)
@@ -78,6 +78,10 @@ parts=("$PWD/contract" "$PWD/engine" "$PWD/gateway" "$PWD/operator")
 PYTHONPATH=$(IFS=:; echo "${parts[*]}")
 export PYTHONPATH
 [ -z "${PEER_SITE:-}" ] && [ -f "$site/peer-libraries" ] && [ -f "$site/peer-packages" ] && export PEER_SITE=$site/peer
+
+# A machine that was given back in between has nothing any more of what an earlier call installed.
+$python -c "import msgspec, fastapi, zmq" 2>/dev/null ||
+  { echo "gpu_run.sh: packages are missing: carry what pack_gpu.sh made in this call, too" >&2; exit 105; }
 
 fetch_soak() { if [ -f "$site/soak.json" ]; then cp "$site/soak.json" "$site/soak.log" "$out/"; fi; }
 failed=0
@@ -158,7 +162,7 @@ for name in sys.argv[2].split(','): print('--model', model_folder(name, Path(sys
     done
     tail -25 "$site/soak.log" | tee -a "$out/log.txt" ;;
   quantization)
-    benchmark quantization --gpu --models "${models%%,*}" --schemes "${SCHEMES:-bf16,int8,fp8,int4}" --engines "${ENGINES:-ours}" --disable "${DISABLE:-}" ;;
+    benchmark quantization --gpu --models "${QUANTIZED_MODELS:-${models%%,*}}" --schemes "${SCHEMES:-bf16,int8,fp8,int4}" --engines "${ENGINES:-ours}" --disable "${DISABLE:-}" ;;
   precision)
     PYTHONPATH="$PWD:$PYTHONPATH" stage precision "$python" benchmarks/quantization.py --precision --kv fp8,int8 --out "$out/precision.json" ;;
   kv_dtype) benchmark kv_dtype --model "${models%%,*}" --engines "${ENGINES:-ours}" ;;

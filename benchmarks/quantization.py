@@ -7,8 +7,8 @@
 With --gpu: random weights; time between tokens of 1, 8 and 32 rows, 256 requests of 512 + 256 tokens, time to the first
 token of 512 and 4,096. Schemes one after another, each in a process of its own; int8+head is int8 with the output layer
 quantised, too, by our engine alone. vLLM with the same scheme where it is installed (`--engines ours,vllm`): with int8
-and int4 both read one checkpoint, which is written for them and deleted afterwards. With --together N a model's engines
-start N at a time, which saves their starts: they share the GPU's memory, and one of them works at a time. --products
+and int4 both read one checkpoint, which is written for them and deleted afterwards. With --together N engines of all
+models start N at a time, which saves their starts: they share the GPU's memory, and one works at a time. --products
 writes the fastest configs to the folder of --out, in the file that belongs into the engine's kernels/gemm/configs/.
 """
 
@@ -57,8 +57,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """An engine with a scheme: its column, and what it loads."""
+    """An engine with a scheme: its table and column, and what it loads."""
 
+    model: str
     label: str
     engine: str
     folder: str
@@ -87,28 +88,28 @@ def speed(options: argparse.Namespace) -> int:
     checkpoints: dict[str, dict[str, float]] = {}
     errors: list[str] = []
     result = {"requests": options.requests, "figures": figures, "checkpoints": checkpoints, "errors": errors}
-    schemes_at_a_time = max(1, options.together // len(options.engines))
+    models = [engines.SMOKE_MODEL] if options.smoke else options.models
+    pairs = [(model, scheme) for model in models for scheme in options.schemes]
     with tempfile.TemporaryDirectory() as root:
-        for model in [engines.SMOKE_MODEL] if options.smoke else options.models:
-            folder, found = model_folder(model, Path(root)), figures.setdefault(model, {})
-            for schemes in batched(options.schemes, schemes_at_a_time):
-                with ExitStack() as stack:
-                    contenders: list[Contender] = []
-                    for scheme in schemes:
-                        written = _checkpoint(scheme, folder, Path(root), options, budget)
-                        checkpoint, told = stack.enter_context(written)
-                        if told:
-                            checkpoints[f"{model}, {scheme}"] = told
-                        if "error" in told:
-                            errors.append(f"{model}, checkpoint of {scheme}: {told['error']}")
-                        contenders += _contenders(scheme, checkpoint, folder, options)
-                    for group in batched(contenders, options.together):
-                        errors += [f"{model}, {error}" for error in _measured(group, found, options, budget)]
-                        save(options.out, result)
-            names = list(dict.fromkeys(name for each in found.values() for name in each))
-            print_table([model, *found], [[name, *(each.get(name) for each in found.values())] for name in names])
-            if model == "qwen2.5-7b":
-                print_verdicts(model, compared(found), _TARGETS)
+        for chosen in batched(pairs, max(1, options.together // len(options.engines))):
+            with ExitStack() as stack:
+                contenders: list[Contender] = []
+                for model, scheme in chosen:
+                    folder = model_folder(model, Path(root))
+                    checkpoint, told = stack.enter_context(_checkpoint(scheme, folder, Path(root), options, budget))
+                    if told:
+                        checkpoints[f"{model}, {scheme}"] = told
+                    if "error" in told:
+                        errors.append(f"{model}, checkpoint of {scheme}: {told['error']}")
+                    contenders += _contenders(model, scheme, checkpoint, folder, options)
+                for group in batched(contenders, options.together):
+                    errors += _measured(group, figures, options, budget)
+                    save(options.out, result)
+    for model, found in figures.items():
+        names = list(dict.fromkeys(name for each in found.values() for name in each))
+        print_table([model, *found], [[name, *(each.get(name) for each in found.values())] for name in names])
+        if model == "qwen2.5-7b":
+            print_verdicts(model, compared(found), _TARGETS)
     save(options.out, result)
     return int(bool(errors))
 
@@ -120,26 +121,31 @@ def batched(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 
 
 def _measured(
-    group: Sequence[Contender], found: dict[str, dict[str, float]], options: argparse.Namespace, budget: Budget
+    group: Sequence[Contender],
+    figures: dict[str, dict[str, dict[str, float]]],
+    options: argparse.Namespace,
+    budget: Budget,
 ) -> list[str]:
-    """Start a group at once, then have one at a time run the loads; figures go into `found`. Returns errors."""
-    kind = ", ".join(contender.label for contender in group)
+    """Start a group at once, then have one at a time run the loads; figures are by model and label. Returns errors."""
+    names = {f"{contender.model}, {contender.label}": contender for contender in group}
+    kind = "; ".join(names)
     if not budget.allows(kind, 40.0):
         return []
     say(kind)
 
-    def note(label: str, part: dict[str, float]) -> None:
-        found.setdefault(label, {}).update(part)
-        say(f"  {label}: {part}")
+    def note(name: str, part: dict[str, float]) -> None:
+        one = names[name]
+        figures.setdefault(one.model, {}).setdefault(one.label, {}).update(part)
+        say(f"  {name}: {part}")
 
     with budget.spending(kind):
         return measure_in_turn(
             {
-                each.label: (
+                name: (
                     measure,
                     (each.engine, each.folder, each.settings, options.smoke, tuple(options.loads), options.requests),
                 )
-                for each in group
+                for name, each in names.items()
             },
             budget.left_s,
             note,
@@ -177,10 +183,13 @@ def compared(found: dict[str, dict[str, float]]) -> dict[str, float]:
     return values
 
 
-def _contenders(scheme: str, checkpoint: str | None, folder: str, options: argparse.Namespace) -> list[Contender]:
+def _contenders(
+    model: str, scheme: str, checkpoint: str | None, folder: str, options: argparse.Namespace
+) -> list[Contender]:
     """The engines that can run a scheme."""
     return [
         Contender(
+            model,
             scheme if engine == "ours" else f"{engine} {scheme}",
             engine,
             checkpoint or folder,

@@ -418,7 +418,7 @@ def settings_of(part: str, options: Any, root: Path, max_num_seqs: int) -> tuple
     """Of every engine of a part, and more arguments of what measures it."""
     if part in ("demo", "chats"):
         sizes = (2, 8) if options.smoke else (CHAT_TURNS, CHAT_ANSWER)
-        settings = {"model": "demo", "max_num_seqs": max_num_seqs, "gpu_memory_utilization": 0.2}
+        settings = {"model": "demo", "max_num_seqs": max_num_seqs, "gpu_memory_utilization": 0.1}
         return settings, sizes if part == "chats" else ()
     target = model_folder(options.target, root)
     name = f"{options.draft} as draft"
