@@ -12,6 +12,8 @@ sees (ttft, fetch) says something of two:
 - gaps: between tokens of streams that decode while long prompts flood in, beside quiet ones.
 - goodput: share of requests within both targets, by length of the prompts and by prompt tokens a second that arrive
   (Poisson); "break-even" is the least length from which apart keeps as many as unified.
+- link: what the transfer adds where engines move only so many bytes a second (--kv-transfer-bandwidth); over TCP with
+  UCX_TLS=tcp,cuda_copy, --parts link, --kv-transport nixl-host.
 - trace: the same of the Mooncake trace (its requests that fit the context), by requests a second.
 What each request saw is in the JSON, so that other targets can be applied. Unified: a request goes to the replica that
 has the least to compute before its first token, what waits there and what is cached of the prompt counted in.
@@ -66,6 +68,8 @@ class Work:
     """Its prompts are of up to 15,000 tokens, which take 0.4 s alone."""
     gap_s: float = 0.02
     """Of 95 % of a request's gaps between tokens."""
+    links: tuple[int, ...] = (2_000_000_000, 3_300_000_000, 5_000_000_000)
+    """Bytes a second of prefill engines."""
     chunk: int = 512
     """Largest prefill chunk of unified replicas: a pass of 1,024 tokens of a 7B shape takes longer than `gap_s`."""
 
@@ -76,7 +80,7 @@ _CONTEXT = 15_900
 """Tokens of a request of the trace, at most."""
 _SHARED_KV_BYTES = 8_000_000_000
 """Where all are on one."""
-SMOKE = Work((64, 128), 2, 128, 2, 20, 2, 5.0, (128,), (300,), 1.0, 8, (2.0,), 1.0, 5.0, 5.0, 1.0, 64)
+SMOKE = Work((64, 128), 2, 128, 2, 20, 2, 5.0, (128,), (300,), 1.0, 8, (2.0,), 1.0, 5.0, 5.0, 1.0, (10_000_000,), 64)
 
 
 @dataclass(slots=True)
@@ -346,6 +350,12 @@ def show(result: dict[str, Any], work: Work) -> None:
         if tokens in split
     ]
     print_table(["", "one engine", "apart", "difference"], rows)
+    if link := result.get("link"):
+        alone, *others = link.values()
+        rows = [
+            [tokens, alone[tokens] * 1e3, *((one[tokens] - alone[tokens]) * 1e3 for one in others)] for tokens in alone
+        ]
+        print_table(["first token of, alone and added ms", *link], rows)
     print_table(["good share", *FLEETS], [[label, *shares] for label, shares in good_shares(result, work).items()])
     for load in work.loads:
         shares = good_shares(result, work)
@@ -416,7 +426,9 @@ def main() -> None:
     """See the module."""
     parser = make_parser(__doc__)
     parser.add_argument("--model", default="qwen2.5-7b")
-    parser.add_argument("--parts", type=words, default=words("ttft,fetch,gaps,goodput,trace"), metavar="NAME,...")
+    parser.add_argument(
+        "--parts", type=words, default=words("ttft,fetch,gaps,goodput,trace"), metavar="NAME,...", help="also link"
+    )
     parser.add_argument("--gpus", type=words, default=["0", "1"], help="of prefill and decode")
     parser.add_argument("--kv-transport", default="auto")
     parser.add_argument(
@@ -440,7 +452,7 @@ def main() -> None:
 def measured(asked: Any, work: Work, budget: Budget) -> dict[str, Any]:
     """Start the servers and ask both kinds."""
     result: dict[str, Any] = {"model": asked.model, "transport": asked.kv_transport, "gpus": asked.gpus}
-    result |= {"ttft": {}, "fetch": {}, "gaps": {}, "goodput": {}, "trace": {}}
+    result |= {"ttft": {}, "fetch": {}, "gaps": {}, "goodput": {}, "trace": {}, "link": {}}
     settings: dict[str, Any] = {"kv_transport": asked.kv_transport}
     settings["kv_cache_memory"] = _KV_BYTES if len(set(asked.gpus)) == len(asked.gpus) else _SHARED_KV_BYTES
     asked.trace = trace_that_fits(asked.smoke) if "trace" in asked.parts else None
@@ -481,6 +493,35 @@ def measured(asked: Any, work: Work, budget: Budget) -> dict[str, Any]:
         result["metrics"] = [server.metrics("kv_transfer") for server in pair]
         if replicas:
             run_parts(Fleet([server.url for server in replicas], {}), FLEETS[1], clients, work, asked, result, budget)
+        stack.pop_all().close()  # for the memory
+        if "link" in asked.parts and budget.allows("link", 40):
+            ports = [free_port() for _ in work.links]
+            decode = start(asked.gpus[1], {"role": "decode", "transfer_port": free_port()})
+            slow = [
+                start(
+                    asked.gpus[0],
+                    {
+                        "role": "prefill",
+                        "transfer_port": port,
+                        "kv_transfer_bandwidth": rate,
+                        "kv_cache_memory": _SHARED_KV_BYTES,
+                    },
+                )
+                for port, rate in zip(ports, work.links, strict=True)
+            ]
+            wait_for([decode, *slow], budget)
+            for rate, port in zip([None, *work.links], [None, *ports], strict=True):
+                headers = {} if port is None else {PREFILL_FROM: f"tcp://127.0.0.1:{port}"}
+                fleet = Fleet([decode.url], headers)
+                asyncio.run(ttft(fleet, clients, work, work.lengths[0]))
+                found = result["link"].setdefault("alone" if rate is None else f"{rate / 1e9:g} GB/s", {})
+                for tokens in work.lengths:
+                    found[str(tokens)] = asyncio.run(ttft(fleet, clients, work, tokens))
+                say(f"link: {result['link']}")
+            result["link metrics"] = [
+                decode.metrics("kv_transfer"),
+                *(server.metrics("kv_transfer") for server in slow),
+            ]
     save(asked.out, result)
     return result
 

@@ -186,6 +186,11 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = 32 << 20
     """Of each staging buffer of a rank, one on a GPU and one in main memory: through it go small pieces, other dtypes,
     and all where GPUs do not reach each other."""
+    kv_transfer_bandwidth: Annotated[
+        int | None, Option(group=KV_TRANSFER, unit="SIZE", low=1, is_size=True, in_resource=True)
+    ] = None
+    """Bytes a second that each rank moves to and from other engines, at most: for a network that others use, too.
+    Default: as many as the transport can."""
     kv_transfer_lease: Annotated[
         float, Option(group=KV_TRANSFER, unit="SECONDS", low=0.1, high=3_600, in_resource=True)
     ] = 10.0

@@ -72,7 +72,8 @@ def start_transfer(
     """
     engine_id = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
     router = _bind(context, where)
-    transport = open_transport(TransportChoice(settings.kv_transport, settings.kv_staging_memory), engine_id)
+    choice = TransportChoice(settings.kv_transport, settings.kv_staging_memory, settings.kv_transfer_bandwidth)
+    transport = open_transport(choice, engine_id)
     identity = Identity(engine_id=engine_id, weights=weights.result(), memory=memory)
     limits = TakerLimits(lease_s=settings.kv_transfer_lease, timeout_s=settings.kv_transfer_timeout)
     worker = TransferWorker(identity, transport, router, where.role, limits)

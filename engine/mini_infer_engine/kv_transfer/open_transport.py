@@ -8,6 +8,7 @@ from mini_infer_engine.kv_transfer.cuda_ipc import CudaIpcMemory
 from mini_infer_engine.kv_transfer.layout import KVMemory
 from mini_infer_engine.kv_transfer.mapped_transport import MappedTransport
 from mini_infer_engine.kv_transfer.nixl_transport import NixlTransport
+from mini_infer_engine.kv_transfer.paced_transport import PacedTransport
 from mini_infer_engine.kv_transfer.shared_memory import HostMemory
 from mini_infer_engine.kv_transfer.transport import Transport, TransportChoice
 
@@ -16,6 +17,11 @@ log = logging.getLogger(__name__)
 
 def open_transport(choice: TransportChoice, engine_id: str, memory: KVMemory, rank: int = 0) -> Transport:
     """The transport that was asked for, of one pool. ModelError: it is not installed or cannot work here."""
+    transport = _open(choice, engine_id, memory, rank)
+    return transport if choice.bytes_per_s is None else PacedTransport(transport, choice.bytes_per_s)
+
+
+def _open(choice: TransportChoice, engine_id: str, memory: KVMemory, rank: int) -> Transport:
     match choice.kind:
         case "shm":
             return MappedTransport(HostMemory(memory), memory, rank)

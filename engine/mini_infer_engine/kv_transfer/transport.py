@@ -105,6 +105,8 @@ class TransportChoice(msgspec.Struct, frozen=True):
     """--kv-transport."""
     staging_bytes: int = 32 << 20
     """--kv-staging-memory: of each staging buffer of a rank."""
+    bytes_per_s: int | None = None
+    """--kv-transfer-bandwidth: of a rank, at most."""
 
 
 OpenTransport = Callable[[TransportChoice, str], Transport]

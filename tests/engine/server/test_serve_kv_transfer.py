@@ -180,6 +180,19 @@ def test_a_role_is_switched_without_loading_again(prefill: Side, decode: Side) -
     wait_until(lambda: decode.arrived == before + 1)
 
 
+def test_a_bandwidth_is_kept_and_nothing_else_changes(decode: Side) -> None:
+    """The first transfer is slow, too: what is not known yet is waited for, and late only after the time limit."""
+    given = 'mini_infer_engine_kv_transfer_bytes_total{direction="given"}'
+    with Side("prefill", "--kv-transfer-bandwidth", "20k") as slow:
+        prompt, before, begin = new_prompt(300), decode.labelled(RECEIVED), time.monotonic()
+        answer = ask(decode, prompt, {PREFILL_FROM_HEADER: slow.address})
+        took_s = time.monotonic() - begin
+        wait_until(slow.is_at_rest)
+        assert decode.labelled(RECEIVED) == before + 1
+        assert took_s > slow.labelled(given) / 20_000 > 0.1
+    assert text_of(answer) == text_of(ask(decode, prompt, cache_salt="own"))
+
+
 def test_a_role_needs_a_transfer_port() -> None:
     with DryServer() as alone:
         answer = alone.client.post("/role", json={"role": "prefill"})

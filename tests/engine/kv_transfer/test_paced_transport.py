@@ -1,0 +1,95 @@
+"""A transport whose bytes take as long as a link of a given speed, whatever they go by."""
+
+from dataclasses import dataclass, field
+from typing import cast
+
+from mini_infer_engine.kv_transfer.layout import Span
+from mini_infer_engine.kv_transfer.paced_transport import PacedTransport
+from mini_infer_engine.kv_transfer.staging import Area
+from mini_infer_engine.kv_transfer.transport import How, Motion, Progress, Transport
+
+SPAN = Span([0], [0], 0, 128)
+
+
+@dataclass
+class FakeMotion:
+    num_bytes: int
+    state: Progress = "busy"
+
+    def progress(self) -> Progress:
+        return self.state
+
+
+@dataclass
+class Fake:
+    """Moves what it is told to have moved."""
+
+    name: str = "fake"
+    sizes: list[int] = field(default_factory=list)
+    begun: list[FakeMotion] = field(default_factory=list)
+
+    def start(self, engine_id: str, how: How, span: Span) -> Motion:
+        self.begun.append(FakeMotion(self.sizes.pop(0)))
+        return self.begun[-1]
+
+    def fetch(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
+        return self.start(engine_id, "read", span)
+
+    def stage(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
+        return self.start(engine_id, "read", span)
+
+
+@dataclass
+class Clock:
+    now_s: float = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def paced(*sizes: int) -> tuple[PacedTransport, Fake, Clock]:
+    fake, clock = Fake(sizes=list(sizes)), Clock()
+    return PacedTransport(cast("Transport", fake), 1000, clock), fake, clock
+
+
+def test_bytes_are_on_their_way_for_as_long_as_the_link_takes() -> None:
+    transport, fake, clock = paced(2000)
+    motion = transport.start("peer", "write", SPAN)
+    fake.begun[0].state = "done"
+    for now_s, found in ((100.5, "busy"), (101.9, "busy"), (102.0, "done")):
+        clock.now_s = now_s
+        assert motion.progress() == found
+    assert motion.num_bytes == 2000
+
+
+def test_a_link_that_is_slower_than_its_pace_is_waited_for() -> None:
+    transport, fake, clock = paced(2000)
+    motion = transport.start("peer", "write", SPAN)
+    clock.now_s = 109
+    assert motion.progress() == "busy"
+    fake.begun[0].state = "done"
+    assert motion.progress() == "done"
+
+
+def test_what_begins_together_goes_through_one_after_the_other_and_a_pause_is_not_saved() -> None:
+    transport, fake, clock = paced(1000, 1000, 500)
+    first, second = transport.start("one", "write", SPAN), transport.fetch("other", "device", 0, SPAN)
+    for motion in fake.begun:
+        motion.state = "done"
+    assert (first.progress(), second.progress()) == ("busy", "busy")
+    clock.now_s = 101
+    assert (first.progress(), second.progress()) == ("done", "busy")
+    clock.now_s = 110
+    assert second.progress() == "done"
+    third = transport.start("one", "read", SPAN)
+    fake.begun[2].state = "done"
+    assert third.progress() == "busy"
+    clock.now_s = 110.5
+    assert third.progress() == "done"
+
+
+def test_what_fails_fails_at_once_and_copies_within_the_engine_are_not_paced() -> None:
+    transport, fake, _ = paced(5000, 5000)
+    motion, staged = transport.start("peer", "write", SPAN), transport.stage("peer", "device", 0, SPAN)
+    fake.begun[0].state, fake.begun[1].state = "failed", "done"
+    assert (motion.progress(), staged.progress()) == ("failed", "done")
