@@ -20,7 +20,7 @@ many such looks it takes until it looks through older ones. Requests leave no re
 700 only made it look through requests that were still being served, for a sixth of all CPU time; 10,000 take 1 ms."""
 
 NICENESS: Final = 10
-"""Of threads that tokenise: the event loop comes first where cores are few."""
+"""Of threads that tokenise, above that of the main thread: the event loop comes first where cores are few."""
 
 
 @contextlib.contextmanager
@@ -51,9 +51,10 @@ def favour_event_loop() -> None:
 
 
 def give_way() -> None:
-    """The calling thread gets a low priority: where cores are few the event loop comes first.
+    """The calling thread gets a lower priority than the main one: where cores are few the event loop comes first.
 
     Linux alone has a priority for each thread; elsewhere nothing happens.
     """
     with contextlib.suppress(OSError, AttributeError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        of_main_thread = os.getpriority(os.PRIO_PROCESS, os.getpid())
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(19, of_main_thread + NICENESS))
