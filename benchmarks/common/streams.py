@@ -1,0 +1,134 @@
+"""Clients of several servers: streams of prompts of token ids, what each saw, and loads that are replayed."""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+
+import aiohttp
+from routing.workload import MOONCAKE_BLOCK_TOKENS
+
+from common.report import percentile
+
+
+@dataclass(slots=True)
+class Seen:
+    """What one client saw."""
+
+    first_s: float
+    gaps: list[tuple[float, float]] = field(default_factory=list)
+    """(when it ended, how long it was)."""
+
+
+class Clients:
+    """Streams of token-id prompts from one event loop."""
+
+    def __init__(self, words_known: int) -> None:
+        self._dice, self.known = random.Random(0), words_known
+
+    def prompt(self, tokens: int) -> list[int]:
+        """One that nobody has seen."""
+        return [self._dice.randrange(3, self.known) for _ in range(tokens)]
+
+
+def body_of(prompt: list[int], output: int) -> bytes:
+    """Of a request."""
+    body = {"model": "measured", "prompt": prompt, "max_tokens": output, "temperature": 0, "ignore_eos": True}
+    return json.dumps(body | {"stream": True}).encode()
+
+
+async def stream(
+    session: aiohttp.ClientSession,
+    url: str,
+    body: bytes,
+    headers: dict[str, str],
+    heard: Callable[[], None] = lambda: None,
+) -> Seen:
+    """One request; `heard` is called at its first token. RuntimeError: it is not answered with tokens."""
+    begin, arrivals = time.perf_counter(), list[float]()
+    json_headers = {"content-type": "application/json"} | headers
+    async with session.post(url + "/v1/completions", data=body, headers=json_headers) as response:
+        if response.status != 200:
+            raise RuntimeError(f"HTTP {response.status}: {(await response.text())[:300]}")
+        async for line in response.content:
+            if line.startswith(b"data: {"):
+                if not arrivals:
+                    heard()
+                arrivals.append(time.perf_counter())
+    if not arrivals:
+        raise RuntimeError("a stream without tokens")
+    gaps = [(after, after - before) for before, after in itertools.pairwise(arrivals)]
+    return Seen(arrivals[0] - begin, gaps)
+
+
+@contextlib.asynccontextmanager
+async def session() -> AsyncIterator[aiohttp.ClientSession]:
+    """For as many streams as there are."""
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(300)) as opened:
+        yield opened
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request of a load."""
+
+    at_s: float
+    body: bytes
+    prompt_tokens: int
+    blocks: tuple[int, ...] = ()
+    """Of BLOCK tokens each, those that others may share."""
+
+
+@dataclass(slots=True)
+class Fleet:
+    """The servers that requests go to, and what else they are told."""
+
+    urls: list[str]
+    headers: dict[str, str]
+    _turn: Iterator[int] = field(default_factory=itertools.count)
+    _waiting: list[int] = field(default_factory=list)
+    """Prompt tokens by server of requests without a first token."""
+    _held: list[set[int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._waiting, self._held = [0] * len(self.urls), [set() for _ in self.urls]
+
+    @property
+    def url(self) -> str:
+        """The next one's."""
+        return self.urls[next(self._turn) % len(self.urls)]
+
+    async def send(self, opened: aiohttp.ClientSession, arrival: Arrival) -> Seen:
+        """To the server with the least to compute before its first token."""
+        computed = [self._computed(number, arrival) for number in range(len(self.urls))]
+        chosen = min(range(len(computed)), key=lambda number: self._waiting[number] + computed[number])
+        self._waiting[chosen] += computed[chosen]
+        self._held[chosen].update(arrival.blocks)
+
+        def heard() -> None:
+            self._waiting[chosen] -= computed[chosen]
+
+        return await stream(opened, self.urls[chosen], arrival.body, self.headers, heard)
+
+    def _computed(self, number: int, arrival: Arrival) -> int:
+        held = sum(1 for _ in itertools.takewhile(self._held[number].__contains__, arrival.blocks))
+        return arrival.prompt_tokens - held * MOONCAKE_BLOCK_TOKENS
+
+
+async def replay(fleet: Fleet, arrivals: list[Arrival]) -> dict[str, list[float]]:
+    """What each request saw: seconds to its first token, and the gap that 95 % of its gaps do not exceed."""
+    async with session() as opened:
+        asked, begin = [], time.perf_counter()
+        for arrival in arrivals:
+            await asyncio.sleep(arrival.at_s - (time.perf_counter() - begin))
+            asked.append(asyncio.create_task(fleet.send(opened, arrival)))
+        seen = await asyncio.gather(*asked)
+    return {
+        "ttft_s": [round(one.first_s, 4) for one in seen],
+        "gap_p95_s": [round(percentile([gap for _, gap in one.gaps], 0.95), 5) if one.gaps else 0.0 for one in seen],
+    }
