@@ -14,21 +14,12 @@ pytestmark = KERNELS
 PROGRAM = """
 import sys
 import torch
-from tests.gpu.compiled_for_hopper import pretend_hopper, tell
+from tests.gpu.compiled_for_hopper import Compiled, Workspace, pretend_hopper, tell
 
 pretend_hopper()
 from mini_infer_engine.kernels.gemm import pdl_gemm as module
 from mini_infer_engine.kernels.gemm.gemm_config import PdlGemmConfig
 from mini_infer_engine.kernels.gemm.quantized_weight import QuantizedWeight
-
-class Workspace:
-    counters = torch.zeros(4, dtype=torch.int32)
-    def partials(self, floats): return torch.empty(4)
-
-class Compiled:
-    def __init__(self, kernel): self.kernel = kernel
-    def __getitem__(self, grid): return self
-    def __call__(self, *args, **constants): self.made = self.kernel.warmup(*args, grid=(1, 1, 1), **constants)
 
 form, m, wide = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "True"
 n, k, is_int4 = 3584, 4096, form == "int4"
