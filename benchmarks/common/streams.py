@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import aiohttp
 from routing.workload import MOONCAKE_BLOCK_TOKENS
@@ -103,21 +104,27 @@ class Fleet:
         """The next one's."""
         return self.urls[next(self._turn) % len(self.urls)]
 
-    async def send(self, opened: aiohttp.ClientSession, arrival: Arrival) -> Seen:
-        """To the server with the least to compute before its first token."""
-        computed = [self._computed(number, arrival) for number in range(len(self.urls))]
+    def take(self, arrival: Arrival) -> tuple[int, int]:
+        """The number of the server that a request goes to, and how many tokens it has to compute for it."""
+        computed = [
+            arrival.prompt_tokens
+            - MOONCAKE_BLOCK_TOKENS * sum(1 for _ in itertools.takewhile(held.__contains__, arrival.blocks))
+            for held in self._held
+        ]
         chosen = min(range(len(computed)), key=lambda number: self._waiting[number] + computed[number])
         self._waiting[chosen] += computed[chosen]
         self._held[chosen].update(arrival.blocks)
+        return chosen, computed[chosen]
 
-        def heard() -> None:
-            self._waiting[chosen] -= computed[chosen]
+    def heard(self, number: int, computed: int) -> None:
+        """A first token has come from there."""
+        self._waiting[number] -= computed
 
-        return await stream(opened, self.urls[chosen], arrival.body, self.headers, heard)
-
-    def _computed(self, number: int, arrival: Arrival) -> int:
-        held = sum(1 for _ in itertools.takewhile(self._held[number].__contains__, arrival.blocks))
-        return arrival.prompt_tokens - held * MOONCAKE_BLOCK_TOKENS
+    async def send(self, opened: aiohttp.ClientSession, arrival: Arrival) -> Seen:
+        """To the server with the least to compute before its first token."""
+        number, computed = self.take(arrival)
+        heard = partial(self.heard, number, computed)
+        return await stream(opened, self.urls[number], arrival.body, self.headers, heard)
 
 
 async def replay(fleet: Fleet, arrivals: list[Arrival]) -> dict[str, list[float]]:

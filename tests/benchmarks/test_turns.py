@@ -16,6 +16,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from common.budget import Budget
 from common.isolation import Isolated, IsolationError, isolated
 from common.quiet import measuring
+from common.together import measure_in_turn
 from engine_offline import turn
 
 BOTH = {"start s": [20.0], "w1 tok_s": [100.0]}
@@ -83,3 +84,37 @@ def test_quiet_is_told_by_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with measuring():
         assert file.exists()
     assert not file.exists()
+
+
+def waits_for(mine: str, others: str, figures: int) -> Iterator[dict[str, Any]]:
+    """Ready once the other one has started, too; fails without figures."""
+    Path(mine).touch()
+    while not Path(others).exists():
+        time.sleep(0.01)
+    yield {}
+    if not figures:
+        raise ValueError("nothing")
+    for figure in range(figures):
+        yield {"figure": figure, "at": time.monotonic()}
+
+
+def test_engines_start_together_and_are_measured_one_after_another(tmp_path: Path) -> None:
+    files = [str(tmp_path / name) for name in ("one", "two")]
+    found: dict[str, list[dict[str, Any]]] = {}
+
+    def note(label: str, part: dict[str, Any]) -> None:
+        found.setdefault(label, []).append(part)
+
+    starts = {"one": (waits_for, (*files, 2)), "two": (waits_for, (*reversed(files), 2))}
+    assert not measure_in_turn(starts, 30, note)
+    assert [part.get("figure") for part in found["one"]] == [None, 0, 1]
+    assert found["one"][-1]["at"] < found["two"][1]["at"]
+
+
+def test_one_that_fails_is_told_and_the_others_are_measured(tmp_path: Path) -> None:
+    files = [str(tmp_path / name) for name in ("one", "two")]
+    found: list[tuple[str, dict[str, Any]]] = []
+    starts = {"one": (waits_for, (*files, 0)), "two": (waits_for, (*reversed(files), 1))}
+    (error,) = measure_in_turn(starts, 30, lambda label, part: found.append((label, part)))
+    assert error == "one: ValueError: nothing"
+    assert [label for label, part in found if "figure" in part] == ["two"]
