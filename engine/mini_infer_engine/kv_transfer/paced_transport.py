@@ -1,51 +1,83 @@
 """Another transport's bytes at no more than so many a second, for a network that others use, too.
 
-A motion counts as on its way until its bytes would have gone through a link of that speed, one motion after the other.
+Motions go through a link one after the other: the next one begins when the bytes of those before it would have gone
+through a link of that speed, so that a motion is the most that is sent at once.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from mini_infer_engine.kv_transfer.layout import KVLayout, Span
 from mini_infer_engine.kv_transfer.staging import Area
-from mini_infer_engine.kv_transfer.transport import How, Motion, Progress, Transport
+from mini_infer_engine.kv_transfer.transport import How, Motion, Progress, Transport, TransportError
 from mini_infer_engine.kv_transfer.wire import TransportAddress
 
 Clock = Callable[[], float]
 
 
-class _Link:
-    """What bytes go through one after the other."""
-
-    def __init__(self, bytes_per_s: int) -> None:
-        self._bytes_per_s, self._free_s = bytes_per_s, 0.0
-
-    def passed_s(self, num_bytes: int, begin_s: float) -> float:
-        """When bytes that came at `begin_s` have gone through, after those before them."""
-        self._free_s = max(self._free_s, begin_s) + num_bytes / self._bytes_per_s
-        return self._free_s
-
-
 class _PacedMotion:
     """See `Motion`."""
 
-    def __init__(self, motion: Motion, link: _Link, clock: Clock) -> None:
-        self._motion, self._link, self._clock = motion, link, clock
-        self._begin_s, self._end_s = clock(), 0.0
+    def __init__(self, link: "_Link", begin: Callable[[], Motion], asked_s: float) -> None:
+        self._link, self._begin = link, begin
+        self.asked_s = self.begun_s = asked_s
+        self.motion: Motion | None = None
+        self.state: Progress = "busy"
 
     @property
     def num_bytes(self) -> int:
         """See `Motion.num_bytes`."""
-        return self._motion.num_bytes
+        return 0 if self.motion is None else self.motion.num_bytes
+
+    def begin(self, now_s: float) -> None:
+        """Its turn has come, at `now_s` or before."""
+        self.begun_s = now_s
+        try:
+            self.motion = self._begin()
+        except TransportError:  # the peer has gone meanwhile: nothing moves
+            self.state = "failed"
 
     def progress(self) -> Progress:
         """See `Motion.progress`."""
-        found = self._motion.progress()
-        if found != "done":
-            return found
-        if not self._end_s:
-            self._end_s = self._link.passed_s(self._motion.num_bytes, self._begin_s)
-        return "done" if self._clock() >= self._end_s else "busy"
+        if self.state == "busy":
+            self._link.advance()
+        return self.state
+
+
+class _Link:
+    """What motions go through, in order. Whoever looks at one of them looks at the first, too."""
+
+    def __init__(self, bytes_per_s: int, clock: Clock) -> None:
+        self._bytes_per_s, self._clock = bytes_per_s, clock
+        self._waiting: deque[_PacedMotion] = deque()
+        self._free_s = 0.0
+
+    def add(self, begin: Callable[[], Motion]) -> Motion:
+        """The last one in line; where nothing moves, it begins now."""
+        motion = _PacedMotion(self, begin, self._clock())
+        self._waiting.append(motion)
+        self.advance()
+        return motion
+
+    def advance(self) -> None:
+        """End what has gone through, and begin what comes next."""
+        now_s = self._clock()
+        while self._waiting:
+            first = self._waiting[0]
+            if first.motion is None and first.state == "busy":
+                first.begin(max(self._free_s, first.asked_s))
+            if first.motion is not None:
+                found = first.motion.progress()
+                if found == "busy":
+                    return
+                passed_s = first.begun_s + first.motion.num_bytes / self._bytes_per_s
+                if found == "done" and now_s < passed_s:
+                    return
+                first.state = found
+                self._free_s = passed_s if found == "done" else now_s
+            self._waiting.popleft()
 
 
 class PacedTransport:
@@ -53,7 +85,7 @@ class PacedTransport:
 
     def __init__(self, transport: Transport, bytes_per_s: int, clock: Clock = time.monotonic) -> None:
         self.name = transport.name
-        self._transport, self._link, self._clock = transport, _Link(bytes_per_s), clock
+        self._transport, self._link = transport, _Link(bytes_per_s, clock)
 
     def enter_thread(self) -> None:
         """See `Transport.enter_thread`."""
@@ -77,7 +109,7 @@ class PacedTransport:
 
     def start(self, engine_id: str, how: How, span: Span) -> Motion:
         """See `Transport.start`."""
-        return _PacedMotion(self._transport.start(engine_id, how, span), self._link, self._clock)
+        return self._link.add(partial(self._transport.start, engine_id, how, span))
 
     def way(self, engine_id: str, span: Span) -> Area | None:
         """See `Transport.way`."""
@@ -93,7 +125,7 @@ class PacedTransport:
 
     def fetch(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
         """See `Transport.fetch`."""
-        return _PacedMotion(self._transport.fetch(engine_id, area, slot, span), self._link, self._clock)
+        return self._link.add(partial(self._transport.fetch, engine_id, area, slot, span))
 
     def close(self) -> None:
         """See `Transport.close`."""

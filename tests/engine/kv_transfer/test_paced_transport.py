@@ -6,7 +6,7 @@ from typing import cast
 from mini_infer_engine.kv_transfer.layout import Span
 from mini_infer_engine.kv_transfer.paced_transport import PacedTransport
 from mini_infer_engine.kv_transfer.staging import Area
-from mini_infer_engine.kv_transfer.transport import How, Motion, Progress, Transport
+from mini_infer_engine.kv_transfer.transport import How, Motion, Progress, Transport, TransportError
 
 SPAN = Span([0], [0], 0, 128)
 
@@ -29,6 +29,8 @@ class Fake:
     begun: list[FakeMotion] = field(default_factory=list)
 
     def start(self, engine_id: str, how: How, span: Span) -> Motion:
+        if engine_id == "gone":
+            raise TransportError("it has gone")
         self.begun.append(FakeMotion(self.sizes.pop(0)))
         return self.begun[-1]
 
@@ -71,14 +73,17 @@ def test_a_link_that_is_slower_than_its_pace_is_waited_for() -> None:
     assert motion.progress() == "done"
 
 
-def test_what_begins_together_goes_through_one_after_the_other_and_a_pause_is_not_saved() -> None:
+def test_what_is_asked_for_together_begins_one_after_the_other_and_a_pause_is_not_saved() -> None:
     transport, fake, clock = paced(1000, 1000, 500)
     first, second = transport.start("one", "write", SPAN), transport.fetch("other", "device", 0, SPAN)
-    for motion in fake.begun:
-        motion.state = "done"
-    assert (first.progress(), second.progress()) == ("busy", "busy")
+    fake.begun[0].state = "done"
+    assert (first.progress(), second.progress(), len(fake.begun)) == ("busy", "busy", 1)
     clock.now_s = 101
-    assert (first.progress(), second.progress()) == ("done", "busy")
+    assert second.progress() == "busy"  # a look at the second lets the first end
+    assert (first.progress(), len(fake.begun)) == ("done", 2)
+    fake.begun[1].state = "done"
+    clock.now_s = 101.9
+    assert second.progress() == "busy"
     clock.now_s = 110
     assert second.progress() == "done"
     third = transport.start("one", "read", SPAN)
@@ -86,6 +91,16 @@ def test_what_begins_together_goes_through_one_after_the_other_and_a_pause_is_no
     assert third.progress() == "busy"
     clock.now_s = 110.5
     assert third.progress() == "done"
+
+
+def test_a_peer_that_goes_before_its_turn_fails_its_own_motion_alone() -> None:
+    transport, fake, clock = paced(1000, 1000)
+    first, lost = transport.start("one", "write", SPAN), transport.start("gone", "write", SPAN)
+    last = transport.start("one", "write", SPAN)
+    fake.begun[0].state, clock.now_s = "done", 101
+    assert (first.progress(), lost.progress(), last.progress()) == ("done", "failed", "busy")
+    fake.begun[1].state, clock.now_s = "done", 102
+    assert (last.progress(), lost.num_bytes) == ("done", 0)
 
 
 def test_what_fails_fails_at_once_and_copies_within_the_engine_are_not_paced() -> None:
