@@ -6,8 +6,8 @@
 One pair of servers with roles and two unified ones hold the two GPUs together, a server of each kind a GPU, and are
 asked one kind after the other, all over HTTP; with `--gpus 0,0` all are on one, where only what one request at a time
 sees (ttft, fetch) says something of two:
-- ttft: time to the first token by length of the prompt, one request at a time: of one engine alone, and apart; their
-  difference is what the transfer adds.
+- ttft: time to the first token by length of the prompt, one request at a time: of the prefill engine alone, and apart;
+  their difference is what the transfer adds. (Two GPUs of a host can differ by 2 % in speed.)
 - fetch: a prompt whose beginning a peer holds, fetched and computed.
 - gaps: between tokens of streams that decode while long prompts flood in, beside quiet ones.
 - goodput: share of requests within both targets, by length of the prompts and by prompt tokens a second that arrive
@@ -244,7 +244,7 @@ class Campaign:
             address = f"tcp://127.0.0.1:{ports[0]}"
             apart = Fleet([decode.url], {PREFILL_FROM: address})
             if "ttft" in parts:
-                self.first_tokens(Fleet([decode.url], {}), "ttft", "one engine")
+                self.first_tokens(Fleet([prefill.url], {}), "ttft", "one engine")
                 self.first_tokens(apart, "ttft", FLEETS[0])
             if "fetch" in parts and self.budget.allows("fetch", 10):
                 found = asyncio.run(fetch(prefill.url, decode.url, address, self.clients, self.work))
@@ -266,7 +266,7 @@ class Campaign:
             for port, rate in zip(ports, rates, strict=True)
         ]
         with self.servers(wanted) as (decode, *slow):
-            self.first_tokens(Fleet([decode.url], {}), "link", "one engine")
+            self.first_tokens(Fleet([slow[0].url], {}), "link", "one engine")
             for rate, port in zip(rates, ports, strict=True):
                 fleet = Fleet([decode.url], {PREFILL_FROM: f"tcp://127.0.0.1:{port}"})
                 self.first_tokens(fleet, "link", f"{rate / 1e9:g} GB/s")

@@ -4,8 +4,9 @@
 
 For each model an engine on two GPUs and one on one, in processes of their own: time between tokens at batch 1, 8 and
 32, time to the first token of 4,096, mixed load W1 (common/loads.py). Ratios are of two GPUs to one in the same run.
-All-reduces of [rows, hidden] in a CUDA graph, 20 one after another: our one-shot kernel with residual and RMSNorm fused
-and without, NCCL, and torch's own one-shot kernel. `--engines vllm` starts the peer with two GPUs as well.
+All-reduces of [rows, hidden] in a CUDA graph, 20 one after another: our kernel, and with residual and RMSNorm fused
+both of ours, which read peers' memory or write into it; NCCL, and torch's own one-shot kernel.
+`--engines vllm` starts the peer with two GPUs as well.
 """
 
 import os
@@ -54,6 +55,7 @@ def _all_reduce_times(rank: int, port: int, hidden: int) -> dict[str, dict[int, 
 
     from mini_infer_engine.communication.gpu_collectives import GpuCollectives, connect_gpus
     from mini_infer_engine.config.tensor_parallel import TensorParallel
+    from mini_infer_engine.kernels.all_reduce.pushed_sum import MAX_ROWS
 
     torch.cuda.set_device(rank)
     device = torch.device("cuda", rank)
@@ -82,7 +84,21 @@ def _all_reduce_times(rank: int, port: int, hidden: int) -> dict[str, dict[int, 
                 assert memory is not None
                 peers.sum_add_norm(memory, residual, weight, 1e-6)
 
-            kinds |= {"ours": ours, "ours + norm": fused}
+            def pulled(rows: int = rows, residual: torch.Tensor = residual) -> None:
+                assert peers is not None
+                pushed_rows, peers.pushed_rows = peers.pushed_rows, 0
+                fused(rows, residual)
+                peers.pushed_rows = pushed_rows
+
+            def pushed(rows: int = rows, residual: torch.Tensor = residual) -> None:
+                assert peers is not None
+                pushed_rows, peers.pushed_rows = peers.pushed_rows, rows
+                fused(rows, residual)
+                peers.pushed_rows = pushed_rows
+
+            kinds |= {"ours": ours, "pulled + norm": pulled}
+            if rows <= MAX_ROWS:
+                kinds["pushed + norm"] = pushed
         if (torchs := _torchs_one_shot(rows, hidden, device)) is not None:
             kinds["torch one_shot"] = torchs
         for name, call in kinds.items():

@@ -81,11 +81,22 @@ def test_programs_that_share_many_rows_compute_each_once(monkeypatch: pytest.Mon
     peers.check_signals(4, calls=1)
 
 
-@pytest.mark.parametrize(("rows", "columns", "width"), cases([(2, 48, 90), (1, 4100, 8200)], [(5, 76032, 152064)]))
+@pytest.mark.parametrize(
+    ("rows", "columns", "width"), cases([(2, 48, 90), (1, 4100, 8200)], [(5, 76032, 152064), (256, 76032, 152064)])
+)
 def test_parts_stand_side_by_side(rows: int, columns: int, width: int) -> None:
     peers = Peers(2, 1, [normal(rows, columns, dtype=BF16, seed=seed).flatten() for seed in range(2)])
     out = torch.empty((rows, width), dtype=BF16, device=DEVICE)
     launch_gather(peers.arguments, 0, out, columns, rank=1, world=2)
     parts = [buffer.view(rows, columns) for buffer in peers.buffers]
     assert torch.equal(out, torch.cat(parts, dim=1)[:, :width])
-    peers.check_signals(rows * -(-columns // 4096), calls=1)
+    peers.check_signals(min(rows * -(-columns // 4096), MAX_PROGRAMS), calls=1)
+
+
+def test_programs_that_share_many_blocks_gather_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(one_shot, "MAX_PROGRAMS", 2)
+    peers = Peers(2, 0, [normal(5, 48, dtype=BF16, seed=seed).flatten() for seed in range(2)])
+    out = torch.empty((5, 96), dtype=BF16, device=DEVICE)
+    launch_gather(peers.arguments, 0, out, 48, rank=0, world=2)
+    assert torch.equal(out, torch.cat([buffer.view(5, 48) for buffer in peers.buffers], dim=1))
+    peers.check_signals(2, calls=1)

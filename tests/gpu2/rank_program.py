@@ -102,7 +102,13 @@ def main() -> None:
                 (4096, 3584),
             ):
                 errors[f"{rows} x {width} {dtype}"] = check_sums(group, rows, width, dtype)
-            for rows, columns, width in ((1, 64, 100), (1, 76032, 152064), (5, 2048, 4096), (300, 4096, 8000)):
+            for rows, columns, width in (
+                (1, 64, 100),
+                (1, 76032, 152064),
+                (5, 2048, 4096),
+                (300, 4096, 8000),
+                (256, 76032, 152064),
+            ):
                 gathered[f"{rows} x {columns} {dtype}"] = check_gather(group, rows, columns, width, dtype)
     torch.cuda.synchronize()
     print(json.dumps({"kind": group.kind, "errors": errors, "gathered": gathered}))

@@ -15,7 +15,9 @@ pytestmark = TWO_GPUS
 ROUNDINGS = 8.0
 
 
-@pytest.mark.parametrize("disabled", [[], ["pdl"], ["one_shot_all_reduce"]], ids=["pdl", "plain", "nccl"])
+@pytest.mark.parametrize(
+    "disabled", [[], ["pdl"], ["pushed_sums"], ["one_shot_all_reduce"]], ids=["pdl", "plain", "pulled", "nccl"]
+)
 def test_sums_and_gathers_are_right_and_equal_on_both_gpus(disabled: list[str]) -> None:
     question = {"port": free_port(), "disabled": disabled}
     ranks = [started("rank_program", json.dumps(question | {"rank": rank})) for rank in range(2)]

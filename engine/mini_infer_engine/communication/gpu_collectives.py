@@ -1,4 +1,4 @@
-"""Collectives of ranks with a GPU each: NCCL for large messages, one-shot kernels over peer memory for small ones."""
+"""Collectives of ranks with a GPU each: NCCL for large messages, kernels over peer memory for small ones."""
 
 import logging
 import os
@@ -123,6 +123,8 @@ def connect_gpus(
         try:
             policy = kernel_policy(device, disabled)
             peers = PeerMemory(parallel, device, pdl=policy.pdl, group=group)
+            if Mechanism.PUSHED_SUMS in disabled:
+                peers.pushed_rows = 0
         except RuntimeError as error:
             obstacle = f"{type(error).__name__}: {str(error).splitlines()[0]}"
         if not _on_all_ranks(peers is not None, device, group):

@@ -1,24 +1,32 @@
-"""Memory of every GPU of a host that all of them read: summands and parts of logits for the one-shot kernels.
+"""Memory of every GPU of a host that all of them reach: summands and parts of logits for the kernels of `all_reduce`.
 
 By torch's symmetric memory, without NVLink multicast. What is written, and when it may be written again, follows from
-the order in which every rank calls these methods, which is the same on all: `kernels.all_reduce.one_shot` says why.
+the order in which every rank calls these methods, which is the same on all: `one_shot` and `pushed_sum` say why.
 """
+
+from functools import partial
 
 import torch
 import torch.distributed
 from torch import Tensor
 
 from mini_infer_engine.config.tensor_parallel import TensorParallel
-from mini_infer_engine.kernels.all_reduce.one_shot import (
-    MAX_PROGRAMS,
-    gather_programs,
-    launch_gather,
-    launch_reduce,
+from mini_infer_engine.kernels.all_reduce.one_shot import MAX_PROGRAMS, launch_gather, launch_reduce
+from mini_infer_engine.kernels.all_reduce.pushed_sum import (
+    MARK,
+    MAX_ROW_BYTES,
+    MAX_ROWS,
+    Inbox,
+    inbox_bytes,
+    launch_pushed_sum,
 )
 
 LARGEST_SUM_BYTES = {2: 96 << 20, 4: 1 << 20, 8: 512 << 10}
 """By ranks. Here every GPU reads what all others have: of two no more bytes than any algorithm moves, else too many."""
-_LOGITS_BYTES = 8 << 20
+_BUFFER_BYTES = {2: 96 << 20, 4: 24 << 20, 8: 24 << 20}
+"""Also for a rank's part of the logits of some hundred rows, which every algorithm moves."""
+PUSHED_ROWS = 64
+"""Of sums that are written into the peers' memory; those of more rows are read from it."""
 
 
 class PeerMemory:
@@ -36,12 +44,13 @@ class PeerMemory:
         from torch.distributed import _symmetric_memory as symmetric_memory
 
         self._rank, self._world, self._pdl = parallel.rank, parallel.size, pdl
-        self._sum_bytes = LARGEST_SUM_BYTES[parallel.size]
-        # Two buffers of sums take turns, one is for embeddings, two of logits take turns; then signal pads.
-        self._places = [0, self._sum_bytes, 2 * self._sum_bytes]
-        self._logits_places = [3 * self._sum_bytes, 3 * self._sum_bytes + _LOGITS_BYTES]
-        pads = 3 * self._sum_bytes + 2 * _LOGITS_BYTES
-        size = pads + MAX_PROGRAMS * parallel.size * 4
+        self.pushed_rows = PUSHED_ROWS
+        self._sum_bytes, self._buffer_bytes = LARGEST_SUM_BYTES[parallel.size], _BUFFER_BYTES[parallel.size]
+        # Two buffers of summands and logits take turns, one is for embeddings; then the inbox, signal pads, and a word
+        # that says that nobody is to wait any more.
+        inbox = 3 * self._buffer_bytes
+        self._pads_begin = inbox + inbox_bytes(parallel.size)
+        size = self._pads_begin + (MAX_PROGRAMS * parallel.size + 4) * 4
         memory = symmetric_memory.empty(size, dtype=torch.uint8, device=device)
         group = group or torch.distributed.group.WORLD
         assert group is not None
@@ -50,27 +59,32 @@ class PeerMemory:
         self._memory: Tensor = buffers[parallel.rank]
         self._keeps = memory
         self._memory.zero_()
-        self._memory[pads:].view(torch.int32).add_(0)  # `release` finds its kernel loaded: loading may wait for the GPU
+        self._memory[inbox : self._pads_begin].view(torch.int32).fill_(MARK)
+        pads = self._memory[self._pads_begin :].view(torch.int32)
+        pads.add_(0)  # `release` finds its kernel loaded: loading may wait for the GPU
         pointers = torch.tensor([buffer.data_ptr() for buffer in buffers], dtype=torch.int64, device=device)
-        epochs = torch.zeros(MAX_PROGRAMS, dtype=torch.int32, device=device)
-        self._peers = (pointers, pointers + pads, epochs)
-        self._turn = self._logits_turn = 0
+        epochs, row_epochs = (
+            torch.zeros(count, dtype=torch.int32, device=device) for count in (MAX_PROGRAMS, MAX_ROWS)
+        )
+        self._peers = (pointers, pointers + self._pads_begin, epochs)
+        self._inbox = Inbox(pointers, inbox, row_epochs, pads[-4:])
+        self._turn = 0
         torch.cuda.synchronize(device)
         torch.distributed.barrier(group=group, device_ids=[device.index])  # nobody signals before all pads are zero
 
     def summand(self, rows: int, width: int, dtype: torch.dtype) -> Tensor | None:
         """Memory [rows, width] for what this rank adds to the next sum; None: it is too much for one shot."""
-        if not rows or rows * width * dtype.itemsize > self._sum_bytes:
-            return None
-        self._turn ^= 1
-        return self._view(self._places[self._turn], rows, width, dtype)
+        return self._next(rows, width, dtype) if rows * width * dtype.itemsize <= self._sum_bytes else None
 
     def logits_part(self, rows: int, columns: int, dtype: torch.dtype) -> Tensor | None:
         """Memory [rows, columns] for this rank's part of logits; None: they are too many."""
-        if not rows or gather_programs(rows, columns) > MAX_PROGRAMS or rows * columns * dtype.itemsize > _LOGITS_BYTES:
+        return self._next(rows, columns, dtype) if rows * columns * dtype.itemsize <= self._buffer_bytes else None
+
+    def _next(self, rows: int, width: int, dtype: torch.dtype) -> Tensor | None:
+        if not rows:
             return None
-        self._logits_turn ^= 1
-        return self._view(self._logits_places[self._logits_turn], rows, columns, dtype)
+        self._turn ^= 1
+        return self._view(self._turn, rows, width, dtype)
 
     def holds(self, x: Tensor) -> bool:
         """Whether x stands here."""
@@ -85,27 +99,32 @@ class PeerMemory:
         if not hidden.shape[0] or hidden.nbytes > self._sum_bytes:
             return None
         self._turn = 0
-        place = self._view(self._places[2], hidden.shape[0], hidden.shape[1], hidden.dtype)
+        place = self._view(2, hidden.shape[0], hidden.shape[1], hidden.dtype)
         place.copy_(hidden)
         return self.sum(place)
 
     def sum(self, summand: Tensor) -> Tensor:
         """The sum of all ranks' summands [rows, width], in new memory."""
-        return launch_reduce(
-            self._peers,
-            self._offset(summand),
-            torch.empty_like(summand),
-            rank=self._rank,
-            world=self._world,
-            pdl=self._pdl,
-        )
+        return self._reduced(summand, torch.empty_like(summand))
 
     def sum_add_norm(self, summand: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Add the sum to the residual [rows, width], dense, in place: what is returned is its RMSNorm."""
-        return launch_reduce(
-            self._peers,
+        return self._reduced(summand, torch.empty_like(residual), residual, weight, eps)
+
+    def _reduced(
+        self,
+        summand: Tensor,
+        out: Tensor,
+        residual: Tensor | None = None,
+        weight: Tensor | None = None,
+        eps: float = 0.0,
+    ) -> Tensor:
+        rows, width = summand.shape
+        is_pushed = rows <= self.pushed_rows and width * summand.itemsize <= MAX_ROW_BYTES
+        launch = partial(launch_pushed_sum, self._inbox) if is_pushed else partial(launch_reduce, self._peers)
+        return launch(
             self._offset(summand),
-            torch.empty_like(residual),
+            out,
             rank=self._rank,
             world=self._world,
             residual=residual,
@@ -122,15 +141,15 @@ class PeerMemory:
 
     def release(self) -> None:
         """Let this GPU's kernels that wait for a peer go on, with whatever is there: the group is over."""
-        begin = self._logits_places[1] + _LOGITS_BYTES
-        pads = self._memory[begin:].view(torch.int32)
+        pads = self._memory[self._pads_begin :].view(torch.int32)
         # Before what has been launched already and waits for room behind the kernels that wait.
         beside = torch.cuda.Stream(pads.device, priority=-1)  # type: ignore[no-untyped-call]  # torch's
         with torch.inference_mode(), torch.cuda.stream(beside):
             pads.add_(1 << 30)  # far ahead of what any of them waits for, for their differences count
         beside.synchronize()
 
-    def _view(self, place: int, rows: int, width: int, dtype: torch.dtype) -> Tensor:
+    def _view(self, buffer: int, rows: int, width: int, dtype: torch.dtype) -> Tensor:
+        place = buffer * self._buffer_bytes
         return self._memory[place : place + rows * width * dtype.itemsize].view(dtype).view(rows, width)
 
     def _offset(self, x: Tensor) -> int:

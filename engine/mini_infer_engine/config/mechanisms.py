@@ -70,6 +70,11 @@ class Mechanism(StrEnum):
         "tensor parallelism: small sums are read from the memory of the host's other GPUs, residual and RMSNorm fused; "
         "off: NCCL",
     )
+    PUSHED_SUMS = (
+        "pushed_sums",
+        "tensor parallelism: summands of at most 64 rows are written into the memory of the other GPUs, which wait for "
+        "the data itself; off: they are read from there after a signal, as those of more rows",
+    )
     PREFILL_GRAPHS = "prefill_graphs", "CUDA graphs of passes with prompts; off: kernel by kernel"
     SEPARATE_DECODE_GRAPHS = (
         "separate_decode_graphs",

@@ -31,7 +31,7 @@ def _meet(pads, epochs, program, RANK: tl.constexpr, WORLD: tl.constexpr):
     epoch = tl.load(epochs + program) + 1
     theirs = pads.to(tl.pointer_type(tl.int32)) + program * WORLD + RANK
     tl.atomic_xchg(theirs, tl.zeros((WORLD,), tl.int32) + epoch, sem="release", scope="sys")
-    own = _of_rank(pads, RANK, WORLD).to(tl.pointer_type(tl.int32)) + program * WORLD + peers
+    own = of_rank(pads, RANK, WORLD).to(tl.pointer_type(tl.int32)) + program * WORLD + peers
     nothing = tl.zeros((WORLD,), tl.int32)
     behind = tl.min(tl.atomic_add(own, nothing, sem="acquire", scope="sys") - epoch, axis=0)
     while behind < 0:
@@ -41,7 +41,7 @@ def _meet(pads, epochs, program, RANK: tl.constexpr, WORLD: tl.constexpr):
 
 
 @triton.jit
-def _of_rank(pointers, rank, WORLD: tl.constexpr):
+def of_rank(pointers, rank, WORLD: tl.constexpr):
     """One of [WORLD] int64."""
     return tl.sum(tl.where(tl.arange(0, WORLD) == rank, pointers, 0), axis=0)
 
@@ -51,14 +51,14 @@ def _sum_of_ranks(places, offset, at, mask, out, WORLD: tl.constexpr, BLOCK: tl.
     """All ranks' summands [BLOCK], added up in fp32."""
     total = tl.zeros((BLOCK,), dtype=tl.float32)
     for peer in tl.static_range(WORLD):
-        base = _of_rank(places, peer, WORLD).to(tl.pointer_type(out.dtype.element_ty))
+        base = of_rank(places, peer, WORLD).to(tl.pointer_type(out.dtype.element_ty))
         base = tl.multiple_of(base + offset, 16)
         total += tl.load(base + at, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
     return total
 
 
 @triton.jit
-def _store_row(total, values, residual, weights, out, at, mask, width, eps, NORM: tl.constexpr):
+def store_row(total, values, residual, weights, out, at, mask, width, eps, NORM: tl.constexpr):
     """NORM: the residual, `values` before, has the total added, and its norm goes to out; else the total does."""
     if NORM:
         rounded = (values + total).to(residual.dtype.element_ty)
@@ -113,23 +113,24 @@ def _reduce(
             if NORM:
                 values = tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
             total = _sum_of_ranks(places, offset, at, mask, out, WORLD, BLOCK)
-            _store_row(total, values, residual, weights, out, at, mask, width, eps, NORM)
+            store_row(total, values, residual, weights, out, at, mask, width, eps, NORM)
     else:
         values = weights
         if NORM:
             values = tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
         _meet(pads, epochs, program, RANK, WORLD)
         total = _sum_of_ranks(places, offset, at, mask, out, WORLD, BLOCK)
-        _store_row(total, values, residual, weights, out, at, mask, width, eps, NORM)
+        store_row(total, values, residual, weights, out, at, mask, width, eps, NORM)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _gather(
     buffers,
     signals,
     epochs,
     offset,
     out,
+    rows,
     columns,
     width,
     RANK: tl.constexpr,
@@ -137,23 +138,25 @@ def _gather(
     PDL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Program (row, block): the same columns of every rank's part of a row."""
-    row = tl.program_id(0)
-    block = tl.program_id(1)
-    local = block * BLOCK + tl.arange(0, BLOCK)
+    """Programs share out all blocks of all rows, each with the same columns of every rank's part."""
+    program = tl.program_id(0)
     places = tl.load(buffers + tl.arange(0, WORLD))
     pads = tl.load(signals + tl.arange(0, WORLD))
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    _meet(pads, epochs, row * tl.num_programs(1) + block, RANK, WORLD)
-    for peer in tl.static_range(WORLD):
-        base = _of_rank(places, peer, WORLD).to(tl.pointer_type(out.dtype.element_ty))
-        base = tl.multiple_of(base + offset, 16)
-        at = peer * columns + local
-        mask = (local < columns) & (at < width)
-        values = tl.load(base + row.to(tl.int64) * columns + local, mask=mask, cache_modifier=".cg")
-        tl.store(out + row.to(tl.int64) * width + at, values, mask=mask)
+    _meet(pads, epochs, program, RANK, WORLD)
+    blocks = tl.cdiv(columns, BLOCK)
+    for tile in range(program, rows * blocks, tl.num_programs(0)):
+        row = (tile // blocks).to(tl.int64)
+        local = tile % blocks * BLOCK + tl.arange(0, BLOCK)
+        for peer in tl.static_range(WORLD):
+            base = of_rank(places, peer, WORLD).to(tl.pointer_type(out.dtype.element_ty))
+            base = tl.multiple_of(base + offset, 16)
+            at = peer * columns + local
+            mask = (local < columns) & (at < width)
+            values = tl.load(base + row * columns + local, mask=mask, cache_modifier=".cg")
+            tl.store(out + row * width + at, values, mask=mask)
 
 
 def launch_reduce(
@@ -198,11 +201,6 @@ def launch_reduce(
     return out
 
 
-def gather_programs(rows: int, columns: int) -> int:
-    """Programs of `launch_gather`."""
-    return rows * cdiv(columns, _GATHER_BLOCK)
-
-
 def launch_gather(
     peers: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     offset: int,
@@ -215,14 +213,15 @@ def launch_gather(
 ) -> torch.Tensor:
     """The first `width` columns of all ranks' [rows, columns] side by side, in out [rows, width], dense.
 
-    `peers` and `offset` as in `launch_reduce`; `gather_programs` are at most MAX_PROGRAMS.
+    `peers` and `offset` as in `launch_reduce`.
     """
     rows, width = out.shape
     options: dict[str, Any] = {"launch_pdl": True} if pdl else {}
-    _gather[(rows, cdiv(columns, _GATHER_BLOCK))](
+    _gather[(min(rows * cdiv(columns, _GATHER_BLOCK), MAX_PROGRAMS),)](
         *peers,
         offset,
         out,
+        rows,
         columns,
         width,
         RANK=rank,

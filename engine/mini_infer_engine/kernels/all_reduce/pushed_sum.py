@@ -1,0 +1,163 @@
+"""All-reduce of few rows where each GPU writes its summand into all others' memory, and waits for theirs in its own.
+
+One way over NVLink instead of a signal there and a read back (`one_shot`): what has not come yet is a mark, which no
+summand contains, so that the data is its own signal (as in the Lamport kernels of TensorRT-LLM, after NCCL's LL
+protocol). Every row of a sum has a place for each rank's summand in an inbox of three slots, which take turns. In
+exchange e a program fills slot e of its peers, marks its own slot e - 1, which it has read, as empty again, and waits
+for its slot e. The next that a peer writes into slot e - 1 is of exchange e + 2, after it has seen what this rank
+writes in e + 1: by then this kernel is over.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from mini_infer_engine.kernels.all_reduce.one_shot import of_rank, store_row
+from mini_infer_engine.kernels.sizes import next_power_of_2
+
+MAX_ROWS = 256
+"""Of one sum: each has places and a counter of its own."""
+MAX_ROW_BYTES = 16 << 10
+_SLOTS = 3
+MARK = -0x7FFF8000
+"""Of an empty place, every four bytes of it: two negative zeros in 16 bits each, a denormal number in fp32."""
+
+
+class Inbox(NamedTuple):
+    """What a rank's kernels must know."""
+
+    buffers: torch.Tensor  # [ranks] int64: pointers to all ranks' memory
+    begin: int  # of the inbox, behind that of every rank's memory, bytes
+    epochs: torch.Tensor  # [MAX_ROWS] int32: exchanges of each row so far
+    released: torch.Tensor  # [1] int32: not 0 once nobody is to wait any more
+
+
+def inbox_bytes(world: int) -> int:
+    """Of one rank. Before its first use each four bytes are to be MARK, on all ranks."""
+    return _SLOTS * world * MAX_ROWS * MAX_ROW_BYTES
+
+
+@triton.jit
+def _waits(part, released, MARK: tl.constexpr):
+    """Whether something of a summand has not come, and is to come: the same in all threads."""
+    is_missing = (part == MARK) & (tl.load(released, volatile=True) == 0)
+    return tl.max(is_missing.to(tl.int32), axis=0) > 0
+
+
+@triton.jit
+def _pushed_sum(
+    buffers,
+    epochs,
+    released,
+    inbox,
+    offset,
+    residual,
+    weight,
+    out,
+    width,
+    eps,
+    RANK: tl.constexpr,
+    WORLD: tl.constexpr,
+    NORM: tl.constexpr,
+    PDL: tl.constexpr,
+    BITS: tl.constexpr,
+    MARK: tl.constexpr,
+    ROWS: tl.constexpr,
+    PLACE: tl.constexpr,
+    SLOTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Program (row). BITS: out's elements as integers, in which `inbox` and `offset` count; PLACE of them are a row's.
+
+    NORM: the sum is added to the residual, whose norm goes to out. Without, out is the sum.
+    """
+    row = tl.program_id(0)
+    offsets = tl.arange(0, BLOCK)
+    mask = offsets < width
+    at = row.to(tl.int64) * width + offsets
+    # What no kernel writes is read before the wait for the kernel before.
+    places = tl.load(buffers + tl.arange(0, WORLD))
+    weights = mask.to(tl.float32)
+    if NORM:
+        weights = tl.load(weight + offsets, mask=mask, other=0.0).to(tl.float32)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    epoch = tl.load(epochs + row)
+    own = of_rank(places, RANK, WORLD).to(tl.pointer_type(BITS))
+    summand = tl.load(tl.multiple_of(own + offset, 16) + at, mask=mask, other=0)
+    summand = tl.where(summand == MARK, 0, summand)
+    for peer in tl.static_range(WORLD):
+        if peer != RANK:
+            theirs = of_rank(places, peer, WORLD).to(tl.pointer_type(BITS)) + inbox
+            theirs += ((epoch % SLOTS * WORLD + RANK) * ROWS + row) * PLACE
+            tl.store(tl.multiple_of(theirs, 16) + offsets, summand, mask=mask)
+    values = weights
+    if NORM:
+        values = tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
+    for peer in tl.static_range(WORLD):
+        if peer != RANK:
+            read = own + inbox + (((epoch + SLOTS - 1) % SLOTS * WORLD + peer) * ROWS + row) * PLACE
+            tl.store(tl.multiple_of(read, 16) + tl.arange(0, PLACE), tl.full((PLACE,), MARK, BITS))
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for peer in tl.static_range(WORLD):
+        part = summand
+        if peer != RANK:
+            place = own + inbox + ((epoch % SLOTS * WORLD + peer) * ROWS + row) * PLACE
+            place = tl.multiple_of(place, 16) + offsets
+            part = tl.load(place, mask=mask, other=0, volatile=True)
+            while _waits(part, released, MARK):
+                part = tl.load(place, mask=mask, other=0, volatile=True)
+        total += part.to(out.dtype.element_ty, bitcast=True).to(tl.float32)
+    store_row(total, values, residual, weights, out, at, mask, width, eps, NORM)
+    tl.store(epochs + row, epoch + 1)
+
+
+def launch_pushed_sum(
+    inbox: Inbox,
+    offset: int,
+    out: torch.Tensor,
+    *,
+    rank: int,
+    world: int,
+    residual: torch.Tensor | None = None,
+    weight: torch.Tensor | None = None,
+    eps: float = 0.0,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """`one_shot.launch_reduce`, of at most MAX_ROWS rows of MAX_ROW_BYTES each.
+
+    This rank's summand stands `offset` elements of out's dtype behind the begin of its memory.
+    """
+    rows, width = out.shape
+    size = out.element_size()
+    block = next_power_of_2(width)
+    options: dict[str, Any] = {"launch_pdl": True} if pdl else {}
+    _pushed_sum[(rows,)](
+        inbox.buffers,
+        inbox.epochs,
+        inbox.released,
+        inbox.begin // size,
+        offset,
+        out if residual is None else residual,
+        out if weight is None else weight,
+        out,
+        width,
+        eps,
+        RANK=rank,
+        WORLD=world,
+        NORM=residual is not None,
+        PDL=pdl,
+        BITS=tl.int16 if size == 2 else tl.int32,
+        MARK=-0x8000 if size == 2 else MARK,
+        ROWS=MAX_ROWS,
+        PLACE=MAX_ROW_BYTES // size,
+        SLOTS=_SLOTS,
+        BLOCK=block,
+        num_warps=4 if block <= 2048 else 8,
+        **options,
+    )
+    return out
