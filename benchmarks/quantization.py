@@ -29,7 +29,7 @@ from common.shared_checkpoint import shared_checkpoint
 from common.targets import Target, print_verdicts
 from common.together import measure_in_turn
 
-_WANTED = ("itl ms", "w2 tok_s", "ttft ms 512", "ttft ms 4096")
+WANTED = ("itl ms", "w2 tok_s", "ttft ms 512", "ttft ms 4096")
 _ON_LOAD = ("bf16", "fp8")
 """What peers make of unquantised weights when they load them. Their other schemes need a checkpoint."""
 _HEAD = "+head"
@@ -96,12 +96,12 @@ def speed(options: argparse.Namespace) -> int:
                 contenders: list[Contender] = []
                 for model, scheme in chosen:
                     folder = model_folder(model, Path(root))
-                    checkpoint, told = stack.enter_context(_checkpoint(scheme, folder, Path(root), options, budget))
+                    checkpoint, told = stack.enter_context(checkpoint_of(scheme, folder, Path(root), options, budget))
                     if told:
                         checkpoints[f"{model}, {scheme}"] = told
                     if "error" in told:
                         errors.append(f"{model}, checkpoint of {scheme}: {told['error']}")
-                    contenders += _contenders(model, scheme, checkpoint, folder, options)
+                    contenders += contenders_of(model, scheme, checkpoint, folder, options)
                 for group in batched(contenders, options.together):
                     errors += _measured(group, figures, options, budget)
                     save(options.out, result)
@@ -153,7 +153,7 @@ def _measured(
 
 
 @contextmanager
-def _checkpoint(
+def checkpoint_of(
     scheme: str, folder: str, root: Path, options: argparse.Namespace, budget: Budget
 ) -> Iterator[tuple[str | None, dict[str, Any]]]:
     """The folder that all engines load integers from, and what writing it took, where a peer is measured, too.
@@ -183,7 +183,7 @@ def compared(found: dict[str, dict[str, float]]) -> dict[str, float]:
     return values
 
 
-def _contenders(
+def contenders_of(
     model: str, scheme: str, checkpoint: str | None, folder: str, options: argparse.Namespace
 ) -> list[Contender]:
     """The engines that can run a scheme."""
@@ -262,7 +262,7 @@ def main() -> int:
         "--together", type=int, default=1, metavar="N", help="with --gpu: engines on the GPU at a time (default: 1)"
     )
     parser.add_argument(
-        "--loads", type=words, default=_WANTED, metavar="NAME,...", help="with --gpu: figures that begin so"
+        "--loads", type=words, default=WANTED, metavar="NAME,...", help="with --gpu: figures that begin so"
     )
     options = parser.parse_args()
     if options.precision:

@@ -92,6 +92,17 @@ def test_quantised_weights_beside_a_peer(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["out.json"], "checkpoints are deleted"
 
 
+def test_groups_of_engines_beside_a_peer(tmp_path: Path) -> None:
+    """On two GPUs at a time, and on all."""
+    peer = {"PEER_SITE": str(ROOT / "tests" / "benchmarks" / "peer"), "TMPDIR": str(tmp_path)}
+    groups = ("ranks:tiny:1+vllm1", "latent@0", "quantized:tiny:int8:4@1")
+    result, table = run("beside_vllm.py", tmp_path / "out.json", *groups, **peer)
+    assert not result["errors"]
+    assert set(result["ratios"]) == {"tiny x1", "tiny", "tiny int8"}
+    assert {"start s", "w1 tok_s"} <= set(result["ratios"]["tiny"])
+    assert table.count("ours / vLLM") == 3
+
+
 def test_after_its_time_a_script_begins_nothing_and_still_writes(tmp_path: Path) -> None:
     written, _ = run("ablations.py", tmp_path / "out.json", "--time-limit-s", "0")
     assert written["runs"] == {}

@@ -1,0 +1,257 @@
+"""Our engine beside vLLM on what has a start of minutes: groups of engines on one or two GPUs, which all start at once.
+
+    python benchmarks/beside_vllm.py ranks:qwen2.5-7b:1+2+vllm2 latent@1 speculation:0.8@0 --out FILE
+    python benchmarks/beside_vllm.py quantized:llama-3.1-8b:int8+fp8+int4:32@0 quantized:qwen2.5-1.5b:int8+int4:32@1
+
+Groups, with random weights:
+- ranks:MODEL:N+vllmN: our engine and vLLM with so many tensor-parallel ranks; the loads of tensor_parallel.py.
+- latent: DeepSeek-V2-Lite's shape, both engines from one checkpoint; W1, time between tokens, first tokens.
+- speculation:P: a 7B shape with a draft of 0.5B's, of whose guesses a share of P is right; tokens a second at batch 1,
+  8 and 32, by speculation.py.
+- quantized:MODEL:SCHEME+SCHEME:N: the loads of quantization.py with N requests; integers from one checkpoint for both.
+`@G` puts a group on that GPU, with its share of the cores. Groups of all GPUs are measured first, one engine at a time;
+then each GPU's engines, one at a time of each GPU. Engines must fit the GPUs' memory together.
+"""
+
+import argparse
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import engine_offline
+import quantization
+import speculation
+import tensor_parallel
+from common import engines
+from common.budget import Budget
+from common.isolation import Figures, Isolated, IsolationError
+from common.models import kv_bytes_per_token, model_folder
+from common.quiet import measuring
+from common.report import make_parser, print_table, save, say
+from common.shared_checkpoint import shared_checkpoint
+from common.targets import is_rate
+
+_KV_TOKENS = 280_000
+"""Of every engine that runs W1."""
+_LATENT = "deepseek-v2-lite"
+_LATENT_LOADS = ("w1", "itl", "ttft")
+_BATCHES = [1, 8, 32]
+Start = tuple[Callable[..., Iterator[Figures]], tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What the command line names."""
+
+    kind: str
+    arguments: tuple[str, ...]
+    gpu: int | None
+
+    @classmethod
+    def parse(cls, text: str) -> "Group":
+        """What follows on the command line. ArgumentTypeError: there is no such kind."""
+        words, _, gpu = text.partition("@")
+        kind, *arguments = words.split(":")
+        if kind not in STARTS:
+            raise argparse.ArgumentTypeError(f"{text}: there are {', '.join(STARTS)}")
+        return cls(kind, tuple(arguments), int(gpu) if gpu else None)
+
+
+def ranks(group: Group, root: Path, budget: Budget, stack: ExitStack, smoke: bool) -> dict[str, Start]:
+    """Engines by numbers of ranks."""
+    model, sizes = group.arguments
+    folder = str(model_folder(model, root))
+    starts = dict[str, Start]()
+    for text in sizes.split("+"):
+        engine, size = ("vllm", int(text[4:])) if text.startswith("vllm") else ("ours", int(text))
+        settings = engines.share_of_gpu(kv_bytes_per_token(folder) * _KV_TOKENS // size)
+        settings |= {"max_num_seqs": 256, "tensor_parallel_size": size} | (engines.SMOKE_SETTINGS if smoke else {})
+        wanted = tensor_parallel.SMOKE_WANTED if smoke else tensor_parallel.WANTED
+        arguments = (engine, folder, settings, smoke, None, *wanted)
+        starts[f"{model} x{size}, {engine}"] = (one_round, arguments)
+    return starts
+
+
+def latent(group: Group, root: Path, budget: Budget, stack: ExitStack, smoke: bool) -> dict[str, Start]:
+    """Both from one checkpoint."""
+    model = engines.SMOKE_MODEL if smoke else _LATENT
+    folder, written = model_folder(model, root), root / "written"
+    stack.enter_context(shared_checkpoint(folder, written, None, budget))
+    settings: dict[str, Any] = {"max_num_seqs": 512} | engines.share_of_gpu(_KV_TOKENS * kv_bytes_per_token(folder))
+    settings |= (engines.SMOKE_SETTINGS if smoke else {}) | {"load_format": "auto"}
+    arguments = (str(written), settings, smoke, None, *_LATENT_LOADS)
+    return {f"{model}, {engine}": (one_round, (engine, *arguments)) for engine in ("ours", "vllm")}
+
+
+def one_round(*arguments: Any) -> Iterator[Figures]:
+    """`engine_offline.measure`, once."""
+    parts = engine_offline.measure(*arguments)
+    yield next(parts)
+    for part in parts:
+        if not part:
+            return
+        yield part
+
+
+def speculating(group: Group, root: Path, budget: Budget, stack: ExitStack, smoke: bool) -> dict[str, Start]:
+    """Both with the same draft, as many guesses and the same share of right ones."""
+    acceptance = float(group.arguments[0])
+    options = SimpleNamespace(
+        smoke=smoke,
+        target="qwen2.5-7b",
+        draft="qwen2.5-0.5b",
+        draft_vocab_size=0,
+        guesses=5,
+        acceptances=[acceptance],
+        peer_acceptances=[acceptance],
+    )
+    starts = dict[str, Start]()
+    for part, function, label in (("shapes", speculation.shapes, "draft"), ("vllm", speculation.peer, None)):
+        settings, more = speculation.settings_of(part, options, root, max(_BATCHES))
+        draft = settings.pop("draft")
+        settings.pop("head", None)
+        label = label or f"draft at {acceptance}"
+        variant = speculation.variants_of(part, options)[label]
+        variant |= {"speculative_model": draft} if part == "shapes" else {"model": draft}
+        engine = "ours" if part == "shapes" else "vllm"
+        starts[f"speculation at {acceptance}, {engine}"] = (
+            rates_by_batch,
+            (function, settings, {label: variant}, _BATCHES, *more),
+        )
+    return starts
+
+
+def rates_by_batch(function: Callable[..., Iterator[Figures]], *arguments: Any) -> Iterator[Figures]:
+    """The rates alone, which both engines have, by batch."""
+    parts = function(*arguments)
+    yield next(parts)
+    for part in parts:
+        for name, figures in part.items():
+            yield {f"{name.rpartition(', ')[2]} tok_s": figures["all tok_s"]}
+
+
+def quantized(group: Group, root: Path, budget: Budget, stack: ExitStack, smoke: bool) -> dict[str, Start]:
+    """Both with each scheme."""
+    model, schemes, requests = group.arguments
+    folder = str(model_folder(model, root))
+    options = SimpleNamespace(engines=["ours", "vllm"], smoke=smoke, together=8, requests=int(requests), disable=[])
+    starts = dict[str, Start]()
+    for scheme in schemes.split("+"):
+        checkpoint, _ = stack.enter_context(quantization.checkpoint_of(scheme, folder, root, options, budget))
+        for one in quantization.contenders_of(model, scheme, checkpoint, folder, options):
+            arguments = (one.engine, one.folder, one.settings, smoke, quantization.WANTED, options.requests)
+            starts[f"{model} {scheme}, {one.engine}"] = (quantization.measure, arguments)
+    return starts
+
+
+STARTS = {"ranks": ranks, "latent": latent, "speculation": speculating, "quantized": quantized}
+
+
+def on_gpu(gpu: int, num_gpus: int, function: Callable[..., Iterator[Figures]], *arguments: Any) -> Iterator[Figures]:
+    """In a process that sees one GPU, and its share of the cores."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
+    cores = sorted(os.sched_getaffinity(0))
+    share = len(cores) // num_gpus
+    os.sched_setaffinity(0, cores[gpu * share : (gpu + 1) * share])
+    yield from function(*arguments)
+
+
+def main() -> int:
+    """Start all, measure in turn."""
+    parser = make_parser(__doc__)
+    parser.add_argument("groups", nargs="+", type=Group.parse, metavar="GROUP[@GPU]")
+    options = parser.parse_args()
+    if options.smoke and any(group.kind == "speculation" for group in options.groups):
+        parser.error("speculation has no tiny form here: speculation.py --smoke")
+    budget = Budget(options.time_limit_s)
+    figures: dict[str, dict[str, float]] = {}
+    result: dict[str, Any] = {"figures": figures, "ratios": {}, "errors": []}
+    lock = threading.Lock()
+
+    def note(label: str, part: Figures) -> None:
+        with lock:
+            figures.setdefault(label, {}).update(part)
+            say(f"  {label}: {part}")
+            save(options.out, result)
+
+    def go_on(label: str, parts: Iterator[Figures]) -> bool:
+        try:
+            for part in parts:
+                note(label, part)
+        except IsolationError as error:
+            say(f"  {label} failed: {error}")
+            result["errors"].append(f"{label}: {error}")
+            return False
+        return True
+
+    def measure(labels: list[str]) -> None:
+        for label in labels:
+            go_on(label, running[label].parts(budget.left_s))
+
+    num_gpus = 1 + max((group.gpu for group in options.groups if group.gpu is not None), default=0)
+    with tempfile.TemporaryDirectory() as root, ExitStack() as stack:
+        running: dict[str, Isolated] = {}
+        lanes: dict[int | None, list[str]] = {}
+        for group, starts in prepared(options.groups, Path(root), budget, stack, options.smoke):
+            for label, (function, arguments) in starts.items():
+                lanes.setdefault(group.gpu, []).append(label)
+                placed = () if group.gpu is None else (on_gpu, group.gpu, num_gpus)
+                start = (*placed, function, *arguments)
+                running[label] = stack.enter_context(Isolated(*start))
+                running[label].ask()
+        ready = {label for label, one in running.items() if go_on(label, islice(one.answers(budget.left_s), 1))}
+        lanes = {gpu: [label for label in labels if label in ready] for gpu, labels in lanes.items()}
+        say(f"{len(ready)} of {len(running)} engines are ready")
+        with measuring():
+            measure(lanes.pop(None, []))
+            with ThreadPoolExecutor(max(1, len(lanes))) as pool:
+                list(pool.map(measure, lanes.values()))
+    result["ratios"] = ratios_of(figures)
+    save(options.out, result)
+    return int(bool(result["errors"]))
+
+
+def prepared(
+    groups: list[Group], root: Path, budget: Budget, stack: ExitStack, smoke: bool
+) -> Iterator[tuple[Group, dict[str, Start]]]:
+    """What each group starts, in the order in which their checkpoints are written."""
+    with ThreadPoolExecutor(len(groups)) as pool:
+        waiting = {}
+        for number, group in enumerate(groups):
+            folder = root / str(number)
+            folder.mkdir()
+            own = stack.enter_context(ExitStack())
+            waiting[pool.submit(STARTS[group.kind], group, folder, budget, own, smoke)] = group
+        for done in as_completed(waiting):
+            yield waiting[done], done.result()
+
+
+def ratios_of(figures: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Ours to vLLM's, of each pair of labels that differ in nothing else; prints them."""
+    found: dict[str, dict[str, float]] = {}
+    for label, ours in figures.items():
+        name, _, engine = label.rpartition(", ")
+        theirs = figures.get(f"{name}, vllm")
+        if engine == "vllm" or theirs is None:
+            print_table([label, "ours"], [[figure, value] for figure, value in ours.items()])
+            continue
+        found[name] = {figure: ours[figure] / theirs[figure] for figure in ours if figure in theirs}
+        rows = [
+            [figure, ours[figure], theirs[figure], ratio, "higher is better" if is_rate(figure) else ""]
+            for figure, ratio in found[name].items()
+        ]
+        print_table([name, "ours", "vLLM", "ours / vLLM", ""], rows)
+    return found
+
+
+if __name__ == "__main__":
+    os.environ |= {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0"}
+    raise SystemExit(main())
