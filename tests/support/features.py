@@ -66,6 +66,8 @@ FEATURES: tuple[Feature, ...] = (
     Feature("beam search", kind="beam_search"),
     Feature("embeddings", kind="embed"),
     Feature("data parallel", {"data_parallel_size": 2}, gpus=2),
+    Feature("tensor parallel", {"tensor_parallel_size": 2}, gpus=2),
+    Feature("pipeline parallel", {"pipeline_parallel_size": 2}, gpus=2),
 )  # fmt: skip
 
 

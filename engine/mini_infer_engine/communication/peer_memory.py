@@ -25,7 +25,7 @@ LARGEST_SUM_BYTES = {2: 96 << 20, 4: 1 << 20, 8: 512 << 10}
 """By ranks. Here every GPU reads what all others have: of two no more bytes than any algorithm moves, else too many."""
 _BUFFER_BYTES = {2: 96 << 20, 4: 24 << 20, 8: 24 << 20}
 """Also for a rank's part of the logits of some hundred rows, which every algorithm moves."""
-PUSHED_ROWS = 64
+PUSHED_ROWS = 256
 """Of sums that are written into the peers' memory; those of more rows are read from it."""
 
 

@@ -8,6 +8,7 @@ and embeddings where they are not asked for. On a GPU a layer is packed for the 
 weight at each product, and FP8 is dequantised, as it is on GPUs without it.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mini_infer_engine.communication.collectives import Collectives
 from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight, packed_pairs
 from mini_infer_engine.kernels.gemm.quantized_weight import GROUP
 from mini_infer_engine.layers.linear import UNQUANTIZED, Linear
@@ -30,6 +32,10 @@ _LEAST_SCALE = 2.0**-24
 """Of weights that are all zero: any would do, but zero. The least of fp16."""
 
 
+def _as_here(maxima: Tensor) -> Tensor:
+    return maxima
+
+
 class RoundToNearestMethod:
     """See `layers.linear.LinearMethod`. From `process_weights_after_loading` on a layer has `integers` and scales."""
 
@@ -37,6 +43,8 @@ class RoundToNearestMethod:
         self.kind: Quantization = kind
         self.waits = False
         """Whether `process_weights_after_loading` leaves weights as they are, for calibration rounds them."""
+        self.over_ranks: Callable[[Tensor], Tensor] = _as_here
+        """The largest of all ranks, of each row's largest number [rows, 1], where ranks share out the columns."""
 
     def create_weights(self, layer: Linear) -> None:
         """See `LinearMethod`."""
@@ -55,7 +63,7 @@ class RoundToNearestMethod:
         elif self.kind == "int4":
             self.keep_groups(layer, *rounded_groups(layer.weight, GROUP))
         else:
-            self.keep_rows(layer, *rounded_rows(layer.weight))
+            self.keep_rows(layer, *rounded_rows(layer.weight, self.over_ranks))
 
     def keep_rows(self, layer: Linear, integers: Tensor, scale: Tensor) -> None:
         """Give the weight up for what `rounded_rows` has made of it, or of a smoothed one."""
@@ -73,7 +81,7 @@ class RoundToNearestMethod:
             _keep(layer, packed_nibbles(integers), scale)
 
     def _to_fp8(self, layer: Linear) -> None:
-        values, scale = rounded_to_fp8(layer.weight)
+        values, scale = rounded_to_fp8(layer.weight, self.over_ranks)
         if multiplies_fp8(layer.weight.device):
             pack_bytes(layer, values, scale)
             return
@@ -129,6 +137,21 @@ def quantize_on_load(
         model.tied_head_method = RoundToNearestMethod(head_kind)
 
 
+def round_alike(model: DecoderModel, collectives: Collectives) -> None:
+    """Have dense layers whose columns ranks share out rounded with the scales of whole rows, as one rank would.
+
+    Ranks finish their layers in the same order, once they have come together.
+    """
+    size = collectives.parallel.size
+
+    def over_ranks(maxima: Tensor) -> Tensor:
+        return collectives.gather_columns(maxima, size).amax(dim=1, keepdim=True)
+
+    for module in model.modules():
+        if isinstance(module, Linear) and module.is_summed and isinstance(module.method, RoundToNearestMethod):
+            module.method.over_ranks = over_ranks
+
+
 def _grouped(kind: Quantization, weight: Tensor) -> GroupedWeight:
     """A weight [rows, columns] rounded to the nearest."""
     columns = weight.shape[1]
@@ -140,17 +163,17 @@ def _grouped(kind: Quantization, weight: Tensor) -> GroupedWeight:
     return GroupedWeight("int8", *rounded_rows(weight), columns, 0)
 
 
-def rounded_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
+def rounded_rows(weight: Tensor, over_ranks: Callable[[Tensor], Tensor] = _as_here) -> tuple[Tensor, Tensor]:
     """int8 integers in [-127, 127] and scales [rows, 1] fp32: weight = integer * scale."""
     wide = weight.float()
-    scale = (wide.abs().amax(dim=1, keepdim=True) / _LARGEST_INT8).clamp_(min=_LEAST_SCALE)
+    scale = (over_ranks(wide.abs().amax(dim=1, keepdim=True)) / _LARGEST_INT8).clamp_(min=_LEAST_SCALE)
     return (wide / scale).round_().to(torch.int8), scale
 
 
-def rounded_to_fp8(weight: Tensor) -> tuple[Tensor, Tensor]:
+def rounded_to_fp8(weight: Tensor, over_ranks: Callable[[Tensor], Tensor] = _as_here) -> tuple[Tensor, Tensor]:
     """e4m3 values and scales [rows, 1] fp32: weight = value * scale."""
     wide = weight.float()
-    scale = (wide.abs().amax(dim=1, keepdim=True) / _LARGEST_FP8).clamp_(min=_LEAST_SCALE)
+    scale = (over_ranks(wide.abs().amax(dim=1, keepdim=True)) / _LARGEST_FP8).clamp_(min=_LEAST_SCALE)
     return (wide / scale).to(FP8), scale
 
 

@@ -24,7 +24,7 @@ from mini_infer_engine.models.sparse_decoder import SparseConfig
 from mini_infer_engine.models.weights.checkpoint import Checkpoint
 from mini_infer_engine.models.weights.loader import fill_randomly, load_weights, open_checkpoint
 from mini_infer_engine.quantization.layers import quantize_layers
-from mini_infer_engine.quantization.on_load import Quantization, quantize_on_load
+from mini_infer_engine.quantization.on_load import Quantization, quantize_on_load, round_alike
 from mini_infer_engine.runtime.calibration import calibrate, calibrates, calibration_rows
 from mini_infer_engine.runtime.kv_choice import kv_quantization_of
 from mini_infer_engine.speculation.draft_files import find_draft, resolve_speculative_model
@@ -75,6 +75,7 @@ class ModelWorker:
         model_class(config.architecture).check_split(config)
         kv_quantization = kv_quantization_of(settings, config, device)
         model, checkpoint = _open_model(settings, config, directory, dtype)
+        round_alike(model, collectives)
         draft = cls._load_draft(settings, config, directory, device, dtype)
         head = _load_head(settings, config, device, dtype)
         model = _fill_model(model, checkpoint, settings, directory, device, dtype)
