@@ -87,11 +87,11 @@ def _shapes(folder: Path) -> tuple[Shapes, Shapes]:
     config = read_config(folder)
     with torch.device("meta"):
         model = model_class(config.architecture)(config)
-        plain = {name: tuple(placement.target.shape) for name, placement in model.checkpoint_tensors().items()}
+        plain = {name: placement.allowed_shapes[0] for name, placement in model.checkpoint_tensors().items()}
         if config.quantization is None:
             return plain, {}
         quantize_layers(model, config.quantization)
-    shapes = {name: tuple(placement.target.shape) for name, placement in model.checkpoint_tensors().items()}
+    shapes = {name: placement.allowed_shapes[0] for name, placement in model.checkpoint_tensors().items()}
     return shapes, {f"{name}_shape": shape for name, shape in plain.items() if name not in shapes}
 
 

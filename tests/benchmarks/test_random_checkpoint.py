@@ -108,10 +108,28 @@ def test_a_packed_layer_has_the_documented_tensors_and_no_others(tmp_path: Path)
     assert (words < 0).float().mean() > 0.3, "the highest bits are random, too"
 
 
-@pytest.mark.parametrize("model", ["tiny", "tiny-mixture"])
+LATENT = json.loads(json.dumps(CONFIGS["deepseek-v2-lite"])) | {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "moe_intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+}
+
+
+@pytest.mark.parametrize("model", ["tiny", "tiny-mixture", "tiny-latent"])
 def test_plain_weights_are_whole_and_spread(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mixture's router must send different tokens to different experts, or its passes read a few experts alone."""
     monkeypatch.setitem(CONFIGS, "tiny-mixture", MIXTURE)
+    monkeypatch.setitem(CONFIGS, "tiny-latent", LATENT)
     folder, tensors = written(tmp_path, None, model)
     assert all(tensor.dtype == torch.bfloat16 for tensor in tensors.values())
     runner = tiny_runner(folder, dtype="float32")

@@ -24,7 +24,9 @@ ASKS = [
 def main() -> None:
     """Run as `python -m tests.gpu2.engine_program JSON`."""
     question: dict[str, Any] = json.loads(sys.argv[1])
-    llm = LLM(question.get("model", "demo"), gpu_memory_utilization=0.2, max_num_seqs=16, **question["settings"])
+    # A cache of given size: others that start on the same GPU meanwhile take memory, too.
+    settings = {"kv_cache_memory": 1 << 30, "max_num_seqs": 16} | question["settings"]
+    llm = LLM(question.get("model", "demo"), **settings)
     texts = [[one.outputs[0].text for one in llm.generate(PROMPTS, ASKS, use_tqdm=False)] for _ in range(2)]
     found: dict[str, Any] = {"texts": texts}
     if number := question.get("signal"):

@@ -118,6 +118,8 @@ class Batch:
     """
     marks_layers: bool = False
     """Keys and values go to another engine layer by layer, as far as this pass can tell when each is done."""
+    without_graph: bool = False
+    """Launched kernel by kernel, even where a graph of it was captured: a replay tells nothing of single layers."""
     waits_for_masks: bool = False
     """Some rows may choose among certain tokens only, which are not known yet: see `Runner.sample`."""
 

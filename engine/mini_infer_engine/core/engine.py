@@ -393,9 +393,10 @@ class Engine:
         """Sequences of this pass that other engines wait for, with their tokens after it; it tells of its layers."""
         batch = step.batch
         rows = zip(batch.rows[batch.num_decodes :], step.sequences[batch.num_decodes :], strict=True)
-        given = [(sequence, row.start + row.count) for row, sequence in rows if connector.gives(sequence)]
+        given = [(sequence, row) for row, sequence in rows if connector.gives(sequence)]
         batch.marks_layers = bool(given)
-        return given
+        batch.without_graph = connector.marking_pays(sum(row.count for _, row in given))
+        return [(sequence, row.start + row.count) for sequence, row in given]
 
     def _give(self, connector: KVConnector, step: Step) -> None:
         """What this pass has made of prompts may go to other engines; before sequences end and pages with them."""

@@ -118,6 +118,9 @@ class KVConnector(Protocol):
     def gives(self, sequence: "Sequence") -> bool:
         """Whether what is computed of this sequence goes to another engine that waits for it."""
 
+    def marking_pays(self, num_tokens: int) -> bool:
+        """Whether a pass that makes so many tokens for others is to tell of its layers, though its launch is longer."""
+
     def launched(self, sequence: "Sequence", num_tokens: int, marks: Items[LayerMark]) -> None:
         """A pass is on its way that makes the first `num_tokens` tokens' keys and values; marks tell of its layers."""
 

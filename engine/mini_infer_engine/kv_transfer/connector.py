@@ -20,6 +20,7 @@ from mini_infer_engine.core.request import Output, Request
 from mini_infer_engine.core.scheduler import Scheduler
 from mini_infer_engine.core.sequence import Sequence
 from mini_infer_engine.kv_transfer import events
+from mini_infer_engine.kv_transfer.estimates import marking_pays
 from mini_infer_engine.kv_transfer.leases import LeaseTable
 from mini_infer_engine.kv_transfer.worker import TransferWorker
 
@@ -202,6 +203,11 @@ class TransferConnector:
     def gives(self, sequence: Sequence) -> bool:
         """See `KVConnector.gives`."""
         return sequence.request.request_id in self._giving
+
+    def marking_pays(self, num_tokens: int) -> bool:
+        """See `KVConnector.marking_pays`."""
+        stats = self._worker.stats
+        return marking_pays(num_tokens * stats.bytes_per_token, stats.bytes_per_s)
 
     def launched(self, sequence: Sequence, num_tokens: int, marks: Items[LayerMark]) -> None:
         """See `KVConnector.launched`."""

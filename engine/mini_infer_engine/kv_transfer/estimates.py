@@ -7,6 +7,8 @@ LATE_FACTOR = 2.0
 LEAST_WAIT_S = 0.5
 """Sooner nothing counts as late: below it, the schedulers of both machines are what is measured."""
 _NEWEST_SHARE = 0.3
+_LAUNCH_S = 0.005
+"""To launch a pass of some thirty layers kernel by kernel, about, where a CUDA graph of it could be replayed."""
 _REFUSALS = 16
 """After so many fetches in a row that would not have paid one is tried: what was slow once is timed again."""
 
@@ -40,6 +42,14 @@ def prefill_estimate_s(
 def read_estimate_s(num_bytes: int, bytes_per_s: float) -> float:
     """To move so many bytes; 0 where the rate is not known."""
     return num_bytes / bytes_per_s if bytes_per_s else 0.0
+
+
+def marking_pays(num_bytes: int, bytes_per_s: float) -> bool:
+    """Whether layers are to be written as they are computed, where a pass is launched kernel by kernel for that alone.
+
+    Else all are written behind it. An unknown rate: no.
+    """
+    return read_estimate_s(num_bytes, bytes_per_s) > _LAUNCH_S
 
 
 def late_after_s(estimate_s: float | None, timeout_s: float) -> float:

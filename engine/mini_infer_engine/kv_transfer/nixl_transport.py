@@ -6,6 +6,7 @@ https://github.com/ai-dynamo/nixl. `UCX_TLS` and its like work as UCX documents 
 import contextlib
 import importlib
 import logging
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,6 +34,9 @@ _BUILDS = ("nixl_cu13", "nixl_cu12")
 """Of the wheel, by CUDA's version; both run where there is no GPU."""
 _SEGMENTS = {"cpu": "DRAM", "cuda": "VRAM"}
 _PROGRESS: dict[str, Progress] = {"DONE": "done", "PROC": "busy"}
+_UCX_SETTINGS = {"UCX_TCP_TX_SEG_SIZE": "1m", "UCX_TCP_RX_SEG_SIZE": "1m"}
+"""Of UCX where the environment says nothing. Reads over TCP come in segments, one by one: with its own 8 KB and 64 KB
+they make 0.8 GB/s of what writes make 4.5 of."""
 _PROGRESS_PERIOD_US = 1000
 """How long NIXL's progress thread sleeps at most where UCX wakes it for nothing."""
 
@@ -55,6 +59,8 @@ class NixlTransport:
     def __init__(self, choice: TransportChoice, engine_id: str, memory: KVMemory, rank: int = 0) -> None:
         """ImportError: NIXL is not installed."""
         nixl = load_nixl()
+        for name, value in _UCX_SETTINGS.items():
+            os.environ.setdefault(name, value)
         self._through_host = choice.kind == "nixl-host"
         self.name = "nixl-host" if self._through_host else "nixl"
         self._memory, self._rank = memory, rank

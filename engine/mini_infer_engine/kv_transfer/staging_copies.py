@@ -138,8 +138,16 @@ class _Memory:
         }
 
 
+_LEAST_COPY_BYTES = 32 << 10
+"""Of a piece that is worth a copy of its own: the host needs 5 us for each."""
+
+
 class TorchCopies:
-    """See `StagingCopies`; copies are queued on a stream of their own. What they read has been computed."""
+    """See `StagingCopies`; copies are queued on a stream of their own. What they read has been computed.
+
+    Whole pages go to and from main memory by the copy engines, page by page: a kernel that gathers them would wait for
+    room among those of the prefill that still computes.
+    """
 
     def __init__(self, memory: KVMemory, area: Area, num_bytes: int, pool: Any = None) -> None:
         """`pool`: the pool's bytes as a tensor, where it is not on a GPU."""
@@ -154,11 +162,16 @@ class TorchCopies:
             self._buffer = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=on_gpu)
         self.device = "cuda" if area == "device" and on_gpu else "cpu"
         self.address = self._buffer.data_ptr()
-        self._stream = torch.cuda.Stream(self._where) if on_gpu else None
+        # Ahead of the prefill's kernels, which are many and long, where kernels are needed.
+        self._stream = torch.cuda.Stream(self._where, priority=-1) if on_gpu else None
 
     def gather(self, giver: KVLayout, taker: KVLayout, span: Span, block: Block, offset: int) -> None:
         """See `StagingCopies.gather`."""
         with self._torch.cuda.stream(self._stream):
+            if pairs := self._whole_copies(giver, taker, span, block, offset):
+                for page, staged in pairs:
+                    staged.copy_(page, non_blocking=True)
+                return
             if moves_whole_pages(giver, taker):
                 found = self._pages()[:, _layers(giver, span)][self._indices(_whole_pages(giver, span))]
             else:
@@ -172,6 +185,10 @@ class TorchCopies:
         """See `StagingCopies.scatter`."""
         torch = self._torch
         with torch.cuda.stream(self._stream):
+            if pairs := self._whole_copies(giver, taker, span, block, offset):
+                for page, piece in pairs:
+                    page.copy_(piece, non_blocking=True)
+                return
             staged = self._buffer[offset : offset + block.size].to(self._where, non_blocking=True)
             if moves_whole_pages(giver, taker):
                 pages, view = self._indices(_whole_pages(taker, span)), self._pages()[:, _layers(taker, span)]
@@ -194,6 +211,21 @@ class TorchCopies:
         event = self._torch.cuda.Event()
         event.record(self._stream)
         return lambda: bool(event.query())
+
+    def _whole_copies(
+        self, giver: KVLayout, taker: KVLayout, span: Span, block: Block, offset: int
+    ) -> list[tuple[Any, Any]]:
+        """Each page's layers in the pool, and where they are staged; empty: a kernel for all of them is better."""
+        if self.device == "cuda" or not moves_whole_pages(giver, taker):
+            return []
+        pages, layers = _whole_pages(giver, span), _layers(giver, span)
+        staged = self._buffer[offset : offset + block.size].view(len(pages), -1)
+        if staged.shape[1] < _LEAST_COPY_BYTES:
+            return []
+        pool = self._pages()[:, layers]
+        return [
+            (pool[page].view(-1), piece.view(pool.dtype)) for page, piece in zip(pages.tolist(), staged, strict=True)
+        ]
 
     def _indices(self, values: np.ndarray) -> Any:
         return self._torch.from_numpy(values).to(self._where, non_blocking=True)

@@ -43,10 +43,15 @@ class Placement:
     part: Part | None = None
     """What of the checkpoint's tensor is read; None: all of it."""
 
+    @property
+    def allowed_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of the checkpoint's tensor, the usual one first."""
+        here = tuple(self.target.shape)
+        return self.shapes or (here if self.part is None else self.part.whole_shape(here),)
+
     def obstacle(self, shape: tuple[int, ...], dtype: torch.dtype) -> str | None:
         """Why a tensor cannot be placed here, for people; None: it can."""
-        shape_here = tuple(self.target.shape)
-        allowed = self.shapes or (shape_here if self.part is None else self.part.whole_shape(shape_here),)
+        allowed = self.allowed_shapes
         if shape not in allowed:
             wanted = " or ".join(str(list(one)) for one in allowed)
             return f"has shape {list(shape)}, config.json asks for {wanted}"

@@ -381,7 +381,7 @@ class CudaExecutor:
         """
         num_decodes, num_rows = batch.num_decodes, len(batch.rows)
         decodes, prefills = batch.rows[:num_decodes], batch.rows[num_decodes:]
-        is_eager = any(row.prompt_targets for row in prefills) or wants_embeddings(prefills)
+        is_eager = batch.without_graph or any(row.prompt_targets for row in prefills) or wants_embeddings(prefills)
         continued = [index for index, goes in enumerate(goes_on, start=num_decodes) if goes]
         if self.decode_graphs and not is_eager and len(continued) == len(prefills):
             yield range(num_rows), partial(self._decode_graph(num_rows).run, batch.rows, prefills)

@@ -45,6 +45,9 @@ class Connector:
     def gives(self, sequence: Sequence) -> bool:
         return False
 
+    def marking_pays(self, num_tokens: int) -> bool:
+        return False
+
     def launched(self, sequence: Sequence, num_tokens: int, marks: "list[LayerMark]") -> None: ...
 
     def computed(self, sequence: Sequence, num_tokens: int) -> None: ...
@@ -124,3 +127,26 @@ def test_copies_of_a_prompt_that_is_on_its_way_wait_for_it_and_others_do_not() -
     engine.add(request("other", [7] * 199 + [8] * 40, ELSEWHERE))
     engine.step()
     assert connector.asked == ["first", "another tenant's", "other"]
+
+
+class Giving(Connector):
+    """Every prompt goes to another engine, by a link on which 100 tokens are much."""
+
+    def gives(self, sequence: Sequence) -> bool:
+        return True
+
+    def marking_pays(self, num_tokens: int) -> bool:
+        return num_tokens >= 100
+
+
+def test_a_pass_that_makes_much_for_others_is_launched_so_that_its_layers_can_be_told() -> None:
+    engine, runner = engine_with(Giving())
+    engine.add(request("short", [7] * 30))
+    engine.step()
+    engine.add(request("long", [8] * 100))
+    engine.step()
+    engine.step()
+    told = [(batch.marks_layers, batch.without_graph) for batch in runner.batches]
+    assert told[0] == (True, False)
+    assert (True, True) in told
+    assert told[-1] == (False, False), "a pass of decode rows alone"

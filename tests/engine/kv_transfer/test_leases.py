@@ -7,6 +7,7 @@ from mini_infer_engine.kv_transfer.estimates import (
     RateMeter,
     fetching_pays,
     late_after_s,
+    marking_pays,
     prefill_estimate_s,
 )
 from mini_infer_engine.kv_transfer.leases import LeaseTable
@@ -86,3 +87,13 @@ def test_a_rate_follows_what_is_measured() -> None:
     for _ in range(30):
         meter.add(10, 1.0)
     assert meter.per_s == pytest.approx(10.0, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "bytes_per_s", "expected"),
+    [(117_000_000, 3.3e9, True), (117_000_000, 300e9, False), (1_000_000, 3.3e9, False), (117_000_000, 0.0, False)],
+)
+def test_layers_are_written_one_by_one_where_the_link_is_slow(
+    num_bytes: int, bytes_per_s: float, expected: bool
+) -> None:
+    assert marking_pays(num_bytes, bytes_per_s) == expected

@@ -8,6 +8,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from mini_infer_engine.kv_transfer import staging_copies
 from mini_infer_engine.kv_transfer.layout import CONVERTIBLE, KVLayout, KVMemory, Span
 from mini_infer_engine.kv_transfer.staging import blocks, blocks_for, chunks
 from mini_infer_engine.kv_transfer.staging_copies import HostCopies, StagingCopies, TorchCopies, converted
@@ -48,7 +49,7 @@ def values_of(layout: KVLayout, rank: int, token: int) -> torch.Tensor:
     return every[:, :, first : first + layout.num_heads]
 
 
-@pytest.mark.parametrize("kind", ["numpy", "torch"])
+@pytest.mark.parametrize("kind", ["numpy", "torch", "torch, page by page"])
 @pytest.mark.parametrize(("our_size", "their_size"), [(1, 1), (1, 2), (2, 1), (4, 2), (8, 1), (1, 8)])
 @pytest.mark.parametrize(
     "changes",
@@ -56,7 +57,16 @@ def values_of(layout: KVLayout, rank: int, token: int) -> torch.Tensor:
     ids=str,
 )
 @pytest.mark.parametrize("swapped", [False, True])
-def test_every_token_arrives(kind: str, our_size: int, their_size: int, changes: dict[str, Any], swapped: bool) -> None:
+def test_every_token_arrives(
+    kind: str,
+    our_size: int,
+    their_size: int,
+    changes: dict[str, Any],
+    swapped: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if kind == "torch, page by page":
+        monkeypatch.setattr(staging_copies, "_LEAST_COPY_BYTES", 1)
     giver, taker = of_group(our_size), of_group(their_size, **changes)
     if swapped:
         giver, taker = taker, giver
