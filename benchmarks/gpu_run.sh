@@ -7,6 +7,7 @@
 #   kv_transfer disaggregation data_parallel
 #   more stages: features (docs/features.md) routing_engines (four engines of 0.6B on one GPU, the Mooncake trace) startup products structured speculation logprobs beams quantization (QUANTIZED_MODELS=a,b SCHEMES=bf16,int8,fp8,int4,int8+head DISABLE=large_m_gemm FLAGS="--together 6 --requests 32") quantized_products (ROWS=256,512) grouped_products (FLAGS='--only bf16,W8A8,blocks') precision kv_dtype
 #   beside_vllm (ENGINE_GROUPS="ranks:qwen2.5-7b:1+2+vllm2 latent@1": many engines that start together)
+#   passes (PASSES="qwen2.5-7b:tp1,qwen2.5-7b:tp2": W1 pass by pass, and kernels)
 #   script (SCRIPT="file.py OUT/result.json": any other)
 #   real (the tests of a public model); soak (starts ten gentle minutes in the background, which wait while others measure; each
 #   later call fetches what it has found), soaked (stays until it ends)
@@ -147,6 +148,7 @@ for name in sys.argv[2].split(','): print('--model', model_folder(name, Path(sys
   kv_disturbances) # four pairs at a time, TRANSFER_DISTURBANCES each
     OMP_NUM_THREADS=2 TRANSFER_DISTURBANCES=${TRANSFER_DISTURBANCES:-50} stage kv_disturbances "$python" -m pytest -n 4 -m gpu2 tests/gpu2 -k many_times -q -rfE -p no:cacheprovider ;;
   kv_transfer) benchmark kv_transfer ;;
+  passes) benchmark passes --engines "${PASSES:-qwen2.5-7b:tp1,qwen2.5-7b:tp2}" ;;
   beside_vllm) # shellcheck disable=SC2086
     benchmark beside_vllm $ENGINE_GROUPS ;;
   data_parallel) CACHES=$site/caches benchmark data_parallel --model "${models%%,*}" --size "${SIZE:-2}" ;; # SIZE: of so many GPUs

@@ -21,6 +21,7 @@ SCRIPTS = {  # script: what its JSON must hold beside where it was measured
     "kv_transfer.py": "transports",
     "logprobs.py": "ratios",
     "memory.py": "models",
+    "passes.py": "passes",
     "pipeline_parallel.py": "runs",
     "routing_engines.py": "simulated",
     "tensor_parallel.py": "runs",
