@@ -8,7 +8,6 @@ and embeddings where they are not asked for. On a GPU a layer is packed for the 
 weight at each product, and FP8 is dequantised, as it is on GPUs without it.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
@@ -24,16 +23,12 @@ from mini_infer_engine.layers.moe import SparseMoE
 from mini_infer_engine.layers.packed import multiplies_fp8, pack_bytes, pack_nibbles
 from mini_infer_engine.layers.placement import FP8, Placement
 from mini_infer_engine.models.decoder import DecoderModel
-from mini_infer_engine.quantization.experts import RoundedExperts
+from mini_infer_engine.quantization.experts import Maxima, RoundedExperts, as_here
 
 Quantization = Literal["int8", "fp8", "int4", "w8a8-int8"]
 _LARGEST_INT8, _LARGEST_INT4, _LARGEST_FP8 = 127, 15, 448.0
 _LEAST_SCALE = 2.0**-24
 """Of weights that are all zero: any would do, but zero. The least of fp16."""
-
-
-def _as_here(maxima: Tensor) -> Tensor:
-    return maxima
 
 
 class RoundToNearestMethod:
@@ -43,7 +38,7 @@ class RoundToNearestMethod:
         self.kind: Quantization = kind
         self.waits = False
         """Whether `process_weights_after_loading` leaves weights as they are, for calibration rounds them."""
-        self.over_ranks: Callable[[Tensor], Tensor] = _as_here
+        self.over_ranks: Maxima = as_here
         """The largest of all ranks, of each row's largest number [rows, 1], where ranks share out the columns."""
 
     def create_weights(self, layer: Linear) -> None:
@@ -138,7 +133,7 @@ def quantize_on_load(
 
 
 def round_alike(model: DecoderModel, collectives: Collectives) -> None:
-    """Have dense layers whose columns ranks share out rounded with the scales of whole rows, as one rank would.
+    """Have layers whose columns ranks share out rounded with the scales of whole rows, as one rank would; experts, too.
 
     Ranks finish their layers in the same order, once they have come together.
     """
@@ -150,27 +145,30 @@ def round_alike(model: DecoderModel, collectives: Collectives) -> None:
     for module in model.modules():
         if isinstance(module, Linear) and module.is_summed and isinstance(module.method, RoundToNearestMethod):
             module.method.over_ranks = over_ranks
+        is_shared_out = isinstance(module, SparseMoE) and module.share.count < module.share.total
+        if is_shared_out and isinstance(module.stored, RoundedExperts):
+            module.stored.over_ranks = over_ranks
 
 
-def _grouped(kind: Quantization, weight: Tensor) -> GroupedWeight:
+def _grouped(kind: Quantization, weight: Tensor, over_ranks: Maxima) -> GroupedWeight:
     """A weight [rows, columns] rounded to the nearest."""
     columns = weight.shape[1]
     if kind == "int4":
         integers, scale, zero = rounded_groups(weight, GROUP)
         return GroupedWeight("int4", packed_pairs(integers), scale.half(), columns, GROUP, zero.to(torch.uint8))
     if kind == "fp8":
-        return GroupedWeight("fp8", *rounded_to_fp8(weight), columns, 0)
-    return GroupedWeight("int8", *rounded_rows(weight), columns, 0)
+        return GroupedWeight("fp8", *rounded_to_fp8(weight, over_ranks), columns, 0)
+    return GroupedWeight("int8", *rounded_rows(weight, over_ranks), columns, 0)
 
 
-def rounded_rows(weight: Tensor, over_ranks: Callable[[Tensor], Tensor] = _as_here) -> tuple[Tensor, Tensor]:
+def rounded_rows(weight: Tensor, over_ranks: Maxima = as_here) -> tuple[Tensor, Tensor]:
     """int8 integers in [-127, 127] and scales [rows, 1] fp32: weight = integer * scale."""
     wide = weight.float()
     scale = (over_ranks(wide.abs().amax(dim=1, keepdim=True)) / _LARGEST_INT8).clamp_(min=_LEAST_SCALE)
     return (wide / scale).round_().to(torch.int8), scale
 
 
-def rounded_to_fp8(weight: Tensor, over_ranks: Callable[[Tensor], Tensor] = _as_here) -> tuple[Tensor, Tensor]:
+def rounded_to_fp8(weight: Tensor, over_ranks: Maxima = as_here) -> tuple[Tensor, Tensor]:
     """e4m3 values and scales [rows, 1] fp32: weight = value * scale."""
     wide = weight.float()
     scale = (over_ranks(wide.abs().amax(dim=1, keepdim=True)) / _LARGEST_FP8).clamp_(min=_LEAST_SCALE)

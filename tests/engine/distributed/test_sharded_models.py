@@ -137,14 +137,13 @@ def test_ranks_round_dense_layers_as_one_process_does(kind: str, variant: str, s
 def test_ranks_share_quantised_experts(whole: bool, tmp_path: Path) -> None:
     shape = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "tie_word_embeddings": False}
     save_tiny_model(tmp_path, "qwen3_moe", **shape)
-    if whole:  # all rows have the scales that they have without ranks
-        alone = tiny_runner(tmp_path, quantization="fp8")
-        expected = run_chunks(alone, TOKENS, PageDealer(alone).table(40), [40])
-        group = ThreadGroup(tmp_path, 2, quantization="fp8", tensor_parallel_size=2, enable_expert_parallel=True)
-        layers = group.runners[0].worker.model.layers
-        assert len(layers[0].mlp.weights()[0].values) == 2
-        made = group.run(lambda rank: run_chunks(rank, TOKENS, PageDealer(rank).table(40), [40]))
-        assert (made[0] - expected).abs().max() < 2e-4
+    alone = tiny_runner(tmp_path, quantization="fp8")
+    expected = run_chunks(alone, TOKENS, PageDealer(alone).table(40), [40])
+    group = ThreadGroup(tmp_path, 2, quantization="fp8", tensor_parallel_size=2, enable_expert_parallel=whole)
+    layers = group.runners[0].worker.model.layers
+    assert len(layers[0].mlp.weights()[0].values) == (2 if whole else 4)
+    made = group.run(lambda rank: run_chunks(rank, TOKENS, PageDealer(rank).table(40), [40]))
+    assert (made[0] - expected).abs().max() < 2e-4
     fp8_checkpoints.quantize_folder(tmp_path, "fp8-block")
     _check(tmp_path, 2, enable_expert_parallel=whole)
 
