@@ -15,6 +15,7 @@ from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight, dequant
 from mini_infer_engine.layers.grouped import multiplies_groups
 from mini_infer_engine.layers.linear import Linear
 from mini_infer_engine.layers.moe import ExpertLayers, SparseMoE
+from mini_infer_engine.quantization.row_maxima import OverRanks, as_here, row_maxima
 
 
 class _ReadsGroups(Protocol):
@@ -97,36 +98,25 @@ def expand_experts(moe: SparseMoE) -> None:
         moe.shared_experts = ExpertLayers(hidden, moe.shared_share, is_summed=moe.is_summed)
 
 
-Maxima = Callable[[Tensor], Tensor]
-"""From the largest numbers of each row here, [rows, 1], to those that its scale is made of."""
-
-
 class RoundedExperts(QuantizedExperts):
-    """Of an unquantised checkpoint, rounded to the nearest: `rounding` is of one weight [rows, columns]."""
+    """Of an unquantised checkpoint, rounded to the nearest: by `rounding`, of a weight and its `row_maxima`."""
 
-    def __init__(self, rounding: Callable[[Tensor, Maxima], GroupedWeight]) -> None:
+    def __init__(self, rounding: Callable[[Tensor, Tensor], GroupedWeight]) -> None:
         super().__init__()
         self._rounding = rounding
-        self.over_ranks: Maxima = as_here
-        """The largest of all ranks, where they share out the width of every expert."""
+        self.over_ranks: OverRanks = as_here
+        """Where they share out the width of every expert."""
 
     def process_weights_after_loading(self, moe: SparseMoE) -> None:
         """See `StoredExperts.process_weights_after_loading`."""
         if self._stacks or not moe.gate_up_proj.numel():
             return
-        gate_up = stacked([self._rounding(one, as_here) for one in moe.gate_up_proj])
-        maxima = torch.stack([one.float().abs().amax(dim=1, keepdim=True) for one in moe.down_proj])
+        gate_up = stacked([self._rounding(one, row_maxima(one)) for one in moe.gate_up_proj])
+        maxima = torch.stack([row_maxima(one) for one in moe.down_proj])
         maxima = self.over_ranks(maxima.flatten(0, 1)).view_as(maxima)  # of all experts at once: few messages
-        down = stacked(
-            [self._rounding(one, lambda _, own=own: own) for one, own in zip(moe.down_proj, maxima, strict=True)]
-        )
+        down = stacked([self._rounding(*both) for both in zip(moe.down_proj, maxima, strict=True)])
         give_up_stacks(moe)
         self.keep(moe, gate_up, down)
-
-
-def as_here(maxima: Tensor) -> Tensor:
-    """Where rows are whole."""
-    return maxima
 
 
 def give_up_stacks(moe: SparseMoE) -> None:

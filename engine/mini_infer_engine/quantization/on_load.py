@@ -23,7 +23,8 @@ from mini_infer_engine.layers.moe import SparseMoE
 from mini_infer_engine.layers.packed import multiplies_fp8, pack_bytes, pack_nibbles
 from mini_infer_engine.layers.placement import FP8, Placement
 from mini_infer_engine.models.decoder import DecoderModel
-from mini_infer_engine.quantization.experts import Maxima, RoundedExperts, as_here
+from mini_infer_engine.quantization.experts import RoundedExperts
+from mini_infer_engine.quantization.row_maxima import OverRanks, as_here, row_maxima
 
 Quantization = Literal["int8", "fp8", "int4", "w8a8-int8"]
 _LARGEST_INT8, _LARGEST_INT4, _LARGEST_FP8 = 127, 15, 448.0
@@ -38,8 +39,7 @@ class RoundToNearestMethod:
         self.kind: Quantization = kind
         self.waits = False
         """Whether `process_weights_after_loading` leaves weights as they are, for calibration rounds them."""
-        self.over_ranks: Maxima = as_here
-        """The largest of all ranks, of each row's largest number [rows, 1], where ranks share out the columns."""
+        self.over_ranks: OverRanks = as_here
 
     def create_weights(self, layer: Linear) -> None:
         """See `LinearMethod`."""
@@ -58,7 +58,7 @@ class RoundToNearestMethod:
         elif self.kind == "int4":
             self.keep_groups(layer, *rounded_groups(layer.weight, GROUP))
         else:
-            self.keep_rows(layer, *rounded_rows(layer.weight, self.over_ranks))
+            self.keep_rows(layer, *rounded_rows(layer.weight, self.over_ranks(row_maxima(layer.weight))))
 
     def keep_rows(self, layer: Linear, integers: Tensor, scale: Tensor) -> None:
         """Give the weight up for what `rounded_rows` has made of it, or of a smoothed one."""
@@ -76,7 +76,7 @@ class RoundToNearestMethod:
             _keep(layer, packed_nibbles(integers), scale)
 
     def _to_fp8(self, layer: Linear) -> None:
-        values, scale = rounded_to_fp8(layer.weight, self.over_ranks)
+        values, scale = rounded_to_fp8(layer.weight, self.over_ranks(row_maxima(layer.weight)))
         if multiplies_fp8(layer.weight.device):
             pack_bytes(layer, values, scale)
             return
@@ -150,29 +150,27 @@ def round_alike(model: DecoderModel, collectives: Collectives) -> None:
             module.stored.over_ranks = over_ranks
 
 
-def _grouped(kind: Quantization, weight: Tensor, over_ranks: Maxima) -> GroupedWeight:
+def _grouped(kind: Quantization, weight: Tensor, maxima: Tensor) -> GroupedWeight:
     """A weight [rows, columns] rounded to the nearest."""
     columns = weight.shape[1]
     if kind == "int4":
         integers, scale, zero = rounded_groups(weight, GROUP)
         return GroupedWeight("int4", packed_pairs(integers), scale.half(), columns, GROUP, zero.to(torch.uint8))
     if kind == "fp8":
-        return GroupedWeight("fp8", *rounded_to_fp8(weight, over_ranks), columns, 0)
-    return GroupedWeight("int8", *rounded_rows(weight, over_ranks), columns, 0)
+        return GroupedWeight("fp8", *rounded_to_fp8(weight, maxima), columns, 0)
+    return GroupedWeight("int8", *rounded_rows(weight, maxima), columns, 0)
 
 
-def rounded_rows(weight: Tensor, over_ranks: Maxima = as_here) -> tuple[Tensor, Tensor]:
-    """int8 integers in [-127, 127] and scales [rows, 1] fp32: weight = integer * scale."""
-    wide = weight.float()
-    scale = (over_ranks(wide.abs().amax(dim=1, keepdim=True)) / _LARGEST_INT8).clamp_(min=_LEAST_SCALE)
-    return (wide / scale).round_().to(torch.int8), scale
+def rounded_rows(weight: Tensor, maxima: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """int8 integers in [-127, 127] and scales [rows, 1] fp32: weight = integer * scale. `maxima`: else `row_maxima`."""
+    scale = ((row_maxima(weight) if maxima is None else maxima) / _LARGEST_INT8).clamp_(min=_LEAST_SCALE)
+    return (weight.float() / scale).round_().to(torch.int8), scale
 
 
-def rounded_to_fp8(weight: Tensor, over_ranks: Maxima = as_here) -> tuple[Tensor, Tensor]:
-    """e4m3 values and scales [rows, 1] fp32: weight = value * scale."""
-    wide = weight.float()
-    scale = (over_ranks(wide.abs().amax(dim=1, keepdim=True)) / _LARGEST_FP8).clamp_(min=_LEAST_SCALE)
-    return (wide / scale).to(FP8), scale
+def rounded_to_fp8(weight: Tensor, maxima: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """e4m3 values and scales [rows, 1] fp32: weight = value * scale. `maxima`: else `row_maxima`."""
+    scale = ((row_maxima(weight) if maxima is None else maxima) / _LARGEST_FP8).clamp_(min=_LEAST_SCALE)
+    return (weight.float() / scale).to(FP8), scale
 
 
 def rounded_groups(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,0 +1,18 @@
+"""The largest number of each row, which its scale is made of: where ranks share out the columns, of the whole row."""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+OverRanks = Callable[[Tensor], Tensor]
+"""From this rank's [rows, 1] to the largest of all ranks'."""
+
+
+def row_maxima(weight: Tensor) -> Tensor:
+    """[rows, 1] fp32 of the magnitudes of [rows, columns]."""
+    return weight.float().abs().amax(dim=1, keepdim=True)
+
+
+def as_here(maxima: Tensor) -> Tensor:
+    """Where rows are whole."""
+    return maxima
