@@ -24,7 +24,7 @@ from mini_infer_engine.layers.packed import multiplies_fp8, pack_bytes, pack_nib
 from mini_infer_engine.layers.placement import FP8, Placement
 from mini_infer_engine.models.decoder import DecoderModel
 from mini_infer_engine.quantization.experts import RoundedExperts
-from mini_infer_engine.quantization.row_maxima import OverRanks, as_here, row_maxima
+from mini_infer_engine.quantization.row_maxima import OverRanks, as_here, over_ranks_of, row_maxima
 
 Quantization = Literal["int8", "fp8", "int4", "w8a8-int8"]
 _LARGEST_INT8, _LARGEST_INT4, _LARGEST_FP8 = 127, 15, 448.0
@@ -133,15 +133,8 @@ def quantize_on_load(
 
 
 def round_alike(model: DecoderModel, collectives: Collectives) -> None:
-    """Have layers whose columns ranks share out rounded with the scales of whole rows, as one rank would; experts, too.
-
-    Ranks finish their layers in the same order, once they have come together.
-    """
-    size = collectives.parallel.size
-
-    def over_ranks(maxima: Tensor) -> Tensor:
-        return collectives.gather_columns(maxima, size).amax(dim=1, keepdim=True)
-
+    """Have layers and experts whose columns ranks share out rounded with scales of whole rows, as one rank would."""
+    over_ranks = over_ranks_of(collectives)
     for module in model.modules():
         if isinstance(module, Linear) and module.is_summed and isinstance(module.method, RoundToNearestMethod):
             module.method.over_ranks = over_ranks

@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from mini_infer_engine.communication.collectives import Collectives
+
 OverRanks = Callable[[Tensor], Tensor]
 """From this rank's [rows, 1] to the largest of all ranks'."""
 
@@ -16,3 +18,11 @@ def row_maxima(weight: Tensor) -> Tensor:
 def as_here(maxima: Tensor) -> Tensor:
     """Where rows are whole."""
     return maxima
+
+
+def over_ranks_of(collectives: Collectives) -> OverRanks:
+    """All ranks ask for the same, in the same order, once they have come together."""
+    size = collectives.parallel.size
+    if size == 1:
+        return as_here
+    return lambda maxima: collectives.gather_columns(maxima, size).amax(dim=1, keepdim=True)

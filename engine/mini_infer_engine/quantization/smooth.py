@@ -19,12 +19,15 @@ def smoothing_divisors(activation_maxima: Tensor, weight_maxima: Tensor) -> Tens
     return torch.where(usual, divisors, 1.0).clamp_(min=_LEAST)
 
 
-def smoothed(norm_weight: Tensor, weight: Tensor, activation_maxima: Tensor) -> tuple[Tensor, Tensor]:
+def smoothed(
+    norm_weight: Tensor, weight: Tensor, activation_maxima: Tensor, weight_maxima: Tensor
+) -> tuple[Tensor, Tensor]:
     """The norm's weights [columns] in their dtype, and the product's [rows, columns] in fp32, of the same product.
 
-    What the norm's weights round to in their dtype, the product's make up for.
+    `weight_maxima`: of the columns of all of the product's rows, of which `weight` may be a rank's share. What the
+    norm's weights round to in their dtype, the product's make up for.
     """
     wide = norm_weight.float()
-    divided = (wide / smoothing_divisors(activation_maxima, weight.abs().amax(dim=0))).to(norm_weight.dtype)
+    divided = (wide / smoothing_divisors(activation_maxima, weight_maxima)).to(norm_weight.dtype)
     exact = torch.where(divided != 0, wide / divided.float(), 1.0)
     return divided, weight.float() * exact

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mini_infer_engine.communication.collectives import NO_COLLECTIVES, Collectives
 from mini_infer_engine.kernels.gemm.quantized_weight import GROUP
 from mini_infer_engine.layers.attention import Attention, AttentionBlock
 from mini_infer_engine.layers.linear import Linear
@@ -27,6 +28,7 @@ from mini_infer_engine.ops.base import ResidualState
 from mini_infer_engine.ops.torch_ops import TorchOps
 from mini_infer_engine.quantization.gptq import gptq_groups, propagation
 from mini_infer_engine.quantization.on_load import Quantization, RoundToNearestMethod, rounded_rows
+from mini_infer_engine.quantization.row_maxima import OverRanks, over_ranks_of, row_maxima
 from mini_infer_engine.quantization.smooth import smoothed
 from mini_infer_engine.runtime.attention.masks import additive
 from mini_infer_engine.runtime.attention.softcapped import softcapped_attention
@@ -47,34 +49,34 @@ def calibration_rows(directory: Path) -> Tensor | None:
 
 
 def calibrates(model: DecoderModel) -> bool:
-    """Whether its layers can run here: attention over keys and values, of one rank."""
-    if model.config.stage.size > 1:
-        return False
-    return all(isinstance(layer, Attention) for layer in model.attention_layers) and not any(
-        isinstance(module, Linear) and module.is_summed for module in model.modules()
-    )
+    """Whether its layers can run here: attention over keys and values, and no stage but this one."""
+    return model.config.stage.size == 1 and all(isinstance(layer, Attention) for layer in model.attention_layers)
 
 
-def calibrate(model: DecoderModel, rows: Tensor, kind: Quantization) -> None:
-    """Round the layers of a loaded model whose method is `RoundToNearestMethod`, of `kind`; not the head."""
+def calibrate(model: DecoderModel, rows: Tensor, kind: Quantization, collectives: Collectives = NO_COLLECTIVES) -> None:
+    """Round the layers of a loaded model whose method is `RoundToNearestMethod`, of `kind`; not the head.
+
+    All ranks of a model do so at the same time: each rounds its part as it is rounded in the whole model.
+    """
     for module in model.model.layers.modules():
         if isinstance(module, Linear) and isinstance(module.method, RoundToNearestMethod):
             module.method.waits = True
     model.finish_loading(rows.shape[1])
     attention = _DenseAttention(rows.shape, rows.device)
-    exact = ResidualState(model.embed(TorchOps(), rows.flatten()))
+    ops = TorchOps(collectives)
+    exact = ResidualState(model.embed(ops, rows.flatten()))
     rounded = ResidualState(exact.residual.clone())
     layers = model.layers
     next_norms: list[Any] = [*(layer.input_layernorm for layer in layers[1:]), model.last_norm]
     for layer, next_norm in zip(layers, next_norms, strict=True):
         inputs: dict[Linear, Tensor] = {}
         with _before_products(layer, partial(_keep, inputs)):
-            exact = layer(TorchOps(), exact, attention, next_norm)
+            exact = layer(ops, exact, attention, next_norm)
         if kind == "w8a8-int8":
-            _round_smoothed(layer, inputs)
+            _round_smoothed(layer, inputs, over_ranks_of(collectives))
             continue
-        with _before_products(layer, partial(_round_in_turn, inputs)):
-            rounded = layer(TorchOps(), rounded, attention, next_norm)
+        with _before_products(layer, partial(_round_in_turn, collectives, inputs)):
+            rounded = layer(ops, rounded, attention, next_norm)
 
 
 @contextmanager
@@ -95,23 +97,34 @@ def _keep(inputs: dict[Linear, Tensor], linear: Linear, x: Tensor) -> None:
     inputs[linear] = x.clone()  # the residual stream, which some products read, is added to in place
 
 
-def _round_in_turn(exact: dict[Linear, Tensor], linear: Linear, x: Tensor) -> None:
+def _round_in_turn(collectives: Collectives, exact: dict[Linear, Tensor], linear: Linear, x: Tensor) -> None:
     """Round a product by GPTQ for what it reads; `exact` has what it would read in the unquantised model."""
-    wide, undrifted = x.float(), exact.pop(linear)
-    strength = propagation(*x.shape)
-    drift = strength * (undrifted.float().sub_(wide).t() @ wide) if strength else None
-    _method(linear).keep_groups(linear, *gptq_groups(linear.weight, wide.t() @ wide, GROUP, drift))
+    weight: Tensor = linear.weight
+    wide, undrifted, columns = x.float(), exact.pop(linear).float(), slice(None)
+    if (shard := linear.columns) is not None and shard.count % GROUP == 0:
+        # Its errors go into columns of other ranks, too: each rounds the whole rows, and keeps its own columns.
+        columns = slice(*shard.ranges[0])
+        wide, undrifted, weight = (collectives.gather_columns(one, shard.total) for one in (wide, undrifted, weight))
+    strength = propagation(*wide.shape)
+    drift = strength * (undrifted.sub_(wide).t() @ wide) if strength else None
+    integers, scale, zero = gptq_groups(weight, wide.t() @ wide, GROUP, drift)
+    if columns != slice(None):
+        groups = slice(columns.start // GROUP, columns.stop // GROUP)
+        integers, scale, zero = (one.contiguous() for one in (integers[:, columns], scale[:, groups], zero[:, groups]))
+    _method(linear).keep_groups(linear, integers, scale, zero)
 
 
-def _round_smoothed(layer: DecoderLayer, inputs: dict[Linear, Tensor]) -> None:
+def _round_smoothed(layer: DecoderLayer, inputs: dict[Linear, Tensor], over_ranks: OverRanks) -> None:
     """Round each product's weights, those behind a norm of their own after the norm took the smoothing divisors."""
     norms = {linear: norm for norm, linear in layer.normed_products()}
     for linear, x in inputs.items():
         weight: Tensor = linear.weight
         if (norm := norms.get(linear)) is not None:
-            norm_weight, weight = smoothed(norm.weight, weight, x.abs().amax(dim=0).float())
+            maxima = over_ranks(row_maxima(weight.t())).flatten()
+            norm_weight, weight = smoothed(norm.weight, weight, x.abs().amax(dim=0).float(), maxima)
             norm.weight = nn.Parameter(norm_weight, requires_grad=False)
-        _method(linear).keep_rows(linear, *rounded_rows(weight))
+        method = _method(linear)
+        method.keep_rows(linear, *rounded_rows(weight, method.over_ranks(row_maxima(weight))))
 
 
 def _method(linear: Linear) -> RoundToNearestMethod:

@@ -128,6 +128,7 @@ def make_runner(
     before = MemoryInUse.at_start(choose_device(settings))
     worker = ModelWorker.load(settings, config, directory, group.collectives, group.link)
     group.begin_together()
+    worker.calibrate(settings, directory)
     resolved = settings.resolved(worker.device.type)
     plan = plan_memory(worker, kind, resolved, page_size, before, group.smallest)
     log.info("memory: %s", plan)

@@ -78,7 +78,7 @@ class ModelWorker:
         round_alike(model, collectives)
         draft = cls._load_draft(settings, config, directory, device, dtype)
         head = _load_head(settings, config, device, dtype)
-        model = _fill_model(model, checkpoint, settings, directory, device, dtype)
+        model = _fill_model(model, checkpoint, settings, device, dtype)
         return cls(config, model, device, dtype, collectives, draft, head, kv_quantization, link)
 
     @classmethod
@@ -107,7 +107,7 @@ class ModelWorker:
             speculative_model=None,
         )
         model, checkpoint = _open_model(own, found.config, found.directory, dtype)
-        model = _fill_model(model, checkpoint, own, found.directory, device, dtype)
+        model = _fill_model(model, checkpoint, own, device, dtype)
         return cls(found.config, model, device, dtype)
 
     @property
@@ -123,6 +123,25 @@ class ModelWorker:
         """Bytes of a page of so many tokens, with what the draft keeps of them."""
         own = self.kv_spec(page_size).page_bytes
         return own + (0 if self.draft is None else self.draft.page_bytes(page_size))
+
+    def calibrate(self, settings: EngineSettings, directory: Path | None) -> None:
+        """Round weights by the committed texts where that is asked for, with all ranks, which have come together.
+
+        Rounded to the nearest they are where layers cannot run alone, or there is no tokenizer.
+        """
+        kind = settings.quantization
+        is_asked = kind in ("int4", "w8a8-int8") and settings.quantization_calibration == "auto"
+        if kind is None or not is_asked or settings.load_format == "dummy":
+            return
+        rows = None if directory is None else calibration_rows(directory)
+        if rows is None or not calibrates(self.model):
+            how = f"{kind} weights are rounded to the nearest{'' if kind == 'int4' else ', not smoothed'}"
+            log.warning("%s: calibration needs a tokenizer.json, plain KV and no pipeline.", how)
+            return
+        begin = time.monotonic()
+        with torch.inference_mode():
+            calibrate(self.model, rows.to(self.device), kind, self.collectives)
+        log.info("%s weights were calibrated with %d tokens in %.1f s", kind, rows.numel(), time.monotonic() - begin)
 
     def finish_loading(self, max_positions: int) -> None:
         """See `DecoderModel.finish_loading`."""
@@ -215,20 +234,6 @@ def _on_meta(
     return model
 
 
-def _calibrate(model: DecoderModel, quantization: Quantization, directory: Path | None, device: torch.device) -> None:
-    """Round weights by the committed texts, where the model's layers can run alone and it has a tokenizer."""
-    rows = None if directory is None else calibration_rows(directory)
-    if rows is None or not calibrates(model):
-        kind = f"{quantization} weights are rounded to the nearest{'' if quantization == 'int4' else ', not smoothed'}"
-        log.warning("%s: calibration needs a tokenizer.json, one rank, plain KV.", kind)
-        return
-    begin = time.monotonic()
-    calibrate(model, rows.to(device), quantization)
-    log.info(
-        "%s weights were calibrated with %d tokens in %.1f s", quantization, rows.numel(), time.monotonic() - begin
-    )
-
-
 def _open_model(
     settings: EngineSettings, config: ModelConfig, directory: Path | None, dtype: torch.dtype
 ) -> tuple[DecoderModel, Checkpoint | None]:
@@ -251,7 +256,6 @@ def _fill_model(
     model: DecoderModel,
     checkpoint: Checkpoint | None,
     settings: EngineSettings,
-    directory: Path | None,
     device: torch.device,
     dtype: torch.dtype,
 ) -> DecoderModel:
@@ -269,7 +273,4 @@ def _fill_model(
             fill_randomly(model, settings.seed)
         else:
             load_weights(model, checkpoint)
-            kind = settings.quantization
-            if kind in ("int4", "w8a8-int8") and settings.quantization_calibration == "auto":
-                _calibrate(model, kind, directory, device)
     return model.eval()

@@ -133,6 +133,50 @@ def test_ranks_round_dense_layers_as_one_process_does(kind: str, variant: str, s
     assert (made[0] - expected).abs().max() < 2e-4
 
 
+WIDE = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+}
+"""Ranks have whole groups of 128 columns."""
+
+
+@pytest.mark.parametrize("kind", ["int4", "w8a8-int8"])
+@pytest.mark.parametrize(("variant", "shape"), [("qwen2", WIDE), ("olmo2", WIDE), ("qwen2", {})])
+def test_ranks_calibrate_their_parts_as_one_process_does(
+    kind: str, variant: str, shape: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the first layer to the last integer, but for groups that ranks cut, and behind norms that ranks share.
+
+    In later ones a sum in another order can round another way, and all that follows makes up for that.
+    """
+    architecture, changes = VARIANTS[variant]
+    save_tiny_model(tmp_path, architecture, **(changes | shape))
+    rows = torch.arange(960).view(4, 240) * 7 % 190 + 5
+    monkeypatch.setattr("mini_infer_engine.runtime.worker.calibration_rows", lambda _: rows)
+    alone = tiny_runner(tmp_path, quantization=kind)
+    group = ThreadGroup(tmp_path, 2, quantization=kind, tensor_parallel_size=2)
+    expected = run_chunks(alone, TOKENS, PageDealer(alone).table(40), [40])
+    made = group.run(lambda rank: run_chunks(rank, TOKENS, PageDealer(rank).table(40), [40]))
+    assert torch.equal(made[0], made[1])
+    assert torch.nn.functional.cosine_similarity(made[0], expected).mean() > (0.9 if kind == "int4" else 0.98)
+    models = [one.worker.model for one in (alone, *group.runners)]
+    norms = [[norm.weight for layer in model.layers for norm, _ in layer.normed_products()] for model in models]
+    for own, *others in zip(*norms, strict=True):
+        assert all(torch.allclose(own, other, rtol=1e-4) for other in others)
+    first, *shares = (model.layers[0].mlp for model in models)
+    if shape and variant == "qwen2":
+        for name in ("integers", "weight_scale"):
+            whole, *parts = (getattr(mlp.down_proj, name) for mlp in (first, *shares))
+            assert torch.equal(whole, torch.cat(parts, dim=1) if kind == "int4" or name == "integers" else parts[0])
+        rows_of = [mlp.gate_up_proj.integers.chunk(2) for mlp in (first, *shares)]
+        for part in range(2):  # gate and up
+            whole, *parts = (one[part] for one in rows_of)
+            assert torch.equal(whole, torch.cat(parts))
+
+
 @pytest.mark.parametrize("whole", [False, True])
 def test_ranks_share_quantised_experts(whole: bool, tmp_path: Path) -> None:
     shape = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "tie_word_embeddings": False}

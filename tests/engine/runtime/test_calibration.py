@@ -102,7 +102,7 @@ def test_smoothed_weights_and_norms_make_the_same_products(
 ) -> None:
     """Rounding left out, logits stay; norms of olmo2 stand behind products, and keep their weights."""
     save_tiny_model(tmp_path, architecture, **(GEMMA if architecture == "gemma2" else {}))
-    monkeypatch.setattr("mini_infer_engine.runtime.calibration.rounded_rows", lambda weight: (weight, torch.ones(1)))
+    monkeypatch.setattr("mini_infer_engine.runtime.calibration.rounded_rows", lambda weight, _: (weight, torch.ones(1)))
 
     def keep(_: RoundToNearestMethod, layer: Linear, weight: torch.Tensor, scale: torch.Tensor) -> None:
         del scale
