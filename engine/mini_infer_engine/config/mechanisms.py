@@ -72,7 +72,7 @@ class Mechanism(StrEnum):
     )
     PUSHED_SUMS = (
         "pushed_sums",
-        "tensor parallelism: summands of at most 64 rows are written into the memory of the other GPUs, which wait for "
+        "tensor parallelism: summands of at most 256 rows are written into the memory of the other GPUs, which wait for "
         "the data itself; off: they are read from there after a signal, as those of more rows",
     )
     PREFILL_GRAPHS = "prefill_graphs", "CUDA graphs of passes with prompts; off: kernel by kernel"
