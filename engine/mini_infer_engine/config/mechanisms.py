@@ -67,13 +67,12 @@ class Mechanism(StrEnum):
     )
     ONE_SHOT_ALL_REDUCE = (
         "one_shot_all_reduce",
-        "tensor parallelism: small sums are read from the memory of the host's other GPUs, residual and RMSNorm fused; "
-        "off: NCCL",
+        "tensor parallelism: sums go through the memory of the host's GPUs, in one kernel with residual and RMSNorm; off: NCCL",
     )
     PUSHED_SUMS = (
         "pushed_sums",
-        "tensor parallelism: summands of at most 256 rows are written into the memory of the other GPUs, which wait for "
-        "the data itself; off: they are read from there after a signal, as those of more rows",
+        "tensor parallelism: summands of at most 256 rows are written into the other GPUs' memory, which wait for the "
+        "data itself; off: they are read from there after a signal, as those of more rows",
     )
     PREFILL_GRAPHS = "prefill_graphs", "CUDA graphs of passes with prompts; off: kernel by kernel"
     SEPARATE_DECODE_GRAPHS = (
