@@ -67,7 +67,8 @@ class Mechanism(StrEnum):
     )
     ONE_SHOT_ALL_REDUCE = (
         "one_shot_all_reduce",
-        "tensor parallelism: sums go through the memory of the host's GPUs, in one kernel with residual and RMSNorm; off: NCCL",
+        "tensor parallelism: sums go through the memory of the host's GPUs, in one kernel with residual and RMSNorm; "
+        "off: NCCL",
     )
     PUSHED_SUMS = (
         "pushed_sums",
