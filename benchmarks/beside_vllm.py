@@ -16,12 +16,11 @@ then each GPU's engines, one at a time of each GPU. Engines must fit the GPUs' m
 import argparse
 import os
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import islice
+from itertools import takewhile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,19 +31,19 @@ import speculation
 import tensor_parallel
 from common import engines
 from common.budget import Budget
-from common.isolation import Figures, Isolated, IsolationError
+from common.isolation import Figures
 from common.models import kv_bytes_per_token, model_folder
 from common.quiet import measuring
 from common.report import make_parser, print_table, save, say
 from common.shared_checkpoint import shared_checkpoint
 from common.targets import is_rate
+from common.together import Start, Together
 
 _KV_TOKENS = 280_000
 """Of every engine that runs W1."""
 _LATENT = "deepseek-v2-lite"
 _LATENT_LOADS = ("w1", "itl", "ttft")
 _BATCHES = [1, 8, 32]
-Start = tuple[Callable[..., Iterator[Figures]], tuple[Any, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +94,7 @@ def one_round(*arguments: Any) -> Iterator[Figures]:
     """`engine_offline.measure`, once."""
     parts = engine_offline.measure(*arguments)
     yield next(parts)
-    for part in parts:
-        if not part:
-            return
-        yield part
+    yield from takewhile(bool, parts)
 
 
 def speculating(group: Group, root: Path, budget: Budget, stack: ExitStack, smoke: bool) -> dict[str, Start]:
@@ -174,46 +170,31 @@ def main() -> int:
     budget = Budget(options.time_limit_s)
     figures: dict[str, dict[str, float]] = {}
     result: dict[str, Any] = {"figures": figures, "ratios": {}, "errors": []}
-    lock = threading.Lock()
 
     def note(label: str, part: Figures) -> None:
-        with lock:
-            figures.setdefault(label, {}).update(part)
-            say(f"  {label}: {part}")
-            save(options.out, result)
-
-    def go_on(label: str, parts: Iterator[Figures]) -> bool:
-        try:
-            for part in parts:
-                note(label, part)
-        except IsolationError as error:
-            say(f"  {label} failed: {error}")
-            result["errors"].append(f"{label}: {error}")
-            return False
-        return True
-
-    def measure(labels: list[str]) -> None:
-        for label in labels:
-            go_on(label, running[label].parts(budget.left_s))
+        figures.setdefault(label, {}).update(part)
+        say(f"  {label}: {part}")
+        save(options.out, result)
 
     num_gpus = 1 + max((group.gpu for group in options.groups if group.gpu is not None), default=0)
     with tempfile.TemporaryDirectory() as root, ExitStack() as stack:
-        running: dict[str, Isolated] = {}
+        together = Together(stack, lambda: budget.left_s, note)
+        result["errors"] = together.errors
         lanes: dict[int | None, list[str]] = {}
         for group, starts in prepared(options.groups, Path(root), budget, stack, options.smoke):
             for label, (function, arguments) in starts.items():
                 lanes.setdefault(group.gpu, []).append(label)
-                placed = () if group.gpu is None else (on_gpu, group.gpu, num_gpus)
-                start = (*placed, function, *arguments)
-                running[label] = stack.enter_context(Isolated(*start))
-                running[label].ask()
-        ready = {label for label, one in running.items() if go_on(label, islice(one.answers(budget.left_s), 1))}
+                start = (function, arguments)
+                if group.gpu is not None:
+                    start = (on_gpu, (group.gpu, num_gpus, function, *arguments))
+                together.start(label, start)
+        ready = together.ready()
+        say(f"{len(ready)} of {sum(map(len, lanes.values()))} engines are ready")
         lanes = {gpu: [label for label in labels if label in ready] for gpu, labels in lanes.items()}
-        say(f"{len(ready)} of {len(running)} engines are ready")
         with measuring():
-            measure(lanes.pop(None, []))
+            together.measure(lanes.pop(None, []))
             with ThreadPoolExecutor(max(1, len(lanes))) as pool:
-                list(pool.map(measure, lanes.values()))
+                list(pool.map(together.measure, lanes.values()))
     result["ratios"] = ratios_of(figures)
     save(options.out, result)
     return int(bool(result["errors"]))

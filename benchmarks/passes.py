@@ -15,17 +15,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from common import engines
+from common import engines, loads
 from common.isolation import Figures
 from common.kernel_times import show_kernel_times
 from common.models import kv_bytes_per_token, model_folder, vocabulary
 from common.report import make_parser, print_table, save, say, words
 from common.together import Start, measure_in_turn
 
-_KV_TOKENS, _ROWS = 200_000, 256
-_LENGTHS = (100, 1024)
-"""Of prompts and answers, as in W1."""
-_SMOKE_ROWS, _SMOKE_LENGTHS = 4, (4, 24)
+_KV_TOKENS = 200_000
 _PROFILED_PROMPTS, _PROFILED_DECODES = 6, 12
 """Passes."""
 _KINDS = {"tp": "tensor_parallel_size", "pp": "pipeline_parallel_size"}
@@ -83,7 +80,8 @@ def measure(label: str, folder: str, settings: dict[str, Any], smoke: bool) -> I
     engine = build_engine(EngineSettings(**settings), record_events=False).engine
     yield {}
     dice, known = random.Random(0), vocabulary(folder, 150_000)
-    rows, (low, high) = (_SMOKE_ROWS, _SMOKE_LENGTHS) if smoke else (_ROWS, _LENGTHS)
+    sizes = loads.SMOKE if smoke else loads.FULL
+    rows, (low, high) = sizes.batch, sizes.mixed
 
     def add(name: str, lengths: list[int], limits: list[int]) -> None:
         for place, (length, limit) in enumerate(zip(lengths, limits, strict=True)):
@@ -91,12 +89,9 @@ def measure(label: str, folder: str, settings: dict[str, Any], smoke: bool) -> I
             sampling = SamplingParams(temperature=0.6, max_tokens=limit, ignore_eos=True)
             engine.add(Request(request_id=f"{name}{place}", prompt_token_ids=prompt, sampling=sampling))
 
-    def run() -> int:
-        steps = 0
+    def run() -> None:
         while engine.has_work:
             engine.step()
-            steps += 1
-        return steps
 
     add("warm", [low] * 8, [16] * 8)
     run()
@@ -127,7 +122,7 @@ def measure(label: str, folder: str, settings: dict[str, Any], smoke: bool) -> I
 def settings_of(kind: str, folder: str, smoke: bool) -> dict[str, Any]:
     """Of an engine by its short name: tp2, pp2."""
     size = int(kind[2:])
-    settings = engines.SETTINGS | {"model": folder, "max_num_seqs": _ROWS, _KINDS[kind[:2]]: size}
+    settings = engines.SETTINGS | {"model": folder, "max_num_seqs": loads.FULL.batch, _KINDS[kind[:2]]: size}
     settings |= {"kv_cache_memory": _KV_TOKENS * kv_bytes_per_token(folder) // size}
     return settings | (engines.SMOKE_SETTINGS if smoke else {})
 

@@ -15,6 +15,7 @@ import tempfile
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
@@ -79,26 +80,16 @@ def _all_reduce_times(rank: int, port: int, hidden: int) -> dict[str, dict[int, 
                 assert memory is not None
                 peers.sum(memory)
 
-            def fused(rows: int = rows, residual: torch.Tensor = residual) -> None:
+            def fused(pushed_rows: int, rows: int = rows, residual: torch.Tensor = residual) -> None:
                 memory = peers.summand(rows, hidden, torch.bfloat16)
                 assert memory is not None
+                usual, peers.pushed_rows = peers.pushed_rows, pushed_rows
                 peers.sum_add_norm(memory, residual, weight, 1e-6)
+                peers.pushed_rows = usual
 
-            def pulled(rows: int = rows, residual: torch.Tensor = residual) -> None:
-                assert peers is not None
-                pushed_rows, peers.pushed_rows = peers.pushed_rows, 0
-                fused(rows, residual)
-                peers.pushed_rows = pushed_rows
-
-            def pushed(rows: int = rows, residual: torch.Tensor = residual) -> None:
-                assert peers is not None
-                pushed_rows, peers.pushed_rows = peers.pushed_rows, rows
-                fused(rows, residual)
-                peers.pushed_rows = pushed_rows
-
-            kinds |= {"ours": ours, "pulled + norm": pulled}
+            kinds |= {"ours": ours, "pulled + norm": partial(fused, 0)}
             if rows <= MAX_ROWS:
-                kinds["pushed + norm"] = pushed
+                kinds["pushed + norm"] = partial(fused, MAX_ROWS)
         if (torchs := _torchs_one_shot(rows, hidden, device)) is not None:
             kinds["torch one_shot"] = torchs
         for name, call in kinds.items():

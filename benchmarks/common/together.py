@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from itertools import islice
+from threading import Lock
 from typing import Any
 
 from common.isolation import Figures, Isolated, IsolationError
@@ -13,29 +14,55 @@ Start = tuple[Callable[..., Iterator[Figures]], Iterable[Any]]
 """A function and its arguments; the first part that it yields says that it is ready to be measured."""
 
 
-def measure_in_turn(starts: Mapping[str, Start], timeout_s: float, note: Callable[[str, Figures], None]) -> list[str]:
-    """Each in a process of its own; `note` is told a label and each part at once. Returns errors, with their labels."""
-    errors: list[str] = []
+class Together:
+    """Engines by label; `note` is told a label and each part at once, by one thread at a time."""
 
-    def goes_well(label: str, parts: Iterator[Figures]) -> bool:
+    def __init__(self, stack: ExitStack, timeout_s: Callable[[], float], note: Callable[[str, Figures], None]) -> None:
+        """`stack` ends the engines; `timeout_s`: of whatever is asked for now."""
+        self._stack, self._timeout_s, self._note = stack, timeout_s, note
+        self._started: dict[str, Isolated] = {}
+        self._noting = Lock()
+        self.errors: list[str] = []
+        """With their labels."""
+
+    def start(self, label: str, start: Start) -> None:
+        """In a process of its own."""
+        function, arguments = start
+        process = self._started[label] = self._stack.enter_context(Isolated(function, *arguments))
+        process.ask()
+
+    def ready(self) -> list[str]:
+        """Wait for the first part of each; the labels of those that made it."""
+        return [
+            label
+            for label, process in self._started.items()
+            if self._goes_well(label, islice(process.answers(self._timeout_s()), 1))
+        ]
+
+    def measure(self, labels: Iterable[str]) -> None:
+        """One after another. Several threads may measure labels of their own."""
+        for label in labels:
+            self._goes_well(label, self._started[label].parts(self._timeout_s()))
+
+    def _goes_well(self, label: str, parts: Iterator[Figures]) -> bool:
         try:
             for part in parts:
-                note(label, part)
+                with self._noting:
+                    self._note(label, part)
         except IsolationError as error:
             say(f"  {label} failed: {error}")
-            errors.append(f"{label}: {error}")
+            self.errors.append(f"{label}: {error}")
             return False
         return True
 
+
+def measure_in_turn(starts: Mapping[str, Start], timeout_s: float, note: Callable[[str, Figures], None]) -> list[str]:
+    """All start; then one at a time is measured. Returns errors, with their labels."""
     with ExitStack() as stack:
-        started = {
-            label: stack.enter_context(Isolated(function, *arguments))
-            for label, (function, arguments) in starts.items()
-        }
-        for process in started.values():
-            process.ask()
-        ready = [label for label, process in started.items() if goes_well(label, islice(process.answers(timeout_s), 1))]
+        together = Together(stack, lambda: timeout_s, note)
+        for label, start in starts.items():
+            together.start(label, start)
+        ready = together.ready()
         with measuring():
-            for label in ready:
-                goes_well(label, started[label].parts(timeout_s))
-    return errors
+            together.measure(ready)
+        return together.errors

@@ -395,7 +395,7 @@ class Engine:
         rows = zip(batch.rows[batch.num_decodes :], step.sequences[batch.num_decodes :], strict=True)
         given = [(sequence, row) for row, sequence in rows if connector.gives(sequence)]
         batch.marks_layers = bool(given)
-        batch.without_graph = connector.marking_pays(sum(row.count for _, row in given))
+        batch.without_graph = bool(given) and connector.marking_pays(sum(row.count for _, row in given))
         return [(sequence, row.start + row.count) for sequence, row in given]
 
     def _give(self, connector: KVConnector, step: Step) -> None:

@@ -15,7 +15,7 @@ from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight, dequant
 from mini_infer_engine.layers.grouped import multiplies_groups
 from mini_infer_engine.layers.linear import Linear
 from mini_infer_engine.layers.moe import ExpertLayers, SparseMoE
-from mini_infer_engine.quantization.row_maxima import OverRanks, as_here, row_maxima
+from mini_infer_engine.quantization.row_maxima import OverRanks, as_here
 
 
 class _ReadsGroups(Protocol):
@@ -99,9 +99,9 @@ def expand_experts(moe: SparseMoE) -> None:
 
 
 class RoundedExperts(QuantizedExperts):
-    """Of an unquantised checkpoint, rounded to the nearest: by `rounding`, of a weight and its `row_maxima`."""
+    """Of an unquantised checkpoint, rounded to the nearest: by `rounding`, of [experts, rows, columns]."""
 
-    def __init__(self, rounding: Callable[[Tensor, Tensor], GroupedWeight]) -> None:
+    def __init__(self, rounding: Callable[[Tensor, OverRanks], GroupedWeight]) -> None:
         super().__init__()
         self._rounding = rounding
         self.over_ranks: OverRanks = as_here
@@ -111,12 +111,9 @@ class RoundedExperts(QuantizedExperts):
         """See `StoredExperts.process_weights_after_loading`."""
         if self._stacks or not moe.gate_up_proj.numel():
             return
-        gate_up = stacked([self._rounding(one, row_maxima(one)) for one in moe.gate_up_proj])
-        maxima = torch.stack([row_maxima(one) for one in moe.down_proj])
-        maxima = self.over_ranks(maxima.flatten(0, 1)).view_as(maxima)  # of all experts at once: few messages
-        down = stacked([self._rounding(*both) for both in zip(moe.down_proj, maxima, strict=True)])
+        made = self._rounding(moe.gate_up_proj, as_here), self._rounding(moe.down_proj, self.over_ranks)
         give_up_stacks(moe)
-        self.keep(moe, gate_up, down)
+        self.keep(moe, *made)
 
 
 def give_up_stacks(moe: SparseMoE) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mini_infer_engine.communication.collectives import Collectives
-from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight, packed_pairs
+from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight, packed_pairs, stacked
 from mini_infer_engine.kernels.gemm.quantized_weight import GROUP
 from mini_infer_engine.layers.linear import UNQUANTIZED, Linear
 from mini_infer_engine.layers.moe import SparseMoE
@@ -143,15 +143,23 @@ def round_alike(model: DecoderModel, collectives: Collectives) -> None:
             module.stored.over_ranks = over_ranks
 
 
-def _grouped(kind: Quantization, weight: Tensor, maxima: Tensor) -> GroupedWeight:
-    """A weight [rows, columns] rounded to the nearest."""
-    columns = weight.shape[1]
+def _grouped(kind: Quantization, weights: Tensor, over_ranks: OverRanks) -> GroupedWeight:
+    """Weights [experts, rows, columns] rounded to the nearest."""
+    columns = weights.shape[2]
     if kind == "int4":
-        integers, scale, zero = rounded_groups(weight, GROUP)
-        return GroupedWeight("int4", packed_pairs(integers), scale.half(), columns, GROUP, zero.to(torch.uint8))
+        groups = (rounded_groups(one, GROUP) for one in weights)
+        return stacked(
+            [
+                GroupedWeight("int4", packed_pairs(integers), scale.half(), columns, GROUP, zero.to(torch.uint8))
+                for integers, scale, zero in groups
+            ]
+        )
+    maxima = torch.stack([row_maxima(one) for one in weights])
+    maxima = over_ranks(maxima.flatten(0, 1)).view_as(maxima)  # of all experts at once: few messages
+    both = zip(weights, maxima, strict=True)
     if kind == "fp8":
-        return GroupedWeight("fp8", *rounded_to_fp8(weight, maxima), columns, 0)
-    return GroupedWeight("int8", *rounded_rows(weight, maxima), columns, 0)
+        return stacked([GroupedWeight("fp8", *rounded_to_fp8(*one), columns, 0) for one in both])
+    return stacked([GroupedWeight("int8", *rounded_rows(*one), columns, 0) for one in both])
 
 
 def rounded_rows(weight: Tensor, maxima: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -160,9 +168,9 @@ def rounded_rows(weight: Tensor, maxima: Tensor | None = None) -> tuple[Tensor, 
     return (weight.float() / scale).round_().to(torch.int8), scale
 
 
-def rounded_to_fp8(weight: Tensor, maxima: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """e4m3 values and scales [rows, 1] fp32: weight = value * scale. `maxima`: else `row_maxima`."""
-    scale = ((row_maxima(weight) if maxima is None else maxima) / _LARGEST_FP8).clamp_(min=_LEAST_SCALE)
+def rounded_to_fp8(weight: Tensor, maxima: Tensor) -> tuple[Tensor, Tensor]:
+    """e4m3 values and scales [rows, 1] fp32: weight = value * scale. `maxima`: see `row_maxima`."""
+    scale = (maxima / _LARGEST_FP8).clamp_(min=_LEAST_SCALE)
     return (weight.float() / scale).to(FP8), scale
 
 

@@ -12,7 +12,7 @@ OverRanks = Callable[[Tensor], Tensor]
 
 def row_maxima(weight: Tensor) -> Tensor:
     """[rows, 1] fp32 of the magnitudes of [rows, columns]."""
-    return weight.float().abs().amax(dim=1, keepdim=True)
+    return weight.abs().amax(dim=1, keepdim=True).float()
 
 
 def as_here(maxima: Tensor) -> Tensor:

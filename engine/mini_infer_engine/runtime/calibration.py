@@ -63,7 +63,7 @@ def calibrate(model: DecoderModel, rows: Tensor, kind: Quantization, collectives
             module.method.waits = True
     model.finish_loading(rows.shape[1])
     attention = _DenseAttention(rows.shape, rows.device)
-    ops = TorchOps(collectives)
+    ops, over_ranks = TorchOps(collectives), over_ranks_of(collectives)
     exact = ResidualState(model.embed(ops, rows.flatten()))
     rounded = ResidualState(exact.residual.clone())
     layers = model.layers
@@ -73,7 +73,7 @@ def calibrate(model: DecoderModel, rows: Tensor, kind: Quantization, collectives
         with _before_products(layer, partial(_keep, inputs)):
             exact = layer(ops, exact, attention, next_norm)
         if kind == "w8a8-int8":
-            _round_smoothed(layer, inputs, over_ranks_of(collectives))
+            _round_smoothed(layer, inputs, over_ranks)
             continue
         with _before_products(layer, partial(_round_in_turn, collectives, inputs)):
             rounded = layer(ops, rounded, attention, next_norm)

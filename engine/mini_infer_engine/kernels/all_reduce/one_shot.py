@@ -159,6 +159,14 @@ def _gather(
             tl.store(out + row * width + at, values, mask=mask)
 
 
+def row_options(width: int, *, rank: int, world: int, norm: bool, pdl: bool) -> dict[str, Any]:
+    """Constants and launch options of kernels of which a program sums one row at a time."""
+    block = next_power_of_2(width)
+    options: dict[str, Any] = {"launch_pdl": True} if pdl else {}
+    options |= {"BLOCK": block, "num_warps": 4 if block <= 2048 else 8}
+    return options | {"RANK": rank, "WORLD": world, "NORM": norm, "PDL": pdl}
+
+
 def launch_reduce(
     peers: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     offset: int,
@@ -178,8 +186,6 @@ def launch_reduce(
     this rank's counters [MAX_PROGRAMS] int32.
     """
     rows, width = out.shape
-    block = next_power_of_2(width)
-    options: dict[str, Any] = {"launch_pdl": True} if pdl else {}
     _reduce[(min(rows, MAX_PROGRAMS),)](
         *peers,
         offset,
@@ -189,14 +195,8 @@ def launch_reduce(
         rows,
         width,
         eps,
-        RANK=rank,
-        WORLD=world,
-        NORM=residual is not None,
         SHARED=rows > MAX_PROGRAMS,
-        PDL=pdl,
-        BLOCK=block,
-        num_warps=4 if block <= 2048 else 8,
-        **options,
+        **row_options(width, rank=rank, world=world, norm=residual is not None, pdl=pdl),
     )
     return out
 

@@ -8,15 +8,14 @@ for its slot e. The next that a peer writes into slot e - 1 is of exchange e + 2
 writes in e + 1: by then this kernel is over.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from mini_infer_engine.kernels.all_reduce.one_shot import of_rank, store_row
-from mini_infer_engine.kernels.sizes import next_power_of_2
+from mini_infer_engine.kernels.all_reduce.one_shot import of_rank, row_options, store_row
 
 MAX_ROWS = 256
 """Of one sum: each has places and a counter of its own."""
@@ -134,8 +133,6 @@ def launch_pushed_sum(
     """
     rows, width = out.shape
     size = out.element_size()
-    block = next_power_of_2(width)
-    options: dict[str, Any] = {"launch_pdl": True} if pdl else {}
     _pushed_sum[(rows,)](
         inbox.buffers,
         inbox.epochs,
@@ -147,17 +144,11 @@ def launch_pushed_sum(
         out,
         width,
         eps,
-        RANK=rank,
-        WORLD=world,
-        NORM=residual is not None,
-        PDL=pdl,
         BITS=tl.int16 if size == 2 else tl.int32,
         MARK=-0x8000 if size == 2 else MARK,
         ROWS=MAX_ROWS,
         PLACE=MAX_ROW_BYTES // size,
         SLOTS=_SLOTS,
-        BLOCK=block,
-        num_warps=4 if block <= 2048 else 8,
-        **options,
+        **row_options(width, rank=rank, world=world, norm=residual is not None, pdl=pdl),
     )
     return out
