@@ -111,6 +111,8 @@ def demo(settings: dict[str, Any], variants: dict[str, dict[str, Any]], batches:
 
 CHAT_TURNS, CHAT_ANSWER = 6, 96
 """Turns, and tokens of an answer, as in the growing chats of `common/loads.py`."""
+_DEMO_KV_BYTES = 8 << 30
+"""Of each engine of the demo model, whatever the others of its GPU have."""
 _FOLLOW_UPS = (
     "Show me an example.",
     "What does it return?",
@@ -418,7 +420,7 @@ def settings_of(part: str, options: Any, root: Path, max_num_seqs: int) -> tuple
     """Of every engine of a part, and more arguments of what measures it."""
     if part in ("demo", "chats"):
         sizes = (2, 8) if options.smoke else (CHAT_TURNS, CHAT_ANSWER)
-        settings = {"model": "demo", "max_num_seqs": max_num_seqs, "gpu_memory_utilization": 0.1}
+        settings = {"model": "demo", "max_num_seqs": max_num_seqs, "kv_cache_memory": _DEMO_KV_BYTES}
         return settings, sizes if part == "chats" else ()
     target = model_folder(options.target, root)
     name = f"{options.draft} as draft"

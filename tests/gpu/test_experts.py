@@ -53,6 +53,25 @@ def test_routing_chooses_what_torch_does_and_lists_every_pair_once(
     assert all(flat[pair] == expert for expert, pairs in enumerate(listed) for pair in pairs)
 
 
+@pytest.mark.parametrize(("experts", "top_k", "num_groups"), cases([(4, 2, 1), (6, 3, 2)], [(128, 8, 1), (64, 6, 8)]))
+def test_rows_without_numbers_choose_each_expert_once(experts: int, top_k: int, num_groups: int) -> None:
+    """Padding's: an expert that was chosen twice would have more pairs than its list has room for."""
+    tokens, known = 16, 3
+    logits = normal(tokens, experts)
+    logits[known:] = float("nan")
+    groups = {"num_groups": num_groups, "top_groups": max(1, num_groups // 2)}
+    routing = route(logits, top_k, normalizes_top_k=True, groups=True, **groups)
+    alone = route(logits[:known], top_k, normalizes_top_k=True, groups=False, **groups)
+    assert torch.equal(routing.experts[:known], alone.experts)
+    chosen = routing.experts.tolist()
+    assert all(len(set(row)) == top_k and set(row) <= set(range(experts)) for row in chosen)
+    assert sum(routing.counts.tolist()) == tokens * top_k
+    for expert, count in enumerate(routing.counts.tolist()):
+        pairs = routing.pairs[expert, :count].tolist()
+        assert len(set(pairs)) == count
+        assert all(chosen[pair // top_k][pair % top_k] == expert for pair in pairs)
+
+
 @pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize("dtype", cases([FP32], [BF16]))
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """One-shot all-reduce and gather: one rank whose peers' memory is on the same device, and who have come everywhere."""
 
+import time
+
 import pytest
 import torch
 
@@ -7,14 +9,14 @@ pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
 from mini_infer_engine.kernels.all_reduce import one_shot
 from mini_infer_engine.kernels.all_reduce.one_shot import MAX_PROGRAMS, launch_gather, launch_reduce
-from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, cases, error, normal
+from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, ON_GPU, cases, error, normal
 from tests.gpu.exact import exact_norm
 
 pytestmark = KERNELS
 FAR = 1 << 20
 
 
-class Peers:
+class Ranks:
     """Buffers and pads of `world` ranks, of which `rank` runs."""
 
     def __init__(self, world: int, rank: int, buffers: list[torch.Tensor]) -> None:
@@ -23,14 +25,15 @@ class Peers:
         self.pads[rank] += FAR
         self.epochs = torch.zeros(MAX_PROGRAMS, dtype=torch.int32, device=DEVICE)
         self.buffers = buffers
+        self.released = torch.zeros(1, dtype=torch.int32, pin_memory=ON_GPU)
 
     @property
-    def arguments(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def arguments(self) -> one_shot.Peers:
         """What kernels are told."""
         pointers = [
             torch.tensor([each.data_ptr() for each in group], device=DEVICE) for group in (self.buffers, self.pads)
         ]
-        return pointers[0], pointers[1], self.epochs
+        return one_shot.Peers(pointers[0], pointers[1], self.epochs, self.released)
 
     def check_signals(self, programs: int, calls: int) -> None:
         """Every program of each call has told every rank, its own pad included, and nobody else was told."""
@@ -46,7 +49,7 @@ class Peers:
 @pytest.mark.parametrize(("rows", "width"), cases([(1, 64), (3, 96)], [(33, 3584), (257, 1024), (4096, 3584)]))
 def test_sums_with_and_without_a_norm(rows: int, width: int, world: int, rank: int, dtype: torch.dtype) -> None:
     offset = rows * width
-    peers = Peers(world, rank, [normal(2 * offset, dtype=dtype, seed=seed) for seed in range(world)])
+    peers = Ranks(world, rank, [normal(2 * offset, dtype=dtype, seed=seed) for seed in range(world)])
     exact = sum(buffer[offset:].view(rows, width).double() for buffer in peers.buffers)
     assert isinstance(exact, torch.Tensor)
     common = {"rank": rank, "world": world}
@@ -69,9 +72,27 @@ def test_sums_with_and_without_a_norm(rows: int, width: int, world: int, rank: i
     peers.check_signals(min(rows, MAX_PROGRAMS), calls=2)
 
 
+def test_nobody_waits_any_more_once_released() -> None:
+    """On a GPU while kernels wait, by a write to main memory alone."""
+    ranks = Ranks(2, 0, [normal(2 * 64, dtype=BF16, seed=seed) for seed in range(2)])
+    ranks.pads[0] -= FAR
+    arguments = ranks.arguments
+    if not ON_GPU:
+        ranks.released.fill_(1)
+    for _ in range(3):
+        launch_reduce(arguments, 0, torch.empty((2, 64), dtype=BF16, device=DEVICE), rank=0, world=2)
+    if ON_GPU:
+        done = torch.cuda.Event()
+        done.record()
+        time.sleep(0.1)
+        assert not done.query()
+        ranks.released.fill_(1)
+        done.synchronize()
+
+
 def test_programs_that_share_many_rows_compute_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(one_shot, "MAX_PROGRAMS", 4)
-    peers = Peers(2, 0, [normal(11 * 64, dtype=FP32, seed=seed) for seed in range(2)])
+    peers = Ranks(2, 0, [normal(11 * 64, dtype=FP32, seed=seed) for seed in range(2)])
     residual, weight = normal(11, 64, dtype=FP32, seed=8), normal(64, dtype=FP32, seed=9)
     total = residual.double() + sum(buffer.view(11, 64).double() for buffer in peers.buffers)
     out = torch.empty_like(residual)
@@ -85,7 +106,7 @@ def test_programs_that_share_many_rows_compute_each_once(monkeypatch: pytest.Mon
     ("rows", "columns", "width"), cases([(2, 48, 90), (1, 4100, 8200)], [(5, 76032, 152064), (256, 76032, 152064)])
 )
 def test_parts_stand_side_by_side(rows: int, columns: int, width: int) -> None:
-    peers = Peers(2, 1, [normal(rows, columns, dtype=BF16, seed=seed).flatten() for seed in range(2)])
+    peers = Ranks(2, 1, [normal(rows, columns, dtype=BF16, seed=seed).flatten() for seed in range(2)])
     out = torch.empty((rows, width), dtype=BF16, device=DEVICE)
     launch_gather(peers.arguments, 0, out, columns, rank=1, world=2)
     parts = [buffer.view(rows, columns) for buffer in peers.buffers]
@@ -95,7 +116,7 @@ def test_parts_stand_side_by_side(rows: int, columns: int, width: int) -> None:
 
 def test_programs_that_share_many_blocks_gather_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(one_shot, "MAX_PROGRAMS", 2)
-    peers = Peers(2, 0, [normal(5, 48, dtype=BF16, seed=seed).flatten() for seed in range(2)])
+    peers = Ranks(2, 0, [normal(5, 48, dtype=BF16, seed=seed).flatten() for seed in range(2)])
     out = torch.empty((5, 96), dtype=BF16, device=DEVICE)
     launch_gather(peers.arguments, 0, out, 48, rank=0, world=2)
     assert torch.equal(out, torch.cat([buffer.view(5, 48) for buffer in peers.buffers], dim=1))

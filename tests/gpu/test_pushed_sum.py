@@ -13,7 +13,7 @@ from mini_infer_engine.kernels.all_reduce.pushed_sum import (
     inbox_bytes,
     launch_pushed_sum,
 )
-from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, cases, error, normal
+from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, ON_GPU, cases, error, normal
 from tests.gpu.exact import exact_norm
 
 pytestmark = KERNELS
@@ -33,7 +33,7 @@ class Peers:
         for memory in self.memory:
             memory[begin:].view(torch.int32).fill_(MARK)
         pointers = torch.tensor([memory.data_ptr() for memory in self.memory], device=DEVICE)
-        self.released = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+        self.released = torch.zeros(1, dtype=torch.int32, pin_memory=ON_GPU)
         self.inbox = Inbox(pointers, begin, torch.zeros(MAX_ROWS, dtype=torch.int32, device=DEVICE), self.released)
 
     def place(self, owner: int, slot: int, writer: int) -> torch.Tensor:
@@ -104,10 +104,10 @@ def test_what_looks_like_an_empty_place_is_sent_as_zero(dtype: torch.dtype) -> N
 
 def test_nobody_waits_any_more_once_released() -> None:
     peers = Peers(2, 0, 2, 64, BF16)
-    peers.released.fill_(1 << 30)
+    peers.released.fill_(1)
     for _ in range(4):
         launch_pushed_sum(peers.inbox, 0, torch.empty((2, 64), dtype=BF16, device=DEVICE), rank=0, world=2)
-    if DEVICE.type == "cuda":
+    if ON_GPU:
         torch.cuda.synchronize()
 
 

@@ -60,6 +60,12 @@ def _children(process: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
+def ranks_of(process: subprocess.Popen[str]) -> list[int]:
+    """Of an engine's processes the other ranks'."""
+    module = b"mini_infer_engine.distributed.rank"
+    return [child for child in _children(process.pid) if module in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
 def _signal(process: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(process, number)

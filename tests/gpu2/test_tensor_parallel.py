@@ -1,14 +1,17 @@
 """Tensor parallelism on two GPUs: exact sums, the text of one GPU, and the end of a rank."""
 
+import contextlib
 import json
+import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.engine.server.dry_server import free_port
-from tests.gpu2.support import TWO_GPUS, answer, asked, started
+from tests.gpu2.support import TWO_GPUS, answer, asked, ranks_of, started
 from tests.support.tiny_models import DEEPSEEK, DEEPSEEK_V3, save_tiny_model_with_text
 
 pytestmark = TWO_GPUS
@@ -95,3 +98,20 @@ def test_the_end_of_a_rank_is_an_error_within_five_seconds(number: signal.Signal
     found = asked("engine_program", {"settings": {"tensor_parallel_size": 2}, "signal": int(number)})
     assert "rank 1 of the tensor-parallel group" in found["reason"]
     assert found["took_s"] < 6
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.5, 1.5, 3.0])
+def test_the_end_of_a_rank_that_starts_is_an_error(after_s: float) -> None:
+    """Whatever this rank's kernels wait for, and whatever the driver waits for itself."""
+    process = started("engine_program", json.dumps({"settings": {"tensor_parallel_size": 2, "enforce_eager": True}}))
+    assert process.stderr is not None
+    assert any("has its weights" in line for line in process.stderr)
+    time.sleep(after_s)
+    (rank,) = ranks_of(process)
+    os.kill(rank, signal.SIGKILL)
+    try:
+        assert process.wait(20) != 0
+        assert "rank 1 of" in process.stderr.read()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)

@@ -11,7 +11,7 @@ import torch.distributed
 from torch import Tensor
 
 from mini_infer_engine.config.tensor_parallel import TensorParallel
-from mini_infer_engine.kernels.all_reduce.one_shot import MAX_PROGRAMS, launch_gather, launch_reduce
+from mini_infer_engine.kernels.all_reduce.one_shot import MAX_PROGRAMS, Peers, launch_gather, launch_reduce
 from mini_infer_engine.kernels.all_reduce.pushed_sum import (
     MARK,
     MAX_ROW_BYTES,
@@ -46,11 +46,10 @@ class PeerMemory:
         self._rank, self._world, self._pdl = parallel.rank, parallel.size, pdl
         self.pushed_rows = PUSHED_ROWS
         self._sum_bytes, self._buffer_bytes = LARGEST_SUM_BYTES[parallel.size], _BUFFER_BYTES[parallel.size]
-        # Two buffers of summands and logits take turns, one is for embeddings; then the inbox, signal pads, and a word
-        # that says that nobody is to wait any more.
+        # Two buffers of summands and logits take turns, one is for embeddings; then the inbox and signal pads.
         inbox = 3 * self._buffer_bytes
         self._pads_begin = inbox + inbox_bytes(parallel.size)
-        size = self._pads_begin + (MAX_PROGRAMS * parallel.size + 4) * 4
+        size = self._pads_begin + MAX_PROGRAMS * parallel.size * 4
         memory = symmetric_memory.empty(size, dtype=torch.uint8, device=device)
         group = group or torch.distributed.group.WORLD
         assert group is not None
@@ -60,14 +59,13 @@ class PeerMemory:
         self._keeps = memory
         self._memory.zero_()
         self._memory[inbox : self._pads_begin].view(torch.int32).fill_(MARK)
-        pads = self._memory[self._pads_begin :].view(torch.int32)
-        pads.add_(0)  # `release` finds its kernel loaded: loading may wait for the GPU
         pointers = torch.tensor([buffer.data_ptr() for buffer in buffers], dtype=torch.int64, device=device)
         epochs, row_epochs = (
             torch.zeros(count, dtype=torch.int32, device=device) for count in (MAX_PROGRAMS, MAX_ROWS)
         )
-        self._peers = (pointers, pointers + self._pads_begin, epochs)
-        self._inbox = Inbox(pointers, inbox, row_epochs, pads[-4:])
+        self._released = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        self._peers = Peers(pointers, pointers + self._pads_begin, epochs, self._released)
+        self._inbox = Inbox(pointers, inbox, row_epochs, self._released)
         self._turn = 0
         torch.cuda.synchronize(device)
         torch.distributed.barrier(group=group, device_ids=[device.index])  # nobody signals before all pads are zero
@@ -140,13 +138,11 @@ class PeerMemory:
         )
 
     def release(self) -> None:
-        """Let this GPU's kernels that wait for a peer go on, with whatever is there: the group is over."""
-        pads = self._memory[self._pads_begin :].view(torch.int32)
-        # Before what has been launched already and waits for room behind the kernels that wait.
-        beside = torch.cuda.Stream(pads.device, priority=-1)  # type: ignore[no-untyped-call]  # torch's
-        with torch.inference_mode(), torch.cuda.stream(beside):
-            pads.add_(1 << 30)  # far ahead of what any of them waits for, for their differences count
-        beside.synchronize()
+        """Let this GPU's kernels that wait for a peer go on, with whatever is there: the group is over.
+
+        Without a word to the driver: a thread that has it load a kernel may itself wait for them.
+        """
+        self._released.fill_(1)
 
     def _view(self, buffer: int, rows: int, width: int, dtype: torch.dtype) -> Tensor:
         place = buffer * self._buffer_bytes

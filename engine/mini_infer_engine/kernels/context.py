@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from mini_infer_engine.kernels.launchers import load_launchers_one_at_a_time
 from mini_infer_engine.kernels.policy import KernelPolicy, kernel_policy
 from mini_infer_engine.kernels.workspace import Workspace
 
@@ -19,4 +20,6 @@ class KernelContext:
     @classmethod
     def of(cls, device: torch.device, disabled: Iterable[str]) -> "KernelContext":
         """For an engine on a device, with these mechanisms switched off. ValueError: a name is unknown."""
+        if device.type == "cuda":
+            load_launchers_one_at_a_time()
         return cls(kernel_policy(device, disabled), Workspace(device))

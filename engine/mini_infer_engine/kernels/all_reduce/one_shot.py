@@ -7,7 +7,7 @@ peers have written their summands, and all have ended every kernel before, so th
 ago may be written again: who makes summands takes turns between two buffers.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -21,8 +21,27 @@ MAX_PROGRAMS = 1024
 _GATHER_BLOCK = 4096
 
 
+class Peers(NamedTuple):
+    """What a rank's kernels must know."""
+
+    buffers: torch.Tensor  # [ranks] int64: pointers to all ranks' buffers
+    pads: torch.Tensor  # [ranks] int64: to their signal pads
+    epochs: torch.Tensor  # [MAX_PROGRAMS] int32: how often this rank's programs have met
+    released: torch.Tensor  # [1] int32 in pinned main memory: not 0 once nobody is to wait any more
+
+
 @triton.jit
-def _meet(pads, epochs, program, RANK: tl.constexpr, WORLD: tl.constexpr):
+def is_released(released):
+    """Whether nobody is to wait any more: the same in all threads, of which each reads it.
+
+    It stands in main memory, so that the host tells it without the driver, which may itself wait for kernels. To read
+    it takes a microsecond or more: for what has waited for long.
+    """
+    return tl.max(tl.load(released + tl.zeros((1024,), tl.int32), volatile=True), axis=0) != 0
+
+
+@triton.jit
+def _meet(pads, epochs, released, program, RANK: tl.constexpr, WORLD: tl.constexpr):
     """Until the programs of this number have come here on all ranks. `pads` [WORLD] int64 are pointers to all pads.
 
     A pad is [programs, WORLD] int32: what each rank has written last. Counters wrap around, hence the difference.
@@ -34,8 +53,12 @@ def _meet(pads, epochs, program, RANK: tl.constexpr, WORLD: tl.constexpr):
     own = of_rank(pads, RANK, WORLD).to(tl.pointer_type(tl.int32)) + program * WORLD + peers
     nothing = tl.zeros((WORLD,), tl.int32)
     behind = tl.min(tl.atomic_add(own, nothing, sem="acquire", scope="sys") - epoch, axis=0)
+    turns = 0
     while behind < 0:
         behind = tl.min(tl.atomic_add(own, nothing, sem="acquire", scope="sys") - epoch, axis=0)
+        turns += 1
+        if turns % 1024 == 0:
+            behind = tl.where(is_released(released), 0, behind)
     tl.debug_barrier()
     tl.store(epochs + program, epoch)
 
@@ -73,6 +96,7 @@ def _reduce(
     buffers,
     signals,
     epochs,
+    released,
     offset,
     residual,
     weight,
@@ -105,7 +129,7 @@ def _reduce(
         gdc_launch_dependents()
         gdc_wait()
     if SHARED:
-        _meet(pads, epochs, program, RANK, WORLD)
+        _meet(pads, epochs, released, program, RANK, WORLD)
         programs = tl.num_programs(0)
         for turn in range(tl.cdiv(rows - program, programs)):
             at = (program.to(tl.int64) + turn * programs) * width + offsets
@@ -118,7 +142,7 @@ def _reduce(
         values = weights
         if NORM:
             values = tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
-        _meet(pads, epochs, program, RANK, WORLD)
+        _meet(pads, epochs, released, program, RANK, WORLD)
         total = _sum_of_ranks(places, offset, at, mask, out, WORLD, BLOCK)
         store_row(total, values, residual, weights, out, at, mask, width, eps, NORM)
 
@@ -128,6 +152,7 @@ def _gather(
     buffers,
     signals,
     epochs,
+    released,
     offset,
     out,
     rows,
@@ -145,7 +170,7 @@ def _gather(
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    _meet(pads, epochs, program, RANK, WORLD)
+    _meet(pads, epochs, released, program, RANK, WORLD)
     blocks = tl.cdiv(columns, BLOCK)
     for tile in range(program, rows * blocks, tl.num_programs(0)):
         row = (tile // blocks).to(tl.int64)
@@ -163,12 +188,13 @@ def row_options(width: int, *, rank: int, world: int, norm: bool, pdl: bool) -> 
     """Constants and launch options of kernels of which a program sums one row at a time."""
     block = next_power_of_2(width)
     options: dict[str, Any] = {"launch_pdl": True} if pdl else {}
-    options |= {"BLOCK": block, "num_warps": 4 if block <= 2048 else 8}
+    warps = 4 if block <= 2048 else 8
+    options |= {"BLOCK": block, "num_warps": min(warps, max(1, block // 32))}  # no thread has another's elements, too
     return options | {"RANK": rank, "WORLD": world, "NORM": norm, "PDL": pdl}
 
 
 def launch_reduce(
-    peers: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    peers: Peers,
     offset: int,
     out: torch.Tensor,
     *,
@@ -182,8 +208,7 @@ def launch_reduce(
     """Sum all ranks' summands, which stand `offset` elements of out's dtype behind their buffers' begins.
 
     out [rows, width] becomes the sum; with a residual [rows, width], that is added to in place and out becomes its
-    RMSNorm by `weight`. `peers`: pointers to all ranks' buffers [world] int64, to their signal pads [world] int64, and
-    this rank's counters [MAX_PROGRAMS] int32.
+    RMSNorm by `weight`.
     """
     rows, width = out.shape
     _reduce[(min(rows, MAX_PROGRAMS),)](
@@ -202,7 +227,7 @@ def launch_reduce(
 
 
 def launch_gather(
-    peers: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    peers: Peers,
     offset: int,
     out: torch.Tensor,
     columns: int,
@@ -213,7 +238,7 @@ def launch_gather(
 ) -> torch.Tensor:
     """The first `width` columns of all ranks' [rows, columns] side by side, in out [rows, width], dense.
 
-    `peers` and `offset` as in `launch_reduce`.
+    `offset` as in `launch_reduce`.
     """
     rows, width = out.shape
     options: dict[str, Any] = {"launch_pdl": True} if pdl else {}

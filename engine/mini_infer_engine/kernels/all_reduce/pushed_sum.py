@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from mini_infer_engine.kernels.all_reduce.one_shot import of_rank, row_options, store_row
+from mini_infer_engine.kernels.all_reduce.one_shot import is_released, of_rank, row_options, store_row
 
 MAX_ROWS = 256
 """Of one sum: each has places and a counter of its own."""
@@ -31,19 +31,12 @@ class Inbox(NamedTuple):
     buffers: torch.Tensor  # [ranks] int64: pointers to all ranks' memory
     begin: int  # of the inbox, behind that of every rank's memory, bytes
     epochs: torch.Tensor  # [MAX_ROWS] int32: exchanges of each row so far
-    released: torch.Tensor  # [1] int32: not 0 once nobody is to wait any more
+    released: torch.Tensor  # as in one_shot.Peers
 
 
 def inbox_bytes(world: int) -> int:
     """Of one rank. Before its first use each four bytes are to be MARK, on all ranks."""
     return _SLOTS * world * MAX_ROWS * MAX_ROW_BYTES
-
-
-@triton.jit
-def _waits(part, released, MARK: tl.constexpr):
-    """Whether something of a summand has not come, and is to come: the same in all threads."""
-    is_missing = (part == MARK) & (tl.load(released, volatile=True) == 0)
-    return tl.max(is_missing.to(tl.int32), axis=0) > 0
 
 
 @triton.jit
@@ -108,8 +101,12 @@ def _pushed_sum(
             place = own + inbox + ((epoch % SLOTS * WORLD + peer) * ROWS + row) * PLACE
             place = tl.multiple_of(place, 16) + offsets
             part = tl.load(place, mask=mask, other=0, volatile=True)
-            while _waits(part, released, MARK):
+            turns = 0
+            while tl.max((part == MARK).to(tl.int32), axis=0) > 0:  # something of it has not come
                 part = tl.load(place, mask=mask, other=0, volatile=True)
+                turns += 1
+                if turns % 1024 == 0:
+                    part = tl.where(is_released(released), 0, part)
         total += part.to(out.dtype.element_ty, bitcast=True).to(tl.float32)
     store_row(total, values, residual, weights, out, at, mask, width, eps, NORM)
     tl.store(epochs + row, epoch + 1)

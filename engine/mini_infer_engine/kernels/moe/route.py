@@ -95,6 +95,9 @@ def _route(
     left = every_weight
     if CORRECTED:
         left += tl.load(correction + columns, mask=inside, other=0.0)
+    # Padding rows may be NaN, which no maximum finds: finite scores choose each of their experts once all the same, or
+    # an expert would have more pairs than its list has room for.
+    left = tl.where(left == left, left, -1e30)
     left = tl.where(inside, left, float("-inf"))
     if NUM_GROUPS > 1:
         left = _within_best_groups(left, columns, NUM_EXPERTS, NUM_GROUPS, TOP_GROUPS, GROUPS_BLOCK, SIGMOID)
@@ -104,8 +107,6 @@ def _route(
     for choice in tl.static_range(TOP_K):
         best = tl.max(left, axis=0)
         expert = tl.min(tl.where((left == best) & inside, columns, EXPERTS_BLOCK), axis=0)
-        # Padding may be no numbers, of which none is the largest: its experts are the first ones, each once.
-        expert = tl.where(expert < NUM_EXPERTS, expert, choice)
         weight = tl.sum(tl.where(columns == expert, every_weight, 0.0), axis=0)
         chosen_weights = tl.where(choices == choice, weight, chosen_weights)
         chosen_experts = tl.where(choices == choice, expert, chosen_experts)
