@@ -41,19 +41,24 @@ def started(module: str, *arguments: str) -> subprocess.Popen[str]:
 
 
 def answer(process: subprocess.Popen[str], timeout_s: float = HANG_S) -> Any:
-    """Its last line, which is JSON; where it fails what it has logged, and where it hangs the stacks of all threads."""
+    """Its last line, which is JSON; where it fails what it has logged."""
+    output, log = end_of(process, timeout_s)
+    assert process.returncode == 0, log[-4000:]
+    return json.loads(output.splitlines()[-1])
+
+
+def end_of(process: subprocess.Popen[str], timeout_s: float) -> tuple[str, str]:
+    """What it says and logs until it has ended; a failure with the stacks of all threads where it hangs."""
     try:
-        output, log = process.communicate(timeout=timeout_s)
+        return process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         # A rank that sees its parent die ends without a word: it goes first.
         for number in (*_children(process.pid), process.pid):
             _signal(number, signal.SIGABRT)
             time.sleep(0.5)
         os.killpg(process.pid, signal.SIGKILL)
-        output, log = process.communicate()
-        pytest.fail(f"no answer within {timeout_s} s:\n{log[-12_000:]}")
-    assert process.returncode == 0, log[-4000:]
-    return json.loads(output.splitlines()[-1])
+        log = process.communicate()[1]
+        pytest.fail(f"no end within {timeout_s} s:\n{log[-12_000:]}")
 
 
 def _children(process: int) -> list[int]:

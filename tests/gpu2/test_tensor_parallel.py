@@ -1,6 +1,5 @@
 """Tensor parallelism on two GPUs: exact sums, the text of one GPU, and the end of a rank."""
 
-import contextlib
 import json
 import os
 import signal
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.engine.server.dry_server import free_port
-from tests.gpu2.support import TWO_GPUS, answer, asked, ranks_of, started
+from tests.gpu2.support import TWO_GPUS, answer, asked, end_of, ranks_of, started
 from tests.support.tiny_models import DEEPSEEK, DEEPSEEK_V3, save_tiny_model_with_text
 
 pytestmark = TWO_GPUS
@@ -109,9 +108,6 @@ def test_the_end_of_a_rank_that_starts_is_an_error(after_s: float) -> None:
     time.sleep(after_s)
     (rank,) = ranks_of(process)
     os.kill(rank, signal.SIGKILL)
-    try:
-        assert process.wait(20) != 0
-        assert "rank 1 of" in process.stderr.read()
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+    _, log = end_of(process, 20)
+    assert process.returncode != 0
+    assert "rank 1 of" in log

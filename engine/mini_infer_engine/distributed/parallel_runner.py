@@ -4,9 +4,11 @@ To the engine it is one `batch.Runner`: all ranks get the same batches. Where ea
 the same tokens, and the first one's are the result; of a pipeline the last stage's are.
 """
 
+import logging
 import os
 import shutil
 import subprocess
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,10 +38,14 @@ from mini_infer_engine.kv_transfer.transport import TransportChoice
 from mini_infer_engine.runtime.executor import PassHandle
 from mini_infer_engine.runtime.model_runner import ModelRunner, load_runner
 
+log = logging.getLogger(__name__)
+
 _STOP_S = 2.0
 """For ranks to leave by themselves."""
 _LOOK_MS = 100
 """Between two looks at whether the group is over, while a rank takes no message."""
+_END_LOADING_S = 10.0
+"""After a rank was lost, for the main thread to see it where it loads: it may be in a compiler, too."""
 _REASON_S = 4.0
 """For the watch to find out why a pass failed: a rank that hangs is missed after three seconds."""
 
@@ -100,6 +106,8 @@ class Ranks:
         self._told = watched.on_lost
         self.release: Callable[[], None] | None = None
         """Breaks off what this rank's device waits for."""
+        self.left_loading = threading.Event()
+        """The main thread loads no more, or has seen that a rank was lost meanwhile."""
         self.close = weakref.finalize(
             self, _close, self.watch, self.processes, self._steps, (router, results), self._folder, os.getpid()
         )
@@ -118,6 +126,7 @@ class Ranks:
         self.watch.loaded()
         if self.results is not None:
             self.results.connected()
+        self.left_loading.set()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _spawn(self, settings: EngineSettings, rank: int, port: int, watched: Watched) -> subprocess.Popen[bytes]:
@@ -141,8 +150,16 @@ class Ranks:
             process.kill()  # so that a collective of the main thread breaks off
         if self._told is not None:
             self._told(reason)  # which ends the process
+        if not self.left_loading.is_set():
+            threading.Thread(target=self._end_loading, name="rank-lost", daemon=True).start()
         if self.release is not None:
             self.release()
+
+    def _end_loading(self) -> None:
+        """While ranks meet NCCL and torch's store may wait for one that is gone, where no exception reaches them."""
+        if not self.left_loading.wait(_END_LOADING_S):
+            log.error("what waits for that rank cannot be broken off: this process ends")
+            os._exit(1)
 
     def send(self, message: step_messages.StepMessage) -> None:
         """To every other rank."""
@@ -301,6 +318,7 @@ def load_parallel(settings: EngineSettings, watched: Watched = NOT_WATCHED) -> P
         runner = ParallelRunner(load_runner(settings, member), ranks, store)
         ranks.loaded()
     except BaseException as error:
+        ranks.left_loading.set()
         reason = ranks.watch.reason(0 if isinstance(error, ValueError) else 1.0)
         ranks.close()
         if reason and isinstance(error, Exception):
