@@ -12,7 +12,7 @@ from mini_infer_engine.kv_transfer.layout import Span
 from mini_infer_engine.kv_transfer.staging import SLOTS_EACH_WAY
 from mini_infer_engine.kv_transfer.transport import Motion, Progress, TransportError
 
-_SLOTS_EACH = 4
+_SLOTS_EACH = 2
 """At most, of one gift: one is filled while the other is read, and gifts to other takers find slots, too."""
 
 
