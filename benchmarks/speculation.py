@@ -6,8 +6,8 @@
 token. `shapes`: a 7B shape with a 0.5B shape as draft and with a head, random weights, so that the cost is real; how
 many guesses are right is set here, where they are checked. `ngram`: the same shape with prompt look-up. `chats`:
 growing chats of the demo model, which go on with its own answers, with prompt look-up: all turns together.
-Ratios are to the plain engine with the same settings, which runs first: of half a second of runs together, of the first
-run of a batch and of the slowest other one. Engines of a part start at the same time; the demo model's then take turns,
+Ratios are to the plain engine with the same settings, which runs first: of a second of runs together, the median run,
+the first run of a batch and the slowest other one. Engines of a part start at the same time; the demo model's then take turns,
 run by run, the others follow each other. "share": of all tokens, those made by passes with guesses.
 `vllm`: the shapes by vLLM where it is present, with the same draft and as many guesses; its rejection sampler is told
 the acceptance ("synthetic"). Both are compared by all tokens a second, prompts included.
@@ -19,7 +19,8 @@ import json
 import random
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from mini_infer_engine.core.engine import Engine
     from mini_infer_engine.core.request import Request
     from mini_infer_engine.core.stats import EngineStats
+
+Run = Callable[["Engine", str], dict[str, float]]
+"""What an engine makes of one run's requests, which are called by a name."""
 
 _QUESTIONS = ("What does {} do?", "How do I use {}?", "What is the signature of {}?", "Explain {}.")
 _NAMES = (
@@ -105,7 +109,7 @@ def demo(settings: dict[str, Any], variants: dict[str, dict[str, Any]], batches:
                 for place in range(batch)
             ]
 
-        for label, figures in measured_in_turns(made, requests).items():
+        for label, figures in measured_in_turns(made, partial(asked, requests)).items():
             yield {f"{label}, batch {batch}": figures}
 
 
@@ -133,7 +137,7 @@ def chats(
     texts = [question.format(name) for question in _QUESTIONS for name in _NAMES]
     sampling = SamplingParams(temperature=0.0, max_tokens=answer, ignore_eos=True)
 
-    def hold(engine: "Engine", name: str, batch: int) -> dict[str, float]:
+    def hold(batch: int, engine: "Engine", name: str) -> dict[str, float]:
         """One turn after another; a chat's next prompt is the last one, its answer and a new question."""
         prompts = [question_ids(encoder, text) for text in itertools.islice(itertools.cycle(texts), batch)]
         begin, made = time.perf_counter(), 0
@@ -147,18 +151,14 @@ def chats(
             made += sum(map(len, answers.values()))
             asked = question_ids(encoder, _FOLLOW_UPS[turn % len(_FOLLOW_UPS)])
             prompts = [prompt + said + asked for prompt, said in zip(prompts, answers.values(), strict=True)]
-        rate = made / (time.perf_counter() - begin)
-        return {"tok_s": rate, "first tok_s": float("nan"), "least tok_s": rate, "ttft ms p50": float("nan")}
+        seconds = time.perf_counter() - begin
+        return {"tok_s": made / seconds, "decoding s": seconds, "made": made, "ttft ms p50": float("nan")}
 
-    for label, options in variants.items():
-        engine = make_engine(settings | options)
-        yield {}
-        for batch in batches:
-            hold(engine, "warm", batch)
-            before = engine.stats()
-            found = hold(engine, "timed", batch)
-            made = float(batch * turns * answer)
-            yield {f"{label}, batch {batch}": found | counted(before, engine.stats(), made)}
+    engines_by_label = {label: make_engine(settings | options) for label, options in variants.items()}
+    yield {}
+    for batch in batches:
+        for label, figures in measured_in_turns(engines_by_label, partial(hold, batch)).items():
+            yield {f"{label}, batch {batch}": figures}
 
 
 def question_ids(encoder: "PromptEncoder", question: str) -> list[int]:
@@ -227,23 +227,28 @@ def peer_measured(engine: engines.Engine, batch: int) -> dict[str, float]:
     return {"all tok_s": made / seconds}
 
 
-LEAST_S = 0.5
+LEAST_S = 1.0
 """Of decoding, that is measured: a run of a small model takes 20 ms, and a trial of guesses is in every third one."""
 
 
 def measured(engine: "Engine", requests: Any) -> dict[str, float]:
     """The runs after the first, which shows the engine what passes take, all together; and the first one's rate."""
-    return measured_in_turns({"": engine}, requests)[""]
+    return measured_in_turns({"": engine}, partial(asked, requests))[""]
 
 
-def measured_in_turns(made: "dict[str, Engine]", requests: Any) -> dict[str, dict[str, float]]:
+def asked(requests: Any, engine: "Engine", name: str) -> dict[str, float]:
+    """A run over what `requests` makes under a name."""
+    return run(engine, requests(name))
+
+
+def measured_in_turns(made: "dict[str, Engine]", one_run: Run) -> dict[str, dict[str, float]]:
     """The same of several engines, whose runs take turns: what else the machine does hits all alike."""
-    first = {label: run(engine, requests("first")) for label, engine in made.items()}
+    first = {label: one_run(engine, "first") for label, engine in made.items()}
     before = {label: engine.stats() for label, engine in made.items()}
     runs = {label: list[dict[str, float]]() for label in made}
     while min(sum(one["decoding s"] for one in each) for each in runs.values()) < LEAST_S:
         for label, engine in made.items():
-            runs[label].append(run(engine, requests(f"timed{len(runs[label])}-")))
+            runs[label].append(one_run(engine, f"timed{len(runs[label])}-"))
     return {
         label: _together(runs[label])
         | {"first tok_s": first[label]["tok_s"]}
@@ -253,9 +258,10 @@ def measured_in_turns(made: "dict[str, Engine]", requests: Any) -> dict[str, dic
 
 
 def _together(runs: list[dict[str, float]]) -> dict[str, float]:
-    """Medians; the rate of all runs' tokens in all their seconds, and the slowest run's."""
+    """Medians; the rate of all runs' tokens in all their seconds, the median run's and the slowest one's."""
     seconds = sum(one["decoding s"] for one in runs)
     found = {name: sorted(one[name] for one in runs)[len(runs) // 2] for name in runs[0]}
+    found["median tok_s"] = found["tok_s"]
     found["tok_s"] = sum(one["tok_s"] * one["decoding s"] for one in runs) / seconds
     return found | {"least tok_s": min(one["tok_s"] for one in runs)}
 
@@ -388,7 +394,7 @@ def main() -> int:
 
 def in_one_process(part: str, variants: dict[str, dict[str, Any]]) -> list[dict[str, dict[str, Any]]]:
     """The demo model's engines fit beside each other, and take turns."""
-    return [variants] if part == "demo" else [{label: variant} for label, variant in variants.items()]
+    return [variants] if part in ("demo", "chats") else [{label: variant} for label, variant in variants.items()]
 
 
 def variants_of(part: str, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
@@ -406,13 +412,13 @@ def variants_of(part: str, options: argparse.Namespace) -> dict[str, dict[str, A
         }
     looked_up = more | {"speculative_method": "ngram"}
     if part in ("ngram", "chats"):
-        return {"plain": {}, "ngram": looked_up}
+        # Two engines alike differ, too: their graphs and weights lie elsewhere in memory.
+        return {"plain": {}, "ngram": looked_up} | ({"plain again": {}} if part == "chats" else {})
     draft = more | {"speculative_model": "demo-draft"}  # of shapes, others take their place
     head = more | {"speculative_method": "head", "speculative_model": "demo-head"}
     if part == "shapes":
         return {"plain": {}, "draft": draft, "head": head}
     trained = {"head": head} if resolve_model("demo-head").exists() else {}
-    # Two engines alike differ, too: their graphs and weights lie elsewhere in memory.
     return {"plain": {}, "draft": draft, **trained, "ngram": looked_up, "plain again": {}}
 
 
@@ -458,11 +464,14 @@ def show(part: str, parts: dict[str, dict[str, dict[str, float]]]) -> None:
     rows, found = [], parts.get(part, {})
     for label, figures in found.items():
         plain = found.get(f"plain, {label.rpartition(', ')[2]}", {})
-        for ratio, rate in (("ratio", "tok_s"), ("first ratio", "first tok_s"), ("least ratio", "least tok_s")):
-            figures[ratio] = figures[rate] / plain[rate] if rate in plain else float("nan")
-        names = ("tok_s", "ratio", "first ratio", "least ratio", "of passes with guesses", "acceptance")
+        figures["ratio"] = figures["tok_s"] / plain["tok_s"] if plain else float("nan")
+        for which in ("median", "first", "least"):
+            rate = f"{which} tok_s"
+            figures[f"{which} ratio"] = figures[rate] / plain[rate] if plain else float("nan")
+        ratios = ("ratio", "median ratio", "first ratio", "least ratio")
+        names = ("tok_s", *ratios, "of passes with guesses", "acceptance")
         rows.append([label, *(figures[name] for name in (*names, "tokens a pass", "guesses a pass", "ttft ms p50"))])
-    header = [part, "tok/s", "ratio", "first run", "least", "share", "acceptance", "tokens a pass", "guesses"]
+    header = [part, "tok/s", "ratio", "median", "first run", "least", "share", "acceptance", "tokens a pass", "guesses"]
     header.append("ttft ms")
     print_table(header, rows)
 

@@ -247,8 +247,15 @@ def tried(pair: tuple[int, int]) -> Outcome:
 def main() -> int:
     """Try all pairs, in so many processes as are named, and write the page."""
     processes = int(sys.argv[1]) if len(sys.argv) > 1 else 1
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-        found = dict(zip(TRIED, pool.map(tried, TRIED), strict=True))
+    spawn = multiprocessing.get_context("spawn")
+    # A process has one group of GPUs in its life.
+    apart = [pair for pair in TRIED if DEVICE != "cpu" and any(FEATURES[index].gpus > 1 for index in pair)]
+    beside = [pair for pair in TRIED if pair not in apart]
+    found = {}
+    for pairs, tasks in ((beside, None), (apart, 1)):
+        with ProcessPoolExecutor(processes, spawn, max_tasks_per_child=tasks) as pool:
+            found |= zip(pairs, pool.map(tried, pairs), strict=True)
+    found = {pair: found[pair] for pair in TRIED}
     failed = [outcome.reason for outcome in found.values() if outcome.word == "fails"]
     print(*failed, sep="\n")
     if not failed:

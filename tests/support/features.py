@@ -41,7 +41,7 @@ class Feature:
 FEATURES: tuple[Feature, ...] = (
     Feature("prefix cache", {"enable_prefix_caching": True}),
     Feature("chunked prefill", {"max_num_batched_tokens": 32}),
-    Feature("preemption and swap", {"pages": 11, "kv_swap_memory": 50_000_000}),
+    Feature("preemption and swap", {"pages": 11, "page_size": 16, "kv_swap_memory": 50_000_000}),
     Feature("INT8 weights", {"quantization": "int8"}, keeps_text=False),
     Feature("FP8 weights", {"quantization": "fp8"}, keeps_text=False),
     Feature("INT4 weights", {"quantization": "int4", "quantization_calibration": "none"}, keeps_text=False),

@@ -11,18 +11,18 @@ from mini_infer_engine.kv_transfer.layout import KVLayout, Span
 from mini_infer_engine.kv_transfer.staging import Area, moves_whole_pages
 
 DIRECT_RATES = {
-    "cuda": ((16 << 10, 2.6e9), (64 << 10, 11e9), (256 << 10, 37e9), (1 << 20, 165e9), (7 << 20, 240e9)),
+    "cuda": ((16 << 10, 2.5e9), (64 << 10, 11e9), (256 << 10, 45e9), (1 << 20, 165e9), (7 << 20, 290e9)),
     "cpu": ((512, 0.12e9), (4 << 10, 1.0e9), (64 << 10, 2.6e9), (1 << 20, 3.8e9)),
 }
 """Bytes a second that NIXL writes in pieces of so many bytes: between two H200s of one host, and in main memory."""
-MAPPED_RATES = ((512, 13e9), (16 << 10, 260e9), (256 << 10, 350e9))
-"""Bytes a second that our kernel copies to a peer's memory, in pieces of so many bytes: as on one H200, no more than
-NVLink carries, with 34 ns of the host for each piece. Between two GPUs they are an estimate."""
+MAPPED_RATES = ((512, 13e9), (16 << 10, 90e9), (64 << 10, 177e9), (256 << 10, 225e9), (7 << 20, 268e9))
+"""The same of our kernel that copies to a peer's memory, between the same GPUs; of 512 bytes by the 34 ns that each
+piece takes the host."""
 _MAPPED_START_S, _NIXL_START_S = 0.0001, 0.00027
 """Of a piece that is alone."""
-_STAGED_RATES = {"cuda": 60e9, "cpu": 1.0e9}
-"""Of a whole that is gathered, moved in slots of megabytes and put in place: measured in main memory; for GPUs it is
-an estimate, two slots of 4 MiB in each round of messages."""
+_STAGED_RATES = {"cuda": 9e9, "cpu": 1.0e9}
+"""Of a whole that is gathered, moved in slots of megabytes and put in place: between the same GPUs through slots on
+them (through pinned memory 3.9e9), and in main memory."""
 _STAGED_START_S = 0.001
 """Of the first slot: two copies and three messages."""
 _STAGED_GAIN = 2.0

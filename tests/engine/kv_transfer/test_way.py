@@ -63,7 +63,8 @@ def test_rates_grow_with_pieces_and_below_the_table_a_piece_costs_the_same(devic
         (replace(WHOLE, page_size=16), 4096, None, "device", True),
         (HALVED, 4096, None, None, True),
         (HALVED, 4096, (3, 4), "device", True),
-        (HALVED, 4096, None, "device", False),  # half a million pieces take the host longer than staging
+        (HALVED, 4096, None, "device", True),
+        (WHOLE, 32_768, None, None, False),  # of so many whole pages NIXL's start is no part
     ],
 )
 def test_copies_of_our_own_are_chosen_where_they_are_estimated_faster(
