@@ -6,7 +6,7 @@
 token. `shapes`: a 7B shape with a 0.5B shape as draft and with a head, random weights, so that the cost is real; how
 many guesses are right is set here, where they are checked. `ngram`: the same shape with prompt look-up. `chats`:
 growing chats of the demo model, which go on with its own answers, with prompt look-up: all turns together.
-Ratios are to the plain engine with the same settings, which runs first: of a second of runs together, of the median run,
+Ratios are to the plain engine with the same settings, which is first: of a second of runs together, of the median run,
 of the first run of a batch and of the slowest other one. Engines of a part start at the same time; the demo model's
 then take turns, run by run, the others follow each other. "share": of all tokens, those made by passes with guesses.
 `vllm`: the shapes by vLLM where it is present, with the same draft and as many guesses; its rejection sampler is told
