@@ -15,7 +15,7 @@ from mini_infer_engine.kv_transfer.layout import HeadShare, KVLayout, Span, shar
 Area = Literal["device", "host"]
 """Where a staging buffer is: beside the page pool, or in main memory, pinned where the pool is on a GPU."""
 
-SLOTS_EACH_WAY = 4
+SLOTS_EACH_WAY = 8
 """Of a buffer: for what is given, and as many for what is taken."""
 
 
