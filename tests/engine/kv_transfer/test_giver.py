@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mini_infer_engine.core.request import Request, SamplingParams
-from mini_infer_engine.kv_transfer import events, wire
+from mini_infer_engine.kv_transfer import events, staged_gift, wire
 from mini_infer_engine.kv_transfer.giver import Giver
 from mini_infer_engine.kv_transfer.layout import KVLayout, Span, pieces
 from mini_infer_engine.kv_transfer.staging import Area
@@ -219,7 +219,13 @@ def test_a_write_that_cannot_begin_frees_all_pages(world: World) -> None:
     assert world.giver.num_open == 0
 
 
-def test_what_is_staged_is_told_part_by_part_and_the_token_when_all_is_copied(world: World) -> None:
+@pytest.fixture
+def two_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a gift, at most."""
+    monkeypatch.setattr(staged_gift, "_SLOTS_EACH", 2)
+
+
+def test_what_is_staged_is_told_part_by_part_and_the_token_when_all_is_copied(world: World, two_slots: None) -> None:
     key = world.ask()
     world.transport.is_staged = True
     world.giver.give(events.Give(key, 0, [1, 2, 3], 0, 40))
@@ -245,7 +251,7 @@ def test_what_is_staged_is_told_part_by_part_and_the_token_when_all_is_copied(wo
     assert world.giver.num_open == 0
 
 
-def test_slots_of_a_taker_that_never_answers_are_free_with_its_lease(world: World) -> None:
+def test_slots_of_a_taker_that_never_answers_are_free_with_its_lease(world: World, two_slots: None) -> None:
     world.transport.is_staged = True
     for _ in range(5):  # more often than there are slots
         world.transport.motions.clear()
