@@ -206,8 +206,8 @@ class TransferConnector:
 
     def marking_pays(self, num_tokens: int) -> bool:
         """See `KVConnector.marking_pays`."""
-        stats = self._worker.stats
-        return marking_pays(num_tokens * stats.bytes_per_token, stats.bytes_per_s)
+        stats, prefill_rate = self._worker.stats, self._worker.load.prefill_tokens_per_s
+        return marking_pays(num_tokens, num_tokens * stats.bytes_per_token, stats.bytes_per_s, prefill_rate)
 
     def launched(self, sequence: Sequence, num_tokens: int, marks: Items[LayerMark]) -> None:
         """See `KVConnector.launched`."""

@@ -90,10 +90,16 @@ def test_a_rate_follows_what_is_measured() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_bytes", "bytes_per_s", "expected"),
-    [(117_000_000, 3.3e9, True), (117_000_000, 300e9, False), (1_000_000, 3.3e9, False), (117_000_000, 0.0, False)],
+    ("tokens", "bytes_per_s", "tokens_per_s", "expected"),
+    [
+        (2048, 3.3e9, 44_000, True),
+        (2048, 300e9, 44_000, False),
+        (256, 3.3e9, 44_000, False),  # computed before it is launched
+        (2048, 0.0, 44_000, False),
+        (2048, 3.3e9, 0.0, False),
+    ],
 )
-def test_layers_are_written_one_by_one_where_the_link_is_slow(
-    num_bytes: int, bytes_per_s: float, expected: bool
+def test_layers_are_written_one_by_one_where_the_link_is_slow_and_the_pass_is_long(
+    tokens: int, bytes_per_s: float, tokens_per_s: float, expected: bool
 ) -> None:
-    assert marking_pays(num_bytes, bytes_per_s) == expected
+    assert marking_pays(tokens, tokens * 57_344, bytes_per_s, tokens_per_s) == expected
