@@ -70,7 +70,7 @@ def test_sums_with_and_without_a_norm(rows: int, width: int, world: int, rank: i
             total = residual.double() + exact
             out = launch_pushed_sum(
                 peers.inbox,
-                0,
+                peers.summand(),
                 torch.empty_like(residual),
                 rank=rank,
                 world=world,
@@ -81,7 +81,7 @@ def test_sums_with_and_without_a_norm(rows: int, width: int, world: int, rank: i
             assert error(residual, total) <= 1
             assert error(out, exact_norm(residual, weight, 1e-6)) <= (8 if dtype == FP32 else 1)
         else:
-            out = launch_pushed_sum(peers.inbox, 0, torch.empty_like(residual), rank=rank, world=world)
+            out = launch_pushed_sum(peers.inbox, peers.summand(), torch.empty_like(residual), rank=rank, world=world)
             assert error(out, exact) <= 1
         for other in set(range(world)) - {rank}:
             sent = peers.place(other, turn % SLOTS, rank).contiguous().view(dtype)
@@ -93,12 +93,27 @@ def test_sums_with_and_without_a_norm(rows: int, width: int, world: int, rank: i
 
 
 @pytest.mark.parametrize("dtype", [FP32, BF16])
+@pytest.mark.parametrize(("rows", "width", "number"), cases([(3, 96, 2), (2, 64, 4)], [(200, 3584, 2), (70, 4096, 8)]))
+def test_summands_of_one_rank_are_added_up_and_rounded_first(
+    rows: int, width: int, number: int, dtype: torch.dtype
+) -> None:
+    """As the peers get it, or ranks would not compute the same bits."""
+    peers = Peers(2, 1, rows, width, dtype)
+    theirs, _ = peers.exchange(0)
+    summands = torch.stack([normal(rows, width, dtype=dtype, seed=20 + one) for one in range(number)])
+    out = launch_pushed_sum(peers.inbox, summands, torch.empty_like(theirs), rank=1, world=2)
+    sent = peers.place(0, 0, 1).contiguous().view(dtype)
+    assert error(sent, summands.double().sum(0)) <= (4 if dtype == FP32 else 1)
+    assert error(out, theirs.double() + sent.double()) <= 1
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16])
 def test_what_looks_like_an_empty_place_is_sent_as_zero(dtype: torch.dtype) -> None:
     """Negative zeros; or the peer would wait for them for ever."""
     peers = Peers(2, 0, 1, 64, dtype)
     peers.exchange(0)
     peers.summand().view(torch.int32).fill_(MARK)
-    launch_pushed_sum(peers.inbox, 0, torch.empty((1, 64), dtype=dtype, device=DEVICE), rank=0, world=2)
+    launch_pushed_sum(peers.inbox, peers.summand(), torch.empty((1, 64), dtype=dtype, device=DEVICE), rank=0, world=2)
     assert not peers.place(1, 0, 0).any()
 
 
@@ -106,7 +121,9 @@ def test_nobody_waits_any_more_once_released() -> None:
     peers = Peers(2, 0, 2, 64, BF16)
     peers.released.fill_(1)
     for _ in range(4):
-        launch_pushed_sum(peers.inbox, 0, torch.empty((2, 64), dtype=BF16, device=DEVICE), rank=0, world=2)
+        launch_pushed_sum(
+            peers.inbox, peers.summand(), torch.empty((2, 64), dtype=BF16, device=DEVICE), rank=0, world=2
+        )
     if ON_GPU:
         torch.cuda.synchronize()
 
@@ -114,5 +131,5 @@ def test_nobody_waits_any_more_once_released() -> None:
 def test_the_widest_row_fits_a_place() -> None:
     peers = Peers(2, 1, 1, MAX_ROW_BYTES // 2, BF16)
     exact = torch.stack(peers.exchange(0)).double().sum(0)
-    out = launch_pushed_sum(peers.inbox, 0, torch.empty_like(peers.summand()), rank=1, world=2)
+    out = launch_pushed_sum(peers.inbox, peers.summand(), torch.empty_like(peers.summand()), rank=1, world=2)
     assert error(out, exact) <= 1

@@ -70,6 +70,15 @@ class PeerMemory:
         torch.cuda.synchronize(device)
         torch.distributed.barrier(group=group, device_ids=[device.index])  # nobody signals before all pads are zero
 
+    def pushes(self, rows: int, width: int, dtype: torch.dtype) -> bool:
+        """Whether such a sum is written into the peers' memory: what this rank adds may stand anywhere."""
+        return 0 < rows <= self.pushed_rows and width * dtype.itemsize <= MAX_ROW_BYTES
+
+    def can_sum(self, summands: Tensor) -> bool:
+        """Whether `sum` and `sum_add_norm` take these [rows, width], or [N, rows, width] where they are pushed."""
+        rows, width = summands.shape[-2:]
+        return self.holds(summands) or self.pushes(rows, width, summands.dtype)
+
     def summand(self, rows: int, width: int, dtype: torch.dtype) -> Tensor | None:
         """Memory [rows, width] for what this rank adds to the next sum; None: it is too much for one shot."""
         return self._next(rows, width, dtype) if rows * width * dtype.itemsize <= self._sum_bytes else None
@@ -101,27 +110,30 @@ class PeerMemory:
         place.copy_(hidden)
         return self.sum(place)
 
-    def sum(self, summand: Tensor) -> Tensor:
-        """The sum of all ranks' summands [rows, width], in new memory."""
-        return self._reduced(summand, torch.empty_like(summand))
+    def sum(self, summands: Tensor) -> Tensor:
+        """The sum of all ranks' summands, see `can_sum`: [rows, width] in new memory."""
+        return self._reduced(summands, summands.new_empty(summands.shape[-2:]))
 
-    def sum_add_norm(self, summand: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def sum_add_norm(self, summands: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Add the sum to the residual [rows, width], dense, in place: what is returned is its RMSNorm."""
-        return self._reduced(summand, torch.empty_like(residual), residual, weight, eps)
+        return self._reduced(summands, torch.empty_like(residual), residual, weight, eps)
 
     def _reduced(
         self,
-        summand: Tensor,
+        summands: Tensor,
         out: Tensor,
         residual: Tensor | None = None,
         weight: Tensor | None = None,
         eps: float = 0.0,
     ) -> Tensor:
-        rows, width = summand.shape
-        is_pushed = rows <= self.pushed_rows and width * summand.itemsize <= MAX_ROW_BYTES
-        launch = partial(launch_pushed_sum, self._inbox) if is_pushed else partial(launch_reduce, self._peers)
+        rows, width = out.shape
+        is_pushed = self.pushes(rows, width, out.dtype)
+        launch = (
+            partial(launch_pushed_sum, self._inbox, summands)
+            if is_pushed
+            else partial(launch_reduce, self._peers, self._offset(summands))
+        )
         return launch(
-            self._offset(summand),
             out,
             rank=self._rank,
             world=self._world,

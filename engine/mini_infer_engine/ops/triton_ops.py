@@ -130,25 +130,40 @@ class TritonOps:
     ) -> ResidualState:
         """See `Ops.linear_norm_add_norm`."""
         if linear.is_summed:
-            out = self._collectives.all_reduce(self._summand(x, linear))
+            summands, peers = self._summand(x, linear), self._collectives.peers
+            sums = self._collectives.all_reduce if peers is None or not peers.can_sum(summands) else peers.sum
+            out = sums(summands)
         else:
             out = self._product(ResidualState(x), None, linear)
         return self.add_norm(rms_norm(out, norm.weight, norm.eps), state, next_norm)
 
     def _summand(self, x: Tensor, linear: Linear) -> Tensor:
-        """linear(x) of this rank, where its peers can read it if it is small."""
-        return self._product(ResidualState(x), None, linear, self._summand_memory(x.shape[0], linear.out_features, x))
+        """linear(x) of this rank [rows, width], where its peers can read it if they are to; or, where it is written to
+        them, as summands [splits, rows, width] of splits of K.
+        """
+        rows, width, weight = x.shape[0], linear.out_features, kernel_weight(linear)
+        if self._pushes(rows, width, x) and isinstance(weight, Tensor) and linear.bias is None:
+            splits = self._policy.k_splits(rows, *weight.shape)
+            if splits > 1:
+                return split_k_gemm(x, weight, splits)
+        return self._product(ResidualState(x), None, linear, self._summand_memory(rows, width, x))
+
+    def _pushes(self, rows: int, width: int, like: Tensor) -> bool:
+        """Whether a rank's summand goes into its peers' memory, and may stand anywhere."""
+        peers = self._collectives.peers
+        return peers is not None and peers.pushes(rows, width, like.dtype)
 
     def _summand_memory(self, rows: int, width: int, like: Tensor) -> Tensor | None:
+        """Where peers can read a summand; None: anywhere."""
         peers = self._collectives.peers
-        return None if peers is None else peers.summand(rows, width, like.dtype)
+        return None if peers is None or self._pushes(rows, width, like) else peers.summand(rows, width, like.dtype)
 
-    def _sum_add_norm(self, summand: Tensor, state: ResidualState, next_norm: RMSNorm) -> ResidualState:
-        """Residual + the sum of all ranks' summands, in one kernel where they stand in peer memory."""
+    def _sum_add_norm(self, summands: Tensor, state: ResidualState, next_norm: RMSNorm) -> ResidualState:
+        """Residual + the sum of all ranks' summands, in one kernel where peers read or get them."""
         peers, residual = self._collectives.peers, state.residual
-        if peers is not None and peers.holds(summand):
-            return ResidualState(residual, peers.sum_add_norm(summand, residual, next_norm.weight, next_norm.eps))
-        return self.add_norm(self._collectives.all_reduce(summand), state, next_norm)
+        if peers is not None and peers.can_sum(summands):
+            return ResidualState(residual, peers.sum_add_norm(summands, residual, next_norm.weight, next_norm.eps))
+        return self.add_norm(self._collectives.all_reduce(summands), state, next_norm)
 
     def norm_columns_(self, x: Tensor, columns: slice, norm: RMSNorm) -> None:
         """See `Ops.norm_columns_`."""
@@ -183,7 +198,10 @@ class TritonOps:
         else:
             summands = grouped_experts(x, routing, gate_up, down, tiles)
         if moe.is_summed:
-            memory = self._summand_memory(x.shape[0], x.shape[1], x)
+            rows, width = x.shape
+            if moe.shared_experts is None and self._pushes(rows, width, x):
+                return self._sum_add_norm(summands, state, next_norm)
+            memory = self._summand_memory(rows, width, x)
             total = summands.sum(0) if memory is None else torch.sum(summands, 0, out=memory)
             if (shared := moe.shared_experts) is not None:
                 gated = self.norm_gated_linear(ResidualState(x), None, shared.gate_up_proj, "silu")

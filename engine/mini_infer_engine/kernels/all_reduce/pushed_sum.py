@@ -2,10 +2,11 @@
 
 One way over NVLink instead of a signal there and a read back (`one_shot`): what has not come yet is a mark, which no
 summand contains, so that the data is its own signal (as in the Lamport kernels of TensorRT-LLM, after NCCL's LL
-protocol). Every row of a sum has a place for each rank's summand in an inbox of three slots, which take turns. In
-exchange e a program fills slot e of its peers, marks its own slot e - 1, which it has read, as empty again, and waits
-for its slot e. The next that a peer writes into slot e - 1 is of exchange e + 2, after it has seen what this rank
-writes in e + 1: by then this kernel is over.
+protocol). A rank's own summand may stand anywhere, and be the sum of several: of splits of K, or of experts. Every row
+of a sum has a place for each rank's summand in an inbox of three slots, which take turns. In exchange e a program fills
+slot e of its peers, marks its own slot e - 1, which it has read, as empty again, and waits for its slot e. The next
+that a peer writes into slot e - 1 is of exchange e + 2, after it has seen what this rank writes in e + 1: by then this
+kernel is over.
 """
 
 from typing import NamedTuple
@@ -45,7 +46,8 @@ def _pushed_sum(
     epochs,
     released,
     inbox,
-    offset,
+    summands,
+    stride,
     residual,
     weight,
     out,
@@ -60,11 +62,13 @@ def _pushed_sum(
     ROWS: tl.constexpr,
     PLACE: tl.constexpr,
     SLOTS: tl.constexpr,
+    SUMMANDS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Program (row). BITS: out's elements as integers, in which `inbox` and `offset` count; PLACE of them are a row's.
+    """Program (row). BITS: out's elements as integers, in which `inbox` counts; PLACE of them are a row's.
 
-    NORM: the sum is added to the residual, whose norm goes to out. Without, out is the sum.
+    SUMMANDS of this rank stand `stride` elements apart, and are rounded when they are added up. NORM: the sum is added
+    to the residual, whose norm goes to out. Without, out is the sum.
     """
     row = tl.program_id(0)
     offsets = tl.arange(0, BLOCK)
@@ -80,7 +84,14 @@ def _pushed_sum(
         gdc_wait()
     epoch = tl.load(epochs + row)
     own = of_rank(places, RANK, WORLD).to(tl.pointer_type(BITS))
-    summand = tl.load(tl.multiple_of(own + offset, 16) + at, mask=mask, other=0)
+    if SUMMANDS == 1:
+        values = tl.load(summands + at, mask=mask, other=0.0)
+    else:
+        total = tl.zeros((BLOCK,), dtype=tl.float32)
+        for number in tl.static_range(SUMMANDS):
+            total += tl.load(summands + number * stride + at, mask=mask, other=0.0).to(tl.float32)
+        values = total.to(out.dtype.element_ty)
+    summand = values.to(BITS, bitcast=True)
     summand = tl.where(summand == MARK, 0, summand)
     for peer in tl.static_range(WORLD):
         if peer != RANK:
@@ -114,7 +125,7 @@ def _pushed_sum(
 
 def launch_pushed_sum(
     inbox: Inbox,
-    offset: int,
+    summands: torch.Tensor,
     out: torch.Tensor,
     *,
     rank: int,
@@ -126,7 +137,7 @@ def launch_pushed_sum(
 ) -> torch.Tensor:
     """`one_shot.launch_reduce`, of at most MAX_ROWS rows of MAX_ROW_BYTES each.
 
-    This rank's summand stands `offset` elements of out's dtype behind the begin of its memory.
+    summands: this rank's, [rows, width] or several [N, rows, width], dense, of out's dtype.
     """
     rows, width = out.shape
     size = out.element_size()
@@ -135,7 +146,8 @@ def launch_pushed_sum(
         inbox.epochs,
         inbox.released,
         inbox.begin // size,
-        offset,
+        summands,
+        rows * width,
         out if residual is None else residual,
         out if weight is None else weight,
         out,
@@ -146,6 +158,7 @@ def launch_pushed_sum(
         ROWS=MAX_ROWS,
         PLACE=MAX_ROW_BYTES // size,
         SLOTS=_SLOTS,
+        SUMMANDS=summands.shape[0] if summands.dim() == 3 else 1,
         **row_options(width, rank=rank, world=world, norm=residual is not None, pdl=pdl),
     )
     return out
