@@ -13,7 +13,7 @@ from mini_infer_engine.layers.linear import Linear
 from mini_infer_engine.layers.norm import RMSNorm
 from mini_infer_engine.ops.base import ResidualState
 from mini_infer_engine.ops.triton_ops import TritonOps
-from tests.gpu.device import DEVICE, FP32, KERNELS, POLICY, WORKSPACE, error, normal
+from tests.gpu.device import FP32, KERNELS, POLICY, WORKSPACE, error, normal
 from tests.gpu.exact import exact_norm
 
 pytestmark = KERNELS
