@@ -1,4 +1,4 @@
-"""What a tensor-parallel rank hands to a sum: one summand, or those of splits of K where they are written to its peers."""
+"""What a tensor-parallel rank hands to a sum: one summand, or those of splits of K, where they are written to peers."""
 
 from typing import Any
 
