@@ -106,6 +106,8 @@ class Ranks:
         self._told = watched.on_lost
         self.release: Callable[[], None] | None = None
         """Breaks off what this rank's device waits for."""
+        self._meets = False
+        """All have their weights: from now on they wait for each other."""
         self.left_loading = threading.Event()
         """The main thread loads no more, or has seen that a rank was lost meanwhile."""
         self.close = weakref.finalize(
@@ -150,13 +152,13 @@ class Ranks:
             process.kill()  # so that a collective of the main thread breaks off
         if self._told is not None:
             self._told(reason)  # which ends the process
-        if not self.left_loading.is_set():
+        if self._meets and not self.left_loading.is_set():
             threading.Thread(target=self._end_loading, name="rank-lost", daemon=True).start()
         if self.release is not None:
             self.release()
 
     def _end_loading(self) -> None:
-        """While ranks meet NCCL and torch's store may wait for one that is gone, where no exception reaches them."""
+        """NCCL and torch's store may wait for a rank that is gone, where no exception reaches them."""
         if not self.left_loading.wait(_END_LOADING_S):
             log.error("what waits for that rank cannot be broken off: this process ends")
             os._exit(1)
@@ -179,6 +181,7 @@ class Ranks:
         except RuntimeError as error:
             raise ModelError(str(error)) from None
         self.send(step_messages.Agreed(values))
+        self._meets = True
         return values
 
 
