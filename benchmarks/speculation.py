@@ -109,7 +109,7 @@ def demo(settings: dict[str, Any], variants: dict[str, dict[str, Any]], batches:
                 for place in range(batch)
             ]
 
-        for label, figures in measured_in_turns(made, partial(asked, requests)).items():
+        for label, figures in measured_in_turns(made, partial(run_of, requests)).items():
             yield {f"{label}, batch {batch}": figures}
 
 
@@ -233,10 +233,10 @@ LEAST_S = 1.0
 
 def measured(engine: "Engine", requests: Any) -> dict[str, float]:
     """The runs after the first, which shows the engine what passes take, all together; and the first one's rate."""
-    return measured_in_turns({"": engine}, partial(asked, requests))[""]
+    return measured_in_turns({"": engine}, partial(run_of, requests))[""]
 
 
-def asked(requests: Any, engine: "Engine", name: str) -> dict[str, float]:
+def run_of(requests: Any, engine: "Engine", name: str) -> dict[str, float]:
     """A run over what `requests` makes under a name."""
     return run(engine, requests(name))
 
