@@ -87,14 +87,14 @@ SMOKE = Work(
 )  # fmt: skip
 
 
-async def ttft(fleet: Fleet, clients: Clients, work: Work, tokens: int) -> float:
-    """Seconds, the median; of the first server."""
+async def ttft(fleet: Fleet, clients: Clients, work: Work, tokens: int) -> list[float]:
+    """Seconds of the first server, each but those of the first try."""
     async with session() as opened:
         seen = [
             await stream(opened, fleet.urls[0], body_of(clients.prompt(tokens), 2), fleet.headers)
             for _ in range(work.tries)
         ]
-    return median(one.first_s for one in seen[1:])
+    return [one.first_s for one in seen[1:]]
 
 
 async def fetch(holder: str, other: str, address: str, clients: Clients, work: Work) -> dict[str, float]:
@@ -195,11 +195,13 @@ class Campaign:
     def first_tokens(self, fleet: Fleet, part: str, name: str) -> None:
         """Of all lengths, one request at a time. The first transfer connects, and is not looked at."""
         found = self.result[part].setdefault(name, {})
+        tries = self.result["tries"].setdefault(f"{part}, {name}", {})
         asyncio.run(ttft(fleet, self.clients, self.work, self.work.lengths[0]))
         for tokens in self.work.lengths:
             if self.budget.allows(part, 5):
                 with self.budget.spending(part):
-                    found[str(tokens)] = asyncio.run(ttft(fleet, self.clients, self.work, tokens))
+                    tries[str(tokens)] = asyncio.run(ttft(fleet, self.clients, self.work, tokens))
+                    found[str(tokens)] = median(tries[str(tokens)])
         say(f"{name}: {part} {found}")
         save(self.asked.out, self.result)
 
@@ -316,7 +318,8 @@ def main() -> None:
 def measured(asked: argparse.Namespace, work: Work) -> dict[str, Any]:
     """All parts, as far as the time allows."""
     result: dict[str, Any] = {"model": asked.model, "transport": asked.kv_transport, "gpus": asked.gpus}
-    result |= {"chunk": work.chunk, "ttft": {}, "fetch": {}, "gaps": {}, "goodput": {}, "trace": {}, "link": {}}
+    parts = ("ttft", "fetch", "gaps", "goodput", "trace", "link", "tries")
+    result |= {"chunk": work.chunk} | {part: {} for part in parts}
     with tempfile.TemporaryDirectory() as root:
         folder = model_folder(SMOKE_MODEL if asked.smoke else asked.model, Path(root))
         caches = Path(os.environ.get("CACHES", root)) / "caches"

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from typing import Any
 
 import torch
@@ -9,9 +10,12 @@ from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch's
 
 from mini_infer_engine.communication.gpu_collectives import GpuCollectives, connect_gpus
+from mini_infer_engine.communication.peer_memory import PeerMemory
 from mini_infer_engine.config.tensor_parallel import TensorParallel
 
 WORLD = 2
+_LATE_CYCLES = 80_000_000
+"""Of a GPU's clock, some 45 ms."""
 
 
 def values(rank: int, rows: int, width: int, dtype: torch.dtype, seed: int) -> Tensor:
@@ -66,6 +70,21 @@ def check_sums(group: GpuCollectives, rows: int, width: int, dtype: torch.dtype)
     return max(worst, look())
 
 
+def seconds_after_a_late_rank(peers: PeerMemory, rank: int, sums: int = 200) -> float:
+    """Of sums of 256 rows, before the first of which one rank comes late."""
+    summands = torch.zeros((256, 3584), dtype=torch.bfloat16, device="cuda")
+    peers.sum(summands)
+    torch.cuda.synchronize()
+    torch.distributed.barrier(device_ids=[rank])
+    begin_s = time.perf_counter()
+    if rank:
+        torch.cuda._sleep(_LATE_CYCLES)  # type: ignore[no-untyped-call]  # torch's
+    for _ in range(sums):
+        peers.sum(summands)
+    torch.cuda.synchronize()
+    return time.perf_counter() - begin_s
+
+
 def check_gather(group: GpuCollectives, rows: int, columns: int, width: int, dtype: torch.dtype) -> bool:
     """Whether parts stand side by side, several times one after the other."""
     rank, peers = group.parallel.rank, group.peers
@@ -92,7 +111,7 @@ def main() -> None:
     assert isinstance(group, GpuCollectives)
     errors, gathered = {}, {}
     with torch.inference_mode():
-        for dtype in (torch.float32, torch.bfloat16):
+        for dtype in (torch.float32, torch.bfloat16) if "late" not in question else ():
             for rows, width in (
                 (1, 64),
                 (1, 3584),
@@ -112,6 +131,9 @@ def main() -> None:
                 (256, 76032, 152064),
             ):
                 gathered[f"{rows} x {columns} {dtype}"] = check_gather(group, rows, columns, width, dtype)
+        if question.get("late"):
+            assert group.peers is not None
+            errors["seconds"] = seconds_after_a_late_rank(group.peers, rank)
     torch.cuda.synchronize()
     print(json.dumps({"kind": group.kind, "errors": errors, "gathered": gathered}))
     sys.stdout.flush()

@@ -31,6 +31,14 @@ def test_sums_and_gathers_are_right_and_equal_on_both_gpus(disabled: list[str]) 
     assert all(found[0]["gathered"].values()), found[0]["gathered"]
 
 
+@pytest.mark.skipif("PYTEST_XDIST_WORKER" in os.environ, reason="a matter of time: needs both GPUs for itself")
+def test_a_rank_that_comes_late_is_waited_for_once() -> None:
+    """Looks at whether the group is over must not take so long that the peer waits for long, and looks, too."""
+    question = {"port": free_port(), "disabled": [], "late": True}
+    ranks = [started("rank_program", json.dumps(question | {"rank": rank})) for rank in range(2)]
+    assert all(answer(rank)["errors"]["seconds"] < 0.25 for rank in ranks)
+
+
 @pytest.fixture(scope="module")
 def alone() -> Any:
     return asked("engine_program", {"settings": {"dtype": "float32"}})["texts"]

@@ -53,6 +53,9 @@ class PeerMemory:
         memory = symmetric_memory.empty(size, dtype=torch.uint8, device=device)
         group = group or torch.distributed.group.WORLD
         assert group is not None
+        # `rendezvous` holds the interpreter's lock until all ranks have come: where one is killed meanwhile, no thread
+        # of this process could tell. This operator meets them, too, without the lock.
+        torch.ops.symm_mem.one_shot_all_reduce(memory[:16].view(torch.bfloat16), "sum", group.group_name)
         self._handle = symmetric_memory.rendezvous(memory, group)
         buffers = [self._handle.get_buffer(rank, (size,), torch.uint8) for rank in range(parallel.size)]
         self._memory: Tensor = buffers[parallel.rank]

@@ -1,7 +1,8 @@
 """Another transport's bytes at no more than so many a second, for a network that others use, too.
 
 Motions go through a link one after the other: the next one begins when the bytes of those before it would have gone
-through a link of that speed, so that a motion is the most that is sent at once.
+through a link of that speed, so that a motion is the most that is sent at once. What peers read from staging slots goes
+through it before they are told of the slot.
 """
 
 import time
@@ -22,7 +23,7 @@ class _PacedMotion:
 
     def __init__(self, link: "_Link", begin: Callable[[], Motion], asked_s: float) -> None:
         self._link, self._begin = link, begin
-        self.asked_s = self.begun_s = asked_s
+        self.asked_s = asked_s
         self.motion: Motion | None = None
         self.state: Progress = "busy"
 
@@ -31,9 +32,8 @@ class _PacedMotion:
         """See `Motion.num_bytes`."""
         return 0 if self.motion is None else self.motion.num_bytes
 
-    def begin(self, now_s: float) -> None:
-        """Its turn has come, at `now_s` or before."""
-        self.begun_s = now_s
+    def begin(self) -> None:
+        """Its turn has come."""
         try:
             self.motion = self._begin()
         except TransportError:  # the peer has gone meanwhile: nothing moves
@@ -67,12 +67,12 @@ class _Link:
         while self._waiting:
             first = self._waiting[0]
             if first.motion is None and first.state == "busy":
-                first.begin(max(self._free_s, first.asked_s))
+                first.begin()
             if first.motion is not None:
                 found = first.motion.progress()
                 if found == "busy":
                     return
-                passed_s = first.begun_s + first.motion.num_bytes / self._bytes_per_s
+                passed_s = max(self._free_s, first.asked_s) + first.motion.num_bytes / self._bytes_per_s
                 if found == "done" and now_s < passed_s:
                     return
                 first.state = found
@@ -81,7 +81,7 @@ class _Link:
 
 
 class PacedTransport:
-    """See `Transport`; what is copied within this engine is not paced."""
+    """See `Transport`."""
 
     def __init__(self, transport: Transport, bytes_per_s: int, clock: Clock = time.monotonic) -> None:
         self.name = transport.name
@@ -120,8 +120,9 @@ class PacedTransport:
         return self._transport.slot_bytes(engine_id, area)
 
     def stage(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
-        """See `Transport.stage`."""
-        return self._transport.stage(engine_id, area, slot, span)
+        """See `Transport.stage`. Slots are filled at once, and done one after the other."""
+        motion = self._transport.stage(engine_id, area, slot, span)
+        return self._link.add(lambda: motion)
 
     def fetch(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
         """See `Transport.fetch`."""

@@ -103,8 +103,19 @@ def test_a_peer_that_goes_before_its_turn_fails_its_own_motion_alone() -> None:
     assert (last.progress(), lost.num_bytes) == ("done", 0)
 
 
-def test_what_fails_fails_at_once_and_copies_within_the_engine_are_not_paced() -> None:
-    transport, fake, _ = paced(5000, 5000)
-    motion, staged = transport.start("peer", "write", SPAN), transport.stage("peer", "device", 0, SPAN)
-    fake.begun[0].state, fake.begun[1].state = "failed", "done"
-    assert (motion.progress(), staged.progress()) == ("failed", "done")
+def test_what_fails_fails_at_once() -> None:
+    transport, fake, _ = paced(5000)
+    motion = transport.start("peer", "write", SPAN)
+    fake.begun[0].state = "failed"
+    assert motion.progress() == "failed"
+
+
+def test_slots_that_peers_read_are_filled_at_once_and_told_of_at_the_pace_of_the_link() -> None:
+    transport, fake, clock = paced(1000, 1000)
+    slots = [transport.stage("peer", "host", slot, SPAN) for slot in range(2)]
+    assert len(fake.begun) == 2
+    fake.begun[0].state = fake.begun[1].state = "done"
+    found = []
+    for clock.now_s in (100.9, 101.0, 101.9, 102.0):
+        found.append([slot.progress() for slot in slots])
+    assert found == [["busy", "busy"], ["done", "busy"], ["done", "busy"], ["done", "done"]]

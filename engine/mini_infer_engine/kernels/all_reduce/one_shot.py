@@ -19,6 +19,9 @@ from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
 MAX_PROGRAMS = 1024
 """Of one kernel: each has counters of its own."""
 _GATHER_BLOCK = 4096
+TURNS = tl.constexpr(1 << 14)
+"""Of waiting, between two looks at whether nobody is to wait any more: some 15 ms. A look of all programs takes up to
+3 ms, and a peer waits for it: sooner than that, each look would be the reason for the next."""
 
 
 class Peers(NamedTuple):
@@ -35,9 +38,9 @@ def is_released(released):
     """Whether nobody is to wait any more: the same in all threads, of which each reads it.
 
     It stands in main memory, so that the host tells it without the driver, which may itself wait for kernels. To read
-    it takes a microsecond or more: for what has waited for long.
+    it takes microseconds, of many programs one after the other: for what has waited for TURNS.
     """
-    return tl.max(tl.load(released + tl.zeros((1024,), tl.int32), volatile=True), axis=0) != 0
+    return tl.max(tl.load(released + tl.zeros((256,), tl.int32), volatile=True), axis=0) != 0
 
 
 @triton.jit
@@ -57,7 +60,7 @@ def _meet(pads, epochs, released, program, RANK: tl.constexpr, WORLD: tl.constex
     while behind < 0:
         behind = tl.min(tl.atomic_add(own, nothing, sem="acquire", scope="sys") - epoch, axis=0)
         turns += 1
-        if turns % 1024 == 0:
+        if turns % TURNS == 0:
             behind = tl.where(is_released(released), 0, behind)
     tl.debug_barrier()
     tl.store(epochs + program, epoch)
