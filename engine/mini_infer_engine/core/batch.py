@@ -1,6 +1,6 @@
 """One forward pass as plain data: the only thing that crosses from the scheduler to a runner. No torch here."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,6 +12,8 @@ from mini_infer_engine.core.result import PassResult
 
 if TYPE_CHECKING:  # the HTTP process reads counters of passes, and starts sooner without
     import numpy as np
+
+    from mini_infer_engine.core.kv_transfer import LayerProgress
 
 
 class Row(msgspec.Struct, gc=False):
@@ -116,10 +118,10 @@ class Batch:
     catch_up: list[Row] = field(default_factory=list)
     """Known tokens of sequences, for whatever guesses: they are told before the pass, and nothing else becomes of them.
     """
-    marks_layers: bool = False
-    """Keys and values go to another engine layer by layer, as far as this pass can tell when each is done."""
-    without_graph: bool = False
-    """Launched kernel by kernel, even where a graph of it was captured: a replay tells nothing of single layers."""
+    tell_layers: "Callable[[LayerProgress], None] | None" = None
+    """Keys and values go to another engine layer by layer: called before the pass is launched, by runners that know how
+    many of its layers are done.
+    """
     waits_for_masks: bool = False
     """Some rows may choose among certain tokens only, which are not known yet: see `Runner.sample`."""
 

@@ -8,7 +8,7 @@ import dataclasses
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -22,7 +22,7 @@ from mini_infer_engine.core.batch import Runner, RunnerLostError
 from mini_infer_engine.core.beam_search.group import BeamGroup, request_of_beams, rules_of
 from mini_infer_engine.core.constraints import NO_GUESSES, Constraints, has_constrained_rows
 from mini_infer_engine.core.grammars.compiler import GrammarCompiler
-from mini_infer_engine.core.kv_transfer import NO_TRANSFERS, KVConnector, Received
+from mini_infer_engine.core.kv_transfer import NO_TRANSFERS, KVConnector, LayerProgress, Received
 from mini_infer_engine.core.output_processor import OutputProcessor
 from mini_infer_engine.core.page_allocator import PageAllocator
 from mini_infer_engine.core.prefill_rate import PrefillRate
@@ -308,8 +308,8 @@ class Engine:
         if self._outputs.num_constrained:
             step.batch.waits_for_masks = has_constrained_rows(step)
         step.launched_s = time.monotonic()  # before: a CPU has computed the pass when the launch returns
-        connector = self.kv_connector
-        given = [] if connector is None else self._given_layer_by_layer(connector, step)
+        if self.kv_connector is not None:
+            step.batch.tell_layers = self._layer_teller(self.kv_connector, step)
         try:
             handle = self._runner.launch(step.batch)
         except RunnerLostError:
@@ -321,10 +321,6 @@ class Engine:
         if self._speculation is not None:
             step.kind = self._speculation.launched(step.batch)
         self.scheduler.launched(step)
-        marks = getattr(handle, "layer_marks", ())  # of runners that compute layers, in passes that can tell
-        if connector is not None and marks:
-            for sequence, num_tokens in given:
-                connector.launched(sequence, num_tokens, marks)
         self._stats.count_launch(step)
         return []
 
@@ -389,14 +385,19 @@ class Engine:
         return self._outputs.take(step, result)
 
     @staticmethod
-    def _given_layer_by_layer(connector: KVConnector, step: Step) -> list[tuple[Sequence, int]]:
-        """Sequences of this pass that other engines wait for, with their tokens after it; it tells of its layers."""
+    def _layer_teller(connector: KVConnector, step: Step) -> Callable[[LayerProgress], None] | None:
+        """Has the connector send on what this pass makes for other engines while it computes. None: nobody waits."""
         batch = step.batch
         rows = zip(batch.rows[batch.num_decodes :], step.sequences[batch.num_decodes :], strict=True)
-        given = [(sequence, row) for row, sequence in rows if connector.gives(sequence)]
-        batch.marks_layers = bool(given)
-        batch.without_graph = bool(given) and connector.marking_pays(sum(row.count for _, row in given))
-        return [(sequence, row.start + row.count) for sequence, row in given]
+        given = [(sequence, row.start + row.count) for row, sequence in rows if connector.gives(sequence)]
+        if not given:
+            return None
+
+        def tell(layers: LayerProgress) -> None:
+            for sequence, num_tokens in given:
+                connector.launched(sequence, num_tokens, layers)
+
+        return tell
 
     def _give(self, connector: KVConnector, step: Step) -> None:
         """What this pass has made of prompts may go to other engines; before sequences end and pages with them."""

@@ -48,11 +48,11 @@ class KVTransferStats:
 NO_TRANSFERS = KVTransferStats()
 
 
-class LayerMark(Protocol):
-    """Of one layer of a launched pass."""
+class LayerProgress(Protocol):
+    """Of one pass, whose layers are computed in order."""
 
-    def is_done(self) -> bool:
-        """Whether its keys and values are in the page pool; any thread may ask."""
+    def num_done(self) -> int:
+        """Of how many layers keys and values are in the page pool; any thread may ask."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -118,11 +118,8 @@ class KVConnector(Protocol):
     def gives(self, sequence: "Sequence") -> bool:
         """Whether what is computed of this sequence goes to another engine that waits for it."""
 
-    def marking_pays(self, num_tokens: int) -> bool:
-        """Whether a pass that makes so many tokens for others is to tell of its layers, though its launch is longer."""
-
-    def launched(self, sequence: "Sequence", num_tokens: int, marks: Items[LayerMark]) -> None:
-        """A pass is on its way that makes the first `num_tokens` tokens' keys and values; marks tell of its layers."""
+    def launched(self, sequence: "Sequence", num_tokens: int, layers: LayerProgress) -> None:
+        """A pass that makes the first `num_tokens` tokens' keys and values begins; `layers` tells how far it is."""
 
     def computed(self, sequence: "Sequence", num_tokens: int) -> None:
         """A pass that made the first `num_tokens` tokens' keys and values is done; before its pages can be released."""

@@ -56,14 +56,16 @@ def build_engine(
     *,
     record_events: bool = True,
     watched: "Watched | None" = None,
+    moves_kv: bool = False,
 ) -> BuiltEngine:
     """Load the model and make its engine. ValueError: the model or the settings are at fault, and why.
 
-    `watched`: how this process is told of the end of a group of ranks, beside the engine's exceptions.
+    `watched`: how this process is told of the end of a group of ranks, beside the engine's exceptions; `moves_kv`: it
+    is to exchange keys and values with other engines.
     """
     if dry_run is not None:
         return _build_dry(settings, dry_run, record_events)
-    return _build_real(settings, record_events, watched)
+    return _build_real(settings, record_events, watched, moves_kv)
 
 
 def _build_dry(settings: EngineSettings, dry_run: DryRun, record_events: bool) -> BuiltEngine:
@@ -92,8 +94,10 @@ def _build_dry(settings: EngineSettings, dry_run: DryRun, record_events: bool) -
     return BuiltEngine(engine, info, dry_model.DRY_MODEL, memory, opens)
 
 
-def _build_real(settings: EngineSettings, record_events: bool, watched: "Watched | None") -> BuiltEngine:
-    runner = _load(settings, watched)
+def _build_real(
+    settings: EngineSettings, record_events: bool, watched: "Watched | None", moves_kv: bool
+) -> BuiltEngine:
+    runner = _load(settings, watched, moves_kv)
     config = runner.config
     revision = f"{settings.model}@{settings.revision or ''}"
     folder = resolve_model(settings.model, settings.revision, weights=settings.load_format != "dummy")
@@ -121,11 +125,11 @@ def _build_real(settings: EngineSettings, record_events: bool, watched: "Watched
     return BuiltEngine(engine, model, revision, runner.kv_memory(), runner.open_transport)
 
 
-def _load(settings: EngineSettings, watched: "Watched | None") -> "ModelRunner | ParallelRunner":
+def _load(settings: EngineSettings, watched: "Watched | None", moves_kv: bool) -> "ModelRunner | ParallelRunner":
     with no_collection():
         from mini_infer_engine.runtime.model_runner import load_runner
     if num_ranks(settings) == 1:
-        return load_runner(settings)
+        return load_runner(settings, tells_layers=moves_kv)
     from mini_infer_engine.distributed.parallel_runner import NOT_WATCHED, load_parallel
 
     return load_parallel(settings, watched or NOT_WATCHED)

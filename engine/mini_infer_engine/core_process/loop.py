@@ -178,7 +178,7 @@ def serve(config: CoreConfig, folder: Path) -> None:
         if config.dry_run is None:
             import_to_stay("torch")
         watched = _watched(config, folder) if has_ranks else None
-        built = build_engine(config.settings, config.dry_run, watched=watched)
+        built = build_engine(config.settings, config.dry_run, watched=watched, moves_kv=moves_kv)
         transfer = None
         if weights is not None:
             sys.setswitchinterval(_SWITCH_S)

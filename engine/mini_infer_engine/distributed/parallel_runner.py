@@ -252,7 +252,7 @@ class ParallelRunner:
 
     def launch(self, batch: Batch) -> PassHandle:
         """See `Runner.launch`."""
-        batch.marks_layers = batch.without_graph = False  # a layer of this rank says nothing of the others'
+        batch.tell_layers = None  # a layer of this rank says nothing of the others'
         with self._all_or_nothing():
             self.ranks.send(self._writer.launch(batch))
             return self.local.launch(batch)

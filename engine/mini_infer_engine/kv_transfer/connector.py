@@ -8,19 +8,17 @@ import queue
 import time
 from collections import Counter
 from collections.abc import Callable
-from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
 from mini_infer_contract.blocks import root_key
-from mini_infer_engine.core.kv_transfer import NO_TRANSFERS, KVTransferStats, LayerMark, NotReceived, Received, Work
+from mini_infer_engine.core.kv_transfer import NO_TRANSFERS, KVTransferStats, LayerProgress, NotReceived, Received, Work
 from mini_infer_engine.core.request import Output, Request
 from mini_infer_engine.core.scheduler import Scheduler
 from mini_infer_engine.core.sequence import Sequence
 from mini_infer_engine.kv_transfer import events
-from mini_infer_engine.kv_transfer.estimates import marking_pays
 from mini_infer_engine.kv_transfer.leases import LeaseTable
 from mini_infer_engine.kv_transfer.worker import TransferWorker
 
@@ -204,15 +202,9 @@ class TransferConnector:
         """See `KVConnector.gives`."""
         return sequence.request.request_id in self._giving
 
-    def marking_pays(self, num_tokens: int) -> bool:
-        """See `KVConnector.marking_pays`."""
-        stats, prefill_rate = self._worker.stats, self._worker.load.prefill_tokens_per_s
-        return marking_pays(num_tokens, num_tokens * stats.bytes_per_token, stats.bytes_per_s, prefill_rate)
-
-    def launched(self, sequence: Sequence, num_tokens: int, marks: Items[LayerMark]) -> None:
+    def launched(self, sequence: Sequence, num_tokens: int, layers: LayerProgress) -> None:
         """See `KVConnector.launched`."""
-        if len(marks) == self._worker.identity.memory.layout.num_layers:
-            self._give(sequence, num_tokens, tuple(marks))
+        self._give(sequence, num_tokens, layers)
 
     def computed(self, sequence: Sequence, num_tokens: int) -> None:
         """See `KVConnector.computed`."""
@@ -224,7 +216,7 @@ class TransferConnector:
             self._held_leases.open(request.request_id, time.monotonic(), self._lease_s * _HELD_FACTOR)
         self._give(sequence, num_tokens, None)
 
-    def _give(self, sequence: Sequence, num_tokens: int, marks: tuple[LayerMark, ...] | None) -> None:
+    def _give(self, sequence: Sequence, num_tokens: int, layers: LayerProgress | None) -> None:
         """Hand on what is new, once; what was given as it was launched is not given again as it is computed."""
         giving = self._giving.get(sequence.request.request_id)
         if giving is None:
@@ -238,7 +230,7 @@ class TransferConnector:
         pinned = pages[first_page : self._pool.pages_for(end)]
         self._pin(pinned)
         self._pins[giving.key, serial] = pinned
-        self._worker.do(events.Give(giving.key, serial, pages, giving.sent, end, marks))
+        self._worker.do(events.Give(giving.key, serial, pages, giving.sent, end, layers))
         giving.sent = end
 
     def divert(self, outputs: list[Output]) -> list[Output]:

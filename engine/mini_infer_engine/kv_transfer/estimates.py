@@ -7,10 +7,6 @@ LATE_FACTOR = 2.0
 LEAST_WAIT_S = 0.5
 """Sooner nothing counts as late: below it, the schedulers of both machines are what is measured."""
 _NEWEST_SHARE = 0.3
-_LAUNCH_S = 0.012
-"""To launch a pass of some thirty layers kernel by kernel, about: its layers are told of when all are launched."""
-_LEAST_HIDDEN_S = 0.003
-"""Of a transfer, for it to be worth that."""
 _REFUSALS = 16
 """After so many fetches in a row that would not have paid one is tried: what was slow once is timed again."""
 
@@ -44,17 +40,6 @@ def prefill_estimate_s(
 def read_estimate_s(num_bytes: int, bytes_per_s: float) -> float:
     """To move so many bytes; 0 where the rate is not known."""
     return num_bytes / bytes_per_s if bytes_per_s else 0.0
-
-
-def marking_pays(tokens: int, num_bytes: int, bytes_per_s: float, prefill_tokens_per_s: float) -> bool:
-    """Whether layers are to be written as they are computed, where a pass is launched kernel by kernel for that alone.
-
-    Else all are written behind it. What hides is at most what is still computed when all is launched. An unknown rate:
-    no. (On an H200 256 and 512 tokens of 7B came 5 to 13 ms later through main memory where their passes were so
-    launched, 4,096 tokens 20 to 50 ms sooner.)
-    """
-    computed_s = tokens / prefill_tokens_per_s if prefill_tokens_per_s else 0.0
-    return min(computed_s - _LAUNCH_S, read_estimate_s(num_bytes, bytes_per_s)) > _LEAST_HIDDEN_S
 
 
 def late_after_s(estimate_s: float | None, timeout_s: float) -> float:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mini_infer_engine.core.kv_transfer import LayerMark
+from mini_infer_engine.core.kv_transfer import LayerProgress
 from mini_infer_engine.core.request import KVSource, Request, TokenLogprobs
 
 # -- From the core
@@ -41,8 +41,8 @@ class Give:
     pages: list[int]
     begin: int
     end: int
-    marks: tuple[LayerMark, ...] | None = None
-    """They are still being computed: each layer may be read once its mark says so. None: all have been computed."""
+    layers: LayerProgress | None = None
+    """They are still being computed: so many layers may be read as it says. None: all have been computed."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -6,11 +6,10 @@ It is one engine's and lives in the transfer thread. It knows transport and mess
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from mini_infer_engine.core.kv_transfer import LayerMark
 from mini_infer_engine.kv_transfer import events, wire
 from mini_infer_engine.kv_transfer.estimates import RateMeter
 from mini_infer_engine.kv_transfer.handshake import handshake_refusal
@@ -237,11 +236,11 @@ class Giver:
             return
         give, party = prefill.waiting[0], self._peers.get(prefill.peer)
         layers = None
-        if give.marks is not None:
-            layers = (prefill.next_layer, _done(give.marks, prefill.next_layer))
+        if give.layers is not None:
+            layers = (prefill.next_layer, give.layers.num_done())
             if layers[0] == layers[1]:
                 return  # looked at again by `advance`
-        ends_give = layers is None or layers[1] == len(give.marks or ())
+        ends_give = layers is None or layers[1] == self._layout.num_layers
         try:
             if party is None:
                 raise TransportError("its engine has restarted")
@@ -257,22 +256,43 @@ class Giver:
         if ends_give:
             prefill.waiting.popleft()
 
+    def _add_layers(self, prefill: _Prefill, write: _Write, gift: StagedGift) -> None:
+        """What has been computed meanwhile follows through the slots, and does not wait for all before it to be there.
+
+        A gift that is done by then has waited for the computation: the next write is another one, timed by itself.
+        """
+        give, party = write.give, self._peers.get(prefill.peer)
+        if write.ends_give or give.layers is None or party is None or gift.progress() != "busy":
+            return
+        layers = prefill.next_layer, give.layers.num_done()
+        if layers[0] == layers[1]:
+            return
+        gift.add(self._parts(party, Span(give.pages, prefill.pages, give.begin, give.end, layers), gift.area))
+        write.ends_give = layers[1] == self._layout.num_layers
+        prefill.next_layer = 0 if write.ends_give else layers[1]
+        if write.ends_give:
+            prefill.waiting.popleft()
+
+    def _parts(self, party: wire.Party, span: Span, area: Area) -> list[Span]:
+        """Of a slot each."""
+        try:
+            return chunks(self._layout, party.layout, span, self._transport.slot_bytes(party.engine_id, area))
+        except ValueError as error:
+            raise TransportError(str(error)) from None
+
     def _gift(self, peer: bytes, job: int, party: wire.Party, span: Span) -> StagedGift | None:
         """What brings a span to the other engine through staging slots; None: it goes from pool to pool."""
         area = self._transport.way(party.engine_id, span)
         if area is None:
             return None
-        try:
-            parts = chunks(self._layout, party.layout, span, self._transport.slot_bytes(party.engine_id, area))
-        except ValueError as error:
-            raise TransportError(str(error)) from None
+        parts = self._parts(party, span, area)
 
         def tell(serial: int, slot: int, part: Span) -> None:
             assert part.layers is not None
             self._send(peer, wire.Staged(job, serial, area, slot, part.begin, part.end, part.layers))
 
         stage = partial(self._transport.stage, party.engine_id, area)
-        return StagedGift(parts, self._slots[area], stage, tell, self._serials)
+        return StagedGift(parts, area, self._slots[area], stage, tell, self._serials)
 
     def end(self, end: events.GiveEnd) -> None:
         """The prompt's first token is known."""
@@ -345,6 +365,8 @@ class Giver:
                 self._fail_read(key, read, "what is to be read cannot be gathered")
 
     def _look_at(self, key: str, prefill: _Prefill, write: _Write, now_s: float) -> None:
+        if prefill.is_wanted and isinstance(write.motion, StagedGift):
+            self._add_layers(prefill, write, write.motion)
         progress = write.motion.progress()
         if progress == "busy":
             return
@@ -378,13 +400,6 @@ class Giver:
             prefill.peer,
             wire.Prefilled(prefill.job, end.token_id, list(end.logprobs), end.num_cached, prefill.num_bytes),
         )
-
-
-def _done(marks: Sequence[LayerMark], first: int) -> int:
-    """The first layer from `first` on that is still being computed."""
-    while first < len(marks) and marks[first].is_done():
-        first += 1
-    return first
 
 
 def _key(peer: bytes, job: int) -> str:

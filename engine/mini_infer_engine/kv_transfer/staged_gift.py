@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from mini_infer_engine.kv_transfer.layout import Span
-from mini_infer_engine.kv_transfer.staging import SLOTS_EACH_WAY
+from mini_infer_engine.kv_transfer.staging import SLOTS_EACH_WAY, Area
 from mini_infer_engine.kv_transfer.transport import Motion, Progress, TransportError
 
 _SLOTS_EACH = SLOTS_EACH_WAY - 2
@@ -39,6 +39,7 @@ class StagedGift:
     def __init__(
         self,
         parts: Iterable[Span],
+        area: Area,
         slots: Slots,
         stage: Callable[[int, Span], Motion],
         tell: Callable[[int, int, Span], None],
@@ -46,12 +47,17 @@ class StagedGift:
     ) -> None:
         """`stage`: begins to fill a slot; `tell`: says to the taker which slot has which part, by a serial number."""
         self._waiting = deque(parts)
+        self.area: Area = area
         self._slots, self._stage, self._tell, self._serials = slots, stage, tell, serials
         self._filling: deque[tuple[int, Span, Motion]] = deque()
         self._told: dict[int, int] = {}
         """Slots, by serial number."""
         self._has_failed = False
         self.num_bytes = 0
+
+    def add(self, parts: Iterable[Span]) -> None:
+        """To follow those that there are; before `progress` has said that it is done, or has failed."""
+        self._waiting.extend(parts)
 
     def progress(self) -> Progress:
         """See `Motion.progress`. `failed`, as `done`: the pages are read no more."""

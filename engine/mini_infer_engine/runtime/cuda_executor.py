@@ -59,7 +59,7 @@ from mini_infer_engine.runtime.device_state import DeviceBatchState, page_table_
 from mini_infer_engine.runtime.embeddings import Embeddings, wants_embeddings
 from mini_infer_engine.runtime.inputs import PassInputs, build_inputs
 from mini_infer_engine.runtime.kv_pool import KVPool
-from mini_infer_engine.runtime.layer_marks import LayerMarks, MarkedAttention
+from mini_infer_engine.runtime.layer_progress import LayerCounters, MarkedAttention
 from mini_infer_engine.runtime.prompt_logprobs import PromptLogprobs
 from mini_infer_engine.runtime.worker import ModelWorker
 
@@ -117,6 +117,8 @@ class CudaExecutor:
         self.stage = None
         if worker.link.size > 1:
             self.stage = CudaStage(worker, self.state, max([buckets[-1], *(tokens for tokens, _ in prefills)]))
+        self.layers: LayerCounters | None = None
+        """Where passes with prompts tell of their layers."""
         self.decode_graphs: dict[int, DecodeGraph] = {}
         self.prefill_graphs: dict[int, PrefillGraph] = {}
 
@@ -228,8 +230,11 @@ class CudaExecutor:
             add_rms_norm(summands[0].clone(), summands[:splits], norm.weight, norm.eps)
         self.attention.compile_rare(self.state.page_tables[-1:], worker.dtype)
 
-    def capture(self) -> None:
-        """Record the graphs, largest first, so that all share the largest one's memory."""
+    def capture(self, *, tells_layers: bool = False) -> None:
+        """Record the graphs, largest first, so that all share the largest one's memory. See `Executor.capture`."""
+        if tells_layers:
+            self.layers = LayerCounters(len(self.worker.model.attention_layers), self.worker.device)
+            self.layers.mark(0)  # compiles the kernel
         if self.settings.enforce_eager:
             return
         started = time.perf_counter()
@@ -291,6 +296,7 @@ class CudaExecutor:
             logits=sampling.logits,
             null_page=self.pool.null_page,
             stage=self.stage,
+            layers=self.layers,
         )
 
     # -- Passes
@@ -381,7 +387,7 @@ class CudaExecutor:
         """
         num_decodes, num_rows = batch.num_decodes, len(batch.rows)
         decodes, prefills = batch.rows[:num_decodes], batch.rows[num_decodes:]
-        is_eager = batch.without_graph or any(row.prompt_targets for row in prefills) or wants_embeddings(prefills)
+        is_eager = any(row.prompt_targets for row in prefills) or wants_embeddings(prefills)
         continued = [index for index, goes in enumerate(goes_on, start=num_decodes) if goes]
         if self.decode_graphs and not is_eager and len(continued) == len(prefills):
             yield range(num_rows), partial(self._decode_graph(num_rows).run, batch.rows, prefills)
@@ -391,7 +397,7 @@ class CudaExecutor:
             sampling = [index for index, row in enumerate(batch.rows) if row.sampling is not None]
             yield sampling, partial(self._run_eagerly, batch, handle)
         elif graph.num_decodes or not self.decode_graphs:
-            yield range(num_rows), partial(graph.run, decodes, prefills)
+            yield range(num_rows), partial(self._replay, graph, decodes, prefills, batch)
         else:
             first = [*range(num_decodes), *continued]
             if first:
@@ -400,7 +406,7 @@ class CudaExecutor:
             second = [index for index, goes in enumerate(goes_on, start=num_decodes) if not goes]
             prompts = [batch.rows[index] for index in second]
             smallest = self._prefill_graph(0, prompts) if continued else graph
-            yield second, partial((smallest or graph).run, [], prompts)
+            yield second, partial(self._replay, smallest or graph, [], prompts, batch)
 
     def _guessed(self, batch: Batch, handle: CudaPassHandle) -> Iterator[tuple[Sequence[int], Forward]]:
         """Run the rows with guesses, which are settled then, or with their masks; the part that is left has none."""
@@ -437,15 +443,20 @@ class CudaExecutor:
                 return graph
         return None
 
+    def _replay(self, graph: PrefillGraph, decodes: list[Row], prefills: list[Row], batch: Batch) -> None:
+        """The part of a batch that has its prompts."""
+        if self.layers is not None and batch.tell_layers is not None:
+            batch.tell_layers(self.layers.begin())
+        graph.run(decodes, prefills)
+
     def _run_eagerly(self, batch: Batch, handle: CudaPassHandle) -> None:
         """Any batch, kernel by kernel: the logits of the rows that sample, and log probabilities of prompts."""
         self.state.begin([row for row in batch.rows[batch.num_decodes :] if row.sampling is not None])
         wants_prompts = any(row.prompt_targets for row in batch.rows)
-        marks = handle.layer_marks if batch.marks_layers else None
         if self.stage is not None and not self.stage.is_last:
             self.stage.leave(self._eager(batch, every_token=True)[1].residual)
             return
-        inputs, state = self._eager(batch, every_token=wants_prompts, marks=marks)
+        inputs, state = self._eager(batch, every_token=wants_prompts)
         if wants_prompts:
             handle.prompt_logprobs = PromptLogprobs.of(batch.rows, state, partial(self.worker.model.logits, self.ops))
             state = state.select(inputs.sample_rows)
@@ -459,9 +470,7 @@ class CudaExecutor:
         with torch.inference_mode():
             return self.worker.model.logits(self.ops, self._eager(batch, every_token=True)[1])
 
-    def _eager(
-        self, batch: Batch, *, every_token: bool, marks: LayerMarks | None = None
-    ) -> tuple[PassInputs, ResidualState]:
+    def _eager(self, batch: Batch, *, every_token: bool) -> tuple[PassInputs, ResidualState]:
         """Inputs, and the residual state of all tokens or of those that sample."""
         inputs = build_inputs(batch, self.pool.spec.page_size, self.pool.null_page, self.worker.device)
         token_ids, model = inputs.token_ids, self.worker.model
@@ -475,7 +484,9 @@ class CudaExecutor:
             inputs.positions = inputs.positions.index_copy(0, inputs.pending_tokens, positions)
             inputs.kv_lengths = inputs.kv_lengths.index_copy(0, inputs.pending_tokens, kv_lengths)
         attention: AttentionPass = self.attention.plan(inputs, every_token=every_token)
-        attention = attention if marks is None else MarkedAttention(attention, marks)
+        if self.layers is not None and batch.tell_layers is not None:
+            batch.tell_layers(self.layers.begin())
+            attention = MarkedAttention(attention, self.layers.mark)
         if self.stage is None or self.stage.is_first:
             hidden = model.embed(self.ops, token_ids)
         else:

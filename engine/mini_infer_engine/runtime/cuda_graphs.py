@@ -17,11 +17,12 @@ from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
 from mini_infer_engine.kernels.embed_decode import gather_decode_inputs, gather_places
 from mini_infer_engine.kernels.sampling.state_update import STATE_FIELDS, update_slots
 from mini_infer_engine.models.decoder import DecoderModel
-from mini_infer_engine.ops.base import Ops, ResidualState
+from mini_infer_engine.ops.base import AttentionPass, Ops, ResidualState
 from mini_infer_engine.runtime.attention.triton_attention import TritonAttentionPass, decodes_before_prefill
 from mini_infer_engine.runtime.attention.triton_backends import TritonBackend
 from mini_infer_engine.runtime.cuda_stage import CudaStage
 from mini_infer_engine.runtime.device_state import DeviceBatchState
+from mini_infer_engine.runtime.layer_progress import LayerCounters, MarkedAttention
 from mini_infer_engine.runtime.staging import PinnedStaging
 
 _LAUNCH_BOUND_BYTES = 6_000_000_000
@@ -72,6 +73,8 @@ class CapturedModel:
     null_page: int
     stage: CudaStage | None
     """Of a pipeline: where its passes find what the stage before has left, and leave what they make."""
+    layers: LayerCounters | None = None
+    """What passes with prompts tell of their layers."""
 
     @property
     def begins(self) -> bool:
@@ -82,6 +85,10 @@ class CapturedModel:
     def samples(self) -> bool:
         """Whether passes end with logits."""
         return self.stage is None or self.stage.is_last
+
+    def telling(self, attention: TritonAttentionPass) -> AttentionPass:
+        """Of a pass with prompts."""
+        return attention if self.layers is None else MarkedAttention(attention, self.layers.mark)
 
     def receive(self, num_tokens: int, padded: int) -> None:
         """Before a replay for so many tokens, padded to others: what the stage before has left stands ready."""
@@ -258,7 +265,7 @@ class PrefillGraph:
         if not parts.samples:
             parts.leave(model(parts.ops, hidden, TritonAttentionPass(attend, attend, None)))
             return
-        residual = model(parts.ops, hidden, TritonAttentionPass(attend, selected, sample_rows))
+        residual = model(parts.ops, hidden, parts.telling(TritonAttentionPass(attend, selected, sample_rows)))
         model.logits(parts.ops, residual, parts.logits[: sample_rows.shape[0]])
 
     def _with_decodes(self, token_ids: Tensor, decode_slots: Tensor) -> Tensor:

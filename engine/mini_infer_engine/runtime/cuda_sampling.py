@@ -25,7 +25,6 @@ from mini_infer_engine.runtime.cuda_graphs import record
 from mini_infer_engine.runtime.cuda_logprobs import CudaLogprobs
 from mini_infer_engine.runtime.device_state import DeviceBatchState
 from mini_infer_engine.runtime.embeddings import Embeddings
-from mini_infer_engine.runtime.layer_marks import LayerMarks
 from mini_infer_engine.runtime.mask_staging import MaskStaging
 from mini_infer_engine.runtime.prompt_logprobs import PromptLogprobs
 from mini_infer_engine.runtime.staging import PinnedStaging
@@ -96,8 +95,6 @@ class CudaPassHandle:
         """Parts that wait for their masks."""
         self.guessed: GuessedPart | None = None
         """Rows with guesses that wait for theirs."""
-        self.layer_marks: LayerMarks = []
-        """Of each layer, where the batch asks for them and the pass is no CUDA graph."""
         self.done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
 
     def result(self) -> PassResult:

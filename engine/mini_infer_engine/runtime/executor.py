@@ -41,8 +41,11 @@ class Executor(Protocol):
     def compile_kernels(self, most_tokens: int) -> None:
         """Compile what passes need, over a pool that is thrown away and holds one sequence of `most_tokens`."""
 
-    def capture(self) -> None:
-        """Record the passes whose shapes repeat; before the first request, after the last change of memory."""
+    def capture(self, *, tells_layers: bool = False) -> None:
+        """Record the passes whose shapes repeat; before the first request, after the last change of memory.
+
+        `tells_layers`: passes heed `Batch.tell_layers` from now on, where this executor can.
+        """
 
     def graph_bytes(self) -> int:
         """An estimate of the memory that `capture` takes, by capturing the largest graphs and letting go of them."""

@@ -96,8 +96,12 @@ class ModelRunner:
         return self.executor.logits(batch)
 
 
-def load_runner(settings: EngineSettings, group: RankGroup = ALONE_IN_GROUP) -> ModelRunner:
+def load_runner(
+    settings: EngineSettings, group: RankGroup = ALONE_IN_GROUP, *, tells_layers: bool = False
+) -> ModelRunner:
     """Find the model and load it: with our kernels and CUDA graphs on an NVIDIA GPU, else with torch.
+
+    `tells_layers`: see `Executor.capture`.
 
     Raises:
         ModelError: the model or the settings are at fault, or the configured backend cannot run here.
@@ -108,7 +112,7 @@ def load_runner(settings: EngineSettings, group: RankGroup = ALONE_IN_GROUP) -> 
         choose_threads(num_ranks(settings) // settings.nnodes * settings.data_parallel_size)
     kind = executor_class(settings, device_type)
     directory = resolve_model(settings.model, settings.revision, weights=settings.load_format != "dummy")
-    return make_runner(settings, read_config(directory), directory, kind, group)
+    return make_runner(settings, read_config(directory), directory, kind, group, tells_layers=tells_layers)
 
 
 def make_runner(
@@ -117,6 +121,8 @@ def make_runner(
     directory: Path | None,
     kind: type[Executor],
     group: RankGroup = ALONE_IN_GROUP,
+    *,
+    tells_layers: bool = False,
 ) -> ModelRunner:
     """Weights first, then the memory plan over what they leave, then pool, executor and its graphs.
 
@@ -139,6 +145,6 @@ def make_runner(
     host_pages = group.smallest(group.share_of(settings.kv_swap_memory) // spec.page_bytes)
     pool = make_pool(spec, plan.num_pages, worker.device, host_pages, is_shared=settings.kv_transport == "shm")
     executor = kind(worker, pool, resolved)
-    executor.capture()
+    executor.capture(tells_layers=tells_layers)
     group.link.open()
     return ModelRunner(worker, pool, executor, plan.max_model_len, resolved)

@@ -21,7 +21,7 @@ from mini_infer_engine.runtime.attention.backends import torch_backend
 from mini_infer_engine.runtime.embeddings import Embeddings, wants_embeddings
 from mini_infer_engine.runtime.inputs import PassInputs, build_inputs
 from mini_infer_engine.runtime.kv_pool import KVPool
-from mini_infer_engine.runtime.layer_marks import LayerMarks, MarkedAttention
+from mini_infer_engine.runtime.layer_progress import CountedLayers, MarkedAttention
 from mini_infer_engine.runtime.prompt_logprobs import PromptLogprobs
 from mini_infer_engine.runtime.stage_traffic import StageTraffic
 from mini_infer_engine.runtime.torch_speculation import PreparedBatch, TorchSpeculation, sampled_rows, samples_of
@@ -62,8 +62,6 @@ class TorchPassHandle:
     held: tuple[PassInputs, Tensor] | None = None
     """Inputs and logits of a pass that waits for its masks."""
     done: torch.cuda.Event | None = None
-    layer_marks: LayerMarks = field(default_factory=list)
-    """Of each layer, where the batch asks for them."""
 
     def result(self) -> PassResult:
         """See `PassHandle.result`."""
@@ -107,12 +105,14 @@ class TorchExecutor:
         self.last_tokens = torch.zeros(settings.max_num_seqs, dtype=torch.int64, device=worker.device)
         self.penalties = Penalties(settings.max_num_seqs, worker.config.vocab_size, worker.device)
         self.traffic = None if worker.link.size == 1 else StageTraffic(worker, self.last_tokens)
+        self._tells_layers = False
 
     def compile_kernels(self, most_tokens: int) -> None:
         """Torch's operators are compiled."""
 
-    def capture(self) -> None:
+    def capture(self, *, tells_layers: bool = False) -> None:
         """Nothing is captured."""
+        self._tells_layers = tells_layers and self.worker.device.type == "cpu"
 
     def graph_bytes(self) -> int:
         """Nothing is captured."""
@@ -129,19 +129,21 @@ class TorchExecutor:
             self.pool.transfer(batch.transfers)
             if self.traffic is not None and not self.traffic.is_last:
                 return self._launch_part(batch, self.traffic)
-            marks_layers = batch.marks_layers
+            tell_layers = batch.tell_layers if self._tells_layers else None
             prepared = None if self.speculation is None else self.speculation.prepare(batch)
             taps = self.worker.model.taps if batch.num_drafts else None
             batch = batch if prepared is None else prepared.batch
             wants_prompts = any(row.prompt_targets for row in batch.rows)
-            marks: LayerMarks | None = [] if marks_layers else None
+            layers = None
+            if tell_layers is not None:
+                layers = CountedLayers()
+                tell_layers(layers)
             with nullcontext() if taps is None else taps.while_wanted():
-                inputs, state = self._forward(batch, every_token=wants_prompts, marks=marks)
+                inputs, state = self._forward(batch, every_token=wants_prompts, layers=layers)
             sampling = [index for index, row in enumerate(batch.rows) if row.sampling is not None]
             handle = TorchPassHandle(batch.rows, sampling, prepared)
             if taps is not None:
                 handle.features = taps.take()[inputs.sample_rows] if wants_prompts else taps.take()
-            handle.layer_marks = marks or []
             if wants_prompts:
                 handle.prompt_logprobs = PromptLogprobs.of(batch.rows, state, self._logits)
                 state = state.select(inputs.sample_rows)
@@ -191,7 +193,7 @@ class TorchExecutor:
             return state.residual
 
     def _forward(
-        self, batch: Batch, *, every_token: bool, marks: LayerMarks | None = None
+        self, batch: Batch, *, every_token: bool, layers: CountedLayers | None = None
     ) -> tuple[PassInputs, ResidualState]:
         """Inputs, and the residual state of all tokens or of those that sample."""
         model, traffic = self.worker.model, self.traffic
@@ -204,7 +206,7 @@ class TorchExecutor:
             token_ids = token_ids.index_copy(0, inputs.pending_tokens, pending)
         needs_all = every_token or len(inputs.sample_rows) == inputs.num_tokens
         attention: AttentionPass = self.attention.prepare(inputs, None if needs_all else inputs.sample_rows)
-        attention = attention if marks is None else MarkedAttention(attention, marks)
+        attention = attention if layers is None else MarkedAttention(attention, layers.mark)
         if traffic is None or traffic.is_first:
             hidden = model.embed(self.ops, token_ids)
         else:

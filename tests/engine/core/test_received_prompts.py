@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
 from mini_infer_engine.core.engine import Engine
-from mini_infer_engine.core.kv_transfer import NO_TRANSFERS, KVTransferStats, LayerMark, Received, Work
+from mini_infer_engine.core.kv_transfer import NO_TRANSFERS, KVTransferStats, LayerProgress, Received, Work
 from mini_infer_engine.core.request import KVSource, Output, Request, SamplingParams
 from mini_infer_engine.core.scheduler import HASHED_AHEAD
 from mini_infer_engine.core.sequence import Sequence
@@ -45,10 +45,7 @@ class Connector:
     def gives(self, sequence: Sequence) -> bool:
         return False
 
-    def marking_pays(self, num_tokens: int) -> bool:
-        return False
-
-    def launched(self, sequence: Sequence, num_tokens: int, marks: "list[LayerMark]") -> None: ...
+    def launched(self, sequence: Sequence, num_tokens: int, layers: LayerProgress) -> None: ...
 
     def computed(self, sequence: Sequence, num_tokens: int) -> None: ...
 
@@ -129,24 +126,34 @@ def test_copies_of_a_prompt_that_is_on_its_way_wait_for_it_and_others_do_not() -
     assert connector.asked == ["first", "another tenant's", "other"]
 
 
+@dataclass
 class Giving(Connector):
-    """Every prompt goes to another engine, by a link on which 100 tokens are much."""
+    """Every prompt goes to another engine."""
+
+    told: list[tuple[str, int]] = field(default_factory=list)
 
     def gives(self, sequence: Sequence) -> bool:
         return True
 
-    def marking_pays(self, num_tokens: int) -> bool:
-        return num_tokens >= 100
+    def launched(self, sequence: Sequence, num_tokens: int, layers: LayerProgress) -> None:
+        self.told.append((sequence.request.request_id, num_tokens))
 
 
-def test_a_pass_that_makes_much_for_others_is_launched_so_that_its_layers_can_be_told() -> None:
-    engine, runner = engine_with(Giving())
+class NoLayers:
+    def num_done(self) -> int:
+        return 0
+
+
+def test_a_pass_can_tell_of_the_layers_of_its_prompts_before_it_is_launched() -> None:
+    connector = Giving()
+    engine, runner = engine_with(connector)
     engine.add(request("short", [7] * 30))
     engine.step()
     engine.add(request("long", [8] * 100))
     engine.step()
     engine.step()
-    told = [(batch.marks_layers, batch.without_graph) for batch in runner.batches]
-    assert told[0] == (True, False)
-    assert (True, True) in told
-    assert told[-1] == (False, False), "a pass of decode rows alone"
+    prompts = [batch.tell_layers for batch in runner.batches if batch.tell_layers is not None]
+    for tell in prompts:
+        tell(NoLayers())
+    assert connector.told == [("short", 30), ("long", 100)]
+    assert runner.batches[-1].tell_layers is None, "a pass of decode rows alone"

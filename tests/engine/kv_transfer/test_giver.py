@@ -77,11 +77,11 @@ class FakeTransport:
 
 
 @dataclass
-class Mark:
-    is_there: bool = False
+class Layers:
+    done: int = 0
 
-    def is_done(self) -> bool:
-        return self.is_there
+    def num_done(self) -> int:
+        return self.done
 
 
 @dataclass
@@ -140,17 +140,16 @@ def test_the_token_is_told_when_the_last_byte_is_there(world: World) -> None:
 
 
 def test_layers_go_as_soon_as_they_are_computed_and_as_many_as_are(world: World) -> None:
-    key, marks = world.ask(), tuple(Mark() for _ in range(LAYOUT.num_layers))
-    world.giver.give(events.Give(key, 0, [1, 2, 3], 0, 40, marks))
+    key, layers = world.ask(), Layers()
+    world.giver.give(events.Give(key, 0, [1, 2, 3], 0, 40, layers))
     world.giver.end(events.GiveEnd(key, 5, [], 0))
     world.giver.advance(0.0)
     assert not world.transport.motions
     assert world.giver.is_busy  # it looks again soon
-    marks[0].is_there = True
+    layers.done = 1
     world.giver.advance(0.1)
     assert world.transport.tables[0][:, 2].tolist() == [LAYOUT.layer_bytes] * 3
-    for mark in marks[1:]:
-        mark.is_there = True
+    layers.done = LAYOUT.num_layers
     world.giver.advance(0.2)
     assert len(world.transport.motions) == 1  # the first is still on its way
     world.transport.motions[0].end = "done"
@@ -165,8 +164,8 @@ def test_layers_go_as_soon_as_they_are_computed_and_as_many_as_are(world: World)
 
 @pytest.mark.parametrize("by_layers", [False, True])
 def test_what_is_released_is_told_when_nothing_is_written_any_more(world: World, by_layers: bool) -> None:
-    key, marks = world.ask(), (Mark(is_there=True), *(Mark() for _ in range(3)))
-    world.giver.give(events.Give(key, 0, [1, 2, 3], 0, 32, marks if by_layers else None))
+    key = world.ask()
+    world.giver.give(events.Give(key, 0, [1, 2, 3], 0, 32, Layers(1) if by_layers else None))
     world.giver.give(events.Give(key, 1, [1, 2, 3], 32, 40))
     world.giver.handle(PEER, wire.Release([1]), 1.0)
     assert world.told == [events.Gone(key), events.Given(key, 1)]  # what was not begun is free at once
@@ -249,6 +248,26 @@ def test_what_is_staged_is_told_part_by_part_and_the_token_when_all_is_copied(wo
     assert world.told == [events.Given(key, 0)]
     assert isinstance(world.sent[-1], wire.Prefilled)
     assert world.giver.num_open == 0
+
+
+def test_layers_that_are_computed_meanwhile_follow_through_the_slots(world: World) -> None:
+    key, layers = world.ask(), Layers(1)
+    world.transport.is_staged = True
+    world.giver.give(events.Give(key, 0, [1, 2, 3], 0, 16, layers))
+    world.giver.end(events.GiveEnd(key, 5, [], 0))
+    world.giver.advance(0.0)
+    for layers.done in (1, 3, 4):
+        world.giver.advance(0.1)
+    for motion in world.transport.motions:
+        motion.end = "done"
+    world.giver.advance(0.2)
+    assert [message.layers for message in world.sent if isinstance(message, wire.Staged)] == [(0, 1), (1, 3), (3, 4)]
+    assert not world.told
+    for serial in range(3):
+        world.giver.handle(PEER, wire.Copied(1, serial), 0.3)
+    world.giver.advance(0.4)
+    assert world.told == [events.Given(key, 0)]
+    assert isinstance(world.sent[-1], wire.Prefilled)
 
 
 def test_slots_of_a_taker_that_never_answers_are_free_with_its_lease(world: World, two_slots: None) -> None:

@@ -7,7 +7,6 @@ from mini_infer_engine.kv_transfer.estimates import (
     RateMeter,
     fetching_pays,
     late_after_s,
-    marking_pays,
     prefill_estimate_s,
 )
 from mini_infer_engine.kv_transfer.leases import LeaseTable
@@ -87,19 +86,3 @@ def test_a_rate_follows_what_is_measured() -> None:
     for _ in range(30):
         meter.add(10, 1.0)
     assert meter.per_s == pytest.approx(10.0, rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "bytes_per_s", "tokens_per_s", "expected"),
-    [
-        (2048, 3.3e9, 44_000, True),
-        (2048, 300e9, 44_000, False),
-        (256, 3.3e9, 44_000, False),  # computed before it is launched
-        (2048, 0.0, 44_000, False),
-        (2048, 3.3e9, 0.0, False),
-    ],
-)
-def test_layers_are_written_one_by_one_where_the_link_is_slow_and_the_pass_is_long(
-    tokens: int, bytes_per_s: float, tokens_per_s: float, expected: bool
-) -> None:
-    assert marking_pays(tokens, tokens * 57_344, bytes_per_s, tokens_per_s) == expected
