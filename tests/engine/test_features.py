@@ -244,6 +244,10 @@ def tried(pair: tuple[int, int]) -> Outcome:
         return Outcome("fails", f"{names} {type(error).__name__} {str(error)[:300]}")
 
 
+_GROUPS = 6
+"""Of GPUs at a time: ranks that wait for each other need their turns on all GPUs at once."""
+
+
 def main() -> int:
     """Try all pairs, in so many processes as are named, and write the page."""
     processes = int(sys.argv[1]) if len(sys.argv) > 1 else 1
@@ -252,8 +256,8 @@ def main() -> int:
     apart = [pair for pair in TRIED if DEVICE != "cpu" and any(FEATURES[index].gpus > 1 for index in pair)]
     beside = [pair for pair in TRIED if pair not in apart]
     found = {}
-    for pairs, tasks in ((beside, None), (apart, 1)):
-        with ProcessPoolExecutor(processes, spawn, max_tasks_per_child=tasks) as pool:
+    for pairs, tasks, most in ((beside, None, processes), (apart, 1, _GROUPS)):
+        with ProcessPoolExecutor(min(processes, most), spawn, max_tasks_per_child=tasks) as pool:
             found |= zip(pairs, pool.map(tried, pairs), strict=True)
     found = {pair: found[pair] for pair in TRIED}
     failed = [outcome.reason for outcome in found.values() if outcome.word == "fails"]
