@@ -55,19 +55,19 @@ class CudaDriver:
     def range_of(self, address: int) -> tuple[int, int]:
         """See `IpcDriver.range_of`."""
         base, size = ctypes.c_uint64(), ctypes.c_size_t()
-        self._call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
+        self.call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
         return base.value, size.value
 
     def handle_of(self, address: int) -> bytes:
         """See `IpcDriver.handle_of`."""
         handle = _Handle()
-        self._call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(address))
+        self.call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(address))
         return bytes(handle.bytes)
 
     def open(self, handle: bytes) -> int:
         """See `IpcDriver.open`."""
         address = ctypes.c_uint64()
-        self._call(
+        self.call(
             "cuIpcOpenMemHandle_v2",
             ctypes.byref(address),
             _Handle.from_buffer_copy(handle),
@@ -77,9 +77,10 @@ class CudaDriver:
 
     def close(self, address: int) -> None:
         """See `IpcDriver.close`."""
-        self._call("cuIpcCloseMemHandle", ctypes.c_uint64(address))
+        self.call("cuIpcCloseMemHandle", ctypes.c_uint64(address))
 
-    def _call(self, function: str, *arguments: Any) -> None:
+    def call(self, function: str, *arguments: Any) -> None:
+        """Any of its functions. CudaError: what it returns but for success."""
         status = getattr(self._library, function)(*arguments)
         if status:
             name = ctypes.c_char_p()

@@ -20,6 +20,8 @@ from mini_infer_engine.kv_transfer.staging import Area, chunks
 from mini_infer_engine.kv_transfer.stats import Counters
 from mini_infer_engine.kv_transfer.transport import Motion, Transport, TransportError
 
+_FEW_PARTS = 3
+"""Of a gift: with fewer on their way a slot goes as it is. Each takes both sides' threads some turns, however full."""
 Send = Callable[[bytes, wire.FromGiver], None]
 """To a peer, by its identity on the ROUTER."""
 
@@ -267,8 +269,12 @@ class Giver:
         layers = prefill.next_layer, give.layers.num_done()
         if layers[0] == layers[1]:
             return
-        gift.add(self._parts(party, Span(give.pages, prefill.pages, give.begin, give.end, layers), gift.area))
-        write.ends_give = layers[1] == self._layout.num_layers
+        parts = self._parts(party, Span(give.pages, prefill.pages, give.begin, give.end, layers), gift.area)
+        is_last = layers[1] == self._layout.num_layers
+        if len(parts) == 1 and gift.num_parts >= _FEW_PARTS and not is_last:
+            return  # more layers will fill the slot better
+        gift.add(parts)
+        write.ends_give = is_last
         prefill.next_layer = 0 if write.ends_give else layers[1]
         if write.ends_give:
             prefill.waiting.popleft()

@@ -55,6 +55,11 @@ class StagedGift:
         self._has_failed = False
         self.num_bytes = 0
 
+    @property
+    def num_parts(self) -> int:
+        """That are not copied yet."""
+        return len(self._waiting) + len(self._filling) + len(self._told)
+
     def add(self, parts: Iterable[Span]) -> None:
         """To follow those that there are; before `progress` has said that it is done, or has failed."""
         self._waiting.extend(parts)

@@ -12,7 +12,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from mini_infer_engine.kv_transfer.cuda_ipc import CudaDriver
 from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory, Span
+from mini_infer_engine.kv_transfer.row_copies import copy_rows
 from mini_infer_engine.kv_transfer.staging import Area, Block, moves_whole_pages
 
 IsDone = Callable[[], bool]
@@ -145,8 +147,9 @@ _LEAST_COPY_BYTES = 32 << 10
 class TorchCopies:
     """See `StagingCopies`; copies are queued on a stream of their own. What they read has been computed.
 
-    Whole pages go to and from main memory by the copy engines, page by page: a kernel that gathers them would wait for
-    room among those of the prefill that still computes.
+    Whole pages go to and from main memory by the copy engines, pages that follow each other in one call: a kernel that
+    gathers them would wait for room among those of the prefill that still computes, and what this thread computes, the
+    core's waits for.
     """
 
     def __init__(self, memory: KVMemory, area: Area, num_bytes: int, pool: Any = None) -> None:
@@ -164,13 +167,14 @@ class TorchCopies:
         self.address = self._buffer.data_ptr()
         # Ahead of the prefill's kernels, which are many and long, where kernels are needed.
         self._stream = torch.cuda.Stream(self._where, priority=-1) if on_gpu else None
+        self._driver = CudaDriver() if on_gpu else None
 
     def gather(self, giver: KVLayout, taker: KVLayout, span: Span, block: Block, offset: int) -> None:
         """See `StagingCopies.gather`."""
         with self._torch.cuda.stream(self._stream):
             if pairs := self._whole_copies(giver, taker, span, block, offset):
-                for page, staged in pairs:
-                    staged.copy_(page, non_blocking=True)
+                for pages, staged in pairs:
+                    self._copy_rows(staged, pages)
                 return
             if moves_whole_pages(giver, taker):
                 found = self._pages()[:, _layers(giver, span)][self._indices(_whole_pages(giver, span))]
@@ -186,8 +190,8 @@ class TorchCopies:
         torch = self._torch
         with torch.cuda.stream(self._stream):
             if pairs := self._whole_copies(giver, taker, span, block, offset):
-                for page, piece in pairs:
-                    page.copy_(piece, non_blocking=True)
+                for pages, staged in pairs:
+                    self._copy_rows(pages, staged)
                 return
             staged = self._buffer[offset : offset + block.size].to(self._where, non_blocking=True)
             if moves_whole_pages(giver, taker):
@@ -215,17 +219,28 @@ class TorchCopies:
     def _whole_copies(
         self, giver: KVLayout, taker: KVLayout, span: Span, block: Block, offset: int
     ) -> list[tuple[Any, Any]]:
-        """Each page's layers in the pool, and where they are staged; empty: a kernel for all of them is better."""
+        """The layers of pages [pages, n] that follow each other in the pool, and where they are staged.
+
+        Empty: a kernel for all of them is better.
+        """
         if self.device == "cuda" or not moves_whole_pages(giver, taker):
             return []
         pages, layers = _whole_pages(giver, span), _layers(giver, span)
         staged = self._buffer[offset : offset + block.size].view(len(pages), -1)
         if staged.shape[1] < _LEAST_COPY_BYTES:
             return []
-        pool = self._pages()[:, layers]
-        return [
-            (pool[page].view(-1), piece.view(pool.dtype)) for page, piece in zip(pages.tolist(), staged, strict=True)
-        ]
+        pool, found, begin = self._pages()[:, layers].flatten(1), [], 0
+        for run in np.split(pages, np.flatnonzero(np.diff(pages) != 1) + 1):
+            there = staged[begin : begin + len(run)].view(pool.dtype)
+            found.append((pool[run[0] : run[0] + len(run)], there))
+            begin += len(run)
+        return found
+
+    def _copy_rows(self, target: Any, source: Any) -> None:
+        if self._driver is None or self._stream is None:
+            target.copy_(source)
+        else:
+            copy_rows(self._driver, target, source, self._stream.cuda_stream)
 
     def _indices(self, values: np.ndarray) -> Any:
         return self._torch.from_numpy(values).to(self._where, non_blocking=True)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mini_infer_engine.core.request import Request, SamplingParams
-from mini_infer_engine.kv_transfer import events, staged_gift, wire
+from mini_infer_engine.kv_transfer import events, giver, staged_gift, wire
 from mini_infer_engine.kv_transfer.giver import Giver
 from mini_infer_engine.kv_transfer.layout import KVLayout, Span, pieces
 from mini_infer_engine.kv_transfer.staging import Area
@@ -268,6 +268,21 @@ def test_layers_that_are_computed_meanwhile_follow_through_the_slots(world: Worl
     world.giver.advance(0.4)
     assert world.told == [events.Given(key, 0)]
     assert isinstance(world.sent[-1], wire.Prefilled)
+
+
+def test_layers_that_fill_no_slot_wait_for_others_while_some_are_on_their_way(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(giver, "_FEW_PARTS", 1)
+    key, layers = world.ask(), Layers(1)
+    world.transport.is_staged = True
+    world.giver.give(events.Give(key, 0, [1, 2, 3], 0, 16, layers))
+    for layers.done in (1, 2, 3, 4):
+        world.giver.advance(0.1)
+    for motion in world.transport.motions:
+        motion.end = "done"
+    world.giver.advance(0.2)
+    assert [message.layers for message in world.sent if isinstance(message, wire.Staged)] == [(0, 1), (1, 4)]
 
 
 def test_slots_of_a_taker_that_never_answers_are_free_with_its_lease(world: World, two_slots: None) -> None:
