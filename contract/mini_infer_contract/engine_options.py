@@ -182,8 +182,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     reaches the other engine and is faster, else nixl. What is asked for must work here (NIXL: the extra
     "disaggregated"), or an engine with a transfer port does not start."""
     kv_staging_memory: Annotated[
-        int, Option(group=KV_TRANSFER, unit="SIZE", low=1, is_size=True, in_resource=True, default_text="64MiB")
-    ] = 64 << 20
+        int, Option(group=KV_TRANSFER, unit="SIZE", low=1, is_size=True, in_resource=True, default_text="128MiB")
+    ] = 128 << 20
     """Of each staging buffer of a rank, one on a GPU and one in main memory: through it go small pieces, other dtypes,
     and all where GPUs do not reach each other."""
     kv_transfer_bandwidth: Annotated[

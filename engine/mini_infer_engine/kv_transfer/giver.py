@@ -264,7 +264,7 @@ class Giver:
         A gift that is done by then has waited for the computation: the next write is another one, timed by itself.
         """
         give, party = write.give, self._peers.get(prefill.peer)
-        if write.ends_give or give.layers is None or party is None or gift.progress() != "busy":
+        if write.ends_give or give.layers is None or party is None:
             return
         layers = prefill.next_layer, give.layers.num_done()
         if layers[0] == layers[1]:
@@ -371,10 +371,10 @@ class Giver:
                 self._fail_read(key, read, "what is to be read cannot be gathered")
 
     def _look_at(self, key: str, prefill: _Prefill, write: _Write, now_s: float) -> None:
-        if prefill.is_wanted and isinstance(write.motion, StagedGift):
-            self._add_layers(prefill, write, write.motion)
         progress = write.motion.progress()
         if progress == "busy":
+            if prefill.is_wanted and isinstance(write.motion, StagedGift):
+                self._add_layers(prefill, write, write.motion)
             return
         prefill.write = None
         if write.ends_give:

@@ -4,12 +4,17 @@ See cuMemcpy2DAsync of CUDA's driver API; torch would first gather such rows by 
 """
 
 import ctypes
-from typing import Any
-
-from mini_infer_engine.kv_transfer.cuda_ipc import CudaDriver
+from typing import Any, Protocol
 
 _UNIFIED = 4
 """CU_MEMORYTYPE_UNIFIED: the driver knows from an address where it is."""
+
+
+class Driver(Protocol):
+    """CUDA's, in the thread's current context."""
+
+    def call(self, function: str, *arguments: Any) -> None:
+        """One of its functions. CudaError: what it returns but for success."""
 
 
 class _Side(ctypes.Structure):
@@ -30,11 +35,15 @@ class _Copy2D(ctypes.Structure):
     _fields_ = (("source", _Side), ("target", _Side), ("width_bytes", ctypes.c_size_t), ("height", ctypes.c_size_t))
 
 
-def copy_rows(driver: CudaDriver, target: Any, source: Any, stream: int) -> None:
+def copy_rows(driver: Driver, target: Any, source: Any, stream: int) -> None:
     """Begin to copy between tensors [rows, n] whose rows are dense, on the GPU or in pinned memory. CudaError."""
+    width = source.shape[1] * source.element_size()
     sides = [
-        _Side(memory_type=_UNIFIED, device=tensor.data_ptr(), pitch_bytes=tensor.stride(0) * tensor.element_size())
+        _Side(
+            memory_type=_UNIFIED,
+            device=tensor.data_ptr(),
+            pitch_bytes=max(width, tensor.stride(0) * tensor.element_size()),  # of one row the stride says nothing
+        )
         for tensor in (source, target)
     ]
-    width = source.shape[1] * source.element_size()
     driver.call("cuMemcpy2DAsync_v2", ctypes.byref(_Copy2D(*sides, width, source.shape[0])), ctypes.c_void_p(stream))

@@ -61,8 +61,10 @@ class StagedGift:
         return len(self._waiting) + len(self._filling) + len(self._told)
 
     def add(self, parts: Iterable[Span]) -> None:
-        """To follow those that there are; before `progress` has said that it is done, or has failed."""
-        self._waiting.extend(parts)
+        """To follow those that there are; while `progress` says that it is busy."""
+        if not self._has_failed:
+            self._waiting.extend(parts)
+            self._fill()
 
     def progress(self) -> Progress:
         """See `Motion.progress`. `failed`, as `done`: the pages are read no more."""

@@ -7,15 +7,18 @@ With numpy where the pool is in main memory, and with torch, on a stream of its 
 
 import ctypes
 import importlib
+import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 
-from mini_infer_engine.kv_transfer.cuda_ipc import CudaDriver
+from mini_infer_engine.kv_transfer.cuda_ipc import CudaDriver, CudaError
 from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory, Span
 from mini_infer_engine.kv_transfer.row_copies import copy_rows
 from mini_infer_engine.kv_transfer.staging import Area, Block, moves_whole_pages
+
+log = logging.getLogger(__name__)
 
 IsDone = Callable[[], bool]
 """Whether copies have ended; any thread may ask."""
@@ -237,10 +240,15 @@ class TorchCopies:
         return found
 
     def _copy_rows(self, target: Any, source: Any) -> None:
-        if self._driver is None or self._stream is None:
-            target.copy_(source)
-        else:
-            copy_rows(self._driver, target, source, self._stream.cuda_stream)
+        if self._driver is not None and self._stream is not None:
+            try:
+                copy_rows(self._driver, target, source, self._stream.cuda_stream)
+                return
+            except CudaError as error:
+                log.warning("pages are copied one by one from now on: %s", error)
+                self._driver = None
+        for row, whence in zip(target, source, strict=True):
+            row.copy_(whence, non_blocking=True)
 
     def _indices(self, values: np.ndarray) -> Any:
         return self._torch.from_numpy(values).to(self._where, non_blocking=True)
