@@ -5,16 +5,19 @@ FEATURES_DEVICE=cuda tries the pairs on a GPU, of which the page tells what is o
 """
 
 import atexit
+import contextlib
 import functools
 import itertools
-import multiprocessing
+import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -182,8 +185,7 @@ def document(outcomes: dict[tuple[int, int], Outcome]) -> Iterator[str]:
         yield "Refused:"
         yield ""
         for pair, outcome in refused:
-            names = " with ".join(feature.name for feature in features_of(pair))
-            yield f"- {names}: {outcome.reason}"
+            yield f"- {names_of(pair)}: {outcome.reason}"
 
 
 def document_of_gpu(outcomes: dict[tuple[int, int], Outcome]) -> Iterator[str]:
@@ -194,8 +196,7 @@ def document_of_gpu(outcomes: dict[tuple[int, int], Outcome]) -> Iterator[str]:
     alike = {pair for pair, outcome in outcomes.items() if MARKS[outcome.word] == on_cpu[pair]}
     yield f"{len(alike)} of the pairs were tried on one, an {torch.cuda.get_device_name()}, and come out alike."
     for pair in outcomes.keys() - alike:
-        names, outcome = [feature.name for feature in features_of(pair)], outcomes[pair]
-        yield f"- {' with '.join(names)}: `{MARKS[outcome.word]}` {outcome.reason}".rstrip()
+        yield f"- {names_of(pair)}: `{MARKS[outcomes[pair].word]}` {outcomes[pair].reason}".rstrip()
 
 
 def cells() -> dict[tuple[int, int], str]:
@@ -210,7 +211,7 @@ def told() -> dict[tuple[int, int], str]:
     found = cells()
     if DEVICE != "cpu":
         section = DOCUMENT.read_text().partition(ON_GPU)[2]
-        by_names = {" with ".join(feature.name for feature in features_of(pair)): pair for pair in PAIRS}
+        by_names = {names_of(pair): pair for pair in PAIRS}
         for names, mark in re.findall(r"^- (.*?): `(.*?)`", section, re.MULTILINE):
             found[by_names[names]] = mark
     return found
@@ -238,10 +239,78 @@ def test_the_page_has_a_line_for_each_feature() -> None:
 def tried(pair: tuple[int, int]) -> Outcome:
     """With the pair's name where it fails: all are tried, so that one look tells everything."""
     try:
-        return outcome_of(features_of(pair))
+        outcome = outcome_of(features_of(pair))
+        if DEVICE != "cpu":
+            torch.cuda.synchronize()  # a fault of a kernel is this pair's
+        return outcome
     except Exception as error:
-        names = [feature.name for feature in features_of(pair)]
-        return Outcome("fails", f"{names} {type(error).__name__} {str(error)[:300]}")
+        return Outcome("fails", f"{names_of(pair)} {type(error).__name__} {str(error)[:300]}")
+
+
+def names_of(pair: tuple[int, int]) -> str:
+    """For people."""
+    return " with ".join(feature.name for feature in features_of(pair))
+
+
+def work() -> None:
+    """Try the pairs that stdin names, and tell what comes of each, and whether another process is to go on."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever else is printed
+    for line in sys.stdin:
+        outcome = tried(tuple(json.loads(line)))
+        is_over = outcome.word == "fails" and "CUDA" in outcome.reason  # no kernel runs here any more
+        print(json.dumps([outcome.word, outcome.reason, is_over]), file=answers, flush=True)
+
+
+class Worker:
+    """A process that tries pairs, and may die of one. FEATURES_UNDER: words before its command, of a debugger."""
+
+    def __init__(self) -> None:
+        command = [*os.environ.get("FEATURES_UNDER", "").split(), sys.executable, "-m", "tests.engine.test_features"]
+        self._process = subprocess.Popen(
+            [*command, "--worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=DOCUMENT.parents[1]
+        )
+
+    def ask(self, pair: tuple[int, int]) -> tuple[Outcome, bool]:
+        """What comes of a pair, and whether the process is over."""
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            print(json.dumps(pair), file=process.stdin, flush=True)
+        if answer := process.stdout.readline():
+            word, reason, is_over = json.loads(answer)
+            return Outcome(word, reason), is_over
+        return Outcome("fails", f"{names_of(pair)}: its process ended with {process.wait()}"), True
+
+    def close(self) -> None:
+        """It has nothing more to do."""
+        self._process.communicate("")
+
+
+def try_all(pairs: list[tuple[int, int]], processes: int, pairs_each: int) -> dict[tuple[int, int], Outcome]:
+    """In so many processes at a time, of which each tries at most so many pairs."""
+    found, waiting = dict[tuple[int, int], Outcome](), deque(pairs)
+
+    def lane() -> None:
+        worker, left = None, 0
+        while waiting:
+            with contextlib.suppress(IndexError):
+                pair = waiting.popleft()
+                if worker is None:
+                    worker, left = Worker(), pairs_each
+                found[pair], is_over = worker.ask(pair)
+                left -= 1
+                if is_over or not left:
+                    worker.close()
+                    worker = None
+        if worker is not None:
+            worker.close()
+
+    with ThreadPoolExecutor(processes) as lanes:
+        for done in [lanes.submit(lane) for _ in range(processes)]:
+            done.result()
+    return found
 
 
 _GROUPS = 6
@@ -250,15 +319,14 @@ _GROUPS = 6
 
 def main() -> int:
     """Try all pairs, in so many processes as are named, and write the page."""
+    if sys.argv[1:] == ["--worker"]:
+        work()
+        return 0
     processes = int(sys.argv[1]) if len(sys.argv) > 1 else 1
-    spawn = multiprocessing.get_context("spawn")
     # A process has one group of GPUs in its life.
     apart = [pair for pair in TRIED if DEVICE != "cpu" and any(FEATURES[index].gpus > 1 for index in pair)]
     beside = [pair for pair in TRIED if pair not in apart]
-    found = {}
-    for pairs, tasks, most in ((beside, None, processes), (apart, 1, _GROUPS)):
-        with ProcessPoolExecutor(min(processes, most), spawn, max_tasks_per_child=tasks) as pool:
-            found |= zip(pairs, pool.map(tried, pairs), strict=True)
+    found = try_all(beside, processes, len(beside)) | try_all(apart, min(processes, _GROUPS), 1)
     found = {pair: found[pair] for pair in TRIED}
     failed = [outcome.reason for outcome in found.values() if outcome.word == "fails"]
     print(*failed, sep="\n")
