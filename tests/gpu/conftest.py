@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from tests.gpu import hopper
+from tests.gpu.bounds import check_all_launches
+from tests.gpu.device import INTERPRETED
 
 
 @pytest.fixture
@@ -35,3 +37,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """With FAILURES_AT_ONCE failures are told as they happen: a run that ends at its limit has no summary."""
     if report.failed and "FAILURES_AT_ONCE" in os.environ:
         print(f"\n{report.nodeid}: {report.longreprtext.strip().splitlines()[-1][:300]}", flush=True)
+
+
+if INTERPRETED and "TRITON_BOUNDS" in os.environ:
+    check_all_launches()
