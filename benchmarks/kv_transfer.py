@@ -222,7 +222,7 @@ def _timed_staged(other: Connection, transport: Any, peer: str, ours: Any, their
     other.send("take")
     begin = time.perf_counter()
     parts = chunks(ours, theirs, span, transport.slot_bytes(peer, area))
-    gift = StagedGift(parts, Slots(), partial(transport.stage, peer, area), tell, itertools.count())
+    gift = StagedGift(parts, area, Slots(), partial(transport.stage, peer, area), tell, itertools.count())
     while (progress := gift.progress()) == "busy":
         while other.poll(0):
             serial, end = other.recv()
@@ -261,6 +261,7 @@ def measure(device: str, kind: str, gpus: int, apart: bool, size: int, sizes: tu
     holder.start()
     driver.start()
     try:
+        told.close()  # so that the driver's end is one of the connection
         if not results.poll(120):
             raise TimeoutError("no figures within two minutes")
         return dict(results.recv())

@@ -49,6 +49,8 @@ def run(script: str, out: Path, *flags: str, **variables: str) -> tuple[dict[str
 def test_ours_alone(script: str, tmp_path: Path) -> None:
     written, table = run(script, tmp_path / "out.json")
     assert written[SCRIPTS[script]]
+    assert not written.get("failures")
+    assert not written.get("errors")
     assert len(table.splitlines()) >= 2
 
 
