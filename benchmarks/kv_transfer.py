@@ -221,8 +221,8 @@ def _timed_staged(other: Connection, transport: Any, peer: str, ours: Any, their
 
     other.send("take")
     begin = time.perf_counter()
-    parts = chunks(ours, theirs, span, transport.slot_bytes(peer, area))
-    gift = StagedGift(parts, area, Slots(), partial(transport.stage, peer, area), tell, itertools.count())
+    divide = partial(chunks, ours, theirs, slot_bytes=transport.slot_bytes(peer, area))
+    gift = StagedGift(span, divide, Slots(), partial(transport.stage, peer, area), tell, itertools.count())
     while (progress := gift.progress()) == "busy":
         while other.poll(0):
             serial, end = other.recv()

@@ -294,16 +294,18 @@ def try_all(pairs: list[tuple[int, int]], processes: int, pairs_each: int) -> di
 
     def lane() -> None:
         worker, left = None, 0
-        while waiting:
-            with contextlib.suppress(IndexError):
+        while True:
+            try:
                 pair = waiting.popleft()
-                if worker is None:
-                    worker, left = Worker(), pairs_each
-                found[pair], is_over = worker.ask(pair)
-                left -= 1
-                if is_over or not left:
-                    worker.close()
-                    worker = None
+            except IndexError:
+                break
+            if worker is None:
+                worker, left = Worker(), pairs_each
+            found[pair], is_over = worker.ask(pair)
+            left -= 1
+            if is_over or not left:
+                worker.close()
+                worker = None
         if worker is not None:
             worker.close()
 

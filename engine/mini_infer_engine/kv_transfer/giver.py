@@ -20,8 +20,6 @@ from mini_infer_engine.kv_transfer.staging import Area, chunks
 from mini_infer_engine.kv_transfer.stats import Counters
 from mini_infer_engine.kv_transfer.transport import Motion, Transport, TransportError
 
-_FEW_PARTS = 3
-"""Of a gift: with fewer on their way a slot goes as it is. Each takes both sides' threads some turns, however full."""
 Send = Callable[[bytes, wire.FromGiver], None]
 """To a peer, by its identity on the ROUTER."""
 
@@ -237,68 +235,69 @@ class Giver:
         if prefill.write is not None or not prefill.waiting:
             return
         give, party = prefill.waiting[0], self._peers.get(prefill.peer)
-        layers = None
-        if give.layers is not None:
-            layers = (prefill.next_layer, give.layers.num_done())
-            if layers[0] == layers[1]:
-                return  # looked at again by `advance`
-        ends_give = layers is None or layers[1] == self._layout.num_layers
+        span = self._computed(prefill, give)
+        if span is None:
+            return  # looked at again by `advance`
         try:
             if party is None:
                 raise TransportError("its engine has restarted")
-            span = Span(give.pages, prefill.pages, give.begin, give.end, layers)
             gift = self._gift(prefill.peer, prefill.job, party, span)
             motion = gift or self._transport.start(party.engine_id, "write", span)
         except TransportError as error:
             self._peers.pop(prefill.peer, None)  # it is to greet again: then it is connected anew
             self._give_up(key, prefill, wire.Failed(prefill.job, "transport", str(error)))
             return
-        prefill.write = _Write(give, motion, time.monotonic(), ends_give)
-        prefill.next_layer = 0 if ends_give or layers is None else layers[1]
-        if ends_give:
+        prefill.write = _Write(give, motion, time.monotonic(), self._has_begun(prefill, span))
+
+    def _computed(self, prefill: _Prefill, give: events.Give) -> Span | None:
+        """What of the first of `waiting` is computed, and not on its way yet; None: nothing."""
+        layers = None
+        if give.layers is not None:
+            layers = (prefill.next_layer, give.layers.num_done())
+            if layers[0] == layers[1]:
+                return None
+        return Span(give.pages, prefill.pages, give.begin, give.end, layers)
+
+    def _is_last(self, span: Span) -> bool:
+        """Whether it has the last layers of its give."""
+        return span.layers is None or span.layers[1] == self._layout.num_layers
+
+    def _has_begun(self, prefill: _Prefill, span: Span) -> bool:
+        """A write of this is on its way; whether it ends the first of `waiting`, which is that no more."""
+        is_last = self._is_last(span)
+        prefill.next_layer = 0 if is_last or span.layers is None else span.layers[1]
+        if is_last:
             prefill.waiting.popleft()
+        return is_last
 
     def _add_layers(self, prefill: _Prefill, write: _Write, gift: StagedGift) -> None:
         """What has been computed meanwhile follows through the slots, and does not wait for all before it to be there.
 
         A gift that is done by then has waited for the computation: the next write is another one, timed by itself.
         """
-        give, party = write.give, self._peers.get(prefill.peer)
-        if write.ends_give or give.layers is None or party is None:
+        if write.ends_give or write.give.layers is None or prefill.peer not in self._peers:
             return
-        layers = prefill.next_layer, give.layers.num_done()
-        if layers[0] == layers[1]:
-            return
-        parts = self._parts(party, Span(give.pages, prefill.pages, give.begin, give.end, layers), gift.area)
-        is_last = layers[1] == self._layout.num_layers
-        if len(parts) == 1 and gift.num_parts >= _FEW_PARTS and not is_last:
-            return  # more layers will fill the slot better
-        gift.add(parts)
-        write.ends_give = is_last
-        prefill.next_layer = 0 if write.ends_give else layers[1]
-        if write.ends_give:
-            prefill.waiting.popleft()
-
-    def _parts(self, party: wire.Party, span: Span, area: Area) -> list[Span]:
-        """Of a slot each."""
-        try:
-            return chunks(self._layout, party.layout, span, self._transport.slot_bytes(party.engine_id, area))
-        except ValueError as error:
-            raise TransportError(str(error)) from None
+        span = self._computed(prefill, write.give)
+        if span is not None and gift.add(span, is_last=self._is_last(span)):
+            write.ends_give = self._has_begun(prefill, span)
 
     def _gift(self, peer: bytes, job: int, party: wire.Party, span: Span) -> StagedGift | None:
         """What brings a span to the other engine through staging slots; None: it goes from pool to pool."""
         area = self._transport.way(party.engine_id, span)
         if area is None:
             return None
-        parts = self._parts(party, span, area)
+        slot_bytes = self._transport.slot_bytes(party.engine_id, area)
+        divide = partial(chunks, self._layout, party.layout, slot_bytes=slot_bytes)
 
         def tell(serial: int, slot: int, part: Span) -> None:
             assert part.layers is not None
             self._send(peer, wire.Staged(job, serial, area, slot, part.begin, part.end, part.layers))
 
         stage = partial(self._transport.stage, party.engine_id, area)
-        return StagedGift(parts, area, self._slots[area], stage, tell, self._serials)
+        try:
+            return StagedGift(span, divide, self._slots[area], stage, tell, self._serials)
+        except ValueError as error:
+            raise TransportError(str(error)) from None
 
     def end(self, end: events.GiveEnd) -> None:
         """The prompt's first token is known."""

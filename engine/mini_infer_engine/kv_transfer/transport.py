@@ -103,7 +103,7 @@ class TransportChoice(msgspec.Struct, frozen=True):
 
     kind: str = "auto"
     """--kv-transport."""
-    staging_bytes: int = 64 << 20
+    staging_bytes: int = 128 << 20
     """--kv-staging-memory: of each staging buffer of a rank."""
     bytes_per_s: int | None = None
     """--kv-transfer-bandwidth: of a rank, at most."""

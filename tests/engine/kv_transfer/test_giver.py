@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mini_infer_engine.core.request import Request, SamplingParams
-from mini_infer_engine.kv_transfer import events, giver, staged_gift, wire
+from mini_infer_engine.kv_transfer import events, staged_gift, wire
 from mini_infer_engine.kv_transfer.giver import Giver
 from mini_infer_engine.kv_transfer.layout import KVLayout, Span, pieces
 from mini_infer_engine.kv_transfer.staging import Area
@@ -38,6 +38,7 @@ class FakeTransport:
     motions: list[FakeMotion] = field(default_factory=list)
     is_broken: bool = False
     is_staged: bool = False
+    is_lost: bool = False
     staged: list[tuple[int, int, int]] = field(default_factory=list)
     """Slots and tokens."""
 
@@ -63,9 +64,11 @@ class FakeTransport:
         return "host" if self.is_staged else None
 
     def slot_bytes(self, engine_id: str, area: Area) -> int:
+        self._find()
         return LAYOUT.page_bytes
 
     def stage(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
+        self._find()
         self.staged.append((slot, span.begin, span.end))
         self.motions.append(FakeMotion(span.end - span.begin))
         return self.motions[-1]
@@ -74,6 +77,10 @@ class FakeTransport:
         raise AssertionError("this side gives")
 
     def close(self) -> None: ...
+
+    def _find(self) -> None:
+        if self.is_lost:
+            raise TransportError("it has gone")
 
 
 @dataclass
@@ -273,7 +280,7 @@ def test_layers_that_are_computed_meanwhile_follow_through_the_slots(world: Worl
 def test_layers_that_fill_no_slot_wait_for_others_while_some_are_on_their_way(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(giver, "_FEW_PARTS", 1)
+    monkeypatch.setattr(staged_gift, "_FEW_PARTS", 1)
     key, layers = world.ask(), Layers(1)
     world.transport.is_staged = True
     world.giver.give(events.Give(key, 0, [1, 2, 3], 0, 16, layers))
@@ -283,6 +290,22 @@ def test_layers_that_fill_no_slot_wait_for_others_while_some_are_on_their_way(
         motion.end = "done"
     world.giver.advance(0.2)
     assert [message.layers for message in world.sent if isinstance(message, wire.Staged)] == [(0, 1), (1, 4)]
+
+
+def test_layers_for_a_taker_that_the_transport_has_lost_end_its_gift_alone(world: World) -> None:
+    key, layers = world.ask(), Layers(1)
+    world.transport.is_staged = True
+    world.giver.give(events.Give(key, 0, [1, 2, 3], 0, 16, layers))
+    world.giver.advance(0.0)
+    world.transport.is_lost, layers.done = True, 2
+    world.giver.advance(0.1)
+    for motion in world.transport.motions:
+        motion.end = "done"
+    world.giver.advance(0.2)
+    world.giver.advance(0.3)
+    assert isinstance(world.sent[-1], wire.Failed)
+    assert world.told == [events.Gone(key), events.Given(key, 0)]
+    assert world.giver.num_open == 0
 
 
 def test_slots_of_a_taker_that_never_answers_are_free_with_its_lease(world: World, two_slots: None) -> None:
