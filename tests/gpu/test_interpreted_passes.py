@@ -402,6 +402,23 @@ def test_scratch_memory_for_widened_pages_is_in_the_memory_plan(
     assert states[()] - states["wide_pages",] == pytest.approx(2 * 64 // 16 * wide_page, rel=0.01)
 
 
+def test_graphs_are_measured_over_slots_that_do_not_move(
+    tmp_path: Path, interpreted: Callable[..., ModelRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The largest pass leaves a slot at the longest sequence's end, behind which rotary tables end, too."""
+    save_tiny_model(tmp_path, "qwen3", num_hidden_layers=2)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 0))
+    runner = interpreted(max_model_len=64, max_num_seqs=4)
+    executor = runner.executor
+    assert isinstance(executor, CudaExecutor)
+    executor.launch(memory_plan._largest_pass(executor.settings, 64, 68, 4)).result()
+    positions = executor.state.state.positions.tolist()
+    assert max(positions) == 64
+    executor.graph_bytes()
+    assert executor.state.state.positions.tolist() == positions
+
+
 @pytest.mark.parametrize("enforce_eager", [False, True])
 def test_rows_that_ask_for_more_choose_as_in_torch(
     tmp_path: Path, interpreted: Callable[..., ModelRunner], enforce_eager: bool

@@ -269,6 +269,7 @@ class CudaExecutor:
         before = torch.cuda.mem_get_info(device)[0]
         memory = torch.cuda.graph_pool_handle()
         prefills, buckets = self._prefill_sizes(), self.sampling.buckets
+        self.sampling.load([])  # recording runs a graph: slots of the largest pass would go on beyond the last position
         with torch.inference_mode():
             kept: list[object] = [
                 PrefillGraph(self._captured_model(), tokens, decodes, memory) for tokens, decodes in prefills[-1:]
