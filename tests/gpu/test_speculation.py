@@ -302,6 +302,28 @@ def test_in_small_it_is_the_plain_engines_text(
 
 @interpreted_only
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("method", [None, "ngram", "draft", "head"])
+@pytest.mark.usefixtures("always")
+def test_in_small_texts_end_with_the_longest_sequence(
+    interpreted: Callable[..., tuple[list[list[int]], EngineStats]], tmp_path: Path, method: str | None
+) -> None:
+    """Guesses stop before: behind it neither page tables nor rotary tables go on (TRITON_BOUNDS=1 sees to it)."""
+    target, draft = save_pair(tmp_path, head_dim=16, num_hidden_layers=2)
+    requests = [
+        Request(
+            request_id=str(length),
+            prompt_token_ids=[5 + index % 7 for index in range(length)],
+            sampling=SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True),
+        )
+        for length in (41, 44)
+    ]
+    options = {} if method is None else {"num_speculative_tokens": 3, **method_of(method, draft)}
+    made, _ = interpreted(target, requests, **options)
+    assert [len(text) for text in made] == [48 - 41, 48 - 44]
+
+
+@interpreted_only
+@pytest.mark.timeout(600)
 def test_in_small_a_draft_reads_by_graphs_what_it_reads_kernel_by_kernel(
     interpreted: Callable[..., tuple[list[list[int]], EngineStats]], tmp_path: Path
 ) -> None:
