@@ -1,8 +1,8 @@
 """Another transport's bytes at no more than so many a second, for a network that others use, too.
 
 Motions go through a link one after the other: the next one begins when the bytes of those before it would have gone
-through a link of that speed, so that a motion is the most that is sent at once. What peers read from staging slots goes
-through it before they are told of the slot.
+through a link of that speed, so that a motion is the most that is sent at once. What peers read from a staging slot goes
+through it once they are told of the slot, which they are when its turn has come.
 """
 
 import time
@@ -21,9 +21,9 @@ Clock = Callable[[], float]
 class _PacedMotion:
     """See `Motion`."""
 
-    def __init__(self, link: "_Link", begin: Callable[[], Motion], asked_s: float) -> None:
+    def __init__(self, link: "_Link", begin: Callable[[], Motion], asked_s: float, *, is_read_later: bool) -> None:
         self._link, self._begin = link, begin
-        self.asked_s = asked_s
+        self.asked_s, self.is_read_later = asked_s, is_read_later
         self.motion: Motion | None = None
         self.state: Progress = "busy"
 
@@ -54,9 +54,12 @@ class _Link:
         self._waiting: deque[_PacedMotion] = deque()
         self._free_s = 0.0
 
-    def add(self, begin: Callable[[], Motion]) -> Motion:
-        """The last one in line; where nothing moves, it begins now."""
-        motion = _PacedMotion(self, begin, self._clock())
+    def add(self, begin: Callable[[], Motion], *, is_read_later: bool = False) -> Motion:
+        """The last one in line; where nothing moves, it begins now.
+
+        `is_read_later`: its bytes go through the link when it is done.
+        """
+        motion = _PacedMotion(self, begin, self._clock(), is_read_later=is_read_later)
         self._waiting.append(motion)
         self.advance()
         return motion
@@ -72,8 +75,9 @@ class _Link:
                 found = first.motion.progress()
                 if found == "busy":
                     return
-                passed_s = max(self._free_s, first.asked_s) + first.motion.num_bytes / self._bytes_per_s
-                if found == "done" and now_s < passed_s:
+                turn_s = max(self._free_s, first.asked_s)
+                passed_s = turn_s + first.motion.num_bytes / self._bytes_per_s
+                if found == "done" and now_s < (turn_s if first.is_read_later else passed_s):
                     return
                 first.state = found
                 self._free_s = passed_s if found == "done" else now_s
@@ -122,7 +126,7 @@ class PacedTransport:
     def stage(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
         """See `Transport.stage`. Slots are filled at once, and done one after the other."""
         motion = self._transport.stage(engine_id, area, slot, span)
-        return self._link.add(lambda: motion)
+        return self._link.add(lambda: motion, is_read_later=True)
 
     def fetch(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
         """See `Transport.fetch`."""

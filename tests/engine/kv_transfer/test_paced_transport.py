@@ -110,12 +110,12 @@ def test_what_fails_fails_at_once() -> None:
     assert motion.progress() == "failed"
 
 
-def test_slots_that_peers_read_are_filled_at_once_and_told_of_at_the_pace_of_the_link() -> None:
-    transport, fake, clock = paced(1000, 1000)
-    slots = [transport.stage("peer", "host", slot, SPAN) for slot in range(2)]
-    assert len(fake.begun) == 2
-    fake.begun[0].state = fake.begun[1].state = "done"
+def test_slots_that_peers_read_are_filled_at_once_and_told_of_when_their_turn_has_come() -> None:
+    transport, fake, clock = paced(1000, 1000, 1000)
+    slots = [transport.stage("peer", "host", slot, SPAN) for slot in range(3)]
+    assert len(fake.begun) == 3
     found = []
-    for clock.now_s in (100.9, 101.0, 101.9, 102.0):
-        found.append([slot.progress() for slot in slots])
-    assert found == [["busy", "busy"], ["done", "busy"], ["done", "busy"], ["done", "done"]]
+    for clock.now_s in (100.2, 101.1, 101.2, 102.1, 102.2):
+        fake.begun[0].state = fake.begun[1].state = fake.begun[2].state = "done"
+        found.append([slot.progress() for slot in slots].count("done"))
+    assert found == [1, 2, 2, 3, 3], "the link has 1,000 bytes of each before it a second"
