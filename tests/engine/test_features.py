@@ -9,6 +9,7 @@ import contextlib
 import functools
 import itertools
 import json
+import math
 import os
 import re
 import shutil
@@ -42,11 +43,9 @@ PATTERN = [300 + (place * place) % 23 for place in range(24)]
 PROMPTS = [{"prompt_token_ids": PATTERN + [400 + index] * (3 + index) + PATTERN[: 20 + index]} for index in range(3)]
 """With a shared beginning for the prefix cache and a repetition for look-up."""
 PAIRS = list(itertools.combinations_with_replacement(range(len(FEATURES)), 2))
-TRIED = [
-    pair
-    for pair in PAIRS
-    if DEVICE == "cpu" or all(FEATURES[index].gpus <= torch.cuda.device_count() for index in pair)
-]
+GPUS = {pair: math.prod(FEATURES[index].gpus for index in set(pair)) for pair in PAIRS}
+"""Of a pair: ranks of stages of engines multiply."""
+TRIED = [pair for pair in PAIRS if DEVICE == "cpu" or GPUS[pair] <= torch.cuda.device_count()]
 
 
 @dataclass(frozen=True)
@@ -194,8 +193,9 @@ def document_of_gpu(outcomes: dict[tuple[int, int], Outcome]) -> Iterator[str]:
     yield ON_GPU
     yield ""
     alike = {pair for pair, outcome in outcomes.items() if MARKS[outcome.word] == on_cpu[pair]}
-    yield f"{len(alike)} of the pairs were tried on one, an {torch.cuda.get_device_name()}, and come out alike."
-    for pair in outcomes.keys() - alike:
+    gpus = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+    yield f"{len(alike)} of the pairs were tried there ({gpus}), and come out alike."
+    for pair in [pair for pair in outcomes if pair not in alike]:
         yield f"- {names_of(pair)}: `{MARKS[outcomes[pair].word]}` {outcomes[pair].reason}".rstrip()
 
 
@@ -326,7 +326,7 @@ def main() -> int:
         return 0
     processes = int(sys.argv[1]) if len(sys.argv) > 1 else 1
     # A process has one group of GPUs in its life.
-    apart = [pair for pair in TRIED if DEVICE != "cpu" and any(FEATURES[index].gpus > 1 for index in pair)]
+    apart = [pair for pair in TRIED if DEVICE != "cpu" and GPUS[pair] > 1]
     beside = [pair for pair in TRIED if pair not in apart]
     found = try_all(beside, processes, len(beside)) | try_all(apart, min(processes, _GROUPS), 1)
     found = {pair: found[pair] for pair in TRIED}
