@@ -44,7 +44,6 @@ from common.streams import Arrival, Clients, Fleet, body_of, replay, session, st
 from routing.workload import TRACE_VARIABLE, Workload, find_mooncake, mooncake, token_ids
 
 PREFILL_FROM, FETCH_FROM = "x-mini-infer-prefill-from", "x-mini-infer-fetch-from"
-ROLES = ("prefill", "decode")
 
 
 _GRID = Grid(
@@ -70,7 +69,7 @@ class Work:
     output: int = 128
     trace_s: float = 25.0
     links: tuple[int, ...] = (2_000_000_000, 3_300_000_000, 5_000_000_000, 100_000_000_000)
-    """Bytes a second of both engines of a pair; the last are no limit."""
+    """Bytes a second of prefill engines; the last are no limit."""
     chunk: int = 512
     """Largest prefill chunk of unified replicas: a pass of 1,024 tokens of a 7B shape takes longer than a gap may."""
 
@@ -242,7 +241,7 @@ class Campaign:
         ports = [free_port(), free_port()]
         wanted = [
             (gpu, kv_bytes | {"role": role, "transfer_port": port})
-            for role, port, gpu in zip(ROLES, ports, gpus, strict=True)
+            for role, port, gpu in zip(("prefill", "decode"), ports, gpus, strict=True)
         ]
         if {"gaps", "goodput", "trace"} & set(parts):
             wanted += [(gpu, kv_bytes | {"long_prefill_token_threshold": self.work.chunk}) for gpu in gpus]
@@ -262,23 +261,21 @@ class Campaign:
                 self.loads(Fleet([server.url for server in replicas], {}), FLEETS[1])
 
     def links(self) -> None:
-        """Pairs of engines, each of which moves no more than so many bytes a second.
-
-        Both sides have the limit: what is read from staging slots arrives at the pace of the side that reads.
-        """
-        flags, ports = {"kv_cache_memory": _SHARED_KV_BYTES}, [free_port() for _ in self.work.links]
-        wanted = [
-            (gpu, flags | {"role": role, "transfer_port": port, "kv_transfer_bandwidth": rate})
-            for rate, prefill_port in zip(self.work.links, ports, strict=True)
-            for gpu, role, port in zip(self.asked.gpus, ROLES, (prefill_port, free_port()), strict=True)
+        """Prefill engines that move no more than so many bytes a second, and one decode engine."""
+        rates, (prefill_gpu, decode_gpu) = self.work.links, self.asked.gpus
+        ports = [free_port() for _ in rates]
+        flags = {"kv_cache_memory": _SHARED_KV_BYTES}
+        wanted = [(decode_gpu, flags | {"role": "decode", "transfer_port": free_port()})]
+        wanted += [
+            (prefill_gpu, flags | {"role": "prefill", "transfer_port": port, "kv_transfer_bandwidth": rate})
+            for port, rate in zip(ports, rates, strict=True)
         ]
-        with self.servers(wanted) as servers:
-            prefills, decodes = servers[::2], servers[1::2]
-            self.first_tokens(Fleet([prefills[0].url], {}), "link", "one engine")
-            for rate, port, decode in zip(self.work.links, ports, decodes, strict=True):
+        with self.servers(wanted) as (decode, *slow):
+            self.first_tokens(Fleet([slow[0].url], {}), "link", "one engine")
+            for rate, port in zip(rates, ports, strict=True):
                 fleet = Fleet([decode.url], {PREFILL_FROM: f"tcp://127.0.0.1:{port}"})
                 self.first_tokens(fleet, "link", f"{rate / 1e9:g} GB/s")
-            self.result["link metrics"] = [server.metrics("kv_transfer") for server in servers]
+            self.result["link metrics"] = [server.metrics("kv_transfer") for server in (decode, *slow)]
 
 
 def show_first_tokens(found: dict[str, dict[str, float]], title: str) -> None:

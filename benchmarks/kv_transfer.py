@@ -11,10 +11,13 @@ import itertools
 import multiprocessing
 import os
 import time
+from collections import deque
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from statistics import median
 from typing import Any
 
+import msgspec
 from common.budget import Budget
 from common.report import make_parser, print_table, save, say, words
 
@@ -106,21 +109,33 @@ def hold(connection: Connection, device: str, kind: str, index: int, visible: st
 
 
 def take_all(connection: Connection, transport: Any, peer: str) -> None:
-    """Fetch what is told of, and tell of each part when it is in its place, until there is no more."""
-    moving: dict[int, Any] = {}
+    """Lend slots, put in place what is written there, and say so when there is no more."""
+    from mini_infer_engine.kv_transfer.staging import LENT, Slots
+
+    slots, asking = Slots(LENT), deque[tuple[int, str]]()
+    lent: dict[int, tuple[str, int]] = {}
+    placing: dict[int, Any] = {}
+    progress = "done"
     is_open = True
-    while is_open or moving:
+    while is_open or placing:
         while is_open and connection.poll(0):
-            told = connection.recv()
-            if told is None:
-                is_open = False
-                break
-            serial, area, slot, span = told
-            moving[serial] = transport.fetch(peer, area, slot, span)
-        for serial, motion in list(moving.items()):
-            if (progress := motion.progress()) != "busy":
-                del moving[serial]
-                connection.send((serial, progress))
+            match connection.recv():
+                case ("ask", serial, area):
+                    asking.append((serial, area))
+                case ("written", serial, span):
+                    placing[serial] = transport.place(peer, *lent[serial], span)
+                case _:
+                    is_open = False
+        while asking and (slot := slots.take()) is not None:
+            serial, area = asking.popleft()
+            lent[serial] = area, slot
+            connection.send((serial, slot))
+        for serial, motion in list(placing.items()):
+            if (found := motion.progress()) != "busy":
+                progress = found if found == "failed" else progress
+                del placing[serial]
+                slots.free(lent.pop(serial)[1])
+    connection.send(progress)
 
 
 def drive(
@@ -208,32 +223,56 @@ def _timed_span(transport: Any, peer: str, span: Any) -> float:
     return time.perf_counter() - begin
 
 
+@dataclass(frozen=True, slots=True)
+class ToHolder:
+    """The channel to the other process (see `staged_gift.Channel`)."""
+
+    other: Connection
+    transport: Any
+    peer: str
+    layouts: tuple[Any, Any]
+    area: str
+    their_pages: list[int]
+
+    def divide(self, span: Any) -> list[Any]:
+        """See `Channel.divide`."""
+        from mini_infer_engine.kv_transfer.staging import chunks
+
+        return chunks(*self.layouts, span, self.transport.slot_bytes(self.peer, self.area))
+
+    def stage(self, slot: int, part: Any) -> Any:
+        """See `Channel.stage`."""
+        return self.transport.stage(self.peer, self.area, slot, part)
+
+    def ask(self, serial: int) -> None:
+        """See `Channel.ask`."""
+        self.other.send(("ask", serial, self.area))
+
+    def write(self, slot: int, their_slot: int, part: Any) -> Any:
+        """See `Channel.write`."""
+        return self.transport.push(self.peer, self.area, slot, their_slot, part)
+
+    def tell(self, serial: int, part: Any) -> None:
+        """See `Channel.tell`."""
+        self.other.send(("written", serial, msgspec.structs.replace(part, our_pages=self.their_pages)))
+
+
 def _timed_staged(other: Connection, transport: Any, peer: str, ours: Any, theirs: Any, span: Any, area: str) -> float:
-    from functools import partial
-
-    import msgspec
-
-    from mini_infer_engine.kv_transfer.staged_gift import Slots, StagedGift
-    from mini_infer_engine.kv_transfer.staging import chunks
-
-    def tell(serial: int, slot: int, part: Any) -> None:
-        other.send((serial, area, slot, msgspec.structs.replace(part, our_pages=span.their_pages)))
+    """Until all is in its place there. RuntimeError: something has failed."""
+    from mini_infer_engine.kv_transfer.staged_gift import StagedGift
+    from mini_infer_engine.kv_transfer.staging import GIVEN, Slots
 
     other.send("take")
     begin = time.perf_counter()
-    divide = partial(chunks, ours, theirs, slot_bytes=transport.slot_bytes(peer, area))
-    gift = StagedGift(span, divide, Slots(), partial(transport.stage, peer, area), tell, itertools.count())
+    channel = ToHolder(other, transport, peer, (ours, theirs), area, span.their_pages)
+    gift = StagedGift(span, channel, Slots(GIVEN), itertools.count())
     while (progress := gift.progress()) == "busy":
         while other.poll(0):
-            serial, end = other.recv()
-            if end != "done":
-                raise RuntimeError("a fetch has failed")
-            gift.copied(serial)
-    seconds = time.perf_counter() - begin
+            gift.lend(*other.recv())
     other.send(None)
-    if progress != "done":
-        raise RuntimeError("a gather has failed")
-    return seconds
+    if progress != "done" or other.recv() != "done":
+        raise RuntimeError("what goes through slots has not arrived")
+    return time.perf_counter() - begin
 
 
 def _timed(transport: Any, peer: str, how: str, num_pages: int) -> float:

@@ -58,10 +58,11 @@ def test_every_token_arrives(area: Area, other: KVLayout) -> None:
         wait(giver.copies.mark())
         there = replace(part, our_pages=their_pages)
         for rank, taker in enumerate(takers):
-            for block in blocks_for(LAYOUT, other, rank, there):
-                taker.buffer[: block.size].copy_(giver.buffer[block.offset : block.offset + block.size])
+            for block, offset in blocks_for(LAYOUT, other, rank, there):
+                given = giver.buffer[block.offset : block.offset + block.size]
+                taker.buffer[offset : offset + block.size].copy_(given)
                 torch.cuda.synchronize()
-                taker.copies.scatter(LAYOUT, other, there, block, 0)
+                taker.copies.scatter(LAYOUT, other, there, block, offset)
             wait(taker.copies.mark())
     for rank, taker in enumerate(takers):
         heads = slice(rank * other.num_heads, (rank + 1) * other.num_heads)

@@ -91,9 +91,13 @@ class ChosenTransport:
         """See `Transport.stage`."""
         return self._nixl.stage(engine_id, area, slot, span)
 
-    def fetch(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
-        """See `Transport.fetch`."""
-        return self._nixl.fetch(engine_id, area, slot, span)
+    def push(self, engine_id: str, area: Area, slot: int, their_slot: int, span: Span) -> Motion:
+        """See `Transport.push`."""
+        return self._nixl.push(engine_id, area, slot, their_slot, span)
+
+    def place(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
+        """See `Transport.place`."""
+        return self._nixl.place(engine_id, area, slot, span)
 
     def close(self) -> None:
         """See `Transport.close`."""

@@ -8,15 +8,14 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 
 from mini_infer_engine.kv_transfer import events, wire
 from mini_infer_engine.kv_transfer.estimates import RateMeter
 from mini_infer_engine.kv_transfer.handshake import handshake_refusal
 from mini_infer_engine.kv_transfer.layout import KVLayout, Span, alignment
 from mini_infer_engine.kv_transfer.leases import LeaseTable
-from mini_infer_engine.kv_transfer.staged_gift import Slots, StagedGift
-from mini_infer_engine.kv_transfer.staging import Area, chunks
+from mini_infer_engine.kv_transfer.staged_gift import StagedGift
+from mini_infer_engine.kv_transfer.staging import GIVEN, Area, Slots, chunks
 from mini_infer_engine.kv_transfer.stats import Counters
 from mini_infer_engine.kv_transfer.transport import Motion, Transport, TransportError
 
@@ -71,6 +70,52 @@ class _Read:
     """What does not go from pool to pool."""
 
 
+@dataclass(slots=True)
+class _Ending:
+    """Of what nobody reads any more, a gift some of which is still on its way."""
+
+    peer: bytes
+    job: int
+    gift: StagedGift
+    is_released: bool = False
+    """The taker waits for its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Channel:
+    """See `staged_gift.Channel`."""
+
+    peer: bytes
+    job: int
+    party: wire.Party
+    area: Area
+    slot_bytes: int
+    transport: Transport
+    layout: KVLayout
+    send: Send
+
+    def divide(self, span: Span) -> list[Span]:
+        """See `Channel.divide`."""
+        return chunks(self.layout, self.party.layout, span, self.slot_bytes)
+
+    def stage(self, slot: int, part: Span) -> Motion:
+        """See `Channel.stage`."""
+        return self.transport.stage(self.party.engine_id, self.area, slot, part)
+
+    def ask(self, serial: int) -> None:
+        """See `Channel.ask`."""
+        self.send(self.peer, wire.SlotWanted(self.job, serial, self.area))
+
+    def write(self, slot: int, their_slot: int, part: Span) -> Motion:
+        """See `Channel.write`."""
+        return self.transport.push(self.party.engine_id, self.area, slot, their_slot, part)
+
+    def tell(self, serial: int, part: Span) -> None:
+        """See `Channel.tell`."""
+        assert part.layers is not None
+        self.send(self.peer, wire.Written(self.job, serial, part.begin, part.end, part.layers))
+
+
 class Giver:
     """See the module."""
 
@@ -88,9 +133,10 @@ class Giver:
         self._peers: dict[bytes, wire.Party] = {}
         self._prefills: dict[str, _Prefill] = {}
         self._reads: dict[str, _Read] = {}
+        self._endings: dict[str, _Ending] = {}
         self._leases: LeaseTable[str] = LeaseTable()
         self._rate = RateMeter()
-        self._slots: dict[Area, Slots] = {"device": Slots(), "host": Slots()}
+        self._slots: dict[Area, Slots] = {"device": Slots(GIVEN), "host": Slots(GIVEN)}
         self._serials = itertools.count()
         self.load = Load()
         self._asked_tokens: dict[str, int] = {}
@@ -100,12 +146,12 @@ class Giver:
     def is_busy(self) -> bool:
         """Whether bytes are on their way."""
         is_writing = any(prefill.write is not None or prefill.waiting for prefill in self._prefills.values())
-        return is_writing or any(read.gift is not None for read in self._reads.values())
+        return is_writing or bool(self._endings) or any(read.gift is not None for read in self._reads.values())
 
     @property
     def num_open(self) -> int:
         """Of what is not settled."""
-        return len(self._prefills) + len(self._reads)
+        return len(self._prefills) + len(self._reads) + len(self._endings)
 
     @property
     def bytes_per_s(self) -> float:
@@ -127,8 +173,8 @@ class Giver:
         elif isinstance(message, wire.Renew):
             for job in message.jobs:
                 self._leases.renew(_key(peer, job), now_s, message.lease_s)
-        elif isinstance(message, wire.Copied):
-            self._copied(_key(peer, message.job), message.serial)
+        elif isinstance(message, wire.SlotLent):
+            self._lend(_key(peer, message.job), message)
         else:
             self._release(peer, message.jobs)
 
@@ -177,8 +223,11 @@ class Giver:
             if prefill is not None:
                 self._give_up(key, prefill, wire.Released([job]))
                 continue
-            released.append(job)
             self._end_read(key)
+            if key in self._endings:
+                self._endings[key].is_released = True
+            else:
+                released.append(job)
         if released:
             self._send(peer, wire.Released(released))
 
@@ -188,14 +237,16 @@ class Giver:
         if read is not None:
             if read.gift is not None:
                 read.gift.abandon()
+                if read.gift.progress() == "busy":
+                    self._endings[key] = _Ending(read.peer, read.job, read.gift)
             self._tell(events.Gone(key))
 
-    def _copied(self, key: str, serial: int) -> None:
+    def _lend(self, key: str, lent: wire.SlotLent) -> None:
         prefill, read = self._prefills.get(key), self._reads.get(key)
         if prefill is not None and prefill.write is not None and isinstance(prefill.write.motion, StagedGift):
-            prefill.write.motion.copied(serial)
+            prefill.write.motion.lend(lent.serial, lent.slot)
         if read is not None and read.gift is not None:
-            read.gift.copied(serial)
+            read.gift.lend(lent.serial, lent.slot)
 
     def _give_up(self, key: str, prefill: _Prefill, last_words: wire.FromGiver) -> None:
         """Begin nothing more; what is on its way ends by itself."""
@@ -287,15 +338,9 @@ class Giver:
         if area is None:
             return None
         slot_bytes = self._transport.slot_bytes(party.engine_id, area)
-        divide = partial(chunks, self._layout, party.layout, slot_bytes=slot_bytes)
-
-        def tell(serial: int, slot: int, part: Span) -> None:
-            assert part.layers is not None
-            self._send(peer, wire.Staged(job, serial, area, slot, part.begin, part.end, part.layers))
-
-        stage = partial(self._transport.stage, party.engine_id, area)
+        channel = _Channel(peer, job, party, area, slot_bytes, self._transport, self._layout, self._send)
         try:
-            return StagedGift(span, divide, self._slots[area], stage, tell, self._serials)
+            return StagedGift(span, channel, self._slots[area], self._serials)
         except ValueError as error:
             raise TransportError(str(error)) from None
 
@@ -352,6 +397,11 @@ class Giver:
         for key, read in list(self._reads.items()):
             if read.gift is not None:
                 self._look_at_read(key, read, read.gift)
+        for key, ending in list(self._endings.items()):
+            if ending.gift.progress() != "busy":
+                del self._endings[key]
+                if ending.is_released:
+                    self._send(ending.peer, wire.Released([ending.job]))
         for key in self._leases.expire(now_s):
             self._counters.leases_expired += 1
             if (expired := self._prefills.get(key)) is not None:
@@ -365,9 +415,9 @@ class Giver:
             case "done":
                 read.gift = None
                 self._counters.given_bytes += gift.num_bytes
-                self._send(read.peer, wire.AllStaged(read.job))
+                self._send(read.peer, wire.AllWritten(read.job))
             case "failed":
-                self._fail_read(key, read, "what is to be read cannot be gathered")
+                self._fail_read(key, read, "what was granted cannot be gathered, or not be written to the other engine")
 
     def _look_at(self, key: str, prefill: _Prefill, write: _Write, now_s: float) -> None:
         progress = write.motion.progress()

@@ -68,8 +68,19 @@ class Stage(msgspec.Struct, frozen=True, tag=True):
     span: Span
 
 
-class Fetch(msgspec.Struct, frozen=True, tag=True):
-    """See `Transport.fetch`; told of as `Start`."""
+class Push(msgspec.Struct, frozen=True, tag=True):
+    """See `Transport.push`; told of as `Start`."""
+
+    number: int
+    engine_id: str
+    area: Area
+    slot: int
+    their_slot: int
+    span: Span
+
+
+class Place(msgspec.Struct, frozen=True, tag=True):
+    """See `Transport.place`; told of as `Start`."""
 
     number: int
     engine_id: str
@@ -98,7 +109,8 @@ class Moved(msgspec.Struct, frozen=True, tag=True):
     num_bytes: int
 
 
-Command = AddPeer | RemovePeer | Start | Stage | Fetch
+Begin = Start | Stage | Push | Place
+Command = AddPeer | RemovePeer | Begin
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_command = msgspec.msgpack.Decoder(Command).decode
@@ -187,12 +199,17 @@ class GroupTransport:
         local, number = self._local.stage(engine_id, area, slot, span), next(self._numbers)
         return self._with_others(number, local, Stage(number, engine_id, area, slot, span))
 
-    def fetch(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
-        """See `Transport.fetch`."""
-        local, number = self._local.fetch(engine_id, area, slot, span), next(self._numbers)
-        return self._with_others(number, local, Fetch(number, engine_id, area, slot, span))
+    def push(self, engine_id: str, area: Area, slot: int, their_slot: int, span: Span) -> Motion:
+        """See `Transport.push`."""
+        local, number = self._local.push(engine_id, area, slot, their_slot, span), next(self._numbers)
+        return self._with_others(number, local, Push(number, engine_id, area, slot, their_slot, span))
 
-    def _with_others(self, number: int, local: Motion, command: Start | Stage | Fetch) -> Motion:
+    def place(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
+        """See `Transport.place`."""
+        local, number = self._local.place(engine_id, area, slot, span), next(self._numbers)
+        return self._with_others(number, local, Place(number, engine_id, area, slot, span))
+
+    def _with_others(self, number: int, local: Motion, command: Begin) -> Motion:
         self._tell(command)
         awaited = {rank: _RankMotion(self._hear) for rank in self._others}
         self._awaited[number] = awaited
@@ -303,11 +320,13 @@ class RankMover:
                     log.warning("KV transfer: %s", error)
                     self._socket.send(_encode(Moved(command.number, "failed", 0)))
 
-    def _begin(self, command: Start | Stage | Fetch) -> Motion:
+    def _begin(self, command: Begin) -> Motion:
         match command:
             case Start(_, engine_id, how, span):
                 return self._transport.start(engine_id, how, span)
             case Stage(_, engine_id, area, slot, span):
                 return self._transport.stage(engine_id, area, slot, span)
-            case Fetch(_, engine_id, area, slot, span):
-                return self._transport.fetch(engine_id, area, slot, span)
+            case Push(_, engine_id, area, slot, their_slot, span):
+                return self._transport.push(engine_id, area, slot, their_slot, span)
+            case Place(_, engine_id, area, slot, span):
+                return self._transport.place(engine_id, area, slot, span)

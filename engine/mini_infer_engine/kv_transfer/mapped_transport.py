@@ -168,8 +168,13 @@ class MappedTransport:
         del slot, span
         self._refuse(engine_id, area)
 
-    def fetch(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
-        """See `Transport.fetch`."""
+    def push(self, engine_id: str, area: Area, slot: int, their_slot: int, span: Span) -> Motion:
+        """See `Transport.push`."""
+        del slot, their_slot, span
+        self._refuse(engine_id, area)
+
+    def place(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
+        """See `Transport.place`."""
         del slot, span
         self._refuse(engine_id, area)
 

@@ -1,8 +1,7 @@
 """Another transport's bytes at no more than so many a second, for a network that others use, too.
 
 Motions go through a link one after the other: the next one begins when the bytes of those before it would have gone
-through a link of that speed, so that a motion is the most that is sent at once. What peers read from a staging slot goes
-through it once they are told of the slot, which they are when its turn has come.
+through a link of that speed, so that a motion is the most that is sent at once.
 """
 
 import time
@@ -21,9 +20,9 @@ Clock = Callable[[], float]
 class _PacedMotion:
     """See `Motion`."""
 
-    def __init__(self, link: "_Link", begin: Callable[[], Motion], asked_s: float, *, is_read_later: bool) -> None:
+    def __init__(self, link: "_Link", begin: Callable[[], Motion], asked_s: float) -> None:
         self._link, self._begin = link, begin
-        self.asked_s, self.is_read_later = asked_s, is_read_later
+        self.asked_s = asked_s
         self.motion: Motion | None = None
         self.state: Progress = "busy"
 
@@ -54,12 +53,9 @@ class _Link:
         self._waiting: deque[_PacedMotion] = deque()
         self._free_s = 0.0
 
-    def add(self, begin: Callable[[], Motion], *, is_read_later: bool = False) -> Motion:
-        """The last one in line; where nothing moves, it begins now.
-
-        `is_read_later`: its bytes go through the link when it is done.
-        """
-        motion = _PacedMotion(self, begin, self._clock(), is_read_later=is_read_later)
+    def add(self, begin: Callable[[], Motion]) -> Motion:
+        """The last one in line; where nothing moves, it begins now."""
+        motion = _PacedMotion(self, begin, self._clock())
         self._waiting.append(motion)
         self.advance()
         return motion
@@ -75,9 +71,8 @@ class _Link:
                 found = first.motion.progress()
                 if found == "busy":
                     return
-                turn_s = max(self._free_s, first.asked_s)
-                passed_s = turn_s + first.motion.num_bytes / self._bytes_per_s
-                if found == "done" and now_s < (turn_s if first.is_read_later else passed_s):
+                passed_s = max(self._free_s, first.asked_s) + first.motion.num_bytes / self._bytes_per_s
+                if found == "done" and now_s < passed_s:
                     return
                 first.state = found
                 self._free_s = passed_s if found == "done" else now_s
@@ -124,13 +119,16 @@ class PacedTransport:
         return self._transport.slot_bytes(engine_id, area)
 
     def stage(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
-        """See `Transport.stage`. Slots are filled at once, and done one after the other."""
-        motion = self._transport.stage(engine_id, area, slot, span)
-        return self._link.add(lambda: motion, is_read_later=True)
+        """See `Transport.stage`."""
+        return self._transport.stage(engine_id, area, slot, span)
 
-    def fetch(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
-        """See `Transport.fetch`."""
-        return self._link.add(partial(self._transport.fetch, engine_id, area, slot, span))
+    def push(self, engine_id: str, area: Area, slot: int, their_slot: int, span: Span) -> Motion:
+        """See `Transport.push`."""
+        return self._link.add(partial(self._transport.push, engine_id, area, slot, their_slot, span))
+
+    def place(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
+        """See `Transport.place`."""
+        return self._transport.place(engine_id, area, slot, span)
 
     def close(self) -> None:
         """See `Transport.close`."""

@@ -1,15 +1,17 @@
-"""What is given to one taker through staging slots: gathered, told of, copied by the taker, and the slot is free again.
+"""What is given to one taker through staging slots: gathered in ours, written to one that it lends, which it empties.
 
-Several slots are in use at once, so that the next part is gathered while the one before it is copied. It is polled as
-any `Motion`; it knows neither leases nor the scheduler.
+Several slots are in use at once, so that the next part is gathered while the one before it is on its way. It is the
+side that gives which writes: over TCP a peer would read half as fast. It is polled as any `Motion`; it knows neither
+leases nor the scheduler.
 """
 
 import itertools
 from collections import deque
-from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
 from mini_infer_engine.kv_transfer.layout import Span
-from mini_infer_engine.kv_transfer.staging import SLOTS_EACH_WAY
+from mini_infer_engine.kv_transfer.staging import SLOTS_EACH_WAY, Slots
 from mini_infer_engine.kv_transfer.transport import Motion, Progress, TransportError
 
 _SLOTS_EACH = SLOTS_EACH_WAY - 2
@@ -21,97 +23,118 @@ _FEW_PARTS = 3
 """With fewer on their way a slot goes as it is. Each takes both sides' threads some turns, however full it is."""
 
 
-class Slots:
-    """Of one staging buffer, those for what is given; free ones are handed out in turn."""
+class Channel(Protocol):
+    """To one taker."""
 
-    def __init__(self, count: int = SLOTS_EACH_WAY) -> None:
-        self._free = deque(range(count))
+    def divide(self, span: Span) -> list[Span]:
+        """Into parts of a slot each. ValueError: no slot is large enough."""
 
-    def take(self) -> int | None:
-        """None: all are in use."""
-        return self._free.popleft() if self._free else None
+    def stage(self, slot: int, part: Span) -> Motion:
+        """Begin to fill a slot of ours. TransportError."""
 
-    def free(self, slot: int) -> None:
-        """Nobody needs what is in it."""
-        self._free.append(slot)
+    def ask(self, serial: int) -> None:
+        """Have the taker lend a slot for the part of this serial number."""
+
+    def write(self, slot: int, their_slot: int, part: Span) -> Motion:
+        """Begin to write from a slot of ours to one of the taker's. TransportError."""
+
+    def tell(self, serial: int, part: Span) -> None:
+        """Say to the taker that it is there."""
+
+
+@dataclass(slots=True)
+class _Part:
+    """On its way."""
+
+    span: Span
+    slot: int
+    filling: Motion | None
+    """None: the slot is full."""
+    their_slot: int | None = None
+    """None: none has been lent yet."""
+    writing: Motion | None = None
 
 
 class StagedGift:
     """See the module and `Motion`."""
 
-    def __init__(
-        self,
-        span: Span,
-        divide: Callable[[Span], list[Span]],
-        slots: Slots,
-        stage: Callable[[int, Span], Motion],
-        tell: Callable[[int, int, Span], None],
-        serials: "itertools.count[int]",
-    ) -> None:
-        """`divide`: into parts of a slot each; `stage`: begins to fill a slot; `tell`: says to the taker which slot has
-        which part, by a serial number. ValueError: `divide` cannot.
-        """
-        self._waiting = deque(divide(span))
-        self._divide = divide
-        self._slots, self._stage, self._tell, self._serials = slots, stage, tell, serials
-        self._filling: deque[tuple[int, Span, Motion]] = deque()
-        self._told: dict[int, int] = {}
-        """Slots, by serial number."""
+    def __init__(self, span: Span, channel: Channel, slots: Slots, serials: "itertools.count[int]") -> None:
+        """ValueError: see `Channel.divide`."""
+        self._channel, self._slots, self._serials = channel, slots, serials
+        self._waiting = deque(channel.divide(span))
+        self._parts: dict[int, _Part] = {}
+        """By serial number."""
         self._has_failed = False
         self.num_bytes = 0
 
     def add(self, span: Span, *, is_last: bool) -> bool:
         """More, while `progress` says that it is busy. False: it fills no slot yet, and enough is on its way."""
-        parts = self._divide(span)
-        num_on_their_way = len(self._waiting) + len(self._filling) + len(self._told)
-        if len(parts) == 1 and num_on_their_way >= _FEW_PARTS and not is_last:
+        parts = self._channel.divide(span)
+        if len(parts) == 1 and len(self._waiting) + len(self._parts) >= _FEW_PARTS and not is_last:
             return False
         if not self._has_failed:
             self._waiting.extend(parts)
             self._fill()
         return True
 
+    def lend(self, serial: int, slot: int) -> None:
+        """The taker has a slot for a part. Of one that is over, nothing is written there."""
+        part = self._parts.get(serial)
+        if part is not None and part.their_slot is None:
+            part.their_slot = slot
+
     def progress(self) -> Progress:
-        """See `Motion.progress`. `failed`, as `done`: the pages are read no more."""
-        while self._filling and (found := self._filling[0][2].progress()) != "busy":
-            slot, part, motion = self._filling.popleft()
-            if found == "failed" or self._has_failed:
-                self._slots.free(slot)
-                self.abandon()
-                continue
-            self.num_bytes += motion.num_bytes
-            serial = next(self._serials)
-            self._told[serial] = slot
-            self._tell(serial, slot, part)
+        """See `Motion.progress`. `failed`, as `done`: neither are pages read any more nor lent slots written to."""
+        for serial, part in list(self._parts.items()):
+            if self._has_ended(serial, part):
+                self._slots.free(self._parts.pop(serial).slot)
         self._fill()
-        if self._filling or self._told:
+        if self._parts:
             return "busy"
         if self._has_failed:
             return "failed"
         return "busy" if self._waiting else "done"
 
+    def _has_ended(self, serial: int, part: _Part) -> bool:
+        """Whether this part is on its way no more."""
+        if part.filling is not None:
+            found = part.filling.progress()
+            if found == "busy":
+                return False
+            part.filling = None
+            if found == "failed":
+                self.abandon()
+        if part.writing is None:
+            if self._has_failed or part.their_slot is None:
+                return self._has_failed
+            try:
+                part.writing = self._channel.write(part.slot, part.their_slot, part.span)
+            except TransportError:
+                self.abandon()
+                return True
+        found = part.writing.progress()
+        if found == "failed":
+            self.abandon()
+        elif found == "done":
+            self.num_bytes += part.writing.num_bytes
+            self._channel.tell(serial, part.span)
+        return found != "busy"
+
     def _fill(self) -> None:
-        while self._waiting and len(self._filling) + len(self._told) < _SLOTS_EACH:
+        while self._waiting and len(self._parts) < _SLOTS_EACH and not self._has_failed:
             slot = self._slots.take()
             if slot is None:
                 return
-            part = self._waiting.popleft()
+            span, serial = self._waiting.popleft(), next(self._serials)
             try:
-                self._filling.append((slot, part, self._stage(slot, part)))
+                self._parts[serial] = _Part(span, slot, self._channel.stage(slot, span))
             except TransportError:
                 self._slots.free(slot)
                 self.abandon()
-
-    def copied(self, serial: int) -> None:
-        """The taker has what this told of."""
-        slot = self._told.pop(serial, None)
-        if slot is not None:
-            self._slots.free(slot)
+            else:
+                self._channel.ask(serial)
 
     def abandon(self) -> None:
-        """Nobody wants it any more, or can have it: what a taker still reads counts for nothing."""
+        """Nobody wants it any more, or can have it: what has begun to move ends by itself."""
         self._has_failed = True
         self._waiting.clear()
-        for slot in self._told.values():
-            self._slots.free(slot)
-        self._told.clear()

@@ -1,10 +1,11 @@
 """What lies in a staging buffer: which tokens, layers and heads of a span, in which order. Pure; no memory here.
 
-A side that gives gathers a chunk of its pages into a slot of its buffer; a side that takes reads what it needs of the
-slot in one piece each, and puts it into its own pages, whatever their size, heads and dtype.
+A side that gives gathers a chunk of its pages into a slot of its buffer, and writes from there to a slot that the side
+that takes has lent, which puts it into its own pages, whatever their size, heads and dtype.
 """
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,10 +18,27 @@ Area = Literal["device", "host"]
 
 SLOTS_EACH_WAY = 8
 """Of a buffer: for what is given, and as many for what is taken."""
+GIVEN, LENT = range(SLOTS_EACH_WAY), range(SLOTS_EACH_WAY, 2 * SLOTS_EACH_WAY)
+"""Their numbers: those that are filled here, and those that are lent to others."""
+
+
+class Slots:
+    """Slots of one staging buffer, of all ranks alike; free ones are handed out in turn."""
+
+    def __init__(self, numbers: Iterable[int]) -> None:
+        self._free = deque(numbers)
+
+    def take(self) -> int | None:
+        """None: all are in use."""
+        return self._free.popleft() if self._free else None
+
+    def free(self, slot: int) -> None:
+        """Nobody needs what is in it."""
+        self._free.append(slot)
 
 
 class StagingBuffer(msgspec.Struct, frozen=True, kw_only=True):
-    """The slots of one rank that others read from."""
+    """The slots of one rank."""
 
     address: int
     """Of the first slot, in its process."""
@@ -71,7 +89,7 @@ def _ranges(low: int, high: int, size: int) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What one rank that gives has in its slot for one that takes: it is read in one piece."""
+    """What one rank that gives has in its slot for one that takes: it is written in one piece."""
 
     giver_rank: int
     taker_rank: int
@@ -97,7 +115,12 @@ def blocks(giver: KVLayout, rank: int, taker: KVLayout, span: Span) -> list[Bloc
     return found
 
 
-def blocks_for(giver: KVLayout, taker: KVLayout, rank: int, span: Span) -> list[Block]:
-    """What a rank that takes reads, of all ranks that give."""
-    every = (block for giver_rank in range(giver.tp_size) for block in blocks(giver, giver_rank, taker, span))
-    return [block for block in every if block.taker_rank == rank]
+def blocks_for(giver: KVLayout, taker: KVLayout, rank: int, span: Span) -> list[tuple[Block, int]]:
+    """What all ranks that give write to the slot of one that takes, each with its offset there, in order."""
+    found, offset = [], 0
+    for giver_rank in range(giver.tp_size):
+        for block in blocks(giver, giver_rank, taker, span):
+            if block.taker_rank == rank:
+                found.append((block, offset))
+                offset += block.size
+    return found

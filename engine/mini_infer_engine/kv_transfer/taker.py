@@ -8,6 +8,7 @@ does not, or is gone.
 import itertools
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -27,6 +28,7 @@ from mini_infer_engine.kv_transfer.estimates import (
 from mini_infer_engine.kv_transfer.giver import Load
 from mini_infer_engine.kv_transfer.handshake import handshake_refusal
 from mini_infer_engine.kv_transfer.layout import KVLayout, Span
+from mini_infer_engine.kv_transfer.staging import LENT, Area, Slots
 from mini_infer_engine.kv_transfer.stats import Counters
 from mini_infer_engine.kv_transfer.transport import Motion, Transport, TransportError
 
@@ -51,6 +53,16 @@ Stage = Literal["connecting", "asked", "accepted", "reading", "given_up"]
 
 
 @dataclass(slots=True)
+class _Lent:
+    """A slot that the other side writes to."""
+
+    area: Area
+    slot: int
+    placing: Motion | None = None
+    """None: it has not said that it has."""
+
+
+@dataclass(slots=True)
 class _Job:
     take: events.Take
     begun_s: float
@@ -59,8 +71,10 @@ class _Job:
     estimate_s: float | None = None
     motion: Motion | None = None
     """A read from pool to pool."""
-    copies: dict[int, Motion] = field(default_factory=dict)
-    """Of what the other side has staged, by its serial numbers."""
+    lent: dict[int, _Lent] = field(default_factory=dict)
+    """By the other side's serial numbers, until what was written there is in its place."""
+    last: wire.Prefilled | wire.AllWritten | None = None
+    """What the other side has said at last: heeded once all that it has written is in its place."""
     granted_tokens: int = 0
     lease_end_s: float = 0.0
     num_bytes: int = 0
@@ -70,7 +84,7 @@ class _Job:
     @property
     def is_reading(self) -> bool:
         """Whether this side still changes its pages."""
-        return self.motion is not None or bool(self.copies)
+        return self.motion is not None or any(lent.placing is not None for lent in self.lent.values())
 
 
 @dataclass(slots=True)
@@ -120,6 +134,9 @@ class Taker:
         self._lost: list[_Peer] = []
         """Without connections, and with jobs that are not settled."""
         self._numbers = itertools.count()
+        self._slots: dict[Area, Slots] = {"device": Slots(LENT), "host": Slots(LENT)}
+        self._wanting: deque[tuple[_Peer, _Job, wire.SlotWanted]] = deque()
+        """Whoever waits for a slot, in order."""
 
     @property
     def is_busy(self) -> bool:
@@ -269,7 +286,13 @@ class Taker:
         self,
         peer: _Peer,
         job: _Job,
-        message: wire.Accepted | wire.Prefilled | wire.KVGranted | wire.Staged | wire.AllStaged | wire.Failed,
+        message: wire.Accepted
+        | wire.Prefilled
+        | wire.KVGranted
+        | wire.SlotWanted
+        | wire.Written
+        | wire.AllWritten
+        | wire.Failed,
         now_s: float,
     ) -> None:
         if isinstance(message, wire.Failed):
@@ -277,10 +300,16 @@ class Taker:
         elif job.stage == "given_up":
             if isinstance(message, wire.Prefilled):
                 self._settle_when_still(peer, job)  # it crossed our release: all has been written
-        elif isinstance(message, wire.Staged):
-            self._copy(peer, job, message)
-        elif isinstance(message, wire.AllStaged):
-            self._read_ended(peer, job, has_succeeded=True, now_s=now_s)
+            elif isinstance(message, wire.Written):
+                self._free(job, message.serial)
+        elif isinstance(message, wire.SlotWanted):
+            self._wanting.append((peer, job, message))
+            self._lend()
+        elif isinstance(message, wire.Written):
+            self._place(peer, job, message)
+        elif isinstance(message, wire.Prefilled | wire.AllWritten):
+            job.last = message
+            self._end_when_placed(peer, job, now_s)
         elif isinstance(message, wire.Accepted):
             job.stage = "accepted"
             rate = message.bytes_per_s or peer.bytes_per_s.per_s
@@ -289,14 +318,19 @@ class Taker:
                 message.queued_tokens, tokens, message.prefill_tokens_per_s, job.num_bytes, rate
             )
             job.deadline_s = now_s + late_after_s(job.estimate_s, self._limits.timeout_s)
-        elif isinstance(message, wire.Prefilled):
-            taken = events.Taken(
-                job.take.job, job.take.num_tokens, message.token_id, message.logprobs, message.num_cached
-            )
-            job.num_bytes = message.num_bytes
-            self._succeed(peer, job, taken, now_s)
         else:
             self._read(peer, job, message, now_s)
+
+    def _end_when_placed(self, peer: _Peer, job: _Job, now_s: float) -> None:
+        if job.is_reading:
+            return
+        if isinstance(job.last, wire.Prefilled):
+            last = job.last
+            job.num_bytes = last.num_bytes
+            taken = events.Taken(job.take.job, job.take.num_tokens, last.token_id, last.logprobs, last.num_cached)
+            self._succeed(peer, job, taken, now_s)
+        elif job.last is not None:
+            self._read_ended(peer, job, has_succeeded=True, now_s=now_s)
 
     def _read(self, peer: _Peer, job: _Job, granted: wire.KVGranted, now_s: float) -> None:
         take, rate = job.take, peer.bytes_per_s.per_s
@@ -325,16 +359,41 @@ class Taker:
                 return
         self._send(peer, wire.Release([take.job]))
 
-    def _copy(self, peer: _Peer, job: _Job, staged: wire.Staged) -> None:
-        """Put what the other side has staged into the job's pages."""
-        assert peer.party is not None
-        span = Span(job.take.pages, [], staged.begin, staged.end, staged.layers)
-        try:
-            job.copies[staged.serial] = self._transport.fetch(peer.party.engine_id, staged.area, staged.slot, span)
-        except TransportError as error:
-            self._fail_copy(peer, job, str(error))
+    # -- Slots
 
-    def _fail_copy(self, peer: _Peer, job: _Job, message: str) -> None:
+    def _lend(self) -> None:
+        """Whoever waits has a slot, as far as there are any."""
+        while self._wanting:
+            peer, job, wanted = self._wanting[0]
+            if job.stage != "given_up" and not peer.socket.closed:
+                slot = self._slots[wanted.area].take()
+                if slot is None:
+                    return
+                job.lent[wanted.serial] = _Lent(wanted.area, slot)
+                self._send(peer, wire.SlotLent(job.take.job, wanted.serial, slot))
+            self._wanting.popleft()
+
+    def _free(self, job: _Job, serial: int) -> None:
+        """Nobody writes to a slot any more, and nobody needs what is in it."""
+        if (lent := job.lent.pop(serial, None)) is not None:
+            self._slots[lent.area].free(lent.slot)
+            self._lend()
+
+    def _place(self, peer: _Peer, job: _Job, written: wire.Written) -> None:
+        """Put what the other side has written to a slot into the job's pages."""
+        lent = job.lent.get(written.serial)
+        if lent is None:
+            log.warning("%s has written to no slot of ours", peer.address)
+            return
+        assert peer.party is not None
+        span = Span(job.take.pages, [], written.begin, written.end, written.layers)
+        try:
+            lent.placing = self._transport.place(peer.party.engine_id, lent.area, lent.slot, span)
+        except TransportError as error:
+            self._free(job, written.serial)
+            self._fail_to_place(peer, job, str(error))
+
+    def _fail_to_place(self, peer: _Peer, job: _Job, message: str) -> None:
         peer.is_broken = True
         self._fail(peer, job, "transport", message, is_settled=False)
         if not peer.socket.closed:
@@ -378,6 +437,8 @@ class Taker:
             self._settle(peer, job)
 
     def _settle(self, peer: _Peer, job: _Job) -> None:
+        for serial in list(job.lent):
+            self._free(job, serial)
         if peer.jobs.pop(job.take.job, None) is not None:
             self._tell(events.Settled(job.take.job))
         if peer.is_broken and not peer.jobs:
@@ -421,13 +482,18 @@ class Taker:
         self._lost = [peer for peer in self._lost if peer.jobs]
 
     def _look_at(self, peer: _Peer, job: _Job, now_s: float) -> None:
-        for serial, copy in list(job.copies.items()):
-            self._look_at_copy(peer, job, serial, copy)
+        for serial, lent in list(job.lent.items()):
+            if lent.placing is not None and (found := lent.placing.progress()) != "busy":
+                self._free(job, serial)
+                if found == "failed" and job.stage != "given_up":
+                    self._fail_to_place(peer, job, "what the other engine has written cannot be put in place")
         if job.motion is not None and (progress := job.motion.progress()) != "busy":
             job.motion = None
             self._read_ended(peer, job, has_succeeded=progress == "done", now_s=now_s)
         elif job.settles_s is not None and not job.is_reading and now_s >= job.settles_s:
             self._settle(peer, job)
+        elif job.last is not None and not job.is_reading and job.stage != "given_up":
+            self._end_when_placed(peer, job, now_s)
         elif job.stage != "given_up" and now_s >= job.deadline_s:
             was = job.stage
             reason = "unreachable" if was == "connecting" else "late"
@@ -438,16 +504,6 @@ class Taker:
             self._give_up(peer, job)
             if was == "connecting":
                 self._drop(peer)
-
-    def _look_at_copy(self, peer: _Peer, job: _Job, serial: int, copy: Motion) -> None:
-        progress = copy.progress()
-        if progress == "busy":
-            return
-        del job.copies[serial]
-        if progress == "failed" and job.stage != "given_up":
-            self._fail_copy(peer, job, "a read of what the other engine has staged has failed")
-        elif progress == "done" and not peer.socket.closed:
-            self._send(peer, wire.Copied(job.take.job, serial))
 
     def _read_ended(self, peer: _Peer, job: _Job, *, has_succeeded: bool, now_s: float) -> None:
         if not peer.socket.closed:

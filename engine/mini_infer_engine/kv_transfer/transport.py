@@ -91,8 +91,11 @@ class Transport(Protocol):
     def stage(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
         """Gather what a peer is given into a slot of the staging buffer. TransportError."""
 
-    def fetch(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
-        """Read what a peer has staged in a slot, and put it into `span.our_pages`. TransportError."""
+    def push(self, engine_id: str, area: Area, slot: int, their_slot: int, span: Span) -> Motion:
+        """Write what was gathered in a slot to one that the peer has lent. TransportError."""
+
+    def place(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
+        """Put what a peer has written to a slot of ours into `span.our_pages`. TransportError."""
 
     def close(self) -> None:
         """Unregister the pool."""

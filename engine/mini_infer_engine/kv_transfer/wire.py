@@ -11,7 +11,7 @@ from mini_infer_engine.kv_transfer.mapped_memory import SharedPool
 from mini_infer_engine.kv_transfer.staging import Area, StagingBuffer
 from mini_infer_engine.kv_transfer.way import Place
 
-VERSION = 4
+VERSION = 5
 """Of these messages: both sides must speak the same."""
 
 
@@ -25,7 +25,7 @@ class RankAddress(msgspec.Struct, frozen=True, kw_only=True):
     device_index: int
     place: Place
     staging: dict[Area, StagingBuffer] = {}
-    """The buffers that others may read from."""
+    """The buffers whose slots are lent to others, to write to."""
     shared: SharedPool | None = None
     """How processes of the same host map the pool."""
 
@@ -111,11 +111,14 @@ class Release(msgspec.Struct, frozen=True, tag=True):
     jobs: list[int]
 
 
-class Copied(msgspec.Struct, frozen=True, tag=True):
-    """What you have staged is in my pages: its slot is yours again."""
+class SlotLent(msgspec.Struct, frozen=True, tag=True):
+    """Write what you have staged to this slot of my buffer. It is mine again when you say that it is `Written`, or that
+    nothing of the job is written any more.
+    """
 
     job: int
     serial: int
+    slot: int
 
 
 class Accepted(msgspec.Struct, frozen=True, tag=True):
@@ -129,27 +132,33 @@ class Accepted(msgspec.Struct, frozen=True, tag=True):
     bytes_per_s: float
 
 
-class Staged(msgspec.Struct, frozen=True, tag=True):
-    """Tokens [begin, end) are in a slot of my staging buffer: copy them, and tell me by the same serial number."""
+class SlotWanted(msgspec.Struct, frozen=True, tag=True):
+    """I am staging some of what you want: lend me a slot for it, by the same serial number."""
 
     job: int
     serial: int
     area: Area
-    slot: int
+
+
+class Written(msgspec.Struct, frozen=True, tag=True):
+    """Tokens [begin, end) are in the slot that you have lent for this serial number: put them in place."""
+
+    job: int
+    serial: int
     begin: int
     end: int
     layers: tuple[int, int]
     """[from, to)."""
 
 
-class AllStaged(msgspec.Struct, frozen=True, tag=True):
-    """All that I have granted has been staged, and copied."""
+class AllWritten(msgspec.Struct, frozen=True, tag=True):
+    """All that I have granted is in slots that I have told of."""
 
     job: int
 
 
 class Prefilled(msgspec.Struct, frozen=True, tag=True):
-    """Keys and values of all known tokens are in your pages, and this token follows them."""
+    """Keys and values of all known tokens are in your pages, or in slots that I told of; this token follows them."""
 
     job: int
     token_id: int
@@ -170,7 +179,7 @@ class KVGranted(msgspec.Struct, frozen=True, tag=True):
     lease_s: float
     """For so long from when you asked; what you have read later than that may be something else."""
     is_staged: bool = False
-    """It comes as `Staged`, one after the other until `AllStaged`."""
+    """It comes as `Written`, one after the other until `AllWritten`."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -188,8 +197,8 @@ class Released(msgspec.Struct, frozen=True, tag=True):
     jobs: list[int]
 
 
-FromTaker = Hello | PrefillWanted | KVWanted | Renew | Release | Copied
-FromGiver = Welcome | Refused | Accepted | Prefilled | KVGranted | Staged | AllStaged | Failed | Released
+FromTaker = Hello | PrefillWanted | KVWanted | Renew | Release | SlotLent
+FromGiver = Welcome | Refused | Accepted | Prefilled | KVGranted | SlotWanted | Written | AllWritten | Failed | Released
 
 encode = msgspec.msgpack.Encoder().encode
 decode_from_taker = msgspec.msgpack.Decoder(FromTaker).decode

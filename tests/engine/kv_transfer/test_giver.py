@@ -41,6 +41,8 @@ class FakeTransport:
     is_lost: bool = False
     staged: list[tuple[int, int, int]] = field(default_factory=list)
     """Slots and tokens."""
+    pushed: list[tuple[int, int]] = field(default_factory=list)
+    """Slots here and there."""
 
     def enter_thread(self) -> None: ...
 
@@ -73,8 +75,19 @@ class FakeTransport:
         self.motions.append(FakeMotion(span.end - span.begin))
         return self.motions[-1]
 
-    def fetch(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
+    def push(self, engine_id: str, area: Area, slot: int, their_slot: int, span: Span) -> Motion:
+        self._find()
+        self.pushed.append((slot, their_slot))
+        self.motions.append(FakeMotion(1000 * (span.end - span.begin)))
+        return self.motions[-1]
+
+    def place(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
         raise AssertionError("this side gives")
+
+    def end_all(self) -> None:
+        """All that has begun to move has moved."""
+        for motion in self.motions:
+            motion.end = "done"
 
     def close(self) -> None: ...
 
@@ -108,6 +121,15 @@ class World:
         )
         self.giver.handle(PEER, wire.Hello(party("taker", "decode")), 0.0)
         assert isinstance(self.sent.pop(), wire.Welcome)
+
+    def lend(self, serial: int, now_s: float) -> None:
+        """A slot for what is staged, which then is written there."""
+        self.giver.handle(PEER, wire.SlotLent(1, serial, 8 + serial), now_s)
+        self.giver.advance(now_s)
+
+    def written(self) -> list[tuple[int, int]]:
+        """Of each part that the taker is told of, its layers."""
+        return [message.layers for message in self.sent if isinstance(message, wire.Written)]
 
     def ask(self, now_s: float = 0.0, num_tokens: int = 40) -> str:
         request = Request(
@@ -231,29 +253,32 @@ def two_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staged_gift, "_SLOTS_EACH", 2)
 
 
-def test_what_is_staged_is_told_part_by_part_and_the_token_when_all_is_copied(world: World, two_slots: None) -> None:
+def test_what_is_staged_is_written_to_lent_slots_and_the_token_told_when_all_is(world: World, two_slots: None) -> None:
     key = world.ask()
     world.transport.is_staged = True
     world.giver.give(events.Give(key, 0, [1, 2, 3], 0, 40))
     world.giver.end(events.GiveEnd(key, 5, [], 0))
     world.giver.advance(0.0)
     assert [tokens for _, *tokens in world.transport.staged] == [[0, 16], [16, 32]]  # two slots at most
-    world.transport.motions[0].end = "done"
-    world.giver.advance(0.1)
-    assert world.sent == [wire.Staged(1, 0, "host", 0, 0, 16, (0, LAYOUT.num_layers))]
-    assert len(world.transport.staged) == 2  # its slot is still read
-    world.giver.handle(PEER, wire.Copied(1, 0), 0.2)
+    assert world.sent == [wire.SlotWanted(1, serial, "host") for serial in (0, 1)]  # while they are filled
+    world.lend(0, 0.1)
+    assert not world.transport.pushed
+    world.transport.end_all()
     world.giver.advance(0.2)
-    assert world.transport.staged[2][1:] == (32, 40)
-    for motion in world.transport.motions:
-        motion.end = "done"
+    assert world.transport.pushed == [(0, 8)]
+    assert len(world.transport.staged) == 2  # both slots are in use
+    world.transport.end_all()
     world.giver.advance(0.3)
-    assert not world.told  # not all is copied
+    assert world.sent[2] == wire.Written(1, 0, 0, 16, (0, LAYOUT.num_layers))
+    assert world.transport.staged[2][1:] == (32, 40)
     for serial in (1, 2):
-        world.giver.handle(PEER, wire.Copied(1, serial), 0.4)
+        world.transport.end_all()
+        world.lend(serial, 0.4)
+    assert not world.told  # not all is written
+    world.transport.end_all()
     world.giver.advance(0.5)
     assert world.told == [events.Given(key, 0)]
-    assert isinstance(world.sent[-1], wire.Prefilled)
+    assert world.sent[-1] == wire.Prefilled(1, 5, [], 0, 40_000)
     assert world.giver.num_open == 0
 
 
@@ -265,14 +290,13 @@ def test_layers_that_are_computed_meanwhile_follow_through_the_slots(world: Worl
     world.giver.advance(0.0)
     for layers.done in (1, 3, 4):
         world.giver.advance(0.1)
-    for motion in world.transport.motions:
-        motion.end = "done"
-    world.giver.advance(0.2)
-    assert [message.layers for message in world.sent if isinstance(message, wire.Staged)] == [(0, 1), (1, 3), (3, 4)]
-    assert not world.told
+    world.transport.end_all()
     for serial in range(3):
-        world.giver.handle(PEER, wire.Copied(1, serial), 0.3)
-    world.giver.advance(0.4)
+        world.lend(serial, 0.2)
+    assert not world.told
+    world.transport.end_all()
+    world.giver.advance(0.3)
+    assert world.written() == [(0, 1), (1, 3), (3, 4)]
     assert world.told == [events.Given(key, 0)]
     assert isinstance(world.sent[-1], wire.Prefilled)
 
@@ -286,10 +310,12 @@ def test_layers_that_fill_no_slot_wait_for_others_while_some_are_on_their_way(
     world.giver.give(events.Give(key, 0, [1, 2, 3], 0, 16, layers))
     for layers.done in (1, 2, 3, 4):
         world.giver.advance(0.1)
-    for motion in world.transport.motions:
-        motion.end = "done"
-    world.giver.advance(0.2)
-    assert [message.layers for message in world.sent if isinstance(message, wire.Staged)] == [(0, 1), (1, 4)]
+    for serial in (0, 1):
+        world.transport.end_all()
+        world.lend(serial, 0.2)
+    world.transport.end_all()
+    world.giver.advance(0.3)
+    assert world.written() == [(0, 1), (1, 4)]
 
 
 def test_layers_for_a_taker_that_the_transport_has_lost_end_its_gift_alone(world: World) -> None:
@@ -299,8 +325,7 @@ def test_layers_for_a_taker_that_the_transport_has_lost_end_its_gift_alone(world
     world.giver.advance(0.0)
     world.transport.is_lost, layers.done = True, 2
     world.giver.advance(0.1)
-    for motion in world.transport.motions:
-        motion.end = "done"
+    world.transport.end_all()
     world.giver.advance(0.2)
     world.giver.advance(0.3)
     assert isinstance(world.sent[-1], wire.Failed)
@@ -308,7 +333,28 @@ def test_layers_for_a_taker_that_the_transport_has_lost_end_its_gift_alone(world
     assert world.giver.num_open == 0
 
 
-def test_slots_of_a_taker_that_never_answers_are_free_with_its_lease(world: World, two_slots: None) -> None:
+@pytest.mark.parametrize("end", ["cannot begin", "failed"])
+def test_a_write_to_a_lent_slot_that_fails_ends_its_gift_when_the_others_have_ended(world: World, end: str) -> None:
+    key = world.ask()
+    world.transport.is_staged = True
+    world.giver.give(events.Give(key, 0, [1, 2, 3], 0, 32))
+    world.giver.advance(0.0)
+    world.transport.end_all()
+    world.lend(0, 0.1)
+    world.transport.is_lost = end == "cannot begin"
+    world.lend(1, 0.2)
+    assert len(world.transport.pushed) == (1 if world.transport.is_lost else 2)
+    world.transport.motions[-1].end = "failed" if end == "failed" else "busy"
+    world.giver.advance(0.3)
+    assert not isinstance(world.sent[-1], wire.Failed)  # the first slot is still written to
+    world.transport.motions[2].end = "done"
+    world.giver.advance(0.4)
+    assert isinstance(world.sent[-1], wire.Failed)
+    assert world.told == [events.Given(key, 0), events.Gone(key)]
+    assert world.giver.num_open == 0
+
+
+def test_slots_of_a_taker_that_never_lends_are_free_with_its_lease(world: World, two_slots: None) -> None:
     world.transport.is_staged = True
     for _ in range(5):  # more often than there are slots
         world.transport.motions.clear()
@@ -316,8 +362,7 @@ def test_slots_of_a_taker_that_never_answers_are_free_with_its_lease(world: Worl
         world.giver.give(events.Give(key, 0, [1, 2, 3], 0, 40))
         world.giver.advance(0.0)
         assert len(world.transport.motions) == 2
-        for motion in world.transport.motions:
-            motion.end = "done"
+        world.transport.end_all()
         world.giver.advance(1.0)
         world.giver.advance(10.0)
         world.giver.advance(10.1)
@@ -326,7 +371,8 @@ def test_slots_of_a_taker_that_never_answers_are_free_with_its_lease(world: Worl
         assert world.giver.num_open == 0
 
 
-def test_what_is_granted_may_be_staged_and_is_free_when_it_is_released(world: World) -> None:
+def grant_staged(world: World) -> str:
+    """Tokens 16 to 40, in two parts."""
     world.transport.is_staged = True
     world.giver.handle(PEER, wire.KVWanted(1, list(range(40)), "", "", 16, 10.0), 0.0)
     asked = world.told.pop()
@@ -335,15 +381,37 @@ def test_what_is_granted_may_be_staged_and_is_free_when_it_is_released(world: Wo
     assert world.sent.pop() == wire.KVGranted(1, [4, 5, 6], 64, 10.0, is_staged=True)
     world.giver.advance(0.1)
     assert [tokens for _, *tokens in world.transport.staged] == [[16, 32], [32, 40]]  # what is wanted, and no more
-    for motion in world.transport.motions:
-        motion.end = "done"
-    world.giver.advance(0.2)
+    world.transport.end_all()
+    return asked.key
+
+
+def test_what_is_granted_may_be_staged_and_is_free_when_it_is_released(world: World) -> None:
+    key = grant_staged(world)
     for serial in (0, 1):
-        world.giver.handle(PEER, wire.Copied(1, serial), 0.3)
-    world.giver.advance(0.4)
-    assert world.sent[-1] == wire.AllStaged(1)
+        world.lend(serial, 0.2)
+    world.transport.end_all()
+    world.giver.advance(0.3)
+    assert world.sent[-1] == wire.AllWritten(1)
     world.giver.handle(PEER, wire.Release([1]), 0.5)
-    assert world.told == [events.Gone(asked.key)]
+    assert world.told == [events.Gone(key)]
+    assert world.giver.num_open == 0
+
+
+@pytest.mark.parametrize("expires", [False, True])
+def test_what_is_granted_is_released_when_no_lent_slot_is_written_to_any_more(world: World, expires: bool) -> None:
+    key = grant_staged(world)
+    world.lend(0, 0.2)
+    if expires:
+        world.giver.advance(10.0)
+        assert world.told == [events.Gone(key)]
+    world.giver.handle(PEER, wire.Release([1]), 10.1)
+    assert world.told == [events.Gone(key)]
+    assert wire.Released([1]) not in world.sent
+    world.lend(1, 10.2)
+    assert len(world.transport.pushed) == 1  # nothing begins any more
+    world.transport.end_all()
+    world.giver.advance(10.3)
+    assert world.sent[-1] == wire.Released([1])
     assert world.giver.num_open == 0
 
 

@@ -14,8 +14,8 @@ from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.kv_transfer import nixl_transport
 from mini_infer_engine.kv_transfer.group_transport import GroupTransport, open_group_transport, serve_rank
 from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory, Span
-from mini_infer_engine.kv_transfer.staging import StagingBuffer, chunks
-from mini_infer_engine.kv_transfer.transport import Motion, Motions, Progress, TransportChoice
+from mini_infer_engine.kv_transfer.staging import GIVEN, LENT, StagingBuffer, chunks
+from mini_infer_engine.kv_transfer.transport import Motion, Motions, Progress, TransportChoice, TransportError
 
 LAYOUT = KVLayout(num_layers=2, halves=2, page_size=16, num_heads=2, head_bytes=4, dtype="int32", tp_size=2)
 NUM_PAGES = 4
@@ -114,7 +114,8 @@ def test_groups_of_other_sizes_and_dtypes_move_through_slots(groups: Callable[[s
     span = Span([2, 0, 3], [], 0, 48)
     for part in chunks(wide, whole, span, two.transport.slot_bytes("one", area)):
         assert ended(two.transport.stage("one", area, 1, part)) == "done"
-        taken = one.transport.fetch("two", area, 1, Span([1, 3], [], part.begin, part.end, part.layers))
+        assert ended(two.transport.push("one", area, 1, 9, part)) == "done"
+        taken = one.transport.place("two", area, 9, Span([1, 3], [], part.begin, part.end, part.layers))
         assert ended(taken) == "done"
     for token in range(48):
         there = np.concatenate(
@@ -126,23 +127,40 @@ def test_groups_of_other_sizes_and_dtypes_move_through_slots(groups: Callable[[s
         pool[:] = 0
     for part in chunks(whole, wide, Span([1, 3], [], 0, 48), one.transport.slot_bytes("two", area)):
         assert ended(one.transport.stage("two", area, 0, part)) == "done"
-        back = two.transport.fetch("one", area, 0, Span(span.our_pages, [], part.begin, part.end, part.layers))
+        assert ended(one.transport.push("two", area, 0, 15, part)) == "done"
+        back = two.transport.place("one", area, 15, Span(span.our_pages, [], part.begin, part.end, part.layers))
         assert ended(back) == "done"
     for pool, old in zip(two.pools, before, strict=True):
         rounded = old.view(np.float32).astype(np.float16).astype(np.float32)
         assert (pool.view(np.float32)[span.our_pages] == rounded[span.our_pages]).all()
 
 
-def test_more_is_fetched_at_once_than_slots_hold(groups: Callable[[str, KVLayout], Group]) -> None:
+def test_slots_are_written_to_at_once(groups: Callable[[str, KVLayout], Group]) -> None:
     ours, theirs = groups("ours", LAYOUT), groups("theirs", LAYOUT)
     ours.meet(theirs)
     theirs.meet(ours)
     for rank, pool in enumerate(theirs.pools):
-        pool[:] = rank + 5
-    assert ended(theirs.transport.stage("ours", "host", 0, Span([2], [], 0, 16))) == "done"
-    taken = [ours.transport.fetch("theirs", "host", 0, Span([page], [], 0, 16)) for page in (0, 1, 2, 3, 1, 2)]
-    assert [ended(motion) for motion in taken] == ["done"] * 6
-    assert [(pool == rank + 5).all() for rank, pool in enumerate(ours.pools)] == [True, True]
+        pool[:] = np.arange(NUM_PAGES)[:, None, None, None, None] + 10 * rank + 5
+    slots = list(zip(range(NUM_PAGES), GIVEN, LENT, strict=False))
+    spans = [Span([page], [], 0, 16, (1, 2)) for page in range(NUM_PAGES)]  # what a slot holds
+    given = [theirs.transport.stage("ours", "host", slot, span) for span, slot in zip(spans, GIVEN, strict=False)]
+    assert [ended(motion) for motion in given] == ["done"] * NUM_PAGES
+    pushed = [theirs.transport.push("ours", "host", slot, other, spans[page]) for page, slot, other in slots]
+    assert [ended(motion) for motion in pushed] == ["done"] * NUM_PAGES
+    taken = [ours.transport.place("theirs", "host", other, spans[page]) for page, _, other in slots]
+    assert [ended(motion) for motion in taken] == ["done"] * NUM_PAGES
+    for mine, other in zip(ours.pools, theirs.pools, strict=True):
+        assert (mine[:, 1] == other[:, 1]).all()
+        assert not mine[:, 0].any()
+
+
+def test_a_slot_that_is_not_lent_is_not_written_to(groups: Callable[[str, KVLayout], Group]) -> None:
+    ours, theirs = groups("ours", LAYOUT), groups("theirs", LAYOUT)
+    ours.meet(theirs)
+    span = Span([0], [], 0, 16)
+    assert ended(ours.transport.stage("theirs", "host", 0, span)) == "done"
+    with pytest.raises(TransportError, match="NIXL cannot write at theirs"):
+        ours.transport.push("theirs", "host", 0, 1 << 20, span)
 
 
 def test_a_rank_that_does_not_reach_the_peer_fails_the_whole(groups: Callable[[str, KVLayout], Group]) -> None:

@@ -34,10 +34,13 @@ class Fake:
         self.begun.append(FakeMotion(self.sizes.pop(0)))
         return self.begun[-1]
 
-    def fetch(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
-        return self.start(engine_id, "read", span)
+    def push(self, engine_id: str, area: Area, slot: int, their_slot: int, span: Span) -> Motion:
+        return self.start(engine_id, "write", span)
 
     def stage(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
+        return self.start(engine_id, "read", span)
+
+    def place(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
         return self.start(engine_id, "read", span)
 
 
@@ -75,7 +78,7 @@ def test_a_link_that_is_slower_than_its_pace_is_waited_for() -> None:
 
 def test_what_is_asked_for_together_begins_one_after_the_other_and_a_pause_is_not_saved() -> None:
     transport, fake, clock = paced(1000, 1000, 500)
-    first, second = transport.start("one", "write", SPAN), transport.fetch("other", "device", 0, SPAN)
+    first, second = transport.start("one", "write", SPAN), transport.push("other", "device", 0, 8, SPAN)
     fake.begun[0].state = "done"
     assert (first.progress(), second.progress(), len(fake.begun)) == ("busy", "busy", 1)
     clock.now_s = 101
@@ -110,12 +113,10 @@ def test_what_fails_fails_at_once() -> None:
     assert motion.progress() == "failed"
 
 
-def test_slots_that_peers_read_are_filled_at_once_and_told_of_when_their_turn_has_come() -> None:
-    transport, fake, clock = paced(1000, 1000, 1000)
-    slots = [transport.stage("peer", "host", slot, SPAN) for slot in range(3)]
-    assert len(fake.begun) == 3
-    found = []
-    for clock.now_s in (100.2, 101.1, 101.2, 102.1, 102.2):
-        fake.begun[0].state = fake.begun[1].state = fake.begun[2].state = "done"
-        found.append([slot.progress() for slot in slots].count("done"))
-    assert found == [1, 2, 2, 3, 3], "the link has 1,000 bytes of each before it a second"
+def test_slots_are_filled_and_emptied_at_once() -> None:
+    transport, fake, _ = paced(1000, 1000, 1000)
+    transport.push("peer", "host", 0, 8, SPAN)
+    copies = [transport.stage("peer", "host", 1, SPAN), transport.place("peer", "host", 8, SPAN)]
+    for begun in fake.begun:
+        begun.state = "done"
+    assert [copy.progress() for copy in copies] == ["done", "done"]

@@ -85,13 +85,11 @@ def test_every_token_arrives(
                 side.copies.gather(giver, taker, part, block, block.offset)
         there = replace(part, our_pages=PAGES[taker.page_size])
         for rank, side in enumerate(takers):
-            offset = 0
-            for block in blocks_for(giver, taker, rank, there):
+            for block, offset in blocks_for(giver, taker, rank, there):
                 source = givers[block.giver_rank].copies.address + block.offset
                 assert max(block.offset, offset) + block.size <= SLOT_BYTES
                 ctypes.memmove(side.copies.address + offset, source, block.size)
                 side.copies.scatter(giver, taker, there, block, offset)
-                offset += block.size
             assert side.copies.mark()()
     for rank, side in enumerate(takers):
         for token in range(48):
