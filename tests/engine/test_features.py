@@ -33,6 +33,7 @@ from mini_infer_engine.model_path import DEMO_DIRECTORY
 from mini_infer_engine.models.kv_spec import KV_QUANTIZATIONS
 from mini_infer_engine.models.registry import model_class, read_config
 from tests.support.features import FEATURES, Feature, sampling_of
+from tests.support.prefill_apart import prefill_apart
 from tests.support.tiny_models import save_head, save_tiny_model_with_text
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "features.md"
@@ -45,7 +46,12 @@ PROMPTS = [{"prompt_token_ids": PATTERN + [400 + index] * (3 + index) + PATTERN[
 PAIRS = list(itertools.combinations_with_replacement(range(len(FEATURES)), 2))
 GPUS = {pair: math.prod(FEATURES[index].gpus for index in set(pair)) for pair in PAIRS}
 """Of a pair: ranks of stages of engines multiply."""
-TRIED = [pair for pair in PAIRS if DEVICE == "cpu" or GPUS[pair] <= torch.cuda.device_count()]
+TRIED = [
+    pair
+    for pair in PAIRS
+    if DEVICE == "cpu"
+    or (GPUS[pair] <= torch.cuda.device_count() and not any(FEATURES[index].prefill_apart for index in pair))
+]
 
 
 @dataclass(frozen=True)
@@ -103,7 +109,13 @@ def engine_of(features: list[Feature]) -> LLM:
 
 def run(features: list[Feature]) -> list[Any]:
     """Outputs of the prompts; a ValueError is a refusal."""
-    llm, kind = engine_of(features), next((each.kind for each in features if each.kind != "generate"), "generate")
+    with prefill_apart() if any(feature.prefill_apart for feature in features) else contextlib.nullcontext():
+        return outputs_of(engine_of(features), features)
+
+
+def outputs_of(llm: LLM, features: list[Feature]) -> list[Any]:
+    """Of this engine."""
+    kind = next((each.kind for each in features if each.kind != "generate"), "generate")
     guesses = any(feature.guesses for feature in features)
     if kind == "embed":
         return llm.embed(PROMPTS, use_tqdm=False)

@@ -34,6 +34,8 @@ class Feature:
     shows: Check = lambda output: True
     guesses: bool = False
     """Whether tokens are guessed with it: then always, however long passes take, and there must be guesses."""
+    prefill_apart: bool = False
+    """Whether another engine of this process computes the prompts: on GPUs tests/gpu2 has two processes for that."""
     gpus: int = 1
     """That it takes, where it is tried on GPUs."""
 
@@ -65,6 +67,7 @@ FEATURES: tuple[Feature, ...] = (
             keeps_text=False, shows=lambda output: set(output.outputs[0].text) <= set("abc")),
     Feature("beam search", kind="beam_search"),
     Feature("embeddings", kind="embed"),
+    Feature("prefill and decode apart", prefill_apart=True),
     Feature("data parallel", {"data_parallel_size": 2}, gpus=2),
     Feature("tensor parallel", {"tensor_parallel_size": 2}, gpus=2),
     Feature("pipeline parallel", {"pipeline_parallel_size": 2}, gpus=2),

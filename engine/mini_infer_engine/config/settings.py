@@ -61,6 +61,15 @@ def parallel_fault(options: EngineOptions, *, speculates: bool) -> str | None:
     return None
 
 
+def transfer_fault(options: EngineOptions) -> str | None:
+    """Why this engine exchanges no keys and values with others; None: it can."""
+    if options.data_parallel_size > 1:
+        return "--transfer-port: KV transfer needs --data-parallel-size 1, run a server for each engine"
+    if options.pipeline_parallel_size > 1:
+        return "--transfer-port: KV transfer needs --pipeline-parallel-size 1, stages do not transfer yet"
+    return None
+
+
 def num_ranks(options: EngineOptions) -> int:
     """Processes that share one model, each with a device of its own."""
     return options.tensor_parallel_size * options.pipeline_parallel_size

@@ -170,10 +170,6 @@ def serve(config: CoreConfig, folder: Path) -> None:
     try:
         publisher = _publisher(context, config, partial(_publish, router, front))
         moves_kv = config.transfer.port > 0
-        if moves_kv and config.settings.pipeline_parallel_size > 1 and config.dry_run is None:
-            raise ValueError(
-                "--transfer-port: KV transfer needs --pipeline-parallel-size 1, stages do not transfer yet"
-            )
         weights = begin_identity(config.settings, config.dry_run) if moves_kv else None
         if config.dry_run is None:
             import_to_stay("torch")

@@ -19,7 +19,7 @@ from mini_infer_contract.tls import server_tls
 from mini_infer_engine import __version__
 from mini_infer_engine.config.mechanisms import Mechanism
 from mini_infer_engine.config.server_options import SERVER, ServerOptions
-from mini_infer_engine.config.settings import EngineSettings, master_address, node_rank
+from mini_infer_engine.config.settings import EngineSettings, master_address, node_rank, transfer_fault
 from mini_infer_engine.config.speculation import options_of_config
 from mini_infer_engine.core_process.core_config import CoreConfig
 from mini_infer_engine.data_parallel.processes import core_processes
@@ -112,8 +112,8 @@ def run(options: argparse.Namespace, settings: EngineSettings) -> int:
 
         worker = WorkerNode(settings, node, server.drain_timeout_s, server.log_level, server.log_format)
         return worker.run(listening)
-    if settings.data_parallel_size > 1 and server.listening_transfer_port:
-        raise StartError("--transfer-port: KV transfer needs --data-parallel-size 1, run a server for each engine")
+    if server.listening_transfer_port and (fault := transfer_fault(settings)):
+        raise StartError(fault)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # until the server takes over
     try:
         directory = None if dry_run is not None else _find_model(settings)
