@@ -23,6 +23,11 @@ class Fp4Scheme:
     group_size: int
     """16: scales are e4m3, and the tensor has one more. 32: scales are powers of two."""
 
+    @property
+    def name(self) -> str:
+        """For people."""
+        return "nvfp4" if self.group_size == 16 else "mxfp4"
+
 
 def parse_compressed_fp4(fields: Fields, form: Any, weights: dict[str, Any]) -> Fp4Scheme:
     """Of compressed-tensors: `weights` is that of one of its groups. ModelError: it is a form that is not supported."""

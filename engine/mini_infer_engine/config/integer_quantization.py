@@ -32,6 +32,12 @@ class IntegerScheme:
     int8_activations: bool = False
     """Whether it was made for W8A8: where kernels gain by it, activations become int8 with a dynamic scale a row."""
 
+    @property
+    def name(self) -> str:
+        """For people."""
+        kind = {"gptq": "gptq ", "awq": "awq "}.get(self.form, "") + f"int{self.bits}"
+        return f"{kind} by groups of {self.group_size}" if self.group_size else kind
+
 
 def parse_compressed_integers(
     fields: Fields, form: Any, group: dict[str, Any], weights: dict[str, Any]

@@ -27,6 +27,11 @@ class Fp8Scheme:
     scale_name: str
     """Of the scales beside `weight` in the checkpoint."""
 
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"fp8 by {self.strategy}"
+
 
 Scheme = Fp8Scheme | IntegerScheme | Fp4Scheme
 
@@ -60,6 +65,11 @@ class Schemes:
     def of_all(cls, scheme: Scheme, ignored: tuple[str, ...]) -> "Schemes":
         """One for all linear layers but those that are ignored."""
         return cls((Rule(ALL_LINEAR, scheme),), ignored)
+
+    @property
+    def name(self) -> str:
+        """For people: those of all schemes."""
+        return ", ".join(dict.fromkeys(rule.scheme.name for rule in self.rules if rule.scheme is not None))
 
     def scheme_of(self, layer: str) -> Scheme | None:
         """Of the layer that the checkpoint calls so; None: it is not quantised."""

@@ -113,7 +113,8 @@ def _build_real(
     )
     model = _model_info(runner, runner.max_model_len, config.vocab_size)
     layout = runner.kv_memory().layout
-    kernels = _kernels(str(runner.device), settings, layout.dtype if layout.scale_bytes else "")
+    weights = settings.quantization or ("" if config.quantization is None else config.quantization.name)
+    kernels = _kernels(str(runner.device), settings, layout.dtype if layout.scale_bytes else "", weights)
     if settings.tensor_parallel_size > 1:
         kernels["tensor_parallel_size"] = str(settings.tensor_parallel_size)
         kernels["all_reduce"] = runner.all_reduce
@@ -144,11 +145,11 @@ def _grammars(
     return GrammarCompiler(lambda: load_tokenizer(assets().files).tokenizer.to_str(), vocab_size, eos_token_ids)
 
 
-def _kernels(device: str, settings: EngineSettings, kv_cache: str) -> dict[str, str]:
+def _kernels(device: str, settings: EngineSettings, kv_cache: str, weights: str) -> dict[str, str]:
     """Which kernels run: said in the log, returned for /metrics."""
     from mini_infer_engine.kernels.report import kernel_report, log_kernels
 
-    report = kernel_report(device, settings.attention_backend, settings.disable, kv_cache)
+    report = kernel_report(device, settings.attention_backend, settings.disable, kv_cache, weights)
     log_kernels(report)
     return report.labels
 

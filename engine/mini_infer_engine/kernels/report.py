@@ -32,6 +32,8 @@ class KernelReport:
     """Why our kernels for Hopper cannot run; empty: they can, or the GPU is no Hopper."""
     kv_cache: str = ""
     """How keys and values are quantised: float8_e4m3fn, int8; empty: they are as the model computes them."""
+    weights: str = ""
+    """How weights are quantised, by an option (int8, fp8, int4, w8a8-int8) or by the checkpoint; empty: they are not."""
 
     @property
     def labels(self) -> dict[str, str]:
@@ -46,26 +48,31 @@ class KernelReport:
         off = f"; Gluon kernels off: {self.off}" if self.off else ""
         configs = f" with tile configs measured on {self.gemm_configs}" if self.gemm_configs else ""
         pages = f", keys and values in {self.kv_cache}" if self.kv_cache else ""
-        return f"GEMM {self.gemm}{configs}, {attention}{pages} ({where}){disabled}{off}"
+        weights = f" of weights in {self.weights}" if self.weights else ""
+        return f"GEMM {self.gemm}{weights}{configs}, {attention}{pages} ({where}){disabled}{off}"
 
 
 def kernel_report(
-    name: str | None = None, backend: str = "auto", disabled: Iterable[str] = (), kv_cache: str = ""
+    name: str | None = None,
+    backend: str = "auto",
+    disabled: Iterable[str] = (),
+    kv_cache: str = "",
+    weights: str = "",
 ) -> KernelReport:
     """Of an engine on the device of this name ("cuda:0"), by default the best that there is.
 
-    kv_cache: how keys and values are quantised; empty: not at all.
+    kv_cache and weights: how they are quantised; empty: not at all.
 
     ValueError: `disabled` has an unknown name.
     """
     device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
     if device.type != "cuda" or backend == "torch" or importlib.util.find_spec("triton") is None:
         device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-        return KernelReport(device_name, "", "torch", "", "torch", "torch", kv_cache=kv_cache)
-    return report_of(kernel_policy(device, disabled), backend, kv_cache)
+        return KernelReport(device_name, "", "torch", "", "torch", "torch", kv_cache=kv_cache, weights=weights)
+    return report_of(kernel_policy(device, disabled), backend, kv_cache, weights)
 
 
-def report_of(policy: KernelPolicy, backend: str = "auto", kv_cache: str = "") -> KernelReport:
+def report_of(policy: KernelPolicy, backend: str = "auto", kv_cache: str = "", weights: str = "") -> KernelReport:
     """Of a policy's kernels: which it would choose where they are at their best."""
     profile = policy.profile
     gemm = policy.small_m_config(1, 4096, 4096, torch.bfloat16, tma_operands=True)
@@ -80,6 +87,7 @@ def report_of(policy: KernelPolicy, backend: str = "auto", kv_cache: str = "") -
         ",".join(sorted(policy.disabled)),
         (profile.gluon_obstacle or "") if profile.is_hopper else "",
         kv_cache,
+        weights,
     )
 
 

@@ -233,6 +233,9 @@ def _models(options: argparse.Namespace) -> "dict[str, Counter[Product]]":
         )
         model_class(config.architecture).check_split(config)
         models[name] = products_of(config)
+        if config.quantization is not None:
+            count = models[name].total()
+            print(f"{name}: layers with quantised weights are left out, {count} products of a step are not", flush=True)
     for name, shape in CHECKPOINTS.items() if options.checkpoints else ():
         with contextlib.suppress(ValueError):  # so many ranks cannot share it out
             models[name] = shape.of_rank(ranks).products

@@ -9,6 +9,7 @@ from mini_infer_engine.config.model_config import ModelConfig
 from mini_infer_engine.layers.linear import UNQUANTIZED, Linear
 from mini_infer_engine.layers.mlp import GatedMLP
 from mini_infer_engine.models.registry import model_class
+from mini_infer_engine.quantization.layers import quantize_layers
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -35,19 +36,24 @@ class Product:
 def products_of(config: ModelConfig) -> Counter[Product]:
     """The products of one decode step, by a rank where it is one, and how often each is computed.
 
-    Those with quantised weights are left out.
+    Those with quantised weights are left out: their kernels are others.
     """
     with torch.device("meta"):
         model = model_class(config.architecture)(config)
+        if config.quantization is not None:
+            quantize_layers(model, config.quantization)
     found: Counter[Product] = Counter()
     for path, module in model.named_modules():
         if isinstance(module, Linear) and module.method is UNQUANTIZED:
             writes = path.endswith((".o_proj", ".down_proj")) and not module.is_summed
             found[Product(module.out_features, module.in_features, writes_residual=writes)] += 1
-        if isinstance(module, GatedMLP) and module.activation == "silu" and module.gate_up_proj.bias is None:
-            both = module.gate_up_proj
+        if isinstance(module, GatedMLP) and module.activation == "silu" and _is_plain(both := module.gate_up_proj):
             found[Product(both.out_features // 2, both.in_features, gated=True)] += 1
             found[Product(both.out_features, both.in_features)] -= 1
     if config.tie_word_embeddings:
         found[Product(config.tensor_parallel.vocabulary_rows(config.vocab_size), config.hidden_size)] += 1
     return +found
+
+
+def _is_plain(layer: Linear) -> bool:
+    return layer.method is UNQUANTIZED and layer.bias is None

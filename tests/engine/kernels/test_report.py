@@ -61,4 +61,7 @@ def test_a_cpu_runs_torch() -> None:
     report = kernel_report("cpu")
     assert str(report) == "GEMM torch, decode attention torch, prefill attention torch (cpu)"
     assert report.labels["device"] == "cpu"
+    quantised = kernel_report("cpu", kv_cache="int8", weights="int4")
+    assert str(quantised).startswith("GEMM torch of weights in int4, ")
+    assert (quantised.labels["weights"], quantised.labels["kv_cache"]) == ("int4", "int8")
     assert describe_kernels()

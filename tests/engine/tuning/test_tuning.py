@@ -1,6 +1,7 @@
 """What is tuned for a model, where the table goes and how engines read it: all that needs no GPU."""
 
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,13 @@ from mini_infer_engine.models.registry import read_config
 from mini_infer_engine.tuning import command
 from mini_infer_engine.tuning.checkpoints import CHECKPOINTS
 from mini_infer_engine.tuning.products import Product, products_of
+from tests.support import fp8_checkpoints, integer_checkpoints
 from tests.support.tiny_models import DEEPSEEK, save_tiny_model
 
 DEVICE = "NVIDIA H200"
 CONFIG = PdlGemmConfig(64, 128, 1, 3)
+integers = partial(integer_checkpoints.quantize_folder, name="gptq")
+fp8 = partial(fp8_checkpoints.quantize_folder, form="compressed-channel")
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +77,15 @@ def test_latent_attentions_products_are_found_and_experts_are_none(tmp_path: Pat
     assert found[Product(4 * (24 + 16) + 32 + 16, 64)] == 3
     assert found[Product(6, 64)] == 2  # the routers
     assert found[Product(96, 64, gated=True)] == 1  # of the one dense layer
+
+
+@pytest.mark.parametrize("quantize", [integers, fp8], ids=["gptq", "fp8"])
+def test_products_with_quantised_weights_are_left_out(quantize: Any, tmp_path: Path, capsys: Any) -> None:
+    save_tiny_model(tmp_path, "llama", head_dim=16)
+    quantize(tmp_path)
+    assert products_of(read_config(tmp_path)) == {Product(199, 64): 1}, "the output layer alone is not quantised"
+    command._models(command.make_parser().parse_args(["--model", str(tmp_path)]))
+    assert "left out, 1 products of a step are not" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])

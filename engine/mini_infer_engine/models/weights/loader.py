@@ -3,7 +3,7 @@
 import logging
 import os
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,6 +22,8 @@ from mini_infer_engine.models.weights.safetensors_checkpoint import SafetensorsC
 
 log = logging.getLogger(__name__)
 
+_SCALES = {"weight_g_idx": ("weight_scale", 1), "g_idx": ("scales", 0)}
+"""Of what says each column's group: what has a scale for each of them, in which dimension."""
 _MOST_THREADS = 8
 _DUMMY_STANDARD_DEVIATION = 0.02
 _DUMMY_EXPONENT = 121
@@ -41,6 +43,7 @@ def open_checkpoint(model: DecoderModel, directory: Path) -> Checkpoint:
     wanted = model.checkpoint_tensors()
     check_fit(checkpoint, gguf or directory, wanted, model.config.architecture, model.is_unused)
     _check_zeros(model, checkpoint, wanted.keys())
+    _check_groups(checkpoint, [name for name in wanted if name.endswith("g_idx")])
     if scales := sorted(name for name in checkpoint.tensors if name.endswith(KV_SCALES)):
         log.info(
             "%d scales of keys and values in %s are not used, such as %s: with kv_cache_dtype fp8 or int8, each token "
@@ -64,8 +67,30 @@ def _check_zeros(model: DecoderModel, checkpoint: Checkpoint, wanted: Collection
                 "such bias."
             )
 
-    for file in {checkpoint.tensors[name].file for name in extra}:
-        checkpoint.read(file, {name: None for name in extra if checkpoint.tensors[name].file == file}, check)
+    _read(checkpoint, extra, check)
+
+
+def _check_groups(checkpoint: Checkpoint, names: list[str]) -> None:
+    """ModelError: a column is of a group (`g_idx`) that has no scale."""
+
+    def check(name: str, groups: Tensor) -> None:
+        path, _, kind = name.rpartition(".")
+        scales, dimension = _SCALES[kind]
+        count = checkpoint.tensors[f"{path}.{scales}"].shape[dimension]
+        if int(groups.min()) < 0 or int(groups.max()) >= count:
+            wrong = int(groups.min()) if int(groups.min()) < 0 else int(groups.max())
+            raise ModelError(
+                f"{checkpoint.tensors[name].file}: tensor {name} says that a column is of group {wrong}, and there are "
+                f"scales of {count} groups."
+            )
+
+    _read(checkpoint, names, check)
+
+
+def _read(checkpoint: Checkpoint, names: list[str], take: Callable[[str, Tensor], None]) -> None:
+    """These tensors, whole: small ones."""
+    for file in {checkpoint.tensors[name].file for name in names}:
+        checkpoint.read(file, {name: None for name in names if checkpoint.tensors[name].file == file}, take)
 
 
 def load_weights(model: DecoderModel, checkpoint: Checkpoint, *, quiet: bool = False) -> None:
