@@ -207,6 +207,9 @@ def document_of_gpu(outcomes: dict[tuple[int, int], Outcome]) -> Iterator[str]:
     alike = {pair for pair, outcome in outcomes.items() if MARKS[outcome.word] == on_cpu[pair]}
     gpus = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
     yield f"{len(alike)} of the pairs were tried there ({gpus}), and come out alike."
+    tried = {index for pair in outcomes for index in pair}
+    if untried := [feature.name for index, feature in enumerate(FEATURES) if index not in tried]:
+        yield f"Not tried there: {', '.join(untried)}."
     for pair in [pair for pair in outcomes if pair not in alike]:
         yield f"- {names_of(pair)}: `{MARKS[outcomes[pair].word]}` {outcomes[pair].reason}".rstrip()
 
