@@ -33,7 +33,7 @@ class KernelReport:
     kv_cache: str = ""
     """How keys and values are quantised: float8_e4m3fn, int8; empty: they are as the model computes them."""
     weights: str = ""
-    """How weights are quantised, by an option (int8, fp8, int4, w8a8-int8) or by the checkpoint; empty: they are not."""
+    """How weights are quantised, by an option (int8, fp8, int4, w8a8-int8) or the checkpoint; empty: they are not."""
 
     @property
     def labels(self) -> dict[str, str]:

@@ -100,7 +100,7 @@ def test_other_schemes_are_refused_before_weights_are_read(
         ("qweight", torch.zeros(12, 64), "is torch.float32, and config.json asks for torch.int32"),
         ("scales", torch.zeros(3, 64, dtype=torch.int32), "is torch.int32"),
         ("g_idx", None, "is in no safetensors file"),
-        ("g_idx", torch.arange(96, dtype=torch.int32) // 24, "says that a column is of group 3, and there are scales of 3"),
+        ("g_idx", torch.arange(96, dtype=torch.int32) // 24, "a column is of group 3, and there are scales of 3"),
         ("g_idx", torch.arange(96, dtype=torch.int32) // 32 - 1, "says that a column is of group -1"),
     ],
 )
@@ -114,7 +114,12 @@ def test_what_does_not_fit_is_named_before_memory_is_taken(
 
 @pytest.mark.parametrize(
     ("form", "told"),
-    [("gptq", "gptq int4 by groups of 32"), ("gptq-8-rows", "gptq int8"), ("awq", "awq int4 by groups of 32"), ("w8a8", "int8")],
+    [
+        ("gptq", "gptq int4 by groups of 32"),
+        ("gptq-8-rows", "gptq int8"),
+        ("awq", "awq int4 by groups of 32"),
+        ("w8a8", "int8"),
+    ],
 )
 def test_the_scheme_has_a_name_for_people(form: str, told: str, tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "llama", head_dim=16)
