@@ -48,10 +48,16 @@ class Example:
         """Apply it and wait until it is ready."""
         begun_s = time.monotonic()
         self.kubectl("apply", "-f", str(ROOT / "examples" / self.file))
-        if replicas is not None:
-            self.kubectl("scale", f"infsvc/{self.name}", f"--replicas={replicas}")
-        self.ready()
+        if replicas is None:
+            self.ready()
+        else:
+            self.scale(replicas)
         say(f"{self.file} is ready after {time.monotonic() - begun_s:.0f} s")
+
+    def scale(self, replicas: int) -> None:
+        """And wait until it is ready."""
+        self.kubectl("scale", f"infsvc/{self.name}", f"--replicas={replicas}")
+        self.ready()
 
     def ready(self) -> None:
         self.kubectl("wait", f"infsvc/{self.name}", "--for=condition=Ready", "--timeout=180s")
@@ -131,11 +137,12 @@ def test_a_group_over_two_pods_drains_and_starts_anew_as_a_whole(
         # What `kubectl drain` of its node does to a worker of the only group: nobody else could go on with its streams.
         asyncio.run(streams(url, "group", lambda: cluster.evict(max(before), namespace), count=150))
         anew(group, before)
+        group.scale(2)
         before = group.pods()
-        group.lose(max(before))
+        asyncio.run(streams(url, "group", lambda: group.lose(max(before))))
         anew(group, before)
         ask(url, "group")
-        say("a group of two pods lost one, started anew as a whole and answers")
+        say("one of two groups of two pods lost a member, and started anew as a whole")
 
 
 def anew(group: Example, before: dict[str, str]) -> None:
