@@ -99,6 +99,29 @@ def test_images(image: str) -> None:
     assert parse_service(changed({"spec": {"image": image}})).spec.image == image
 
 
+@pytest.mark.parametrize(
+    ("prefill", "decode"),
+    [
+        ({"dtype": "float32"}, {"dtype": "bfloat16"}),
+        ({"pageSize": 64}, {"pageSize": 128}),
+        ({"quantization": "int8"}, {"quantization": "int8", "quantizeLmHead": False, "loadFormat": "auto"}),
+        ({"kvCacheDtype": "auto", "kvTransport": "auto", "loadFormat": "auto"}, {}),
+        ({"kvCacheDtype": "fp8"}, {"kvCacheDtype": "fp8_e4m3", "pageSize": 128}),
+        ({"kvTransport": "nixl"}, {}),
+        ({}, {"kvTransport": "cuda-ipc"}),
+        ({"kvTransport": "shm"}, {"kvTransport": "shm"}),
+    ],
+)
+def test_engines_that_pair(prefill: dict[str, Any], decode: dict[str, Any]) -> None:
+    parse_service(changed({"spec": {"unified": None, "prefill": {"engine": prefill}, "decode": {"engine": decode}}}))
+
+
+def test_ranks_of_engines_that_pair_may_differ() -> None:
+    engine = {"kvTransport": "nixl"}
+    roles = {"prefill": {"engine": engine}, "decode": {"engine": engine, "parallelism": {"tensor": 2}}}
+    parse_service(changed({"spec": {"unified": None, **roles}}))
+
+
 def test_kubernetes_own_types_are_kept_as_written() -> None:
     """Also where a field is named otherwise in Python: the text is what revisions are named by."""
     container = {

@@ -11,6 +11,7 @@ from mini_infer_contract.resources.containers import InitContainer, ProbeLimits
 from mini_infer_contract.resources.devices import GPU_VENDORS, ContainerResourceClaim, PodResourceClaim
 from mini_infer_contract.resources.environment import EnvironmentFrom, EnvironmentVariable, ObjectReference
 from mini_infer_contract.resources.names import GROUP, RESERVED_ENGINE_FLAGS, RESERVED_VOLUME_PREFIX
+from mini_infer_contract.resources.pairs import PAIRS
 from mini_infer_contract.resources.parallelism import Parallelism
 from mini_infer_contract.resources.quantity import (
     LABEL_KEY_PATTERN,
@@ -407,6 +408,7 @@ class InferenceServiceSpec(ApiModel):
             "example.org/mini-infer-engine:0.1.0",
             lambda s: s.image is None or re.match(IMAGE_PATTERN, s.image) is not None,
         ),
+        *PAIRS,
     )
     model: ModelSpec
     """Which weights to serve, and under which name."""
