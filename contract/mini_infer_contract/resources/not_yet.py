@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from mini_infer_contract.resources.names import ROLES
 from mini_infer_contract.resources.rules import Rule
 
 
@@ -9,6 +10,22 @@ def _above_one(role: str, size: str) -> str:
     """CEL for: the role has `parallelism.SIZE` above 1."""
     parallelism = f"self.spec.{role}.parallelism"
     return f"(has(self.spec.{role}) && has({parallelism}) && has({parallelism}.{size}) && {parallelism}.{size} > 1)"
+
+
+def _is_cut(role: str) -> str:
+    """CEL for: several GPUs compute one pass of the role's engines."""
+    return f"({_above_one(role, 'tensor')} || {_above_one(role, 'pipeline')})"
+
+
+def _speculates(role: str) -> str:
+    """CEL for: a role that there is has speculative options."""
+    engine = f"self.spec.{role}.engine"
+    return f"has({engine}) && (has({engine}.speculativeMethod) || has({engine}.speculativeModel))"
+
+
+def _engine_speculates(role: Any) -> bool:
+    engine = role.engine
+    return engine is not None and (engine.speculative_method is not None or engine.speculative_model is not None)
 
 
 def _sizes(service: Any, size: str) -> dict[str, int]:
@@ -35,17 +52,14 @@ NOT_YET = (
         lambda s: _sizes(s, "data").get("unified", 1) == 1 or _sizes(s, "nodes").get("unified", 1) == 1,
     ),
     Rule(
-        f"!(({_above_one('unified', 'tensor')} || {_above_one('unified', 'pipeline')}) && "
-        "has(self.spec.unified.engine) && "
-        "(has(self.spec.unified.engine.speculativeMethod) || has(self.spec.unified.engine.speculativeModel)))",
+        " && ".join(f"!({_is_cut(role)} && {_speculates(role)})" for role in ROLES),
         "speculative decoding runs on one GPU only yet: leave out parallelism.tensor and pipeline, or the speculative "
         "options",
         lambda s: (
-            all(_sizes(s, size).get("unified", 1) == 1 for size in ("tensor", "pipeline"))
-            or s.roles["unified"].engine is None
-            or (
-                s.roles["unified"].engine.speculative_method is None
-                and s.roles["unified"].engine.speculative_model is None
+            not any(
+                _engine_speculates(role)
+                for name, role in s.roles.items()
+                if any(_sizes(s, size).get(name, 1) > 1 for size in ("tensor", "pipeline"))
             )
         ),
     ),
