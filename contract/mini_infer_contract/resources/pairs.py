@@ -21,24 +21,22 @@ _DEFAULTS: dict[str, Any] = {row.name: row.default for row in option_rows(Engine
 
 
 def _cel_of(role: str, option: str) -> str:
-    """CEL for an option of a role that there is: as written, else its default."""
-    engine, default = f"self.{role}.engine", _DEFAULTS[option]
-    shown = str(default).lower() if isinstance(default, bool) else f"'{default or ''}'"
-    field = f"{engine}.{to_camel(option)}"
-    return f"(has({engine}) && has({field}) ? {field} : {shown})"
+    """CEL for an option of a role: as written, else its default."""
+    default, engine, name = _DEFAULTS[option], f"self.{role}.engine", to_camel(option)
+    if isinstance(default, bool):
+        return f"self.{role}.?engine.?{name}.orValue({str(default).lower()})"
+    # An optional text has no known greatest length, and the API server refuses what may take long.
+    return f"(has({engine}) && has({engine}.{name}) ? {engine}.{name} : '{default or ''}')"
 
 
 def _kv_dtype_cel(role: str) -> str:
     return f"{_cel_of(role, 'kv_cache_dtype')}.replace('fp8_e4m3', 'fp8')"
 
 
-def _tensor_cel(role: str) -> str:
-    sizes = f"self.{role}.parallelism"
-    return f"(has({sizes}) && has({sizes}.tensor) ? {sizes}.tensor : 1)"
-
-
-def _has_page_size(role: str) -> str:
-    return f"has(self.{role}.engine) && has(self.{role}.engine.pageSize)"
+_ALIKE_TENSOR = " == ".join(f"self.{role}.?parallelism.?tensor.orValue(1)" for role in PAIRED_ROLES)
+_PAGE_SIZES = tuple(f"self.{role}.?engine.?pageSize" for role in PAIRED_ROLES)
+_ALIKE_PAGES = f"{_PAGE_SIZES[0]}.or({_PAGE_SIZES[1]}) == {_PAGE_SIZES[1]}.or({_PAGE_SIZES[0]})"
+"""Where both are written."""
 
 
 def _value(role: Any, option: str) -> Any:
@@ -90,9 +88,7 @@ PAIRS = (
         lambda s: _kv_dtype(s.prefill) == _kv_dtype(s.decode),
     ),
     _of_pairs(
-        f"{_cel_of('prefill', 'kv_cache_dtype')} == 'auto' || ({_tensor_cel('prefill')} == {_tensor_cel('decode')} && "
-        f"(!({_has_page_size('prefill')}) || !({_has_page_size('decode')}) || "
-        "self.prefill.engine.pageSize == self.decode.engine.pageSize))",
+        f"{_cel_of('prefill', 'kv_cache_dtype')} == 'auto' || ({_ALIKE_TENSOR} && {_ALIKE_PAGES})",
         "pages of a quantised kvCacheDtype go from prefill to decode whole only: write the same parallelism.tensor and "
         "engine.pageSize into both, or leave kvCacheDtype out",
         lambda s: (

@@ -8,7 +8,7 @@ from pydantic import Field, create_model
 from mini_infer_contract.engine_options import EngineOptions
 from mini_infer_contract.options import OptionRow, option_rows
 from mini_infer_contract.resources.containers import InitContainer, ProbeLimits
-from mini_infer_contract.resources.devices import GPU_VENDORS, ContainerResourceClaim, PodResourceClaim
+from mini_infer_contract.resources.devices import GPU_VENDORS, WHOLE_GPUS, ContainerResourceClaim, PodResourceClaim
 from mini_infer_contract.resources.environment import EnvironmentFrom, EnvironmentVariable, ObjectReference
 from mini_infer_contract.resources.names import GROUP, RESERVED_ENGINE_FLAGS, RESERVED_VOLUME_PREFIX
 from mini_infer_contract.resources.pairs import PAIRS
@@ -331,9 +331,10 @@ class PodTemplate(ApiModel):
 
 
 _IS_GPU = "(" + " || ".join(f"k.startsWith('{vendor}')" for vendor in GPU_VENDORS) + ")"
-_RANKS = " * ".join(
-    f"(has(self.parallelism.{size}) ? self.parallelism.{size} : 1)" for size in ("tensor", "pipeline", "data")
-)
+_LIMITS = "has(self.resources) && has(self.resources.limits)"
+_GPUS = f"self.resources.limits.map(k, {_IS_GPU}, quantity(string(self.resources.limits[k])).asInteger()).sum()"
+"""What `ResourceRequirements.gpus` counts."""
+_RANKS = " * ".join(f"self.parallelism.?{size}.orValue(1)" for size in ("tensor", "pipeline", "data"))
 
 
 class Scaling(ApiModel):
@@ -355,10 +356,7 @@ class RoleSpec(ApiModel):
             lambda r: r.scaling is None,
         ),
         Rule(
-            f"!has(self.parallelism) || !has(self.resources) || !has(self.resources.limits) || "
-            f"!self.resources.limits.exists(k, {_IS_GPU}) || "
-            f"self.resources.limits.map(k, {_IS_GPU}, quantity(string(self.resources.limits[k])).asInteger()).sum() * "
-            f"(has(self.parallelism.nodes) ? self.parallelism.nodes : 1) == {_RANKS}",
+            f"!has(self.parallelism) || !({_LIMITS}) || {_GPUS} * self.parallelism.?nodes.orValue(1) in [0, {_RANKS}]",
             "resources.limits asks for another number of GPUs than parallelism needs: write tensor x pipeline x data / "
             "nodes, which is what each pod of an engine needs, or leave it out",
             lambda r: (
@@ -367,6 +365,24 @@ class RoleSpec(ApiModel):
                 or not r.resources.gpus
                 or r.resources.gpus * (r.parallelism.nodes or 1) == r.parallelism.ranks
             ),
+        ),
+        Rule(
+            f"has(self.parallelism) || !({_LIMITS}) || {list(WHOLE_GPUS)}.all(k, !(k in self.resources.limits) || "
+            "quantity(string(self.resources.limits[k])).asInteger() <= 1)",
+            "resources.limits asks for several GPUs and an engine without parallelism uses one: write parallelism, "
+            "such as {tensor: 2} for two GPUs, or ask for one",
+            lambda r: (
+                r.parallelism is not None
+                or r.resources is None
+                or all(parse_quantity(n) <= 1 for name, n in r.resources.allowed.items() if name in WHOLE_GPUS)
+            ),
+        ),
+        Rule(
+            f"!has(self.engine) || !has(self.engine.device) || self.engine.device != 'cpu' || !({_LIMITS}) || "
+            f"{_GPUS} == 0",
+            "resources.limits asks for GPUs and engine.device is cpu, which would leave them idle: leave one of them "
+            "out",
+            lambda r: r.engine is None or r.engine.device != "cpu" or r.resources is None or not r.resources.gpus,
         ),
     )
     replicas: int = Field(default=1, ge=0, le=1000)
