@@ -181,6 +181,11 @@ else:  # from the engine's options: a type checker cannot follow, and no field i
     )
 
 
+_LONG_FLAGS = "|".join(flag.removeprefix("--") for flag in RESERVED_ENGINE_FLAGS if flag.startswith("--"))
+_RESERVED_FLAG_PATTERN = rf"^(-[a-z]|--({_LONG_FLAGS})(=|$))"
+"""All flags of one dash, too: the engine's parser takes their beginnings."""
+
+
 class EngineSpec(_EngineFields):
     """Options of the engine; what is left out is the engine's default (`mini-infer-serve --help`)."""
 
@@ -202,11 +207,13 @@ class EngineSpec(_EngineFields):
             lambda e: e.kv_cache_memory is None or parse_quantity(e.kv_cache_memory) >= parse_quantity(LEAST_KV_CACHE),
         ),
         Rule(
-            f"!has(self.extraArgs) || self.extraArgs.all(a, !(a.split('=')[0] in {list(RESERVED_ENGINE_FLAGS)}))",
+            f"!has(self.extraArgs) || self.extraArgs.all(a, !a.matches('{_RESERVED_FLAG_PATTERN}'))",
             "extraArgs must not hold --model, --revision, --served-model-name (write spec.model), --drain-timeout "
-            "(write template.spec.terminationGracePeriodSeconds) nor --host, --port, --events-port, --replay-port "
-            "(the operator sets them)",
-            lambda e: not any(a.split("=")[0] in RESERVED_ENGINE_FLAGS for a in e.extra_args or ()),
+            "(write template.spec.terminationGracePeriodSeconds), --tensor-parallel-size, --pipeline-parallel-size, "
+            "--data-parallel-size, --enable-expert-parallel, --nnodes, --node-rank (write parallelism), --role (write "
+            "unified, or prefill and decode), --transfer-port (write engine.kvTransport) nor --host, --port, "
+            "--events-port, --replay-port (the operator sets them), and no flag of one dash, such as -tp",
+            lambda e: not any(re.match(_RESERVED_FLAG_PATTERN, a) for a in e.extra_args or ()),
         ),
     )
     extra_args: list[Annotated[str, Field(min_length=1, max_length=512)]] | None = Field(default=None, max_length=32)
