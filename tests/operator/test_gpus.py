@@ -74,6 +74,7 @@ def test_a_claim_is_enough() -> None:
         ({"unified": {"parallelism": {"tensor": 2}, "engine": {"device": "cpu"}}}, True),
         ({"unified": {"resources": {"limits": {"nvidia.com/gpu": 1}}}}, True),
         ({"unified": None, "prefill": {}, "decode": {}}, True),
+        ({"unified": {"engine": {"kvTransport": "auto"}}}, True),
     ],
 )
 def test_shared_memory(spec: dict[str, Any], mounted: bool) -> None:

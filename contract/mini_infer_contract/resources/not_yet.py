@@ -2,8 +2,11 @@
 
 from typing import Any
 
+from pydantic.alias_generators import to_camel
+
 from mini_infer_contract.resources.names import ROLES
 from mini_infer_contract.resources.rules import Rule
+from mini_infer_contract.resources.spec import TRANSFER_OPTIONS
 
 
 def _above_one(role: str, size: str) -> str:
@@ -34,6 +37,11 @@ def _sizes(service: Any, size: str) -> dict[str, int]:
     return {name: getattr(parallelism, size) or 1 for name, parallelism in sizes.items()}
 
 
+_TRANSFER_FIELDS = tuple(to_camel(option) for option in TRANSFER_OPTIONS)
+_NAMES_TRANSFER = (
+    f"has(self.spec.unified.engine) && ({' || '.join(f'has(self.spec.unified.engine.{f})' for f in _TRANSFER_FIELDS)})"
+)
+
 NOT_YET = (
     Rule(
         f"!({_above_one('prefill', 'pipeline')} || {_above_one('decode', 'pipeline')})",
@@ -45,6 +53,16 @@ NOT_YET = (
         "engines behind one port do not hand KV cache on yet: leave parallelism.data of prefill and decode out, and "
         "set replicas",
         lambda s: all(size == 1 for name, size in _sizes(s, "data").items() if name != "unified"),
+    ),
+    Rule(
+        f"!(({_above_one('unified', 'pipeline')} || {_above_one('unified', 'data')}) && {_NAMES_TRANSFER})",
+        "stages, and engines behind one port, do not read KV cache from other engines yet: leave parallelism.pipeline "
+        f"and data of unified out, or {', '.join(_TRANSFER_FIELDS)} of its engine",
+        lambda s: (
+            all(_sizes(s, size).get("unified", 1) == 1 for size in ("pipeline", "data"))
+            or s.roles["unified"].engine is None
+            or not s.roles["unified"].engine.names_transfer
+        ),
     ),
     Rule(
         f"!({_above_one('unified', 'data')} && {_above_one('unified', 'nodes')})",

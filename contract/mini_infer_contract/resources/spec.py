@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, create_model
 
-from mini_infer_contract.engine_options import EngineOptions
+from mini_infer_contract.engine_options import KV_TRANSFER, EngineOptions
 from mini_infer_contract.options import OptionRow, option_rows
 from mini_infer_contract.resources.containers import InitContainer, ProbeLimits
 from mini_infer_contract.resources.devices import GPU_VENDORS, WHOLE_GPUS, ContainerResourceClaim, PodResourceClaim
@@ -186,6 +186,9 @@ _RESERVED_FLAG_PATTERN = rf"^(-[a-z]|--({_LONG_FLAGS})(=|$))"
 """All flags of one dash, too: the engine's parser takes their beginnings."""
 
 
+TRANSFER_OPTIONS = tuple(row.name for row in option_rows(EngineOptions) if row.option.group == KV_TRANSFER)
+
+
 class EngineSpec(_EngineFields):
     """Options of the engine; what is left out is the engine's default (`mini-infer-serve --help`)."""
 
@@ -218,6 +221,11 @@ class EngineSpec(_EngineFields):
     )
     extra_args: list[Annotated[str, Field(min_length=1, max_length=512)]] | None = Field(default=None, max_length=32)
     """More flags of `mini-infer-serve`, each as `--flag=value`."""
+
+    @property
+    def names_transfer(self) -> bool:
+        """Whether an option of KV transfer is written, be it with its default."""
+        return any(getattr(self, option) is not None for option in TRANSFER_OPTIONS)
 
 
 class TemplateMetadata(ApiModel):
