@@ -12,6 +12,7 @@ from mini_infer_contract.resources import (
     Parallelism,
     PodTemplate,
     ResourceRequirements,
+    RoleSpec,
     SecretKey,
     parse_quantity,
 )
@@ -51,16 +52,13 @@ class Launch:
     template: PodTemplate
     role: str
     parallelism: Parallelism
+    moves_cache: bool
+    """Whether engines hand KV cache on, or take it."""
 
     @property
     def nodes(self) -> int:
         """That one engine spans, with a pod on each."""
         return self.parallelism.nodes or 1
-
-    @property
-    def moves_cache(self) -> bool:
-        """Whether engines hand KV cache on, or take it."""
-        return self.role != "unified"
 
 
 def model_source(uri: str) -> ModelSource:
@@ -100,6 +98,14 @@ def parallel_arguments(parallelism: Parallelism) -> tuple[str, ...]:
     return (*flags, *(("--enable-expert-parallel",) if parallelism.expert else ()))
 
 
+def moves_cache(name: str, role: RoleSpec) -> bool:
+    """Whether engines of the role of this name hand KV cache on, or take it.
+
+    Unified engines do where an option of KV transfer is written: they read prefixes from each other's caches.
+    """
+    return name != "unified" or (role.engine is not None and role.engine.names_transfer)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Addresses:
     """Where an engine listens."""
@@ -109,7 +115,7 @@ class Addresses:
     events_port: int
     replay_port: int
     transfer_port: int
-    """Used where the engine's role moves KV cache."""
+    """Used where the launch moves KV cache."""
 
 
 def serve_arguments(
@@ -164,6 +170,7 @@ def launch_of(service: InferenceService, role: str, default_image: str) -> Launc
         template=spec.template or PodTemplate(),
         role=role,
         parallelism=spec.parallelism or Parallelism(),
+        moves_cache=moves_cache(role, spec),
     )
 
 

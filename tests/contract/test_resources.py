@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from mini_infer_contract.resources import QUANTITY_PATTERN, ApiModel, InferenceService, parse_quantity
+from mini_infer_contract.engine_options import PARALLEL, EngineOptions
+from mini_infer_contract.options import option_rows
+from mini_infer_contract.resources import (
+    QUANTITY_PATTERN,
+    RESERVED_ENGINE_FLAGS,
+    ApiModel,
+    InferenceService,
+    parse_quantity,
+)
 from mini_infer_operator.crd import custom_resource_definition, custom_resource_definitions, scaler_definition
 from mini_infer_operator.parse import InvalidServiceError, parse_service
 from tests.support.services import VALID, changed, failing_examples
@@ -45,7 +53,7 @@ def test_kubectl_explain_describes_every_field() -> None:
 
 def test_the_crd_is_small() -> None:
     """`kubectl apply` keeps it in an annotation, as JSON without spaces, and annotations are 256 KB at most."""
-    assert len(json.dumps(custom_resource_definition(), separators=(",", ":"))) < 150_000
+    assert len(json.dumps(custom_resource_definition(), separators=(",", ":"))) < 160_000
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=[str(example["change"])[:100] for example in EXAMPLES])
@@ -97,6 +105,40 @@ def test_every_fault_is_told_at_once() -> None:
 )
 def test_images(image: str) -> None:
     assert parse_service(changed({"spec": {"image": image}})).spec.image == image
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode"),
+    [
+        ({"dtype": "float32"}, {"dtype": "bfloat16"}),
+        ({"pageSize": 64}, {"pageSize": 128}),
+        ({"quantization": "int8"}, {"quantization": "int8", "quantizeLmHead": False, "loadFormat": "auto"}),
+        ({"kvCacheDtype": "auto", "kvTransport": "auto", "loadFormat": "auto"}, {}),
+        ({"kvCacheDtype": "fp8"}, {"kvCacheDtype": "fp8_e4m3", "pageSize": 128}),
+        ({"kvTransport": "nixl"}, {}),
+        ({}, {"kvTransport": "cuda-ipc"}),
+        ({"kvTransport": "shm"}, {"kvTransport": "shm"}),
+    ],
+)
+def test_engines_that_pair(prefill: dict[str, Any], decode: dict[str, Any]) -> None:
+    parse_service(changed({"spec": {"unified": None, "prefill": {"engine": prefill}, "decode": {"engine": decode}}}))
+
+
+def test_ranks_of_engines_that_pair_may_differ() -> None:
+    engine = {"kvTransport": "nixl"}
+    roles = {"prefill": {"engine": engine}, "decode": {"engine": engine, "parallelism": {"tensor": 2}}}
+    parse_service(changed({"spec": {"unified": None, **roles}}))
+
+
+def test_every_flag_of_ranks_is_reserved() -> None:
+    """With its aliases: what `parallelism` says is what GPUs are counted by."""
+    rows = [row for row in option_rows(EngineOptions) if row.option.group == PARALLEL]
+    flags = {flag for row in rows for flag in (row.flag, *row.option.aliases)}
+    assert flags - {*RESERVED_ENGINE_FLAGS} == {"--master-addr", "--master-port"}
+
+
+def test_values_of_extra_args_may_begin_with_a_dash() -> None:
+    parse_service(changed({"spec": {"unified": {"engine": {"extraArgs": ["--seed", "-1", "--dry-run"]}}}}))
 
 
 def test_kubernetes_own_types_are_kept_as_written() -> None:

@@ -40,7 +40,13 @@ def role(**unified: Any) -> Any:
             {"memory": "64Gi", "nvidia.com/gpu": 2},
             2,
         ),
-        ({"resources": {"limits": {"nvidia.com/gpu": 2}}}, {"nvidia.com/gpu": 2}, 2),
+        ({"resources": {"limits": {"nvidia.com/gpu": 1}}}, {"nvidia.com/gpu": 1}, 1),
+        ({"resources": {"limits": {"nvidia.com/mig-1g.10gb": 2}}}, {"nvidia.com/mig-1g.10gb": 2}, 2),
+        (
+            {"parallelism": {"tensor": 2}, "resources": {"limits": {"nvidia.com/gpu": 0}}, "engine": {"device": "cpu"}},
+            {"nvidia.com/gpu": 0},
+            0,
+        ),
     ],
 )
 def test_gpus_by_parallelism(unified: dict[str, Any], limits: dict[str, Any], of_engine: int) -> None:
@@ -68,6 +74,7 @@ def test_a_claim_is_enough() -> None:
         ({"unified": {"parallelism": {"tensor": 2}, "engine": {"device": "cpu"}}}, True),
         ({"unified": {"resources": {"limits": {"nvidia.com/gpu": 1}}}}, True),
         ({"unified": None, "prefill": {}, "decode": {}}, True),
+        ({"unified": {"engine": {"kvTransport": "auto"}}}, True),
     ],
 )
 def test_shared_memory(spec: dict[str, Any], mounted: bool) -> None:

@@ -60,7 +60,7 @@ def test_a_moments_unreadiness_in_a_stuck_rollout_costs_nothing(cluster: Cluster
 
 
 def test_a_full_cluster_rolls_by_stopping_one_engine_first(cluster: Cluster) -> None:  # noqa: F811
-    gpus = {"replicas": 4, "resources": {"limits": {"nvidia.com/gpu": 2}}}  # all that the node has
+    gpus = {"replicas": 4, "parallelism": {"tensor": 2}}  # two GPUs each, all that the node has
     cluster.apply("full", image="gpu-engine:1", unified=gpus)
     wait(lambda: cluster.ready("full").get("status") == "True")
     cluster.apply("full", image="gpu-engine:2", unified=gpus)
@@ -79,7 +79,7 @@ def test_a_full_cluster_rolls_by_stopping_one_engine_first(cluster: Cluster) -> 
 
 
 def test_a_full_cluster_does_not_roll_where_none_may_be_missing(cluster: Cluster) -> None:  # noqa: F811
-    gpus = {"replicas": 4, "resources": {"limits": {"nvidia.com/gpu": 2}}}
+    gpus = {"replicas": 4, "parallelism": {"tensor": 2}}
     strict = {**QUICK, "maxUnavailable": 0, "progressDeadlineSeconds": 20}
     cluster.apply("strict", image="gpu-engine:1", unified=gpus, rollout=strict)
     wait(lambda: cluster.ready("strict").get("status") == "True")

@@ -7,6 +7,8 @@ from mini_infer_contract.resources.rules import KubernetesType, Rule
 
 GPU_VENDORS = ("nvidia.com/", "amd.com/")
 """Prefixes of the resources that device plugins give GPUs and parts of them (MIG) out as."""
+WHOLE_GPUS = ("nvidia.com/gpu", "amd.com/gpu")
+"""Those of which each is a whole GPU, or a turn on one; other names are of parts, or of a GPU's memory."""
 
 
 class PodResourceClaim(KubernetesType):

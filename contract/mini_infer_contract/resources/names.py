@@ -45,6 +45,18 @@ RESERVED_ENGINE_FLAGS = (
     "--events-port",
     "--replay-port",
     "--drain-timeout",
+    "--role",
+    "--transfer-port",
+    "--tensor-parallel-size",
+    "-tp",
+    "--pipeline-parallel-size",
+    "-pp",
+    "--data-parallel-size",
+    "-dp",
+    "--enable-expert-parallel",
+    "--no-enable-expert-parallel",
+    "--nnodes",
+    "--node-rank",
 )
 """Flags that the operator writes itself; `engine.extraArgs` must not repeat them."""
 RESERVED_VOLUME_PREFIX = "mini-infer-"

@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, create_model
 
-from mini_infer_contract.engine_options import EngineOptions
+from mini_infer_contract.engine_options import KV_TRANSFER, EngineOptions
 from mini_infer_contract.options import OptionRow, option_rows
 from mini_infer_contract.resources.containers import InitContainer, ProbeLimits
-from mini_infer_contract.resources.devices import GPU_VENDORS, ContainerResourceClaim, PodResourceClaim
+from mini_infer_contract.resources.devices import GPU_VENDORS, WHOLE_GPUS, ContainerResourceClaim, PodResourceClaim
 from mini_infer_contract.resources.environment import EnvironmentFrom, EnvironmentVariable, ObjectReference
 from mini_infer_contract.resources.names import GROUP, RESERVED_ENGINE_FLAGS, RESERVED_VOLUME_PREFIX
+from mini_infer_contract.resources.pairs import PAIRS
 from mini_infer_contract.resources.parallelism import Parallelism
 from mini_infer_contract.resources.quantity import (
     LABEL_KEY_PATTERN,
@@ -180,6 +181,14 @@ else:  # from the engine's options: a type checker cannot follow, and no field i
     )
 
 
+_LONG_FLAGS = "|".join(flag.removeprefix("--") for flag in RESERVED_ENGINE_FLAGS if flag.startswith("--"))
+_RESERVED_FLAG_PATTERN = rf"^(-[a-z]|--({_LONG_FLAGS})(=|$))"
+"""All flags of one dash, too: the engine's parser takes their beginnings."""
+
+
+TRANSFER_OPTIONS = tuple(row.name for row in option_rows(EngineOptions) if row.option.group == KV_TRANSFER)
+
+
 class EngineSpec(_EngineFields):
     """Options of the engine; what is left out is the engine's default (`mini-infer-serve --help`)."""
 
@@ -201,15 +210,22 @@ class EngineSpec(_EngineFields):
             lambda e: e.kv_cache_memory is None or parse_quantity(e.kv_cache_memory) >= parse_quantity(LEAST_KV_CACHE),
         ),
         Rule(
-            f"!has(self.extraArgs) || self.extraArgs.all(a, !(a.split('=')[0] in {list(RESERVED_ENGINE_FLAGS)}))",
+            f"!has(self.extraArgs) || self.extraArgs.all(a, !a.matches('{_RESERVED_FLAG_PATTERN}'))",
             "extraArgs must not hold --model, --revision, --served-model-name (write spec.model), --drain-timeout "
-            "(write template.spec.terminationGracePeriodSeconds) nor --host, --port, --events-port, --replay-port "
-            "(the operator sets them)",
-            lambda e: not any(a.split("=")[0] in RESERVED_ENGINE_FLAGS for a in e.extra_args or ()),
+            "(write template.spec.terminationGracePeriodSeconds), --tensor-parallel-size, --pipeline-parallel-size, "
+            "--data-parallel-size, --enable-expert-parallel, --nnodes, --node-rank (write parallelism), --role (write "
+            "unified, or prefill and decode), --transfer-port (write engine.kvTransport) nor --host, --port, "
+            "--events-port, --replay-port (the operator sets them), and no flag of one dash, such as -tp",
+            lambda e: not any(re.match(_RESERVED_FLAG_PATTERN, a) for a in e.extra_args or ()),
         ),
     )
     extra_args: list[Annotated[str, Field(min_length=1, max_length=512)]] | None = Field(default=None, max_length=32)
     """More flags of `mini-infer-serve`, each as `--flag=value`."""
+
+    @property
+    def names_transfer(self) -> bool:
+        """Whether an option of KV transfer is written, be it with its default."""
+        return any(getattr(self, option) is not None for option in TRANSFER_OPTIONS)
 
 
 class TemplateMetadata(ApiModel):
@@ -330,9 +346,10 @@ class PodTemplate(ApiModel):
 
 
 _IS_GPU = "(" + " || ".join(f"k.startsWith('{vendor}')" for vendor in GPU_VENDORS) + ")"
-_RANKS = " * ".join(
-    f"(has(self.parallelism.{size}) ? self.parallelism.{size} : 1)" for size in ("tensor", "pipeline", "data")
-)
+_LIMITS = "has(self.resources) && has(self.resources.limits)"
+_GPUS = f"self.resources.limits.map(k, {_IS_GPU}, quantity(string(self.resources.limits[k])).asInteger()).sum()"
+"""What `ResourceRequirements.gpus` counts."""
+_RANKS = " * ".join(f"self.parallelism.?{size}.orValue(1)" for size in ("tensor", "pipeline", "data"))
 
 
 class Scaling(ApiModel):
@@ -354,10 +371,7 @@ class RoleSpec(ApiModel):
             lambda r: r.scaling is None,
         ),
         Rule(
-            f"!has(self.parallelism) || !has(self.resources) || !has(self.resources.limits) || "
-            f"!self.resources.limits.exists(k, {_IS_GPU}) || "
-            f"self.resources.limits.map(k, {_IS_GPU}, quantity(string(self.resources.limits[k])).asInteger()).sum() * "
-            f"(has(self.parallelism.nodes) ? self.parallelism.nodes : 1) == {_RANKS}",
+            f"!has(self.parallelism) || !({_LIMITS}) || {_GPUS} * self.parallelism.?nodes.orValue(1) in [0, {_RANKS}]",
             "resources.limits asks for another number of GPUs than parallelism needs: write tensor x pipeline x data / "
             "nodes, which is what each pod of an engine needs, or leave it out",
             lambda r: (
@@ -366,6 +380,24 @@ class RoleSpec(ApiModel):
                 or not r.resources.gpus
                 or r.resources.gpus * (r.parallelism.nodes or 1) == r.parallelism.ranks
             ),
+        ),
+        Rule(
+            f"has(self.parallelism) || !({_LIMITS}) || {list(WHOLE_GPUS)}.all(k, !(k in self.resources.limits) || "
+            "quantity(string(self.resources.limits[k])).asInteger() <= 1)",
+            "resources.limits asks for several GPUs and an engine without parallelism uses one: write parallelism, "
+            "such as {tensor: 2} for two GPUs, or ask for one",
+            lambda r: (
+                r.parallelism is not None
+                or r.resources is None
+                or all(parse_quantity(n) <= 1 for name, n in r.resources.allowed.items() if name in WHOLE_GPUS)
+            ),
+        ),
+        Rule(
+            f"!has(self.engine) || !has(self.engine.device) || self.engine.device != 'cpu' || !({_LIMITS}) || "
+            f"{_GPUS} == 0",
+            "resources.limits asks for GPUs and engine.device is cpu, which would leave them idle: leave one of them "
+            "out",
+            lambda r: r.engine is None or r.engine.device != "cpu" or r.resources is None or not r.resources.gpus,
         ),
     )
     replicas: int = Field(default=1, ge=0, le=1000)
@@ -407,6 +439,7 @@ class InferenceServiceSpec(ApiModel):
             "example.org/mini-infer-engine:0.1.0",
             lambda s: s.image is None or re.match(IMAGE_PATTERN, s.image) is not None,
         ),
+        *PAIRS,
     )
     model: ModelSpec
     """Which weights to serve, and under which name."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mini_infer_contract.resources import LABEL_SERVICE, InferenceService
+from mini_infer_operator.launch import moves_cache
 from mini_infer_operator.objects.metadata import Manifest, child_metadata
 from mini_infer_operator.objects.names import engines_service_name
 
@@ -43,4 +44,4 @@ def network_policy(service: InferenceService, allowed: Sequence[Peer]) -> Manife
 def _engines_talk(service: InferenceService) -> bool:
     """Whether engines of the service, or pods of one engine, exchange data: NCCL, gloo and UCX choose their ports."""
     spans = any(role.parallelism is not None and (role.parallelism.nodes or 1) > 1 for role in service.roles.values())
-    return spans or "prefill" in service.roles
+    return spans or any(moves_cache(name, role) for name, role in service.roles.items())

@@ -40,7 +40,7 @@ def test_the_least_used_are_chosen(count: int, visible: str, used: list[str], ch
 
 def test_an_engine_sees_its_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
-    service = parse_service(changed({"spec": {"unified": {"resources": {"limits": {"nvidia.com/gpu": 2}}}}}))
+    service = parse_service(changed({"spec": {"unified": {"parallelism": {"tensor": 2}}}}))
     assert gpus_of(service.roles["unified"]) == 2
     launch = launch_of(service, "unified", "local")
     assert engine_command(launch, (1, 2, 3, 4), threads=1, gpus=("2", "3")).environment["CUDA_VISIBLE_DEVICES"] == "2,3"

@@ -129,6 +129,7 @@ def test_it_serves_says_how_to_use_it_and_ends_on_ctrl_c(up: Up) -> None:
         ("demo", "default/demo", "unified")
     }
     assert len({e[kind] for e in endpoints for kind in ("url", "events", "replay")}) == 6
+    assert not any(e.get("transfer") for e in endpoints)
     asked = subprocess.run(
         up.command("chat", "--url", up.url),
         input="hello\nagain\n/reset\nnew\n",
@@ -168,6 +169,21 @@ def test_roles_run_with_their_flags_and_transfer_ports(up: Up) -> None:
     assert not any(flag.startswith("--nnodes") for flag in flags)
     table = run(up, "status", "--local").stdout
     assert "prefill 1/1, decode 2/2" in table
+    assert up.stop() == 0
+    assert up.processes() == []
+
+
+def test_unified_engines_that_name_kv_transfer_tell_gateways_where(up: Up) -> None:
+    up.write(engine={"kvTransport": "shm"})
+    up.start()
+    up.until_says("2 of 2 engines are ready")
+    endpoints = up.endpoints()
+    assert len({e[kind] for e in endpoints for kind in ("url", "transfer")}) == 4
+    for endpoint in endpoints:
+        with urllib.request.urlopen(f"{endpoint['url']}/healthz", timeout=60) as answer:
+            flags = json.loads(answer.read())["flags"]
+        port = endpoint["transfer"].rpartition(":")[2]
+        assert {"--role=unified", f"--transfer-port={port}", "--kv-transport=shm"} <= set(flags)
     assert up.stop() == 0
     assert up.processes() == []
 

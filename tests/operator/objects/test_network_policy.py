@@ -32,6 +32,7 @@ def test_gateways_and_engines_are_let_in_at_the_engines_ports() -> None:
     [
         {"unified": None, "prefill": {"replicas": 1}, "decode": {"replicas": 2}},
         {"unified": {"parallelism": {"tensor": 2, "nodes": 2}}},
+        {"unified": {"engine": {"kvTransport": "nixl"}}},
     ],
 )
 def test_engines_that_exchange_data_reach_each_other_at_every_port(spec: dict[str, Any]) -> None:

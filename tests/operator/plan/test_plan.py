@@ -9,6 +9,7 @@ import pytest
 
 from mini_infer_contract.resources import RESERVED_ENGINE_FLAGS, EngineSpec, Rollout
 from mini_infer_operator.launch import ModelSource, engine_arguments, launch_of, model_source, service_revision
+from mini_infer_operator.objects.pod import frozen_pods
 from mini_infer_operator.observe import Observed, ObservedWorkload
 from mini_infer_operator.parse import parse_service
 from mini_infer_operator.plan.limits import limits_of
@@ -112,6 +113,18 @@ def test_every_engine_option_becomes_a_flag() -> None:
     engine = service.roles["unified"].engine
     assert engine is not None
     assert len(engine_arguments(engine)) == len(options)
+
+
+@pytest.mark.parametrize(
+    ("engine", "port"),
+    [({}, 0), ({"kvCacheMemory": "1Gi"}, 0), ({"kvTransport": "auto"}, 5559), ({"kvTransferFallback": False}, 5559)],
+)
+def test_unified_engines_that_name_kv_transfer_get_a_port_for_it(engine: dict[str, Any], port: int) -> None:
+    service = parse_service(changed({"spec": {"unified": {"engine": engine}}}))
+    pods = frozen_pods(service, "unified", "r", launch_of(service, "unified", "i"), None)
+    (container,) = pods["template"]["spec"]["containers"]
+    assert {p["name"]: p["containerPort"] for p in container["ports"]}.get("transfer", 0) == port
+    assert ("--role=unified" in container["args"]) == (f"--transfer-port={port}" in container["args"]) == bool(port)
 
 
 def test_every_flag_is_one_of_the_engines() -> None:
