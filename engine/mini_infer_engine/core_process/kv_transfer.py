@@ -53,7 +53,17 @@ def _weights(settings: EngineSettings, dry_run: DryRun | None) -> str:
         content = f"dummy:{config}:{settings.seed}"
     else:
         content = checkpoint_digest(Path(folder))
-    return f"{content}:{settings.quantization or ''}"
+    return f"{content}:{_rounding(settings)}"
+
+
+def _rounding(settings: EngineSettings) -> str:
+    """What is made of the checkpoint's weights when they are loaded."""
+    kind = settings.quantization
+    if kind is None:
+        return ""
+    calibration = [settings.quantization_calibration] if kind in ("int4", "w8a8-int8") else []
+    layers = ["head"] * settings.quantize_lm_head + ["embeddings"] * settings.quantize_embeddings
+    return ",".join([kind, *calibration, *layers])
 
 
 def start_transfer(

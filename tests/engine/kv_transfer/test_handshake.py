@@ -1,10 +1,13 @@
 """Who may exchange keys and values with whom, and what makes two checkpoints the same."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.core_process.kv_transfer import begin_identity
 from mini_infer_engine.kv_transfer.checkpoint_digest import checkpoint_digest
 from mini_infer_engine.kv_transfer.handshake import handshake_refusal
 from mini_infer_engine.kv_transfer.layout import KVLayout
@@ -83,3 +86,19 @@ def test_a_digest_is_kept_where_the_folder_cannot_be_written(tmp_path: Path, mon
     assert list((tmp_path / "cache").rglob("*.json"))
     monkeypatch.setattr("hashlib.file_digest", None)  # it is not computed again
     assert checkpoint_digest(folder) == digest
+
+
+def test_weights_are_others_where_they_are_rounded_otherwise() -> None:
+    def weights(**options: Any) -> str:
+        return begin_identity(EngineSettings(model="demo", device="cpu", **options), None).result()
+
+    found = [
+        weights(),
+        weights(quantization="int8"),
+        weights(quantization="int4"),
+        weights(quantization="int4", quantization_calibration="none"),
+        weights(quantization="int8", quantize_lm_head=True),
+        weights(quantization="int8", quantize_lm_head=True, quantize_embeddings=True),
+    ]
+    assert len(set(found)) == len(found)
+    assert weights(quantization="int8", quantization_calibration="none") == found[1], "int8 is not calibrated"
