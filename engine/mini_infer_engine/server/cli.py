@@ -129,6 +129,7 @@ def run(options: argparse.Namespace, settings: EngineSettings) -> int:
         log_level=server.log_level,
         log_format=server.log_format,
     )
+    failure = ""
     with ExitStack() as stack:
         try:
             cores = stack.enter_context(core_processes(config))
@@ -162,7 +163,11 @@ def run(options: argparse.Namespace, settings: EngineSettings) -> int:
         scheme = "https" if tls else "http"
         shown = f"[{host}]" if ":" in host else host
         logger.info("mini-infer %s serves %s at %s://%s:%d", __version__, ", ".join(names), scheme, shown, port)
-        return serve(listening, text, cores, server, settings, keys, tls)
+        failure = serve(listening, text, cores, server, settings, keys, tls)
+    if failure:
+        # Only now that the cores have ended: whoever shows the end of this process quotes its last line.
+        logger.error("%s", failure)
+    return 1 if failure else 0
 
 
 def _dry_run(options: argparse.Namespace) -> DryRun:

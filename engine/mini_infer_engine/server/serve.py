@@ -46,14 +46,16 @@ def serve(
     settings: EngineSettings,
     keys: ApiKeys,
     tls: ServerTls | None,
-) -> int:
-    """Run until a signal or a core's death. Returns the exit status."""
+) -> str:
+    """Run until a signal or a core's death. Returns why it failed, in one line, for the caller to log as the last one.
+
+    Empty: it did not fail.
+    """
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         try:
             return runner.run(_Server(listening, text, cores, options, settings, keys, tls).run())
         except PortInUseError as error:
-            logger.error("%s", error)
-            return 1
+            return str(error)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
@@ -89,13 +91,15 @@ class _Server:
         self._options = options
         self._settings = settings
         self._keys, self._tls = keys, tls
-        self._status = 0
+        self._failure = ""
+        """Why the process ends, in one line; empty: nothing has failed."""
         self._leaving = asyncio.Event()
         """Set when the process should go at once."""
         self._drain: asyncio.Task[None] | None = None
         self._terminated = False
 
-    async def run(self) -> int:
+    async def run(self) -> str:
+        """See `serve`."""
         metrics = ServerMetrics(self._text.names[0], len(self._cores))
         lines = connect(self._cores, metrics, self._options, self._settings)
         max_running = self._settings.max_num_seqs * len(self._cores)
@@ -122,7 +126,7 @@ class _Server:
         server.should_exit = True
         await serving
         lines.close()
-        return self._status
+        return self._failure
 
     def _on_terminate(self) -> None:
         """SIGTERM: finish what runs, within the drain's time. A second one: leave."""
@@ -165,12 +169,13 @@ class _Server:
         finally:
             receiving.cancel()
         which = f"engine {client.engine}: " if len(self._cores) > 1 else ""
-        logger.error("%s%s", which, reason if client.model is None else f"the core process has failed: {reason}")
+        said = f"{which}{reason if client.model is None else f'the core process has failed: {reason}'}"
+        self._failure = self._failure or " ".join(said.split())
         client.fail(ApiError(503, f"the engine's core process has failed: {reason}", code="engine_dead"))
-        self._status = 1
         if client.model is None:
             self._leaving.set()
             return
+        logger.error("%s", said)
         if len(self._cores) > 1:
             self._front.start_drain()
         await asyncio.sleep(_DEAD_CORE_LINGER_S)

@@ -69,6 +69,7 @@ def test_clients_learn_of_the_end_of_a_rank_within_five_seconds(number: signal.S
         assert time.monotonic() - begin_s < 5.5
         assert "rank 1 of the tensor-parallel group" in client.text
         assert server.wait() == 1
+        assert "rank 1 of the tensor-parallel group" in server.log[-1]
         wait_until(lambda: not Path(f"/proc/{rank}").exists())
     finally:
         server.process.kill()
@@ -87,6 +88,7 @@ def test_a_first_rank_that_hangs_is_ended_by_the_others(tmp_path: Path) -> None:
         assert time.monotonic() - begin_s < 5.5
         assert "the first rank hangs or is gone" in client.text
         assert server.wait() == 1
+        assert "the first rank hangs or is gone" in server.log[-1]
     finally:
         server.process.kill()
 

@@ -1,6 +1,7 @@
 """Several engines behind one port: where requests go, what gateways are told, and the end of one of them."""
 
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -178,6 +179,7 @@ def test_the_end_of_an_engine_ends_the_server_when_the_others_have_finished() ->
         assert sum(stream.text.endswith("data: [DONE]\n\n") and "error" not in stream.text for stream in streams) == 2
         assert sum("core process has failed" in stream.text for stream in streams) == 2
         assert server.wait() == 1
+        assert "engine 1: the core process has failed: it ended with status -9" in server.log[-1]
 
 
 def test_what_does_not_go_together_is_refused_by_name() -> None:
@@ -219,4 +221,4 @@ def test_an_engine_that_cannot_start_ends_the_server_with_the_reason() -> None:
     command = serve_command("--dry-run", "--port", "0", "-dp", "2", "--page-size", "16", "--kv-cache-memory", "1")
     ended = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=HANG_S, check=False)
     assert ended.returncode == 1
-    assert "engine 0: " in ended.stderr or "engine 1: " in ended.stderr
+    assert re.search("engine [01]: .*kv-cache-memory", ended.stderr.splitlines()[-1])
