@@ -309,6 +309,8 @@ def test_a_busy_events_port_says_so() -> None:
         (("--model", "/no/such/folder"), "there is no such folder"),
         (("--model", "/tmp"), "config.json is missing: name a model folder"),
         (("--dry-run", "--kv-cache-memory", "1MiB"), "raise --kv-cache-memory"),
+        (("--dry-run", "--kv-transport", "nixl"), "--kv-transport moves nothing without a transfer port"),
+        (("--dry-run", "--role", "decode", "--transfer-port", "0"), "--role decode needs a transfer port"),
     ],
 )
 def test_what_cannot_be_served_is_told_without_a_traceback(flags: tuple[str, ...], message: str) -> None:
