@@ -19,7 +19,7 @@ from mini_infer_contract.tls import server_tls
 from mini_infer_engine import __version__
 from mini_infer_engine.config.mechanisms import Mechanism
 from mini_infer_engine.config.server_options import SERVER, ServerOptions, missing_port_fault
-from mini_infer_engine.config.settings import EngineSettings, master_address, node_rank, transfer_fault
+from mini_infer_engine.config.settings import EngineSettings, master_address, node_rank, num_nodes, transfer_fault
 from mini_infer_engine.config.speculation import options_of_config
 from mini_infer_engine.core_process.core_config import CoreConfig
 from mini_infer_engine.data_parallel.processes import core_processes
@@ -103,7 +103,7 @@ def run(options: argparse.Namespace, settings: EngineSettings) -> int:
     listening = listen(server.host, server.port)
     try:
         node = node_rank(settings)
-        if settings.nnodes > 1:
+        if num_nodes(settings) > 1:
             master_address(settings)  # or it is missed only when the others wait
     except ValueError as error:
         raise StartError(str(error)) from None

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from mini_infer_contract.logs import LogFormat
-from mini_infer_engine.config.settings import EngineSettings, master_address, num_ranks
+from mini_infer_engine.config.settings import EngineSettings, master_address, num_nodes, num_ranks
 from mini_infer_engine.distributed.rank_config import RankConfig, spawn_rank
 
 logger = logging.getLogger(__name__)
@@ -45,13 +45,13 @@ class WorkerNode:
 
     def run(self, listening: socket.socket) -> int:
         """Until the group ends, or its time after a signal is over. Returns the exit status."""
-        local = num_ranks(self._settings) // self._settings.nnodes
+        local = num_ranks(self._settings) // num_nodes(self._settings)
         ranks = range(self._node * local, (self._node + 1) * local)
         host, port = listening.getsockname()[:2]
         logger.info(
             "node %d of %d: ranks %d to %d of the group at %s:%d; health at http://%s:%d",
             self._node,
-            self._settings.nnodes,
+            num_nodes(self._settings),
             ranks[0],
             ranks[-1],
             self._host,

@@ -94,12 +94,13 @@ def test_a_first_rank_that_hangs_is_ended_by_the_others(tmp_path: Path) -> None:
 
 
 def test_a_group_of_two_nodes_says_what_one_process_does_and_ends_whole() -> None:
-    group = ("--tensor-parallel-size", "2", "--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port")
+    group = ("--tensor-parallel-size", "2", "--master-port")
     port, health = str(free_port()), free_port()
+    pod = {"LWS_GROUP_SIZE": "2", "LWS_LEADER_ADDRESS": "127.0.0.1"}  # as LeaderWorkerSet's controller says it
     command = serve_command(*FLAGS, *group, port, "--port", str(health))
-    variables = environment() | {"LWS_WORKER_INDEX": "1"}
+    variables = environment() | pod | {"LWS_WORKER_INDEX": "1"}
     worker = subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True)
-    leader = EngineServer(*FLAGS, *group, port, "--node-rank", "0", limit_s=START_S)
+    leader = EngineServer(*FLAGS, *group, port, variables=pod | {"LWS_WORKER_INDEX": "0"}, limit_s=START_S)
     try:
         for path, status in (("/healthz", 200), ("/readyz?x", 200), ("/v1/models", 404)):
             assert httpx.get(f"http://127.0.0.1:{health}{path}").status_code == status
