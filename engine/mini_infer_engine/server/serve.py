@@ -32,8 +32,9 @@ from mini_infer_engine.text.text_model import TextModel
 logger = logging.getLogger(__name__)
 
 _THROUGHPUT_INTERVAL_S = 10.0
-_DEAD_CORE_LINGER_S = 1.5
-"""How long /healthz tells of a dead core before the process follows it: probes and clients learn the reason."""
+_DEAD_CORE_LINGER_S = 0.5
+"""How long /healthz tells of a dead core before the process follows it: who asks often learns the reason there, others
+from their own error and from the log. Longer, and a group of ranks would not be gone within five seconds."""
 _KEEP_ALIVE_S = 75
 """Longer than clients and gateways keep an idle connection: the side that closes first should not be the server."""
 
@@ -119,8 +120,9 @@ class _Server:
         await asyncio.wait([serving, asyncio.create_task(self._leaving.wait())], return_when=asyncio.FIRST_COMPLETED)
         for task in owned:
             task.cancel()
-        for line in lines.all:
-            line.stop()
+        for core, line in zip(self._cores, lines.all, strict=True):
+            if core.status() is None:  # else closing the line would wait for somebody to take it
+                line.stop()
             if line.failure is None:
                 line.fail(ApiError(503, "the server is stopping", code="stopping", headers={DRAINING_HEADER: "true"}))
         server.should_exit = True
@@ -159,11 +161,11 @@ class _Server:
         try:
             waited: list[asyncio.Future[Any]] = [ended, receiving]
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-            if not receiving.done():
-                # Its last words may still be in the socket.
+            last_words = core.last_words.read()
+            if not last_words and not receiving.done():
+                # They may still be in the socket.
                 await asyncio.wait([receiving], timeout=0.2)
-            reason = f"it ended with status {ended.result()}" if ended.done() else "it broke off"
-            reason = core.last_words.read() or reason
+            reason = last_words or (f"it ended with status {ended.result()}" if ended.done() else "it broke off")
             if receiving.done() and isinstance(error := receiving.exception(), Exception):
                 reason = str(error) if isinstance(error, CoreFailedError) else f"{type(error).__name__}: {error}"
         finally:

@@ -16,6 +16,8 @@ from tests.engine.server.dry_server import HANG_S, EngineServer, environment, fr
 FLAGS = ("demo", "--device", "cpu", "--kv-cache-memory", "30MB")
 START_S = 240.0
 """Every rank imports torch: on a machine that has little time left that takes long."""
+ENDS_WITHIN_S = 5.0
+"""From the loss of a rank until the server's process is gone, the three seconds of silence included."""
 ASKED = {"model": "demo", "prompt": "def main():", "max_tokens": 30, "temperature": 0}
 
 
@@ -52,7 +54,7 @@ class _Waiting:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_clients_learn_of_the_end_of_a_rank_within_five_seconds(number: signal.Signals) -> None:
+def test_clients_learn_of_the_end_of_a_rank_and_all_is_over_within_five_seconds(number: signal.Signals) -> None:
     server = EngineServer(*FLAGS, "--tensor-parallel-size", "2", limit_s=START_S)
     try:
         assert server.client.get("/readyz").json()["tensor_parallel_size"] == 2
@@ -66,9 +68,9 @@ def test_clients_learn_of_the_end_of_a_rank_within_five_seconds(number: signal.S
         os.kill(rank, number)
         begin_s = time.monotonic()
         client.thread.join(HANG_S)
-        assert time.monotonic() - begin_s < 5.5
         assert "rank 1 of the tensor-parallel group" in client.text
         assert server.wait() == 1
+        assert time.monotonic() - begin_s < ENDS_WITHIN_S
         assert "rank 1 of the tensor-parallel group" in server.log[-1]
         wait_until(lambda: not Path(f"/proc/{rank}").exists())
     finally:
@@ -85,9 +87,9 @@ def test_a_first_rank_that_hangs_is_ended_by_the_others(tmp_path: Path) -> None:
         begin_s = time.monotonic()
         os.kill(server.core_pid, signal.SIGSTOP)
         client.thread.join(HANG_S)
-        assert time.monotonic() - begin_s < 5.5
         assert "the first rank hangs or is gone" in client.text
         assert server.wait() == 1
+        assert time.monotonic() - begin_s < ENDS_WITHIN_S
         assert "the first rank hangs or is gone" in server.log[-1]
     finally:
         server.process.kill()
