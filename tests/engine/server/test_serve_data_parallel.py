@@ -146,6 +146,24 @@ def test_numbers_of_each_engine_have_its_label(server: DryServer) -> None:
     assert "engine 1 ready" in server.text_of_log
 
 
+def test_four_engines_share_out_what_comes_and_one_answers_for_all() -> None:
+    with DryServer("--data-parallel-size", "4", "--dry-run-step-ms", "5") as four:
+        assert len(four.core_pids) == four.client.get("/readyz").json()["data_parallel_size"] == 4
+        prompts = [f"{number} is said " * 20 for number in range(8)]
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(lambda prompt: ask(four, prompt, max_tokens=30), prompts))
+        assert [answer["choices"][0]["text"] for answer in answers] == [prompt[:30] for prompt in prompts]
+        spread = by_engine(four, "vllm:generation_tokens_total")
+        assert len(spread) == 4
+        assert min(spread) > 0
+        assert sum(spread) == 8 * 30
+        for prompt in prompts:  # each is known where it was
+            assert ask(four, prompt)["usage"]["prompt_tokens_details"]["cached_tokens"] >= len(prompt) - 17
+        os.kill(four.core_pids[3], signal.SIGKILL)
+        assert four.wait() == 1
+        assert "engine 3: the core process has failed" in four.log[-1]
+
+
 class Stream:
     def __init__(self, server: EngineServer, prompt: str, max_tokens: int) -> None:
         self.text = ""
