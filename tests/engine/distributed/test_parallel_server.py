@@ -123,6 +123,28 @@ def test_a_group_of_two_nodes_says_what_one_process_does_and_ends_whole() -> Non
         leader.process.kill()
 
 
+def test_a_rank_that_hangs_ends_both_nodes_within_five_seconds() -> None:
+    group = ("--tensor-parallel-size", "2", "--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port")
+    flags = (*FLAGS, *group, str(free_port()))
+    command = serve_command(*flags, "--port", "0", "--node-rank", "1")
+    worker = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True)
+    leader = EngineServer(*flags, "--node-rank", "0", limit_s=START_S)
+    try:
+        (rank,) = _children(worker.pid)
+        client = _Waiting(leader.url)
+        wait_until(lambda: "data:" in client.text)
+        os.kill(rank, signal.SIGSTOP)
+        begin_s = time.monotonic()
+        _, log = worker.communicate(timeout=HANG_S)
+        assert (leader.wait(), worker.returncode) == (1, 1)
+        assert time.monotonic() - begin_s < ENDS_WITHIN_S
+        assert "this node leaves the group" in log.splitlines()[-1]
+        assert not Path(f"/proc/{rank}").exists()
+    finally:
+        worker.kill()
+        leader.process.kill()
+
+
 def test_a_worker_that_is_told_to_go_stays_until_its_leader_has_finished() -> None:
     group = ("--tensor-parallel-size", "2", "--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port")
     flags = (*FLAGS, *group, str(free_port()))
