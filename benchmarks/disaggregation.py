@@ -183,7 +183,7 @@ class Campaign:
         with ExitStack() as stack:
             found = []
             for gpu, flags in wanted:
-                settings = {"kv_transport": self.asked.kv_transport} | flags
+                settings = ({"kv_transport": self.asked.kv_transport} if "transfer_port" in flags else {}) | flags
                 environment = {"OMP_NUM_THREADS": "1"} if smoke else {"CUDA_VISIBLE_DEVICES": gpu}
                 one = started("ours", self.folder, settings, self.caches, smoke, environment)
                 found.append(stack.enter_context(one))

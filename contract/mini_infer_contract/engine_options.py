@@ -216,7 +216,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     most of their prompt and has least to do."""
     enable_expert_parallel: Annotated[bool, Option(group=PARALLEL)] = False
     """Each rank of tensor parallelism holds some experts of a mixture whole, instead of a part of every expert."""
-    nnodes: Annotated[int, Option(group=PARALLEL, unit="N", low=1, high=_MOST_RANKS)] = 1
+    nnodes: Annotated[
+        int | None, Option(group=PARALLEL, unit="N", low=1, high=_MOST_RANKS, default_text="LWS_GROUP_SIZE, or 1")
+    ] = None
     """Machines among which the devices are shared out equally; the same command runs on each."""
     node_rank: Annotated[
         int | None,

@@ -5,9 +5,10 @@ from typing import Annotated, Literal
 import msgspec
 
 from mini_infer_contract.cors import CorsPolicy
+from mini_infer_contract.engine_options import KV_TRANSFER, EngineOptions
 from mini_infer_contract.launch import HTTP_PORT, MAX_BODY_BYTES, TRANSFER_PORT, Role
 from mini_infer_contract.logs import LogFormat
-from mini_infer_contract.options import Option
+from mini_infer_contract.options import Option, option_rows
 from mini_infer_contract.tls import TlsFiles
 
 SERVER = "server"
@@ -38,7 +39,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
             default_text=f"{TRANSFER_PORT}, 0 where --role is unified",
         ),
     ] = None
-    """Give keys and values to other engines, and take theirs, by this port of control; 0: do not."""
+    """Give keys and values to other engines, and take theirs, by this port of control; 0: do not, which goes with
+    --role unified alone."""
     max_body_bytes: Annotated[int, Option(group=SERVER, flag="max-body-size", unit="SIZE", low=1, is_size=True)] = (
         MAX_BODY_BYTES
     )
@@ -143,3 +145,23 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
             ssl_ca_certs=self.ssl_ca_certs,
             ssl_cert_reqs=self.ssl_cert_reqs,
         )
+
+
+def missing_port_fault(server: ServerOptions, engine: EngineOptions) -> str | None:
+    """Which options ask for KV transfer where there is no transfer port; None: none does.
+
+    Without, such an engine would start, and move nothing.
+    """
+    if server.listening_transfer_port:
+        return None
+    if server.role != "unified":
+        return f"--role {server.role} needs a transfer port: leave out --transfer-port 0, or choose --role unified"
+    asked = [
+        row.flag
+        for row in option_rows(EngineOptions)
+        if row.option.group == KV_TRANSFER and getattr(engine, row.name) != row.default
+    ]
+    if not asked:
+        return None
+    moves, them = ("moves", "it") if len(asked) == 1 else ("move", "them")
+    return f"{', '.join(asked)} {moves} nothing without a transfer port: add --transfer-port PORT, or leave {them} out"

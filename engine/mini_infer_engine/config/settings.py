@@ -48,16 +48,17 @@ def parallel_fault(options: EngineOptions, *, speculates: bool) -> str | None:
         return "tensor-parallel-size: speculative decoding runs on one device only yet: leave one of them out"
     if speculates and options.pipeline_parallel_size > 1:
         return "pipeline-parallel-size: speculative decoding runs on one device only yet: leave one of them out"
-    ranks, nodes = num_ranks(options), options.nnodes
+    ranks, nodes = num_ranks(options), num_nodes(options)
+    shown = f"nnodes = {nodes}{' (LWS_GROUP_SIZE)' if options.nnodes is None and nodes > 1 else ''}"
     if options.data_parallel_size > 1 and nodes > 1:
-        return f"data-parallel-size = {options.data_parallel_size} does not go with nnodes = {nodes}: run a server each"
+        return f"data-parallel-size = {options.data_parallel_size} does not go with {shown}: run a server each"
     if ranks % nodes:
         sizes = f"tensor-parallel-size = {options.tensor_parallel_size}"
         if options.pipeline_parallel_size > 1:
             sizes += f" times pipeline-parallel-size = {options.pipeline_parallel_size}"
-        return f"nnodes = {nodes} machines cannot share {sizes} ranks equally"
+        return f"{shown} machines cannot share {sizes} ranks equally"
     if options.node_rank is not None and options.node_rank >= nodes:
-        return f"node-rank = {options.node_rank}: with nnodes = {nodes} the last is {nodes - 1}"
+        return f"node-rank = {options.node_rank}: with {shown} the last is {nodes - 1}"
     return None
 
 
@@ -81,18 +82,39 @@ def group_name(options: EngineOptions) -> str:
     return f"{'- and '.join(kind for kind, size in kinds.items() if size > 1)}-parallel group"
 
 
+def num_nodes(options: EngineOptions) -> int:
+    """Machines of a group, from the options or LeaderWorkerSet's environment.
+
+    ValueError: the environment says another number than the options, or none.
+    """
+    text = os.environ.get("LWS_GROUP_SIZE", "")
+    if not text:
+        return options.nnodes or 1
+    if not text.isdecimal() or int(text) == 0:
+        raise ValueError(
+            f"nnodes: LWS_GROUP_SIZE = {text!r} is no number of machines: unset it, or set the group's size"
+        )
+    if options.nnodes is not None and options.nnodes != int(text):
+        raise ValueError(
+            f"nnodes = {options.nnodes} does not go with LWS_GROUP_SIZE = {text}: leave --nnodes out, or unset "
+            "LWS_GROUP_SIZE for an engine that is not the whole group"
+        )
+    return int(text)
+
+
 def node_rank(options: EngineOptions) -> int:
     """Which machine of a group over several this is, from the options or LeaderWorkerSet's environment.
 
     ValueError: the environment names one that there is not.
     """
-    if options.nnodes == 1:
+    nodes = num_nodes(options)
+    if nodes == 1:
         return 0
     if options.node_rank is not None:
         return options.node_rank
     text = os.environ.get("LWS_WORKER_INDEX", "0")
-    if not text.isdecimal() or int(text) >= options.nnodes:
-        raise ValueError(f"LWS_WORKER_INDEX = {text!r}: with nnodes = {options.nnodes} it is 0 to {options.nnodes - 1}")
+    if not text.isdecimal() or int(text) >= nodes:
+        raise ValueError(f"LWS_WORKER_INDEX = {text!r}: with nnodes = {nodes} it is 0 to {nodes - 1}")
     return int(text)
 
 
@@ -100,5 +122,5 @@ def master_address(options: EngineOptions) -> str:
     """Where a group over several machines meets. ValueError: nobody says so."""
     address = options.master_addr or os.environ.get("LWS_LEADER_ADDRESS", "")
     if not address:
-        raise ValueError(f"nnodes = {options.nnodes} needs --master-addr, the first machine's host name or address")
+        raise ValueError(f"nnodes = {num_nodes(options)} needs --master-addr, the first machine's host name or address")
     return address

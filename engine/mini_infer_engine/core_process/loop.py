@@ -45,8 +45,9 @@ logger = logging.getLogger(__name__)
 _PARENT_CHECK_S = 1.0
 _LINGER_MS = 500
 """For the last words to the front."""
-_LOST_S = 1.0
-"""From the end of a group of ranks until the process is ended, if it does not leave by itself."""
+_LOST_S = 0.5
+"""From the end of a group of ranks until the process is ended, if it does not leave by itself: its last words are said
+already, and a hung rank has taken three of the five seconds in which all is over (see `signs`)."""
 _SWITCH_S = 0.0005
 """For which one of the core's thread and the transfer thread computes while the other waits: Python's 5 ms are longer
 than a step."""

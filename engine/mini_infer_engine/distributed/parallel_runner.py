@@ -21,7 +21,14 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch's
 
 from mini_infer_contract.logs import LogFormat
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.config.settings import EngineSettings, ResolvedSettings, group_name, master_address, num_ranks
+from mini_infer_engine.config.settings import (
+    EngineSettings,
+    ResolvedSettings,
+    group_name,
+    master_address,
+    num_nodes,
+    num_ranks,
+)
 from mini_infer_engine.config.socket_folder import socket_folder
 from mini_infer_engine.core.batch import Batch, RunnerLostError, TokenMasks
 from mini_infer_engine.core.request import Request
@@ -72,11 +79,11 @@ class Ranks:
 
     def __init__(self, settings: EngineSettings, store: TCPStore, watched: Watched) -> None:
         self.size = num_ranks(settings)
-        local = range(1, self.size // settings.nnodes)
+        local = range(1, self.size // num_nodes(settings))
         self._folder = watched.folder or socket_folder("mini-infer-ranks-")
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         router = context.socket(zmq.ROUTER)
-        host = "" if settings.nnodes == 1 else master_address(settings)
+        host = "" if num_nodes(settings) == 1 else master_address(settings)
         signs = self._bind(router, "signs", host)
         self._transfer = context.socket(zmq.ROUTER)
         self._transfer.set(zmq.LINGER, 0)
@@ -312,10 +319,10 @@ def load_parallel(settings: EngineSettings, watched: Watched = NOT_WATCHED) -> P
 
     """
     device = rank_device(settings.device, 0)
-    store = open_store(settings.master_port if settings.nnodes > 1 else 0)
+    store = open_store(settings.master_port if num_nodes(settings) > 1 else 0)
     ranks = Ranks(settings, store, watched)
     try:
-        host = LOOPBACK if settings.nnodes == 1 else master_address(settings)
+        host = LOOPBACK if num_nodes(settings) == 1 else master_address(settings)
         member = GroupMember(0, store, host, device, settings, ranks.agree)
         ranks.release = member.late.release
         runner = ParallelRunner(load_runner(settings, member), ranks, store)

@@ -11,7 +11,7 @@ import torch
 import zmq
 from torch.distributed import Store  # type: ignore[attr-defined]  # torch's
 
-from mini_infer_engine.config.settings import group_name, num_ranks
+from mini_infer_engine.config.settings import group_name, num_nodes, num_ranks
 from mini_infer_engine.distributed import step_messages
 from mini_infer_engine.distributed.last_words import say
 from mini_infer_engine.distributed.member import GroupMember, rank_device
@@ -52,7 +52,7 @@ class Rank:
         """Its part of the model, at the same time as all others."""
         config, settings = self._config, self._config.settings
         device = rank_device(settings.device, config.local_rank)
-        host = LOOPBACK if settings.nnodes == 1 else own_address(config.store_host, config.store_port)
+        host = LOOPBACK if num_nodes(settings) == 1 else own_address(config.store_host, config.store_port)
         member = GroupMember(config.rank, self._store, host, device, settings, self._agree)
         return load_runner(settings, member)
 
@@ -86,7 +86,7 @@ class Rank:
     @property
     def _is_of_a_server(self) -> bool:
         """Else the first rank is in somebody's program, which may hold Python's lock for seconds."""
-        return self._config.kills_parent or self._config.settings.nnodes > 1
+        return self._config.kills_parent or num_nodes(self._config.settings) > 1
 
     def _start(self, results: ResultSender, device: torch.device) -> None:
         """Of the first rank of a pipeline's last stage."""

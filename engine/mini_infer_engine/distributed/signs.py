@@ -17,7 +17,9 @@ logger = logging.getLogger(__name__)
 
 TICK_S = 0.25
 SILENT_TICKS = 12
-"""After which a rank counts as hung: 3 s."""
+"""After which a rank counts as hung: 3 s. A thread of its own speaks for it, so a long pass is no silence, nor is
+garbage collection, for what was made while loading is frozen. Less would end healthy groups on busy machines; what
+follows must leave room in the five seconds after which all is over."""
 LOADING_TICKS = 80
 """The same while the model is loaded, when long calls of libraries may keep a process from saying anything: 20 s."""
 

@@ -18,8 +18,8 @@ from mini_infer_contract.open_files import raise_open_file_limit
 from mini_infer_contract.tls import server_tls
 from mini_infer_engine import __version__
 from mini_infer_engine.config.mechanisms import Mechanism
-from mini_infer_engine.config.server_options import SERVER, ServerOptions
-from mini_infer_engine.config.settings import EngineSettings, master_address, node_rank, transfer_fault
+from mini_infer_engine.config.server_options import SERVER, ServerOptions, missing_port_fault
+from mini_infer_engine.config.settings import EngineSettings, master_address, node_rank, num_nodes, transfer_fault
 from mini_infer_engine.config.speculation import options_of_config
 from mini_infer_engine.core_process.core_config import CoreConfig
 from mini_infer_engine.data_parallel.processes import core_processes
@@ -44,7 +44,7 @@ _GROUPS = {
     BATCHING: "the defaults suit most machines",
     PARALLEL: "ranks with a process each, which share the model; see docs/parallelism.md",
     SPECULATION: "several tokens a pass, the same text; see docs/speculation.md",
-    KV_TRANSFER: "with --transfer-port; see docs/disaggregated.md",
+    KV_TRANSFER: "with a transfer port (--transfer-port or --role), refused without; see docs/disaggregated.md",
 }
 _LONGEST_STEP_MS = 86_400
 _SERVER_GROUPS = {SERVER: "addresses, limits, logs"}
@@ -103,7 +103,7 @@ def run(options: argparse.Namespace, settings: EngineSettings) -> int:
     listening = listen(server.host, server.port)
     try:
         node = node_rank(settings)
-        if settings.nnodes > 1:
+        if num_nodes(settings) > 1:
             master_address(settings)  # or it is missed only when the others wait
     except ValueError as error:
         raise StartError(str(error)) from None
@@ -112,7 +112,8 @@ def run(options: argparse.Namespace, settings: EngineSettings) -> int:
 
         worker = WorkerNode(settings, node, server.drain_timeout_s, server.log_level, server.log_format)
         return worker.run(listening)
-    if server.listening_transfer_port and (fault := transfer_fault(settings)):
+    fault = transfer_fault(settings) if server.listening_transfer_port else missing_port_fault(server, settings)
+    if fault is not None:
         raise StartError(fault)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # until the server takes over
     try:
@@ -129,6 +130,7 @@ def run(options: argparse.Namespace, settings: EngineSettings) -> int:
         log_level=server.log_level,
         log_format=server.log_format,
     )
+    failure = ""
     with ExitStack() as stack:
         try:
             cores = stack.enter_context(core_processes(config))
@@ -162,7 +164,11 @@ def run(options: argparse.Namespace, settings: EngineSettings) -> int:
         scheme = "https" if tls else "http"
         shown = f"[{host}]" if ":" in host else host
         logger.info("mini-infer %s serves %s at %s://%s:%d", __version__, ", ".join(names), scheme, shown, port)
-        return serve(listening, text, cores, server, settings, keys, tls)
+        failure = serve(listening, text, cores, server, settings, keys, tls)
+    if failure:
+        # Only now that the cores have ended: whoever shows the end of this process quotes its last line.
+        logger.error("%s", failure)
+    return 1 if failure else 0
 
 
 def _dry_run(options: argparse.Namespace) -> DryRun:

@@ -32,8 +32,9 @@ from mini_infer_engine.text.text_model import TextModel
 logger = logging.getLogger(__name__)
 
 _THROUGHPUT_INTERVAL_S = 10.0
-_DEAD_CORE_LINGER_S = 1.5
-"""How long /healthz tells of a dead core before the process follows it: probes and clients learn the reason."""
+_DEAD_CORE_LINGER_S = 0.5
+"""How long /healthz tells of a dead core before the process follows it: who asks often learns the reason there, others
+from their own error and from the log. Longer, and a group of ranks would not be gone within five seconds."""
 _KEEP_ALIVE_S = 75
 """Longer than clients and gateways keep an idle connection: the side that closes first should not be the server."""
 
@@ -46,14 +47,16 @@ def serve(
     settings: EngineSettings,
     keys: ApiKeys,
     tls: ServerTls | None,
-) -> int:
-    """Run until a signal or a core's death. Returns the exit status."""
+) -> str:
+    """Run until a signal or a core's death. Returns why it failed, in one line, for the caller to log as the last one.
+
+    Empty: it did not fail.
+    """
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         try:
             return runner.run(_Server(listening, text, cores, options, settings, keys, tls).run())
         except PortInUseError as error:
-            logger.error("%s", error)
-            return 1
+            return str(error)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
@@ -89,13 +92,15 @@ class _Server:
         self._options = options
         self._settings = settings
         self._keys, self._tls = keys, tls
-        self._status = 0
+        self._failure = ""
+        """Why the process ends, in one line; empty: nothing has failed."""
         self._leaving = asyncio.Event()
         """Set when the process should go at once."""
         self._drain: asyncio.Task[None] | None = None
         self._terminated = False
 
-    async def run(self) -> int:
+    async def run(self) -> str:
+        """See `serve`."""
         metrics = ServerMetrics(self._text.names[0], len(self._cores))
         lines = connect(self._cores, metrics, self._options, self._settings)
         max_running = self._settings.max_num_seqs * len(self._cores)
@@ -115,14 +120,15 @@ class _Server:
         await asyncio.wait([serving, asyncio.create_task(self._leaving.wait())], return_when=asyncio.FIRST_COMPLETED)
         for task in owned:
             task.cancel()
-        for line in lines.all:
-            line.stop()
+        for core, line in zip(self._cores, lines.all, strict=True):
+            if core.status() is None:  # else closing the line would wait for somebody to take it
+                line.stop()
             if line.failure is None:
                 line.fail(ApiError(503, "the server is stopping", code="stopping", headers={DRAINING_HEADER: "true"}))
         server.should_exit = True
         await serving
         lines.close()
-        return self._status
+        return self._failure
 
     def _on_terminate(self) -> None:
         """SIGTERM: finish what runs, within the drain's time. A second one: leave."""
@@ -155,22 +161,23 @@ class _Server:
         try:
             waited: list[asyncio.Future[Any]] = [ended, receiving]
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-            if not receiving.done():
-                # Its last words may still be in the socket.
+            last_words = core.last_words.read()
+            if not last_words and not receiving.done():
+                # They may still be in the socket.
                 await asyncio.wait([receiving], timeout=0.2)
-            reason = f"it ended with status {ended.result()}" if ended.done() else "it broke off"
-            reason = core.last_words.read() or reason
+            reason = last_words or (f"it ended with status {ended.result()}" if ended.done() else "it broke off")
             if receiving.done() and isinstance(error := receiving.exception(), Exception):
                 reason = str(error) if isinstance(error, CoreFailedError) else f"{type(error).__name__}: {error}"
         finally:
             receiving.cancel()
         which = f"engine {client.engine}: " if len(self._cores) > 1 else ""
-        logger.error("%s%s", which, reason if client.model is None else f"the core process has failed: {reason}")
+        said = f"{which}{reason if client.model is None else f'the core process has failed: {reason}'}"
+        self._failure = self._failure or " ".join(said.split())
         client.fail(ApiError(503, f"the engine's core process has failed: {reason}", code="engine_dead"))
-        self._status = 1
         if client.model is None:
             self._leaving.set()
             return
+        logger.error("%s", said)
         if len(self._cores) > 1:
             self._front.start_drain()
         await asyncio.sleep(_DEAD_CORE_LINGER_S)

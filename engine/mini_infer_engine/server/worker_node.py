@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from mini_infer_contract.logs import LogFormat
-from mini_infer_engine.config.settings import EngineSettings, master_address, num_ranks
+from mini_infer_engine.config.settings import EngineSettings, master_address, num_nodes, num_ranks
 from mini_infer_engine.distributed.rank_config import RankConfig, spawn_rank
 
 logger = logging.getLogger(__name__)
@@ -25,6 +25,9 @@ _LOOK_S = 0.2
 _BEHIND_S = 8.0
 """The first machine may begin to drain this much later: its pod waits until gateways have seen it go."""
 _CONNECT_S = 2.0
+_RETRY_S = 1.0
+_LEAVE_S = 0.6
+"""After the first machine's end, for ranks here to leave by themselves: one that hangs does not."""
 _REQUEST_S = 5.0
 _ANSWERS = {"/healthz": b"200 OK", "/readyz": b"200 OK"}
 
@@ -45,13 +48,13 @@ class WorkerNode:
 
     def run(self, listening: socket.socket) -> int:
         """Until the group ends, or its time after a signal is over. Returns the exit status."""
-        local = num_ranks(self._settings) // self._settings.nnodes
+        local = num_ranks(self._settings) // num_nodes(self._settings)
         ranks = range(self._node * local, (self._node + 1) * local)
         host, port = listening.getsockname()[:2]
         logger.info(
             "node %d of %d: ranks %d to %d of the group at %s:%d; health at http://%s:%d",
             self._node,
-            self._settings.nnodes,
+            num_nodes(self._settings),
             ranks[0],
             ranks[-1],
             self._host,
@@ -86,6 +89,7 @@ class WorkerNode:
         loop.add_signal_handler(signal.SIGTERM, self._on_terminate)
         loop.add_signal_handler(signal.SIGINT, self._leave)
         server = await asyncio.start_server(_answer, sock=listening)
+        first_is_gone = asyncio.create_task(self._first_ends())
         async with server:
             while time.monotonic() < self._leaves_at_s:
                 for rank, process in processes.items():
@@ -93,6 +97,9 @@ class WorkerNode:
                         if status:
                             logger.error("rank %d ended with status %d: this node leaves the group", rank, status)
                         return int(status != 0)
+                if first_is_gone.done():
+                    logger.error("the first machine has ended, and ranks of this one hang: this node leaves the group")
+                    return 1
                 if self._is_told:
                     self._is_told = False
                     if not await self._first_answers():
@@ -111,6 +118,22 @@ class WorkerNode:
 
     def _leave(self) -> None:
         self._leaves_at_s = 0.0
+
+    async def _first_ends(self) -> None:
+        """Until the group has met and ended: the kernel closes the connection when the first rank's process is gone."""
+        while True:
+            try:
+                reader, writer = await asyncio.open_connection(self._host, self._settings.master_port)
+                break
+            except OSError:
+                await asyncio.sleep(_RETRY_S)
+        try:
+            await reader.read()
+        except OSError:
+            pass  # reset: it has ended, too
+        finally:
+            writer.close()
+        await asyncio.sleep(_LEAVE_S)
 
     async def _first_answers(self) -> bool:
         """Whether there is a group to stay for: its ranks wait for a first machine that never comes, or is gone."""

@@ -28,6 +28,7 @@ def engine_command(launch: Launch, ports: tuple[int, int, int, int], *, threads:
     environment = _environment({"OMP_NUM_THREADS": str(threads)} if "OMP_NUM_THREADS" not in os.environ else {})
     # Keys are for clients of the gateway; engines listen on loopback, where the gateway would need one for them.
     environment.pop(API_KEY_ENV, None)
+    environment.pop("LWS_GROUP_SIZE", None)  # of the group that this process may be in: the engine is whole by itself
     if gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     container = launch.template.container

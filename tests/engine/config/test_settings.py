@@ -1,7 +1,9 @@
+from typing import Any
+
 import msgspec
 import pytest
 
-from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.config.settings import EngineSettings, master_address, node_rank, num_nodes
 
 
 @pytest.mark.parametrize(("device", "tokens"), [("cpu", 2048), ("cuda", 8192)])
@@ -15,3 +17,56 @@ def test_what_depends_on_the_device_is_filled_in_once(device: str, tokens: int) 
 
 def test_a_number_that_is_asked_for_stays() -> None:
     assert EngineSettings(model="m", max_num_batched_tokens=77).resolved("cuda").max_num_batched_tokens == 77
+
+
+LWS = ("LWS_GROUP_SIZE", "LWS_WORKER_INDEX", "LWS_LEADER_ADDRESS")
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch, values: tuple[str, ...]) -> None:
+    """Of a LeaderWorkerSet's pod: the values of LWS, as many as there are."""
+    for name in LWS:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in zip(LWS, values, strict=False):
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.usefixtures("environment")
+@pytest.mark.parametrize(
+    ("values", "options", "group"),
+    [
+        ((), {}, (1, 0)),
+        ((), {"nnodes": 2, "master_addr": "first"}, (2, 0, "first")),
+        ((), {"nnodes": 2, "node_rank": 1, "master_addr": "first"}, (2, 1, "first")),
+        (("2", "1", "leader"), {}, (2, 1, "leader")),
+        (("2", "0", "leader"), {"nnodes": 2}, (2, 0, "leader")),
+        (("4", "3", "leader"), {"node_rank": 2, "master_addr": "first"}, (4, 2, "first")),
+        (("1", "0", "leader"), {"nnodes": 1}, (1, 0)),
+        (("1", "0", "leader"), {}, (1, 0)),
+        (("",), {"nnodes": 2, "master_addr": "first"}, (2, 0, "first")),
+    ],
+)
+def test_options_and_a_leader_worker_set_tell_of_the_group(options: dict[str, Any], group: tuple[Any, ...]) -> None:
+    settings = EngineSettings(model="m", tensor_parallel_size=4, **options)
+    assert (num_nodes(settings), node_rank(settings)) == group[:2]
+    assert group[2:] in ((), (num_nodes(settings) > 1 and master_address(settings),))
+
+
+@pytest.mark.usefixtures("environment")
+@pytest.mark.parametrize(
+    ("values", "options", "fault"),
+    [
+        (("2", "1"), {"nnodes": 4}, "nnodes = 4 does not go with LWS_GROUP_SIZE = 2: leave --nnodes out"),
+        (("2", "1"), {"nnodes": 1}, "nnodes = 1 does not go with LWS_GROUP_SIZE = 2"),
+        (("1", "0"), {"nnodes": 2}, "nnodes = 2 does not go with LWS_GROUP_SIZE = 1"),
+        (("two",), {}, "nnodes: LWS_GROUP_SIZE = 'two' is no number of machines"),
+        (("0",), {}, "nnodes: LWS_GROUP_SIZE = '0' is no number of machines"),
+        (("3", "1"), {}, r"nnodes = 3 \(LWS_GROUP_SIZE\) machines cannot share tensor-parallel-size = 4 ranks equally"),
+        (("2", "1"), {"node_rank": 2}, r"node-rank = 2: with nnodes = 2 \(LWS_GROUP_SIZE\) the last is 1"),
+        (("2", "1"), {"data_parallel_size": 2}, r"does not go with nnodes = 2 \(LWS_GROUP_SIZE\)"),
+        ((), {"node_rank": 1}, "node-rank = 1: with nnodes = 1 the last is 0"),
+    ],
+)
+def test_a_group_that_options_and_environment_do_not_agree_on_is_a_fault(options: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ValueError, match=fault):
+        EngineSettings(model="m", tensor_parallel_size=4, **options)

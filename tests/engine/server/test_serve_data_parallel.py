@@ -1,6 +1,7 @@
 """Several engines behind one port: where requests go, what gateways are told, and the end of one of them."""
 
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -145,6 +146,24 @@ def test_numbers_of_each_engine_have_its_label(server: DryServer) -> None:
     assert "engine 1 ready" in server.text_of_log
 
 
+def test_four_engines_share_out_what_comes_and_one_answers_for_all() -> None:
+    with DryServer("--data-parallel-size", "4", "--dry-run-step-ms", "5") as four:
+        assert len(four.core_pids) == four.client.get("/readyz").json()["data_parallel_size"] == 4
+        prompts = [f"{number} is said " * 20 for number in range(8)]
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(lambda prompt: ask(four, prompt, max_tokens=30), prompts))
+        assert [answer["choices"][0]["text"] for answer in answers] == [prompt[:30] for prompt in prompts]
+        spread = by_engine(four, "vllm:generation_tokens_total")
+        assert len(spread) == 4
+        assert min(spread) > 0
+        assert sum(spread) == 8 * 30
+        for prompt in prompts:  # each is known where it was
+            assert ask(four, prompt)["usage"]["prompt_tokens_details"]["cached_tokens"] >= len(prompt) - 17
+        os.kill(four.core_pids[3], signal.SIGKILL)
+        assert four.wait() == 1
+        assert "engine 3: the core process has failed" in four.log[-1]
+
+
 class Stream:
     def __init__(self, server: EngineServer, prompt: str, max_tokens: int) -> None:
         self.text = ""
@@ -178,6 +197,7 @@ def test_the_end_of_an_engine_ends_the_server_when_the_others_have_finished() ->
         assert sum(stream.text.endswith("data: [DONE]\n\n") and "error" not in stream.text for stream in streams) == 2
         assert sum("core process has failed" in stream.text for stream in streams) == 2
         assert server.wait() == 1
+        assert "engine 1: the core process has failed: it ended with status -9" in server.log[-1]
 
 
 def test_what_does_not_go_together_is_refused_by_name() -> None:
@@ -219,4 +239,4 @@ def test_an_engine_that_cannot_start_ends_the_server_with_the_reason() -> None:
     command = serve_command("--dry-run", "--port", "0", "-dp", "2", "--page-size", "16", "--kv-cache-memory", "1")
     ended = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=HANG_S, check=False)
     assert ended.returncode == 1
-    assert "engine 0: " in ended.stderr or "engine 1: " in ended.stderr
+    assert re.search("engine [01]: .*kv-cache-memory", ended.stderr.splitlines()[-1])

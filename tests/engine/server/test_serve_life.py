@@ -256,6 +256,8 @@ def test_a_dead_core_ends_streams_with_an_error_and_the_server_follows() -> None
         assert (whole.status, json.loads(whole.text)["error"]["code"]) == (503, "engine_dead")
         assert server.wait() == 1
         assert "Traceback" not in server.text_of_log
+        assert any("/healthz 503" in line for line in server.log)
+        assert server.log[-1].endswith(": the core process has failed: it ended with status -9\n")
 
 
 @contextmanager
@@ -297,7 +299,7 @@ def test_a_busy_events_port_says_so() -> None:
     with DryServer("--events-port", str(port)):
         status, log = run_to_its_end("--dry-run", "--port", "0", "--events-port", str(port))
     assert status == 1
-    assert "choose another --events-port" in log
+    assert "choose another --events-port" in log.splitlines()[-1]
     assert "Traceback" not in log
 
 
@@ -307,12 +309,15 @@ def test_a_busy_events_port_says_so() -> None:
         (("--model", "/no/such/folder"), "there is no such folder"),
         (("--model", "/tmp"), "config.json is missing: name a model folder"),
         (("--dry-run", "--kv-cache-memory", "1MiB"), "raise --kv-cache-memory"),
+        (("--dry-run", "--kv-transport", "nixl"), "--kv-transport moves nothing without a transfer port"),
+        (("--dry-run", "--role", "decode", "--transfer-port", "0"), "--role decode needs a transfer port"),
     ],
 )
 def test_what_cannot_be_served_is_told_without_a_traceback(flags: tuple[str, ...], message: str) -> None:
     status, log = run_to_its_end("--port", "0", *flags)
     assert status == 1
-    assert message in log
+    assert message in log.splitlines()[-1]
+    assert log.count(message) == 1
     assert "Traceback" not in log
 
 

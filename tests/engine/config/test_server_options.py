@@ -1,0 +1,33 @@
+import pytest
+
+from mini_infer_engine.config.server_options import ServerOptions, missing_port_fault
+from mini_infer_engine.server.cli import make_parser, settings_from
+from mini_infer_engine.server.flags import options_from
+
+
+@pytest.mark.parametrize(
+    ("flags", "fault"),
+    [
+        ("", None),
+        ("--role unified --transfer-port 0", None),
+        ("--role decode --kv-transport nixl", None),
+        ("--transfer-port 5559 --kv-transport nixl --kv-staging-memory 1GiB", None),
+        ("--kv-transport auto --kv-staging-memory 128MiB", None),
+        ("--kv-transport nixl", "--kv-transport moves nothing without a transfer port: add --transfer-port"),
+        ("--kv-transport shm --transfer-port 0", "--kv-transport moves nothing"),
+        ("--kv-staging-memory 1GiB", "--kv-staging-memory moves nothing"),
+        ("--kv-transfer-bandwidth 1GiB", "--kv-transfer-bandwidth moves nothing"),
+        ("--kv-transfer-lease 3", "--kv-transfer-lease moves nothing"),
+        (
+            "--no-kv-transfer-fallback --kv-transfer-timeout 3",
+            "--kv-transfer-timeout, --kv-transfer-fallback move nothing without a transfer port: "
+            "add --transfer-port PORT, or leave them out",
+        ),
+        ("--role prefill --transfer-port 0", "--role prefill needs a transfer port: leave out --transfer-port 0"),
+        ("--role decode --transfer-port 0 --kv-transport nixl", "--role decode needs a transfer port"),
+    ],
+)
+def test_what_would_move_nothing_without_a_transfer_port_is_a_fault(flags: str, fault: str | None) -> None:
+    given = make_parser().parse_args(["--model", "m", *flags.split()])
+    found = missing_port_fault(options_from(given, ServerOptions), settings_from(given))
+    assert found is None if fault is None else found is not None and found.startswith(fault)
