@@ -98,7 +98,7 @@ class WorkerNode:
                             logger.error("rank %d ended with status %d: this node leaves the group", rank, status)
                         return int(status != 0)
                 if first_is_gone.done():
-                    logger.error("the first machine has ended, and ranks of this one hang: this node leaves the group")
+                    logger.error("the first rank hangs or is gone: this node leaves the group, with ranks that run")
                     return 1
                 if self._is_told:
                     self._is_told = False
