@@ -301,7 +301,7 @@ class Taker:
             if isinstance(message, wire.Prefilled):
                 self._settle_when_still(peer, job)  # it crossed our release: all has been written
             elif isinstance(message, wire.Written):
-                self._free(job, message.serial)
+                self._place(peer, job, message)
         elif isinstance(message, wire.SlotWanted):
             self._wanting.append((peer, job, message))
             self._lend()
@@ -380,10 +380,13 @@ class Taker:
             self._lend()
 
     def _place(self, peer: _Peer, job: _Job, written: wire.Written) -> None:
-        """Put what the other side has written to a slot into the job's pages."""
+        """Put what the other side has written to a slot into the job's pages, where it is wanted."""
         lent = job.lent.get(written.serial)
-        if lent is None:
-            log.warning("%s has written to no slot of ours", peer.address)
+        if lent is None or lent.placing is not None:
+            log.warning("%s has written to no slot that it was lent", peer.address)
+            return
+        if job.stage == "given_up":
+            self._free(job, written.serial)
             return
         assert peer.party is not None
         span = Span(job.take.pages, [], written.begin, written.end, written.layers)

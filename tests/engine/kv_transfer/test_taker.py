@@ -211,8 +211,15 @@ def test_what_cannot_be_put_in_place_is_a_fall_back(world: World) -> None:
     assert world.told[1:] == [events.Settled(1)]
 
 
-def test_a_slot_that_was_never_lent_is_left_alone(world: World) -> None:
+def test_a_slot_that_is_not_lent_is_left_alone(world: World) -> None:
     world.take(1)
     world.say(written(1, 7))
     assert not world.transport.placed
+    world.say(wire.SlotWanted(1, 0, "host"), written(1, 0), written(1, 0))
+    assert len(world.transport.placed) == 1
+    world.taker.cancel(1)
+    assert wire.Release([1]) in world.heard()
+    world.take(2)
+    world.say(written(1, 0), *(wire.SlotWanted(2, serial, "host") for serial in range(len(LENT))))
+    assert LENT[0] not in world.lent(), "what was written there is still put in place"
     assert not world.told
