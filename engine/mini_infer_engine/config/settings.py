@@ -102,6 +102,11 @@ def num_nodes(options: EngineOptions) -> int:
     return int(text)
 
 
+def ranks_per_node(options: EngineOptions) -> int:
+    """Of a group, on each of its machines."""
+    return num_ranks(options) // num_nodes(options)
+
+
 def node_rank(options: EngineOptions) -> int:
     """Which machine of a group over several this is, from the options or LeaderWorkerSet's environment.
 

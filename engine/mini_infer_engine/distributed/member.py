@@ -8,7 +8,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # torch's
 
 from mini_infer_engine.communication.collectives import Collectives
 from mini_infer_engine.communication.stage_link import StageLink
-from mini_infer_engine.config.settings import EngineSettings, num_nodes, num_ranks
+from mini_infer_engine.config.settings import EngineSettings, num_ranks, ranks_per_node
 from mini_infer_engine.config.tensor_parallel import TensorParallel
 from mini_infer_engine.distributed.process_group import LateGroup
 
@@ -50,7 +50,7 @@ class GroupMember:
 
     def share_of(self, total: int) -> int:
         """See `RankGroup.share_of`."""
-        return total // (num_ranks(self._settings) // num_nodes(self._settings))
+        return total // ranks_per_node(self._settings)
 
 
 def rank_device(settings_device: str, local_rank: int) -> torch.device:

@@ -28,6 +28,7 @@ from mini_infer_engine.config.settings import (
     master_address,
     num_nodes,
     num_ranks,
+    ranks_per_node,
 )
 from mini_infer_engine.config.socket_folder import socket_folder
 from mini_infer_engine.core.batch import Batch, RunnerLostError, TokenMasks
@@ -79,7 +80,7 @@ class Ranks:
 
     def __init__(self, settings: EngineSettings, store: TCPStore, watched: Watched) -> None:
         self.size = num_ranks(settings)
-        local = range(1, self.size // num_nodes(settings))
+        local = range(1, ranks_per_node(settings))
         self._folder = watched.folder or socket_folder("mini-infer-ranks-")
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         router = context.socket(zmq.ROUTER)

@@ -11,7 +11,7 @@ from torch.distributed import PrefixStore, ProcessGroupGloo, Store, TCPStore  # 
 
 from mini_infer_engine.communication.collectives import Collectives, GlooCollectives, NoCollectives
 from mini_infer_engine.communication.stage_link import GlooLink, LateLink
-from mini_infer_engine.config.settings import EngineSettings, num_nodes, num_ranks
+from mini_infer_engine.config.settings import EngineSettings, ranks_per_node
 from mini_infer_engine.config.tensor_parallel import TensorParallel
 
 if TYPE_CHECKING:
@@ -63,12 +63,11 @@ class LateGroup:
         if device.type == "cuda":
             from mini_infer_engine.communication.gpu_collectives import connect_gpus
 
-            ranks_per_node = num_ranks(settings) // num_nodes(settings)
             self._connected = connect_gpus(
                 self.parallel,
                 store,
                 device,
-                one_host=ranks_per_node % self.parallel.size == 0,
+                one_host=ranks_per_node(settings) % self.parallel.size == 0,
                 disabled=settings.disable,
                 link=self.link,
             )

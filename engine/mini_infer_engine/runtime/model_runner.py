@@ -11,7 +11,7 @@ from torch import Tensor
 from mini_infer_engine.communication.rank_group import ALONE_IN_GROUP, RankGroup
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.model_config import ModelConfig
-from mini_infer_engine.config.settings import EngineSettings, ResolvedSettings, num_nodes, num_ranks
+from mini_infer_engine.config.settings import EngineSettings, ResolvedSettings, ranks_per_node
 from mini_infer_engine.core.batch import Batch, TokenMasks
 from mini_infer_engine.core.request import Request
 from mini_infer_engine.core.result import PassResult
@@ -109,7 +109,7 @@ def load_runner(
     """
     device_type = choose_device(settings).type
     if device_type == "cpu":
-        choose_threads(num_ranks(settings) // num_nodes(settings) * settings.data_parallel_size)
+        choose_threads(ranks_per_node(settings) * settings.data_parallel_size)
     kind = executor_class(settings, device_type)
     directory = resolve_model(settings.model, settings.revision, weights=settings.load_format != "dummy")
     return make_runner(settings, read_config(directory), directory, kind, group, tells_layers=tells_layers)

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from mini_infer_contract.logs import LogFormat
-from mini_infer_engine.config.settings import EngineSettings, master_address, num_nodes, num_ranks
+from mini_infer_engine.config.settings import EngineSettings, master_address, num_nodes, ranks_per_node
 from mini_infer_engine.distributed.rank_config import RankConfig, spawn_rank
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class WorkerNode:
 
     def run(self, listening: socket.socket) -> int:
         """Until the group ends, or its time after a signal is over. Returns the exit status."""
-        local = num_ranks(self._settings) // num_nodes(self._settings)
+        local = ranks_per_node(self._settings)
         ranks = range(self._node * local, (self._node + 1) * local)
         host, port = listening.getsockname()[:2]
         logger.info(

@@ -6,6 +6,8 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -95,6 +97,21 @@ def test_a_first_rank_that_hangs_is_ended_by_the_others(tmp_path: Path) -> None:
         server.process.kill()
 
 
+@contextmanager
+def two_nodes() -> Iterator[tuple[EngineServer, "subprocess.Popen[str]"]]:
+    """A group of a rank on each of two nodes: the leader's server, and the worker."""
+    group = ("--tensor-parallel-size", "2", "--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port")
+    flags = (*FLAGS, *group, str(free_port()))
+    command = serve_command(*flags, "--port", "0", "--node-rank", "1")
+    worker = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True)
+    leader = EngineServer(*flags, "--node-rank", "0", limit_s=START_S)
+    try:
+        yield leader, worker
+    finally:
+        worker.kill()
+        leader.process.kill()
+
+
 def test_a_group_of_two_nodes_says_what_one_process_does_and_ends_whole() -> None:
     group = ("--tensor-parallel-size", "2", "--master-port")
     port, health = str(free_port()), free_port()
@@ -124,12 +141,7 @@ def test_a_group_of_two_nodes_says_what_one_process_does_and_ends_whole() -> Non
 
 
 def test_a_rank_that_hangs_ends_both_nodes_within_five_seconds() -> None:
-    group = ("--tensor-parallel-size", "2", "--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port")
-    flags = (*FLAGS, *group, str(free_port()))
-    command = serve_command(*flags, "--port", "0", "--node-rank", "1")
-    worker = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True)
-    leader = EngineServer(*flags, "--node-rank", "0", limit_s=START_S)
-    try:
+    with two_nodes() as (leader, worker):
         (rank,) = _children(worker.pid)
         client = _Waiting(leader.url)
         wait_until(lambda: "data:" in client.text)
@@ -140,18 +152,10 @@ def test_a_rank_that_hangs_ends_both_nodes_within_five_seconds() -> None:
         assert time.monotonic() - begin_s < ENDS_WITHIN_S
         assert "this node leaves the group" in log.splitlines()[-1]
         assert not Path(f"/proc/{rank}").exists()
-    finally:
-        worker.kill()
-        leader.process.kill()
 
 
 def test_a_worker_that_is_told_to_go_stays_until_its_leader_has_finished() -> None:
-    group = ("--tensor-parallel-size", "2", "--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port")
-    flags = (*FLAGS, *group, str(free_port()))
-    command = serve_command(*flags, "--port", "0", "--node-rank", "1")
-    worker = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True)
-    leader = EngineServer(*flags, "--node-rank", "0", limit_s=START_S)
-    try:
+    with two_nodes() as (leader, worker):
         client = _Waiting(leader.url, max_tokens=300)
         wait_until(lambda: "data:" in client.text, 30)
         worker.send_signal(signal.SIGTERM)
@@ -161,9 +165,6 @@ def test_a_worker_that_is_told_to_go_stays_until_its_leader_has_finished() -> No
         assert client.text.rstrip().endswith("data: [DONE]"), client.text[-300:]
         assert leader.process.wait(20) == 0
         assert worker.wait(20) == 0
-    finally:
-        worker.kill()
-        leader.process.kill()
 
 
 def test_a_worker_without_a_leader_leaves_when_it_is_told_to_go() -> None:
@@ -183,23 +184,11 @@ def test_a_worker_without_a_leader_leaves_when_it_is_told_to_go() -> None:
 
 
 def test_a_worker_leaves_when_its_leader_is_gone() -> None:
-    group = ("--tensor-parallel-size", "2", "--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port")
-    port = str(free_port())
-    worker = subprocess.Popen(
-        serve_command(*FLAGS, *group, port, "--port", "0", "--node-rank", "1"),
-        env=environment(),
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    leader = EngineServer(*FLAGS, *group, port, "--node-rank", "0", limit_s=START_S)
-    try:
+    with two_nodes() as (leader, worker):
         leader.process.kill()
         _, log = worker.communicate(timeout=HANG_S)
         assert worker.returncode == 1
         assert "first rank hangs or is gone" in log or "Connection" in log
-    finally:
-        worker.kill()
-        leader.process.kill()
 
 
 def test_a_server_that_is_ended_while_it_loads_leaves_no_files(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import logging
 import os
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -77,20 +77,27 @@ def _check_groups(checkpoint: Checkpoint, names: list[str]) -> None:
         path, _, kind = name.rpartition(".")
         scales, dimension = _SCALES[kind]
         count = checkpoint.tensors[f"{path}.{scales}"].shape[dimension]
-        if int(groups.min()) < 0 or int(groups.max()) >= count:
-            wrong = int(groups.min()) if int(groups.min()) < 0 else int(groups.max())
-            raise ModelError(
-                f"{checkpoint.tensors[name].file}: tensor {name} says that a column is of group {wrong}, and there are "
-                f"scales of {count} groups."
-            )
+        for group in map(int, groups.aminmax()):
+            if not 0 <= group < count:
+                raise ModelError(
+                    f"{checkpoint.tensors[name].file}: tensor {name} says that a column is of group {group}, and there "
+                    f"are scales of {count} groups."
+                )
 
     _read(checkpoint, names, check)
 
 
 def _read(checkpoint: Checkpoint, names: list[str], take: Callable[[str, Tensor], None]) -> None:
     """These tensors, whole: small ones."""
-    for file in {checkpoint.tensors[name].file for name in names}:
-        checkpoint.read(file, {name: None for name in names if checkpoint.tensors[name].file == file}, take)
+    for file, of_file in _by_file(checkpoint, names).items():
+        checkpoint.read(file, dict.fromkeys(of_file), take)
+
+
+def _by_file(checkpoint: Checkpoint, names: Iterable[str]) -> dict[Path, list[str]]:
+    found: dict[Path, list[str]] = {}
+    for name in names:
+        found.setdefault(checkpoint.tensors[name].file, []).append(name)
+    return found
 
 
 def load_weights(model: DecoderModel, checkpoint: Checkpoint, *, quiet: bool = False) -> None:
@@ -101,10 +108,7 @@ def load_weights(model: DecoderModel, checkpoint: Checkpoint, *, quiet: bool = F
 
     """
     wanted = model.checkpoint_tensors()
-    by_file: dict[Path, list[str]] = {}
-    for name in wanted:
-        by_file.setdefault(checkpoint.tensors[name].file, []).append(name)
-    threads = min(_MOST_THREADS, os.cpu_count() or 1)
+    by_file, threads = _by_file(checkpoint, wanted), min(_MOST_THREADS, os.cpu_count() or 1)
     tasks = [(file, names[part::threads]) for file, names in by_file.items() for part in range(threads)]
     hide = quiet or not sys.stderr.isatty()
     with (
