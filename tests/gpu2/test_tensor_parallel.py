@@ -11,7 +11,7 @@ import pytest
 
 from tests.engine.server.dry_server import free_port
 from tests.gpu2.support import TWO_GPUS, answer, asked, end_of, ranks_of, started
-from tests.support.tiny_models import DEEPSEEK, DEEPSEEK_V3, save_tiny_model_with_text
+from tests.support.tiny_models import DEEPSEEK, DEEPSEEK_V3, save_tiny_model, save_tiny_model_with_text
 
 pytestmark = TWO_GPUS
 ROUNDINGS = 8.0
@@ -98,6 +98,20 @@ def test_the_text_of_two_engines_is_that_of_one(alone: Any) -> None:
 def test_bfloat16_repeats_itself() -> None:
     first, second = asked("engine_program", {"settings": {"tensor_parallel_size": 2}})["texts"]
     assert first == second
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["graphs", "eager"])
+def test_layers_are_told_of_once_the_slower_rank_has_them(eager: bool, tmp_path: Path) -> None:
+    """Whoever is given pages meanwhile reads those of both ranks."""
+    num_layers, late_s = 6, 0.004
+    save_tiny_model(tmp_path, "qwen3", hidden_size=256, head_dim=64, num_hidden_layers=num_layers)
+    settings = {"model": str(tmp_path), "enforce_eager": eager, "kv_cache_memory": 1 << 26, "max_num_seqs": 8}
+    question = {"port": free_port(), "settings": settings}
+    ranks = [started("layers_program", json.dumps(question | {"rank": rank})) for rank in range(2)]
+    for told, there in list(zip(*(answer(rank) for rank in ranks), strict=True))[1:]:  # the first pass compiles
+        assert len(told) == len(there) == num_layers
+        assert all(later > earlier - 1e-3 for later, earlier in zip(told, there, strict=True)), (told, there)
+        assert told[-1] - told[0] > (num_layers - 2) * late_s, "they are told of one by one"
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

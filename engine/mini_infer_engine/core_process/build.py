@@ -133,7 +133,7 @@ def _load(settings: EngineSettings, watched: "Watched | None", moves_kv: bool) -
         return load_runner(settings, tells_layers=moves_kv)
     from mini_infer_engine.distributed.parallel_runner import NOT_WATCHED, load_parallel
 
-    return load_parallel(settings, watched or NOT_WATCHED)
+    return load_parallel(settings, watched or NOT_WATCHED, tells_layers=moves_kv)
 
 
 def _grammars(

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,9 +33,11 @@ from mini_infer_engine.config.settings import (
 )
 from mini_infer_engine.config.socket_folder import socket_folder
 from mini_infer_engine.core.batch import Batch, RunnerLostError, TokenMasks
+from mini_infer_engine.core.kv_transfer import LayerProgress
 from mini_infer_engine.core.request import Request
 from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.distributed import step_messages
+from mini_infer_engine.distributed.group_layers import GroupLayers
 from mini_infer_engine.distributed.member import GroupMember, rank_device
 from mini_infer_engine.distributed.pass_results import ResultReceiver
 from mini_infer_engine.distributed.process_group import LOOPBACK, open_store
@@ -245,6 +248,8 @@ class ParallelRunner:
         self.max_speculative_rows = local.max_speculative_rows
         self._writer = step_messages.StepWriter(self.page_size)
         self._results = ranks.results
+        self._telling: deque[tuple[PassHandle, GroupLayers]] = deque()
+        """Passes on their way that tell of their layers, in the order of launches."""
 
     def kv_memory(self) -> KVMemory:
         """Of this rank alone: its page pool, as KV transfer sees it."""
@@ -260,10 +265,24 @@ class ParallelRunner:
 
     def launch(self, batch: Batch) -> PassHandle:
         """See `Runner.launch`."""
-        batch.tell_layers = None  # a layer of this rank says nothing of the others'
+        told = self._tell_of_all_ranks(batch)
         with self._all_or_nothing():
             self.ranks.send(self._writer.launch(batch))
-            return self.local.launch(batch)
+            handle = self.local.launch(batch)
+        self._telling.extend((handle, layers) for layers in told)
+        return handle
+
+    def _tell_of_all_ranks(self, batch: Batch) -> "list[GroupLayers]":
+        """Have whoever waits for the layers of this pass be told when all ranks have them; filled by the launch."""
+        tell, told, num_layers = batch.tell_layers, list[GroupLayers](), self.kv_memory().layout.num_layers
+        if tell is not None:
+
+            def tell_of_all(own: LayerProgress) -> None:
+                told.append(GroupLayers(own, num_layers))
+                tell(told[-1])
+
+            batch.tell_layers = tell_of_all
+        return told
 
     def guesses(self, handle: PassHandle) -> Mapping[int, Sequence[int]]:
         """See `Runner.guesses`: all ranks guess the same."""
@@ -279,7 +298,10 @@ class ParallelRunner:
     def collect(self, handle: PassHandle) -> PassResult:
         """See `Runner.collect`."""
         with self._all_or_nothing():
-            return self.local.collect(handle) if self._results is None else self._results.next()
+            result = self.local.collect(handle) if self._results is None else self._results.next()
+        while self._telling and self._telling[0][0] is handle:
+            self._telling.popleft()[1].has_ended = True
+        return result
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
@@ -311,8 +333,12 @@ def send_step(socket: zmq.Socket[bytes], payload: bytes, lost: Callable[[], str]
             socket.poll(_LOOK_MS, zmq.POLLOUT)
 
 
-def load_parallel(settings: EngineSettings, watched: Watched = NOT_WATCHED) -> ParallelRunner:
+def load_parallel(
+    settings: EngineSettings, watched: Watched = NOT_WATCHED, *, tells_layers: bool = False
+) -> ParallelRunner:
     """Start the other ranks of this machine, load this rank's part with them, and wait for all.
+
+    `tells_layers`: see `Executor.capture`; this rank alone counts them.
 
     Raises:
         ModelError: the model or the settings are at fault, or a rank cannot load its part.
@@ -326,7 +352,7 @@ def load_parallel(settings: EngineSettings, watched: Watched = NOT_WATCHED) -> P
         host = LOOPBACK if num_nodes(settings) == 1 else master_address(settings)
         member = GroupMember(0, store, host, device, settings, ranks.agree)
         ranks.release = member.late.release
-        runner = ParallelRunner(load_runner(settings, member), ranks, store)
+        runner = ParallelRunner(load_runner(settings, member, tells_layers=tells_layers), ranks, store)
         ranks.loaded()
     except BaseException as error:
         ranks.left_loading.set()

@@ -12,8 +12,10 @@ import zmq
 
 from mini_infer_engine import LLM, BeamSearchParams, SamplingParams
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.core.batch import RunnerLostError
-from mini_infer_engine.distributed.parallel_runner import ParallelRunner, send_step
+from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.core.batch import Batch, Row, RunnerLostError
+from mini_infer_engine.core.kv_transfer import LayerProgress
+from mini_infer_engine.distributed.parallel_runner import ParallelRunner, load_parallel, send_step
 from mini_infer_engine.distributed.signs import SILENT_TICKS, TICK_S
 from mini_infer_engine.structured.params import StructuredOutputsParams
 from tests.support.integer_checkpoints import quantize_folder as quantize_integers
@@ -102,6 +104,21 @@ def test_ranks_with_layers_of_integers_say_what_one_process_does(form: str, tmp_
     quantize_integers(tmp_path, form)
     alone, group = _engine(tmp_path, 1), _engine(tmp_path, 2)
     assert told(group, PROMPTS, ASKS) == told(alone, PROMPTS, ASKS)
+
+
+def test_a_group_tells_of_all_layers_but_the_last_before_its_pass_has_ended(folder: Path) -> None:
+    """Of two passes on their way, each by itself."""
+    settings = EngineSettings(model=str(folder), device="cpu", kv_cache_memory=1_000_000, tensor_parallel_size=2)
+    runner = load_parallel(settings, tells_layers=True)
+    num_layers, told = runner.kv_memory().layout.num_layers, list[LayerProgress]()
+    rows = [Row(0, 0, 9, PROMPTS[0][:9], [page], None) for page in range(2)]
+    handles = [runner.launch(Batch([row], 0, tell_layers=told.append)) for row in rows]
+    assert [layers.num_done() for layers in told] == [num_layers - 1] * 2
+    runner.collect(handles[0])
+    assert [layers.num_done() for layers in told] == [num_layers, num_layers - 1]
+    runner.collect(handles[1])
+    assert [layers.num_done() for layers in told] == [num_layers] * 2
+    runner.ranks.close()
 
 
 def test_preempted_sequences_are_swapped_on_every_rank(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """Every architecture, shared out among ranks: logits equal those of the whole model, and are the same on all ranks."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core.batch import Batch, Row
+from mini_infer_engine.distributed.group_layers import GroupLayers
 from mini_infer_engine.kv_transfer.layout import layout_refusal
 from mini_infer_engine.layers.latent_attention import LatentAttention
 from mini_infer_engine.models.decoder import DecoderModel
@@ -22,7 +24,7 @@ from tests.support import fp4_checkpoints, fp8_checkpoints
 from tests.support.mixed_checkpoints import Group
 from tests.support.mixed_checkpoints import quantize_folder as quantize_mixed
 from tests.support.thread_group import ThreadGroup, ThreadRank
-from tests.support.tiny_models import DEEPSEEK, PageDealer, run_chunks, save_tiny_model, tiny_runner
+from tests.support.tiny_models import DEEPSEEK, GREEDY, PageDealer, run_chunks, save_tiny_model, tiny_runner
 
 TOKENS = [(position * 37 + 11) % 190 + 5 for position in range(40)]
 SIZES = [30, 1, 9]
@@ -154,6 +156,53 @@ def test_no_rank_ends_a_chunk_before_all_have_its_keys_and_values(tmp_path: Path
     table = PageDealer(first).table(20)
     group.run(run)
     assert ended.is_set()
+
+
+@pytest.mark.parametrize("samples", [False, True])
+@pytest.mark.parametrize("variant", ["qwen3-tied", "gemma2-tight-caps", "olmo2", "qwen3-moe", "deepseek-v2-lite"])
+def test_the_first_rank_tells_of_no_layer_that_another_has_not(variant: str, samples: bool, tmp_path: Path) -> None:
+    """Though the others are slower in each layer: whoever is given pages reads those of all ranks."""
+    architecture, changes = VARIANTS[variant]
+    save_tiny_model(tmp_path, architecture, **changes)
+    group = ThreadGroup(tmp_path, 2, tensor_parallel_size=2)
+    first, second = group.runners
+    first.executor.capture(tells_layers=True)
+    layers = list(second.worker.model.layers)
+    attended, told, ahead = 0, list[GroupLayers](), list[tuple[int, int]]()
+
+    def look() -> None:
+        ahead.extend((one.num_done(), attended) for one in told)
+
+    def slowed(attend: Callable[..., Any]) -> Callable[..., Any]:
+        def late(*arguments: Any) -> Any:
+            nonlocal attended
+            for _ in range(5):
+                time.sleep(0.01)
+                look()
+            result = attend(*arguments)
+            attended += 1
+            return result
+
+        return late
+
+    for layer in layers:
+        layer.attend = slowed(layer.attend)  # type: ignore[method-assign]  # this rank is slow
+    table = PageDealer(first).table(20)
+
+    def run(rank: ModelRunner) -> None:
+        tell = None
+        if rank is first:
+            tell = lambda own: told.append(GroupLayers(own, len(layers)))  # noqa: E731  # of this rank alone
+        row = Row(0, 0, 20, TOKENS[:20], table, GREEDY if samples else None)
+        rank.collect(rank.launch(Batch([row], 0, tell_layers=tell)))
+        if rank is first:
+            look()
+            told[0].has_ended = True
+            look()
+
+    group.run(run)
+    assert all(done <= there for done, there in ahead)
+    assert {done for done, _ in ahead} == set(range(len(layers) + 1)), "layers are told of one by one, as they come"
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
