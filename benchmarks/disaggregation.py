@@ -5,7 +5,7 @@
 
 One pair of servers with roles and two unified ones hold the two GPUs together, a server of each kind a GPU, and are
 asked one kind after the other, all over HTTP; with `--gpus 0,0` all are on one, where only what one request at a time
-sees (ttft, fetch) says something of two:
+sees (ttft, fetch) says something of two; with `--gpus 0+1,2+3` each is a tensor-parallel group:
 - ttft: time to the first token by length of the prompt, one request at a time: of the prefill engine alone, and apart;
   their difference is what the transfer adds. (Two GPUs of a host can differ by 2 % in speed.)
 - fetch: a prompt whose beginning a peer holds, fetched and computed.
@@ -184,7 +184,10 @@ class Campaign:
             found = []
             for gpu, flags in wanted:
                 settings = ({"kv_transport": self.asked.kv_transport} if "transfer_port" in flags else {}) | flags
-                environment = {"OMP_NUM_THREADS": "1"} if smoke else {"CUDA_VISIBLE_DEVICES": gpu}
+                ranks = gpu.split("+")
+                if len(ranks) > 1:
+                    settings = settings | {"tensor_parallel_size": len(ranks)}
+                environment = {"OMP_NUM_THREADS": "1"} if smoke else {"CUDA_VISIBLE_DEVICES": ",".join(ranks)}
                 one = started("ours", self.folder, settings, self.caches, smoke, environment)
                 found.append(stack.enter_context(one))
             for server in found:
@@ -296,7 +299,7 @@ def main() -> None:
     parser.add_argument(
         "--parts", type=words, default=words("ttft,fetch,gaps,goodput,trace"), metavar="NAME,...", help="also link"
     )
-    parser.add_argument("--gpus", type=words, default=["0", "1"], help="of prefill and decode")
+    parser.add_argument("--gpus", type=words, default=["0", "1"], help="of prefill and decode; 0+1,2+3: groups")
     parser.add_argument("--kv-transport", default="auto")
     parser.add_argument(
         "--chunk", type=int, metavar="N", help="largest prefill chunk of unified replicas (default: 512)"
