@@ -130,6 +130,27 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rope_scaling": _LLAMA3_ROPE | {"factor": 8.0},
         "tie_word_embeddings": False,
     },
+    "mistral-7b": _LLAMA3
+    | {
+        "architectures": ["MistralForCausalLM"],
+        "model_type": "mistral",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "rope_theta": 1e6,
+        "max_position_embeddings": 32768,
+        "vocab_size": 32768,
+        "tie_word_embeddings": False,
+    },
+    "qwen3-8b": _QWEN3
+    | {
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "tie_word_embeddings": False,
+    },
     "qwen2.5-14b": _QWEN2
     | {
         "hidden_size": 5120,
