@@ -8,6 +8,9 @@ it. What is rounded is not the weight itself, but one that makes up for a part o
 its inputs (QEP, Arai and Ichikawa 2025, arXiv 2504.09629). Pure arithmetic on tensors.
 """
 
+from importlib.util import find_spec
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -61,7 +64,8 @@ def gptq_groups(
         for begin in range(0, columns, group)
     ]
     scale, zero = (torch.stack(each, 1) for each in zip(*ranges, strict=True))
-    sorted_weight, steps, middles = wide[:, order], scale[:, order // group], zero[:, order // group]
+    in_order = wide[:, order], scale[:, order // group], zero[:, order // group]
+    sorted_weight, steps, middles = (one.contiguous() for one in in_order)
     rounded = _rounded(sorted_weight.clone(), steps, middles, compensation)
     for _ in range(_SWEEPS):
         _descend_(rounded, sorted_weight, steps, middles, damped)
@@ -73,18 +77,12 @@ def gptq_groups(
 def _rounded(left: Tensor, scale: Tensor, zero: Tensor, compensation: Tensor) -> Tensor:
     """Integers of columns that are rounded in their order, all tensors [rows, columns] fp32; `left` is overwritten."""
     integers = torch.empty_like(left)
-    columns = left.shape[1]
+    columns, round_block = left.shape[1], _by_kernels(left).round_columns
     for begin in range(0, columns, _BLOCK):
-        end = min(begin + _BLOCK, columns)
-        errors = torch.empty_like(left[:, begin:end])
-        for column in range(begin, end):
-            value, step, middle = left[:, column], scale[:, column], zero[:, column]
-            integer = (value / step).round_().add_(middle).clamp_(0, _LARGEST)
-            integers[:, column] = integer
-            error = (value - (integer - middle) * step) / compensation[column, column]
-            left[:, column + 1 : end].addr_(error, compensation[column, column + 1 : end], alpha=-1)
-            errors[:, column - begin] = error
-        left[:, end:].addmm_(errors, compensation[begin:end, end:], alpha=-1)
+        block, behind = slice(begin, min(begin + _BLOCK, columns)), slice(begin + _BLOCK, None)
+        parts = [one[:, block] for one in (left, scale, zero, compensation[block], integers)]
+        errors = round_block(*parts, _LARGEST)
+        left[:, behind].addmm_(errors, compensation[block, behind], alpha=-1)
     return integers
 
 
@@ -93,20 +91,51 @@ def _descend_(integers: Tensor, weight: Tensor, scale: Tensor, zero: Tensor, hes
 
     No step makes the error larger. All tensors but the Hessian are [rows, columns] fp32.
     """
-    columns = weight.shape[1]
+    columns, descend_block_ = weight.shape[1], _by_kernels(weight).descend_columns_
     error = (integers - zero) * scale - weight
     for begin in range(0, columns, _BLOCK):
         block = slice(begin, min(begin + _BLOCK, columns))
-        part, steps = hessian[block, block], scale[:, block]
-        gradient = error @ hessian[:, block]
-        inverse = (part.diagonal() * steps).reciprocal_()
-        for column, integer in enumerate(integers[:, block].unbind(1)):
+        descend_block_(integers[:, block], scale[:, block], error @ hessian[:, block], hessian[block, block], _LARGEST)
+        error[:, block] = (integers[:, block] - zero[:, block]) * scale[:, block] - weight[:, block]
+
+
+class _ByTorch:
+    """What `kernels.round_columns` does."""
+
+    @staticmethod
+    def round_columns(
+        left: Tensor, scale: Tensor, zero: Tensor, compensation: Tensor, integers: Tensor, largest: int
+    ) -> Tensor:
+        """See `kernels.round_columns`; `left` is overwritten."""
+        errors = torch.empty_like(left)
+        for column in range(left.shape[1]):
+            value, step, middle = left[:, column], scale[:, column], zero[:, column]
+            integer = (value / step).round_().add_(middle).clamp_(0, largest)
+            integers[:, column] = integer
+            error = (value - (integer - middle) * step) / compensation[column, column]
+            left[:, column + 1 :].addr_(error, compensation[column, column + 1 :], alpha=-1)
+            errors[:, column] = error
+        return errors
+
+    @staticmethod
+    def descend_columns_(integers: Tensor, scale: Tensor, gradient: Tensor, hessian: Tensor, largest: int) -> None:
+        """See `kernels.round_columns`; the gradient is overwritten."""
+        inverse = (hessian.diagonal() * scale).reciprocal_()
+        for column, integer in enumerate(integers.unbind(1)):
             better = torch.addcmul(integer, gradient[:, column], inverse[:, column], value=-1)
-            better.round_().clamp_(0, _LARGEST)
-            change = (better - integer) * steps[:, column]
-            gradient[:, column + 1 :].addr_(change, part[column, column + 1 :])
+            better.round_().clamp_(0, largest)
+            change = (better - integer) * scale[:, column]
+            gradient[:, column + 1 :].addr_(change, hessian[column, column + 1 :])
             integer.copy_(better)
-        error[:, block] = (integers[:, block] - zero[:, block]) * steps - weight[:, block]
+
+
+def _by_kernels(tensor: Tensor) -> Any:
+    """What rounds a block's columns where this tensor is: kernels on a GPU that has Triton, else torch."""
+    if tensor.device.type == "cuda" and find_spec("triton") is not None:
+        from mini_infer_engine.kernels import round_columns
+
+        return round_columns
+    return _ByTorch
 
 
 def _factors(hessian: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:

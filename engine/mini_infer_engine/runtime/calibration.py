@@ -5,6 +5,8 @@ them, which tells what `quantization.smooth` wants; then, for `quantization.gptq
 product is rounded when its turn comes, for what the rounded ones before it make. Knows no scheduler and no pool.
 """
 
+import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -33,8 +35,12 @@ from mini_infer_engine.quantization.smooth import smoothed
 from mini_infer_engine.runtime.attention.masks import additive
 from mini_infer_engine.runtime.attention.softcapped import softcapped_attention
 
+log = logging.getLogger(__name__)
+
 ROW_TOKENS = 256
 _MOST_ROWS = 64
+_TELL_S = 5.0
+"""Between two lines in the log."""
 
 
 def calibration_rows(directory: Path) -> Tensor | None:
@@ -68,7 +74,11 @@ def calibrate(model: DecoderModel, rows: Tensor, kind: Quantization, collectives
     rounded = ResidualState(exact.residual.clone())
     layers = model.layers
     next_norms: list[Any] = [*(layer.input_layernorm for layer in layers[1:]), model.last_norm]
-    for layer, next_norm in zip(layers, next_norms, strict=True):
+    told_s = time.monotonic()
+    for number, (layer, next_norm) in enumerate(zip(layers, next_norms, strict=True)):
+        if time.monotonic() > told_s + _TELL_S:
+            told_s = time.monotonic()
+            log.info("%s calibration: %d of %d layers", kind, number, len(layers))
         inputs: dict[Linear, Tensor] = {}
         with _before_products(layer, partial(_keep, inputs)):
             exact = layer(ops, exact, attention, next_norm)

@@ -1,0 +1,118 @@
+"""Columns of a weight rounded to integers one after another, each for what the ones before it have left over.
+
+`quantization.gptq` says what that is for, and has the same by torch. Rows know nothing of each other: a program has
+some of them, with all columns of a block, in registers, where torch would launch a dozen kernels for each column.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
+
+_ROWS = 16
+"""Of a program."""
+_TO_INTEGER = tl.constexpr(12582912.0)
+"""1.5 * 2**23: a number of less than 2**22 that it is added to, and taken from, becomes the nearest integer, even ones
+where two are as near."""
+
+
+@triton.jit
+def _nearest(x, low, high):
+    """The nearest integer, of those from low to high."""
+    x = tl.minimum(tl.maximum(x, low - 1.0), high + 1.0)
+    return tl.minimum(tl.maximum((x + _TO_INTEGER) - _TO_INTEGER, low), high)
+
+
+@triton.jit
+def _column(tile, is_here):
+    """One column [rows] of a tile [rows, columns]."""
+    return tl.sum(tl.where(is_here, tile, 0.0), axis=1)
+
+
+@triton.jit
+def _round_columns(
+    left, scale, zero, compensation, integers, errors, rows, columns, stride, factor_stride, largest,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    column = tl.arange(0, COLUMNS)[None, :]
+    mask = (row < rows) & (column < columns)
+    values = tl.load(left + row * stride + column, mask=mask, other=0.0)
+    steps = tl.load(scale + row * stride + column, mask=mask, other=1.0)
+    middles = tl.load(zero + row * stride + column, mask=mask, other=0.0)
+    made = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    wrong = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    for current in range(columns):
+        is_here = column == current
+        value, step, middle = _column(values, is_here), _column(steps, is_here), _column(middles, is_here)
+        integer = _nearest(tl.div_rn(value, step), -middle, largest - middle) + middle
+        factors = tl.load(compensation + current * factor_stride + column, mask=column < columns, other=0.0)
+        own = tl.load(compensation + current * factor_stride + current)
+        error = tl.div_rn(value - (integer - middle) * step, own + tl.zeros_like(value))
+        values -= tl.where(column > current, error[:, None] * factors, 0.0)
+        made = tl.where(is_here, integer[:, None], made)
+        wrong = tl.where(is_here, error[:, None], wrong)
+    tl.store(integers + row * stride + column, made, mask=mask)
+    tl.store(errors + row * columns + column, wrong, mask=mask)
+
+
+@triton.jit
+def _descend_columns(
+    integers, scale, gradient, hessian, rows, columns, stride, factor_stride, largest,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    column = tl.arange(0, COLUMNS)[None, :]
+    mask = (row < rows) & (column < columns)
+    made = tl.load(integers + row * stride + column, mask=mask, other=0.0)
+    steps = tl.load(scale + row * stride + column, mask=mask, other=1.0)
+    slopes = tl.load(gradient + row * columns + column, mask=mask, other=0.0)
+    for current in range(columns):
+        is_here = column == current
+        integer, step, slope = _column(made, is_here), _column(steps, is_here), _column(slopes, is_here)
+        factors = tl.load(hessian + current * factor_stride + column, mask=column < columns, other=0.0)
+        own = tl.load(hessian + current * factor_stride + current)
+        better = _nearest(integer - tl.div_rn(slope, own * step), 0.0, largest)
+        change = (better - integer) * step
+        slopes += tl.where(column > current, change[:, None] * factors, 0.0)
+        made = tl.where(is_here, better[:, None], made)
+    tl.store(integers + row * stride + column, made, mask=mask)
+
+
+def round_columns(
+    left: torch.Tensor,
+    scale: torch.Tensor,
+    zero: torch.Tensor,
+    compensation: torch.Tensor,
+    integers: torch.Tensor,
+    largest: int,
+) -> torch.Tensor:
+    """GPTQ's step for a block of columns, the first of them first: `integers` is filled, what they leave is returned.
+
+    All but `compensation` [columns, columns] are views [rows, columns] of matrices of one row stride, fp32; errors
+    [rows, columns] are dense, and divided by the compensation's diagonal.
+    """
+    rows, columns = left.shape
+    assert left.stride() == scale.stride() == zero.stride() == integers.stride()
+    errors = torch.empty((rows, columns), dtype=torch.float32, device=left.device)
+    _round_columns[(cdiv(rows, _ROWS),)](
+        left, scale, zero, compensation, integers, errors, rows, columns, left.stride(0), compensation.stride(0),
+        float(largest), ROWS=_ROWS, COLUMNS=next_power_of_2(columns), num_warps=4,
+    )  # fmt: skip
+    return errors
+
+
+def descend_columns_(
+    integers: torch.Tensor, scale: torch.Tensor, gradient: torch.Tensor, hessian: torch.Tensor, largest: int
+) -> None:
+    """Round each column of a block anew, in place: `gradient` [rows, columns], dense, is the error's product with the
+    Hessian's columns, of which `hessian` [columns, columns] is the block's part.
+    """
+    rows, columns = integers.shape
+    assert integers.stride() == scale.stride()
+    assert gradient.is_contiguous()
+    _descend_columns[(cdiv(rows, _ROWS),)](
+        integers, scale, gradient, hessian, rows, columns, integers.stride(0), hessian.stride(0), float(largest),
+        ROWS=_ROWS, COLUMNS=next_power_of_2(columns), num_warps=4,
+    )  # fmt: skip
