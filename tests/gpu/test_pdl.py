@@ -46,8 +46,9 @@ def config_of(rows: int, matrix: torch.Tensor, *, gated: bool = False) -> PdlGem
     return config
 
 
+@pytest.mark.parametrize("early", [False, True], ids=["", "early"])
 @pytest.mark.parametrize("rows", [1, 8, 12, 32, 50])
-def test_replays_equal_kernels_one_by_one(rows: int) -> None:
+def test_replays_equal_kernels_one_by_one(rows: int, early: bool) -> None:
     layers = [
         Layer(
             weight((HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN, seed),
@@ -76,11 +77,18 @@ def test_replays_equal_kernels_one_by_one(rows: int) -> None:
             settle()
             return made
 
-        for layer in layers:
+        for number, layer in enumerate(layers):
             qkv = small_m_linear(x, layer.qkv, config_of(rows, layer.qkv), workspace=WORKSPACE)
             settle()
             mixed = decode_attention(
-                qkv, rotation, paged.pool, paged.tables, plan, scale=HEAD_DIM**-0.5, workspace=WORKSPACE
+                qkv,
+                rotation,
+                paged.pool,
+                paged.tables,
+                plan,
+                scale=HEAD_DIM**-0.5,
+                workspace=WORKSPACE,
+                early=early and number > 0,
             )
             settle()
             stream, x = then_norm(mixed, layer.o)

@@ -7,7 +7,7 @@ pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
 from mini_infer_engine.kernels import round_columns
 from mini_infer_engine.quantization import gptq
-from tests.gpu.device import DEVICE, KERNELS, ON_GPU, cases, normal
+from tests.gpu.device import DEVICE, KERNELS, cases, normal
 
 pytestmark = KERNELS
 _LARGEST = 15
@@ -54,14 +54,16 @@ def test_columns_descend_as_by_torch(rows: int, columns: int, width: int) -> Non
     assert not torch.equal(integers, zero)
 
 
-@pytest.mark.skipif(not ON_GPU, reason="needs an NVIDIA GPU")
-def test_a_weight_is_rounded_on_a_gpu_as_well_as_on_a_cpu() -> None:
-    inputs = normal(1500, 512) * torch.linspace(0.2, 4, 512, device=DEVICE)
-    weight, hessian = normal(700, 512, seed=6), inputs.t() @ inputs
-    errors = []
-    for place in ("cuda", "cpu"):
-        integers, scale, zero = gptq.gptq_groups(weight.to(place), hessian.to(place), 128)
+@pytest.mark.parametrize(("rows", "columns"), cases([(40, 256)], [(700, 512)]))
+def test_a_weight_is_rounded_by_kernels_as_well_as_by_torch(
+    rows: int, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = normal(1500, columns) * torch.linspace(0.2, 4, columns, device=DEVICE)
+    weight, hessian, errors = normal(rows, columns, seed=6), inputs.t() @ inputs, list[float]()
+    for how in (round_columns, gptq._ByTorch):
+        monkeypatch.setattr(gptq, "_by_kernels", lambda _, how=how: how)
+        integers, scale, zero = gptq.gptq_groups(weight, hessian, 128)
         wide_scale, wide_zero = (one.repeat_interleave(128, 1) for one in (scale, zero))
         made = (integers - wide_zero) * wide_scale
-        errors.append(float((inputs @ (made.to(DEVICE) - weight).t()).square().mean()))
+        errors.append(float((inputs @ (made - weight).t()).square().mean()))
     assert errors[0] == pytest.approx(errors[1], rel=0.01)

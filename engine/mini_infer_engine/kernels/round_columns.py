@@ -94,6 +94,7 @@ def round_columns(
     [rows, columns] are dense, and divided by the compensation's diagonal.
     """
     rows, columns = left.shape
+    assert compensation.stride(1) == left.stride(1) == 1
     assert left.stride() == scale.stride() == zero.stride() == integers.stride()
     errors = torch.empty((rows, columns), dtype=torch.float32, device=left.device)
     _round_columns[(cdiv(rows, _ROWS),)](
@@ -110,6 +111,7 @@ def descend_columns_(
     Hessian's columns, of which `hessian` [columns, columns] is the block's part.
     """
     rows, columns = integers.shape
+    assert hessian.stride(1) == integers.stride(1) == 1
     assert integers.stride() == scale.stride()
     assert gradient.is_contiguous()
     _descend_columns[(cdiv(rows, _ROWS),)](

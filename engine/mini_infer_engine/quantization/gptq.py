@@ -152,7 +152,7 @@ def _factors(hessian: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
             upper: Tensor
             upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
             if not int(failed):
-                return damped, lower, upper
+                return damped, lower, upper.contiguous()  # LAPACK's stand column by column
     return identity, None, identity
 
 

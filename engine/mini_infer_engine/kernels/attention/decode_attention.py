@@ -24,10 +24,35 @@ _MAX_ROUNDS: tl.constexpr = tl.constexpr(5)
 """Of `_merge_splits`, one after another. More splits are merged by `_merge_many_splits`, whose first round begins
 later.
 """
+_EARLY_BLOCKS: tl.constexpr = tl.constexpr(2)
+"""Of keys that a program asks for before it waits: what one of a short sequence has, and all that fits the L2 cache."""
 _MERGE_VALUES = 4096
 """Accumulator values of the splits of one round; twice as many take registers that the main loop needs."""
 _VALUES_PER_THREAD = 64
 """Accumulator values that a thread loads at a time, where splits are many: it keeps twice as many while it adds."""
+
+
+@triton.jit
+def _to_l2(at):
+    """Begin to bring what stands at these pointers, of any shape, into the L2 cache: 128 bytes around each."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at.to(tl.uint64)], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def _keys_to_l2(table, head_pool, begin, end, kv_length, page_stride, kv_stride, token_stride, HEAD_DIM: tl.constexpr,
+                PAGE_SIZE: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):  # fmt: skip
+    """Have the first keys and values of a split, so many blocks of them, brought into the L2 cache."""
+    line: tl.constexpr = 128 // (head_pool.dtype.element_ty.primitive_bitwidth // 8)
+    lines = tl.arange(0, (HEAD_DIM + line - 1) // line) * line
+    for block in tl.static_range(BLOCKS):
+        start = begin + block * BLOCK
+        tokens = tl.maximum(tl.minimum(start + tl.arange(0, BLOCK), end - 1), 0)
+        pages = tl.load(table + tl.minimum(tokens, kv_length) // PAGE_SIZE).to(tl.int64)
+        at = head_pool + pages * page_stride + (tokens % PAGE_SIZE) * token_stride
+        _to_l2(at[:, None] + lines[None, :])
+        _to_l2(at[:, None] + kv_stride + lines[None, :])
 
 
 @triton.jit
@@ -162,16 +187,23 @@ def _decode_attention(
     MANY_SPLITS: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
-    """Split-KV: program (KV head, entry of the plan). The split of a row that arrives last merges all of them."""
+    """Split-KV: program (KV head, entry of the plan). The split of a row that arrives last merges all of them.
+
+    EARLY: what is known before this layer's q, k and v is read before the wait for the kernel that makes them.
+    """
     if PDL:  # see pdl_gemm: the GEMM that comes next may fetch its weights now
         gdc_launch_dependents()
-        gdc_wait()
+        if not EARLY:
+            gdc_wait()
     kv_head = tl.program_id(0)
     program = tl.program_id(1)
     entry = plan + program * FIELDS
     row = tl.load(entry).to(tl.int64)
     if row < 0:
+        if EARLY:
+            gdc_wait()  # no kernel ends before the one before it
         return
     table = page_tables + tl.load(entry + 1).to(tl.int64) * table_stride
     kv_length = tl.load(entry + 2)  # before the new token, whose cache index it is
@@ -188,6 +220,12 @@ def _decode_attention(
     angle = cos_sin + position.to(tl.int64) * HEAD_DIM + tl.where(dims < half, dims, dims - half)[None, :]
     cos = tl.load(angle, mask=dim_inside, other=0.0).to(tl.float32)
     sin = tl.load(angle + half, mask=dim_inside, other=0.0).to(tl.float32)
+    head_pool = pool + kv_head * HEAD_DIM
+    if EARLY:
+        new_page = tl.load(table + kv_length // PAGE_SIZE).to(tl.int64)
+        _keys_to_l2(table, head_pool, begin, end, kv_length, page_stride, kv_stride, token_stride,
+                    HEAD_DIM, PAGE_SIZE, BLOCK, _EARLY_BLOCKS)  # fmt: skip
+        gdc_wait()
     q_heads = qkv + row * qkv_stride + (kv_head * GROUP + heads)[:, None] * HEAD_DIM
     q_inside = (heads < GROUP)[:, None] & dim_inside
     queries = rotated(q_heads, q_inside, q_norm, cos, sin, eps, HEAD_DIM, DIM_BLOCK, NORM).to(qkv.dtype.element_ty)
@@ -198,8 +236,8 @@ def _decode_attention(
     k_head = qkv + row * qkv_stride + (KV_HEADS * GROUP + kv_head + tl.arange(0, 1))[:, None] * HEAD_DIM
     new_key = rotated(k_head, new_inside, k_norm, cos, sin, eps, HEAD_DIM, DIM_BLOCK, NORM).to(qkv.dtype.element_ty)
     new_value = tl.load(k_head + KV_HEADS * HEAD_DIM + dims[None, :], mask=new_inside, other=0.0)
-    new_page = tl.load(table + kv_length // PAGE_SIZE).to(tl.int64)
-    head_pool = pool + kv_head * HEAD_DIM
+    if not EARLY:
+        new_page = tl.load(table + kv_length // PAGE_SIZE).to(tl.int64)
     kv_dtype: tl.constexpr = pool.dtype.element_ty
     quantized: tl.constexpr = kv_dtype.primitive_bitwidth == 8
     new_at = head_pool + new_page * page_stride + (kv_length % PAGE_SIZE) * token_stride + dims[None, :]
@@ -301,6 +339,7 @@ def decode_attention(
     workspace: Workspace,
     softcap: float | None = None,
     out: torch.Tensor | None = None,
+    early: bool = False,
 ) -> torch.Tensor:
     """Write the new token of each sequence into its page, and attend from it over all tokens up to it.
 
@@ -308,7 +347,8 @@ def decode_attention(
     layer's view [pages, 2, page_size, kv_heads, head_dim], of qkv's dtype or of one byte an element (see `rope_kv`), of
     which the new token, too, attends to itself as it is stored; page_tables [slots, width] int32, read at the plan's
     slots. The plan is of the same rows. Returns [rows, q_heads * head_dim], in `out` where given.
-    softcap: see `softcap`; None: scores are not capped.
+    softcap: see `softcap`; None: scores are not capped. early: plan, page tables and the keys and values of all earlier
+    tokens were written by kernels that have ended when the kernel before this one begins.
     """
     rows = qkv.shape[0]
     _, _, page_size, kv_heads, head_dim = pool.shape
@@ -366,6 +406,7 @@ def decode_attention(
         MANY_SPLITS=max(1, min(many_splits, MAX_SPLITS.value)) if are_few else 0,
         PRECISION="ieee" if qkv.dtype == torch.float32 else "tf32",
         PDL=plan.config.pdl,
+        EARLY=plan.config.pdl and early and rotation.q_norm is None,  # with norms 8 rows of 0.6B took 1.6 % longer
         launch_pdl=plan.config.pdl,
         num_warps=plan.config.warps,
         num_stages=plan.config.stages if dim_block * qkv.itemsize <= 512 else 2,  # of wide heads no more would fit

@@ -107,6 +107,7 @@ class TritonAttention:
                 workspace=self._workspace,
                 softcap=layer.softcap,
                 out=out,
+                early=layer.layer > 0,  # before the first one's q, k and v, the plan is made
             )
 
         return attend
