@@ -8,7 +8,7 @@ has, and of which shapes, our own reader of the format says.
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,12 +28,20 @@ _WRITERS = 4
 Shapes = dict[str, tuple[int, ...]]
 
 
-def write_random_checkpoint(folder: Path, target: Path, weights: dict[str, Any] | None, device: torch.device) -> int:
+def write_random_checkpoint(
+    folder: Path,
+    target: Path,
+    weights: dict[str, Any] | None,
+    device: torch.device,
+    special: Callable[[str, tuple[int, ...], torch.device], Tensor | None] = lambda *_: None,
+) -> int:
     """The model that `folder`'s config.json describes, with weights made on `device`; bytes of its tensors.
 
     weights: None, all are bf16; or all linear layers but the head are integers as `weights` of a config group of
     compressed-tensors says: num_bits, strategy and group_size. With "input_activations", that group's (W8A8), integers
     are not packed ("int-quantized"), for kernels multiply them as they are.
+
+    special: makes tensors that are not to be like the others, by name and shape; None: like the others.
     """
     _write_config(folder, target, weights)
     shapes, originals = _shapes(target)
@@ -45,10 +53,14 @@ def write_random_checkpoint(folder: Path, target: Path, weights: dict[str, Any] 
     with ThreadPoolExecutor(_WRITERS) as pool:
         writes = []
         for file, shard in zip(names, shards, strict=True):
-            tensors = {
-                name: _integers(shape, generator) if f"{name}_scale" in shapes else _random(name, shape, bits, generator)
-                for name, shape in shard.items()
-            }
+            tensors = dict[str, Tensor]()
+            for name, shape in shard.items():
+                if (made := special(name, shape, device)) is not None:
+                    tensors[name] = made.cpu()
+                elif f"{name}_scale" in shapes:
+                    tensors[name] = _integers(shape, generator)
+                else:
+                    tensors[name] = _random(name, shape, bits, generator)
             tensors |= {name: torch.tensor(originals[name]) for name in map(_shape_name, shard) if name in originals}
             writes.append(pool.submit(save_file, tensors, target / file, {"format": "pt"}))
             index |= dict.fromkeys(tensors, file)

@@ -110,3 +110,18 @@ def test_groups_of_engines_beside_a_peer(tmp_path: Path) -> None:
 def test_after_its_time_a_script_begins_nothing_and_still_writes(tmp_path: Path) -> None:
     written, _ = run("ablations.py", tmp_path / "out.json", "--time-limit-s", "0")
     assert written["runs"] == {}
+
+
+def test_speculation_beside_a_peer(tmp_path: Path) -> None:
+    """Both engines with each method, at two acceptances in one start, and without guesses."""
+    peer = {"PEER_SITE": str(ROOT / "tests" / "benchmarks" / "peer"), "TMPDIR": str(tmp_path)}
+    result, table = run("beside_vllm.py", tmp_path / "out.json", "speculation:head+ngram:0.8+0.6@0", **peer)
+    assert not result["errors"]
+    assert set(result["ratios"]) == {f"speculation {name}" for name in ("plain", "head", "ngram")}
+    assert set(result["ratios"]["speculation plain"]) == {"batch 1 tok_s", "batch 2 tok_s"}
+    rates = {f"at {share}, batch {batch} tok_s" for share in (0.8, 0.6) for batch in (1, 2)}
+    for name in ("head", "ngram"):
+        assert rates <= set(result["ratios"][f"speculation {name}"])
+        assert set(result["gains"][f"speculation {name}, vllm"]) == rates
+    assert "times without guesses" in table
+    assert [file.name for file in tmp_path.iterdir()] == ["out.json"], "checkpoints are deleted"
