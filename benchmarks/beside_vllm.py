@@ -2,7 +2,7 @@
 
     python benchmarks/beside_vllm.py ranks:qwen2.5-7b:1+2+vllm2 latent@1 speculation:draft:0.8@0 --out FILE
     python benchmarks/beside_vllm.py quantized:llama-3.1-8b:int8+fp8+int4:32@0 quantized:qwen2.5-1.5b:int8+int4:32@1
-    python benchmarks/beside_vllm.py speculation:head+ngram:0.8+0.6+0.7+0.9@0 quantized:qwen2.5-7b:w8a8-int8:32@0
+    python benchmarks/beside_vllm.py speculation:head+ngram:0.8+0.6@0 quantized:qwen2.5-7b:w8a8-int8:32@1
 
 Groups, with random weights:
 - ranks:MODEL:N+vllmN: our engine and vLLM with so many tensor-parallel ranks; the loads of tensor_parallel.py.
@@ -47,6 +47,8 @@ _LATENT = "deepseek-v2-lite"
 _LATENT_LOADS = ("w1", "itl", "ttft")
 _BATCHES = [1, 8, 32]
 _SPECULATION = "speculation "
+_WITHOUT = f"{_SPECULATION}without "
+"""Before a group's methods: its plain engines."""
 _PARTS = {"ours": "shapes", "vllm": "vllm"}
 """Of speculation.py."""
 
@@ -128,13 +130,12 @@ def speculating(group: Group, root: Path, budget: Budget, stack: ExitStack, smok
         settings, own = speculation.with_folders(part, settings, variants[engine])
         for label in ("plain", *methods):
             arguments = (function, label, settings, {label: own[label]}, batches, *more)
-            starts[f"{_SPECULATION}{label}, {engine}"] = (rates_by_batch, arguments)
+            name = f"{_WITHOUT}{'+'.join(methods)}" if label == "plain" else f"{_SPECULATION}{label}"
+            starts[f"{name}, {engine}"] = (rates_by_batch, arguments)
     return starts
 
 
-def rates_by_batch(
-    function: Callable[..., Iterator[Figures]], label: str, *arguments: Any
-) -> Iterator[Figures]:
+def rates_by_batch(function: Callable[..., Iterator[Figures]], label: str, *arguments: Any) -> Iterator[Figures]:
     """The rates, which both engines have, and how many tokens passes make; names are without the label."""
     parts = function(*arguments)
     yield next(parts)
@@ -245,12 +246,15 @@ def ratios_of(figures: dict[str, dict[str, float]]) -> dict[str, dict[str, float
 def gains_of(figures: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
     """Of engines with guesses: their rates to those of the same engine without, at the same batch; prints them."""
     found: dict[str, dict[str, float]] = {}
+    plains = {label: label.removeprefix(_WITHOUT).rpartition(", ") for label in figures if label.startswith(_WITHOUT)}
     for label, guessing in figures.items():
-        plain = figures.get(f"{_SPECULATION}plain, {label.rpartition(', ')[2]}", {})
-        if not label.startswith(_SPECULATION) or guessing is plain:
+        method, _, engine = label.removeprefix(_SPECULATION).rpartition(", ")
+        own = (one for one, (methods, _, of) in plains.items() if of == engine and method in methods.split("+"))
+        plain = figures.get(next(own, ""), {})
+        if not label.startswith(_SPECULATION) or label in plains:
             continue
         rates = {figure: figure.rpartition(", ")[2] for figure in guessing if is_rate(figure)}
-        found[label] = {figure: guessing[figure] / plain[own] for figure, own in rates.items() if own in plain}
+        found[label] = {figure: guessing[figure] / plain[base] for figure, base in rates.items() if base in plain}
         print_table([label, "times without guesses"], [[figure, ratio] for figure, ratio in found[label].items()])
     return found
 

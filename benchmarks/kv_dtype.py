@@ -5,9 +5,9 @@
 Random weights. Attention: one layer's decode attention of 8 sequences of 32,768 tokens and other sizes, inside a CUDA
 graph over as many layers as do not fit the L2 cache, with the rate of bytes read, and of prompt chunks. Engine: time
 between tokens of 8 sequences of 32,768 tokens, and to the first token of 4,096, by dtype of keys and values (--kinds);
-with fp8 weights too, for beside bf16 weights the weights are half of what a step reads. As many engines as fit the GPU's
-memory start at the same time, each in a process of its own, and are measured one at a time; those of bf16 weights come
-first. With the KV dtypes auto and fp8 of two engines that are two waves.
+with fp8 weights too, for beside bf16 weights the weights are half of what a step reads. As many engines as fit the
+GPU's memory start at the same time, each in a process of its own, and are measured one at a time; those of bf16 weights
+come first. With `--engines ours,vllm --kinds auto,fp8` these are two waves of four.
 """
 
 import argparse

@@ -9,12 +9,12 @@ growing chats of the demo model, which go on with its own answers, with prompt l
 Ratios are to the plain engine with the same settings, which is first: of a second of runs together, of the median run,
 of the first run of a batch and of the slowest other one. Engines of a part start at the same time; the demo model's
 then take turns, run by run, the others follow each other. "share": of all tokens, those made by passes with guesses.
-`vllm`: the shapes by vLLM where it is present, with as many guesses, by --peer-methods: with the same draft (draft_model),
-a head of its own kind (eagle3, of the same width and guessed vocabulary as ours), and prompt look-up on the GPU
+`vllm`: the shapes by vLLM where it is present, with as many guesses, by --peer-methods: the same draft (draft_model), a
+head of its own kind (eagle3, of the same width and guessed vocabulary as ours), and prompt look-up on the GPU
 (ngram_gpu, n-grams of 2 to 4 tokens as ours; its look-up on the CPU wants numba). Its rejection sampler is told the
 acceptance ("synthetic"), one after another of --peer-acceptances in one start. Then all engines of the shapes read
 checkpoints whose model walks in circles, so that look-up always finds its guesses. Both are compared by all tokens a
-second, prompts included. benchmarks/beside_vllm.py has the same of both engines with a single start.
+second, prompts included. beside_vllm.py has the same of both engines with a single start.
 """
 
 import argparse
@@ -247,7 +247,8 @@ def tokens_a_pass(engine: Any, batch: int, known: int) -> float:
     """Of a sequence, prompts' passes included: whether guesses are there and as many right as was asked for."""
     prompts, before = circling_prompts(random.Random(2), batch, PROMPT_TOKENS, known), engine.passes_so_far()
     made: int = engine.run(prompts, [ANSWER_TOKENS] * batch, 0.0)
-    return made / batch / max(1, engine.passes_so_far() - before)
+    passes: int = engine.passes_so_far() - before
+    return made / batch / max(1, passes)
 
 
 LEAST_S = 1.0

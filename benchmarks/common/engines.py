@@ -158,7 +158,6 @@ class _VLLM(_Vocal):
 
         super().__init__(vllm, model, vllm_keywords(settings))
 
-
     # Of an engine whose workers have the extension `vllm_acceptance`: see there.
 
     def set_acceptance(self, share: float) -> None:

@@ -40,7 +40,7 @@ def circling_prompts(dice: random.Random, batch: int, tokens: int, known: int) -
 
 
 def write_speculation_checkpoints(target: str, draft: str, head: str, peer_head: str, root: str) -> Iterator[Figures]:
-    """Of folders with a config.json each, to target, draft, head and peer_head under `root`; in a process of its own."""
+    """Of folders with a config.json each, to target, draft, head and peer_head under `root`; in its own process."""
     begin = time.perf_counter()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     to = Path(root)

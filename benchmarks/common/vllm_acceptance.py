@@ -1,6 +1,8 @@
-"""What vLLM's workers are given beside their own methods (`worker_extension_cls`). Imported by their processes alone."""
+"""What vLLM's workers are given beside their own methods (`worker_extension_cls`). Their processes alone use it."""
 
 from typing import Any
+
+import torch
 
 QUALIFIED_NAME = f"{__name__}.Acceptance"
 
@@ -13,7 +15,8 @@ class Acceptance:
 
     def set_acceptance(self, share: float) -> None:
         """From the next step on each guess behind right ones is right with this probability."""
-        self.model_runner.rejection_sampler.synthetic_conditional_rates.fill_(share)
+        with torch.inference_mode():  # in which the tensor may have been made
+            self.model_runner.rejection_sampler.synthetic_conditional_rates.fill_(share)
 
     def passes_so_far(self) -> int:
         """Passes of the model since the first call."""

@@ -117,8 +117,8 @@ def test_speculation_beside_a_peer(tmp_path: Path) -> None:
     peer = {"PEER_SITE": str(ROOT / "tests" / "benchmarks" / "peer"), "TMPDIR": str(tmp_path)}
     result, table = run("beside_vllm.py", tmp_path / "out.json", "speculation:head+ngram:0.8+0.6@0", **peer)
     assert not result["errors"]
-    assert set(result["ratios"]) == {f"speculation {name}" for name in ("plain", "head", "ngram")}
-    assert set(result["ratios"]["speculation plain"]) == {"batch 1 tok_s", "batch 2 tok_s"}
+    assert set(result["ratios"]) == {f"speculation {name}" for name in ("without head+ngram", "head", "ngram")}
+    assert set(result["ratios"]["speculation without head+ngram"]) == {"batch 1 tok_s", "batch 2 tok_s"}
     rates = {f"at {share}, batch {batch} tok_s" for share in (0.8, 0.6) for batch in (1, 2)}
     for name in ("head", "ngram"):
         assert rates <= set(result["ratios"][f"speculation {name}"])
