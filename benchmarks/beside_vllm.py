@@ -1,13 +1,15 @@
 """Our engine beside vLLM on what has a start of minutes: groups of engines on one or two GPUs, which all start at once.
 
-    python benchmarks/beside_vllm.py ranks:qwen2.5-7b:1+2+vllm2 latent@1 speculation:0.8@0 --out FILE
+    python benchmarks/beside_vllm.py ranks:qwen2.5-7b:1+2+vllm2 latent@1 speculation:draft:0.8@0 --out FILE
     python benchmarks/beside_vllm.py quantized:llama-3.1-8b:int8+fp8+int4:32@0 quantized:qwen2.5-1.5b:int8+int4:32@1
+    python benchmarks/beside_vllm.py speculation:head+ngram:0.8+0.6@0 quantized:qwen2.5-7b:w8a8-int8:32@1
 
 Groups, with random weights:
 - ranks:MODEL:N+vllmN: our engine and vLLM with so many tensor-parallel ranks; the loads of tensor_parallel.py.
 - latent: DeepSeek-V2-Lite's shape, both engines from one checkpoint; W1, time between tokens, first tokens.
-- speculation:P: a 7B shape with a draft of 0.5B's, of whose guesses a share of P is right; tokens a second at batch 1,
-  8 and 32, by speculation.py.
+- speculation:METHOD+METHOD:P+P: a 7B shape with a draft of 0.5B's, a head (vLLM's is one of EAGLE-3) or prompt look-up
+  (ngram), of whose guesses a share of P is right, and without guesses; tokens a second at batch 1, 8 and 32, by
+  speculation.py, all from one set of checkpoints. Each engine's gain over itself without guesses is told, too.
 - quantized:MODEL:SCHEME+SCHEME:N: the loads of quantization.py with N requests; integers from one checkpoint for both.
 `@G` puts a group on that GPU, with its share of the cores. Groups of all GPUs are measured first, one engine at a time;
 then each GPU's engines, one at a time of each GPU. Engines must fit the GPUs' memory together.
@@ -44,6 +46,11 @@ _KV_TOKENS = 280_000
 _LATENT = "deepseek-v2-lite"
 _LATENT_LOADS = ("w1", "itl", "ttft")
 _BATCHES = [1, 8, 32]
+_SPECULATION = "speculation "
+_WITHOUT = f"{_SPECULATION}without "
+"""Before a group's methods: its plain engines."""
+_PARTS = {"ours": "shapes", "vllm": "vllm"}
+"""Of speculation.py."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,40 +105,45 @@ def one_round(*arguments: Any) -> Iterator[Figures]:
 
 
 def speculating(group: Group, root: Path, budget: Budget, stack: ExitStack, smoke: bool) -> dict[str, Start]:
-    """Both with the same draft, as many guesses and the same share of right ones."""
-    acceptance = float(group.arguments[0])
+    """Both with as many guesses and the same shares of right ones; the plain engines first."""
+    methods, shares = (argument.split("+") for argument in group.arguments)
+    acceptances = [float(share) for share in shares]
+    batches = [1, 2] if smoke else _BATCHES
     options = SimpleNamespace(
         smoke=smoke,
-        target="qwen2.5-7b",
-        draft="qwen2.5-0.5b",
-        draft_vocab_size=0,
+        target=engines.SMOKE_MODEL if smoke else "qwen2.5-7b",
+        draft=engines.SMOKE_MODEL if smoke else "qwen2.5-0.5b",
+        draft_vocab_size=32_000,
         guesses=5,
-        acceptances=[acceptance],
-        peer_acceptances=[acceptance],
+        acceptances=acceptances,
+        peer_acceptances=acceptances,
+        peer_methods=methods,
     )
+    written = stack.enter_context(speculation.written_checkpoints(options, root, budget))
+    variants = {engine: speculation.variants_of(part, options) for engine, part in _PARTS.items()}
+    variants["ours"] |= speculation.variants_of("ngram", options)
     starts = dict[str, Start]()
-    for part, function, label in (("shapes", speculation.shapes, "draft"), ("vllm", speculation.peer, None)):
-        settings, more = speculation.settings_of(part, options, root, max(_BATCHES))
-        draft = settings.pop("draft")
-        settings.pop("head", None)
-        label = label or f"draft at {acceptance}"
-        variant = speculation.variants_of(part, options)[label]
-        variant |= {"speculative_model": draft} if part == "shapes" else {"model": draft}
-        engine = "ours" if part == "shapes" else "vllm"
-        starts[f"speculation at {acceptance}, {engine}"] = (
-            rates_by_batch,
-            (function, settings, {label: variant}, _BATCHES, *more),
-        )
+    for engine, part in _PARTS.items():
+        function = speculation.shapes if engine == "ours" else speculation.peer
+        settings, more = speculation.settings_of(part, options, root, max(batches), written)
+        settings |= (engines.SMOKE_SETTINGS if smoke else {}) | {"load_format": "auto"}
+        settings, own = speculation.with_folders(part, settings, variants[engine])
+        for label in ("plain", *methods):
+            arguments = (function, label, settings, {label: own[label]}, batches, *more)
+            name = f"{_WITHOUT}{'+'.join(methods)}" if label == "plain" else f"{_SPECULATION}{label}"
+            starts[f"{name}, {engine}"] = (rates_by_batch, arguments)
     return starts
 
 
-def rates_by_batch(function: Callable[..., Iterator[Figures]], *arguments: Any) -> Iterator[Figures]:
-    """The rates alone, which both engines have, by batch."""
+def rates_by_batch(function: Callable[..., Iterator[Figures]], label: str, *arguments: Any) -> Iterator[Figures]:
+    """The rates, which both engines have, and how many tokens passes make; names are without the label."""
     parts = function(*arguments)
     yield next(parts)
     for part in parts:
         for name, figures in part.items():
-            yield {f"{name.rpartition(', ')[2]} tok_s": figures["all tok_s"]}
+            place = name.removeprefix(label).lstrip(", ")
+            of_both = {"all tok_s": "tok_s", "tokens a pass": "tokens a pass", "guesses a pass": "guesses a pass"}
+            yield {f"{place} {told}": figures[one] for one, told in of_both.items() if one in figures}
 
 
 def quantized(group: Group, root: Path, budget: Budget, stack: ExitStack, smoke: bool) -> dict[str, Start]:
@@ -165,11 +177,9 @@ def main() -> int:
     parser = make_parser(__doc__)
     parser.add_argument("groups", nargs="+", type=Group.parse, metavar="GROUP[@GPU]")
     options = parser.parse_args()
-    if options.smoke and any(group.kind == "speculation" for group in options.groups):
-        parser.error("speculation has no tiny form here: speculation.py --smoke")
     budget = Budget(options.time_limit_s)
     figures: dict[str, dict[str, float]] = {}
-    result: dict[str, Any] = {"figures": figures, "ratios": {}, "errors": []}
+    result: dict[str, Any] = {"figures": figures, "ratios": {}, "gains": {}, "errors": []}
 
     def note(label: str, part: Figures) -> None:
         figures.setdefault(label, {}).update(part)
@@ -195,7 +205,7 @@ def main() -> int:
             together.measure(lanes.pop(None, []))
             with ThreadPoolExecutor(max(1, len(lanes))) as pool:
                 list(pool.map(together.measure, lanes.values()))
-    result["ratios"] = ratios_of(figures)
+    result["ratios"], result["gains"] = ratios_of(figures), gains_of(figures)
     save(options.out, result)
     return int(bool(result["errors"]))
 
@@ -230,6 +240,22 @@ def ratios_of(figures: dict[str, dict[str, float]]) -> dict[str, dict[str, float
             for figure, ratio in found[name].items()
         ]
         print_table([name, "ours", "vLLM", "ours / vLLM", ""], rows)
+    return found
+
+
+def gains_of(figures: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Of engines with guesses: their rates to those of the same engine without, at the same batch; prints them."""
+    found: dict[str, dict[str, float]] = {}
+    plains = {label: label.removeprefix(_WITHOUT).rpartition(", ") for label in figures if label.startswith(_WITHOUT)}
+    for label, guessing in figures.items():
+        method, _, engine = label.removeprefix(_SPECULATION).rpartition(", ")
+        own = (one for one, (methods, _, of) in plains.items() if of == engine and method in methods.split("+"))
+        plain = figures.get(next(own, ""), {})
+        if not label.startswith(_SPECULATION) or label in plains:
+            continue
+        rates = {figure: figure.rpartition(", ")[2] for figure in guessing if is_rate(figure)}
+        found[label] = {figure: guessing[figure] / plain[base] for figure, base in rates.items() if base in plain}
+        print_table([label, "times without guesses"], [[figure, ratio] for figure, ratio in found[label].items()])
     return found
 
 

@@ -4,8 +4,10 @@
 
 Random weights. Attention: one layer's decode attention of 8 sequences of 32,768 tokens and other sizes, inside a CUDA
 graph over as many layers as do not fit the L2 cache, with the rate of bytes read, and of prompt chunks. Engine: time
-between tokens of 8 sequences of 32,768 tokens, and to the first token of 4,096, by dtype of keys and values, each in a
-process of its own; with fp8 weights too, for beside bf16 weights the weights are half of what a step reads.
+between tokens of 8 sequences of 32,768 tokens, and to the first token of 4,096, by dtype of keys and values (--kinds);
+with fp8 weights too, for beside bf16 weights the weights are half of what a step reads. As many engines as fit the
+GPU's memory start at the same time, each in a process of its own, and are measured one at a time; those of bf16 weights
+come first. With `--engines ours,vllm --kinds auto,fp8` these are two waves of four.
 """
 
 import argparse
@@ -22,11 +24,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from common import engines
 from common.budget import Budget
-from common.isolation import isolated
-from common.models import model_folder, vocabulary
+from common.models import kv_bytes_per_token, model_folder, vocabulary
 from common.report import make_parser, print_table, save, say, words
 from common.targets import Target, print_verdicts
 from common.timing import microseconds
+from common.together import Start, measure_in_turn
 
 if TYPE_CHECKING:
     from mini_infer_engine.kernels.attention.attention_config import DecodeConfig
@@ -36,6 +38,16 @@ HEAD_DIM, PAGE_SIZE, Q_HEADS, KV_HEADS = 128, 128, 28, 4
 ROWS, CONTEXT, ANSWER = 8, 32_768, 65
 SETTINGS = {"max_num_seqs": ROWS, "max_model_len": CONTEXT}
 """Prompt and answer fill the context: the 7B shape has no more positions."""
+_KV_TOKENS = ROWS * (CONTEXT + 2 * PAGE_SIZE) + 3 * 4_096
+"""All sequences, whose pages are found again where a run repeats them, and the prompts before them."""
+_ONE_BYTE = 0.54
+"""Of bf16's bytes, that keys and values of one byte take: int8 has scales."""
+_WEIGHT_BYTES = {None: 15.3e9, "fp8": 8.8e9}
+"""Of the 7B shape; the embedding and the output layer stay bf16."""
+_OTHER_BYTES = 4.5e9
+"""Of an engine: activations of 16,384 tokens, CUDA graphs, CUDA itself."""
+_GPU_BYTES = 139e9
+"""That engines of one wave take together, at most: an H200 has 150e9."""
 _DECODES = ((8, 32_768), (1, 32_768), (8, 4_096), (32, 8_192), (128, 2_048))
 _TUNED = ((8, 32_768), (32, 8_192))
 _PREFILLS = ((4_096, 0), (2_048, 30_720), (512, 16_384))
@@ -132,9 +144,10 @@ def other_configs(chosen: "DecodeConfig", sm_count: int) -> "Iterator[tuple[Deco
 
 
 def measure(engine: str, folder: str, settings: dict[str, Any], smoke: bool) -> Iterator[dict[str, float]]:
-    """An engine's time between tokens of long sequences, and to the first token, in milliseconds."""
+    """An engine's time between tokens of long sequences, and to the first token, in milliseconds; first nothing."""
     rows, context, answer = (2, 40, 4) if smoke else (ROWS, CONTEXT, ANSWER)
     loaded = engines.load(engine, folder, settings)
+    yield {}
     ids = vocabulary(folder, 4000 if smoke else 150_000)
 
     def timed(length: int, count: int, seed: int, limit: int) -> float:
@@ -156,25 +169,44 @@ def measure(engine: str, folder: str, settings: dict[str, Any], smoke: bool) -> 
 def speed(options: argparse.Namespace, budget: Budget, result: dict[str, Any], root: Path) -> None:
     """Engines with each dtype of keys and values, and with each of weights."""
     folder, found = model_folder(options.model, root), result.setdefault("engine", {})
-    common = dict(engines.SMOKE_SETTINGS if options.smoke else SETTINGS)
-    for weights in (None,) if options.smoke else (None, "fp8"):
-        for kind in ("fp8",) if options.smoke else _KINDS:
-            for engine in options.engines:
-                if not engines.is_present(engine) or (engine != "ours" and kind == "int8"):
-                    continue
-                label = f"{engine}, weights {weights or 'bf16'}, KV {kind}"
-                if not budget.allows(engine, 60.0):
-                    continue
-                say(label)
-                own = common | {"kv_cache_dtype": kind} | ({"quantization": weights} if weights else {})
-                with budget.spending(engine):
-                    found[label] = isolated(
-                        measure, engine, folder, own, options.smoke,
-                        timeout_s=budget.left_s, note=lambda part: say(f"  {part}"),
-                    )  # fmt: skip
-                save(options.out, result)
+
+    def note(label: str, part: dict[str, float]) -> None:
+        found.setdefault(label, {}).update(part)
+        say(f"  {label}: {part}")
+        save(options.out, result)
+
+    for wave in waves(folder, options):
+        if not budget.allows("wave", 60.0):
+            continue
+        say("; ".join(wave))
+        with budget.spending("wave"):
+            result["errors"] += measure_in_turn(wave, budget.left_s, note)
     names = list(dict.fromkeys(name for each in found.values() for name in each))
     print_table(["", *names], [[label, *(each.get(name) for name in names)] for label, each in found.items()])
+
+
+def waves(folder: str, options: argparse.Namespace) -> list[dict[str, Start]]:
+    """Engines by label, as many a time as fit the GPU."""
+    made: list[dict[str, Start]] = []
+    taken: list[float] = []
+    common = dict(engines.SMOKE_SETTINGS) if options.smoke else SETTINGS
+    kinds = ("fp8",) if options.smoke else options.kinds
+    for weights, kind, engine in itertools.product((None,) if options.smoke else (None, "fp8"), kinds, options.engines):
+        if not engines.is_present(engine) or (engine != "ours" and kind == "int8"):
+            continue
+        kv_bytes = int(_KV_TOKENS * kv_bytes_per_token(folder) * (1.0 if kind == "auto" else _ONE_BYTE))
+        own = common | {"kv_cache_dtype": kind} | ({"quantization": weights} if weights else {})
+        if not options.smoke:
+            own |= engines.share_of_gpu(kv_bytes)
+        needed = _WEIGHT_BYTES[weights] + kv_bytes + _OTHER_BYTES
+        place = next((place for place, total in enumerate(taken) if total + needed <= _GPU_BYTES), len(made))
+        if place == len(made):
+            made.append({})
+            taken.append(0.0)
+        taken[place] += needed
+        label = f"{engine}, weights {weights or 'bf16'}, KV {kind}"
+        made[place][label] = (measure, (engine, folder, own, options.smoke))
+    return made
 
 
 def main() -> int:
@@ -183,14 +215,18 @@ def main() -> int:
     parser.add_argument("--model", default="qwen2.5-7b", metavar="NAME")
     parser.add_argument("--engines", type=words, default=["ours"], metavar="NAME,...")
     parser.add_argument(
+        "--kinds", type=words, default=list(_KINDS), metavar="NAME,...", help="of engines (default: auto,fp8,int8)"
+    )
+    parser.add_argument("--only-engines", action="store_true", help="no attention by itself")
+    parser.add_argument(
         "--tune", action="store_true", help="decode attention over fp8 by other configs, too: two minutes"
     )
     options = parser.parse_args()
     if options.smoke:
         options.model = engines.SMOKE_MODEL
     budget, result = Budget(options.time_limit_s), dict[str, Any]()
-    found = result.setdefault("attention", {})
-    if ON_GPU:
+    found, result["errors"] = result.setdefault("attention", {}), []
+    if ON_GPU and not options.only_engines:
         for part in attention(options):
             found |= part
             say(f"  {part}")
@@ -202,8 +238,7 @@ def main() -> int:
         ratio = found[f"{name}, bf16, us"] / found[f"{name}, fp8, us"]
         print_verdicts("7B shape", {"attention of 8 x 32768, fp8 times bf16": ratio}, _TARGETS)
     save(options.out, result)
-    errors = [each["error"] for each in result.get("engine", {}).values() if "error" in each]
-    return int(bool(errors))
+    return int(bool(result["errors"]))
 
 
 if __name__ == "__main__":

@@ -6,10 +6,11 @@
 
 With --gpu: random weights; time between tokens of 1, 8 and 32 rows, 256 requests of 512 + 256 tokens, time to the first
 token of 512 and 4,096. Schemes one after another, each in a process of its own; int8+head is int8 with the output layer
-quantised, too, by our engine alone. vLLM with the same scheme where it is installed (`--engines ours,vllm`): with int8
-and int4 both read one checkpoint, which is written for them and deleted afterwards. With --together N engines of all
-models start N at a time, which saves their starts: they share the GPU's memory, and one works at a time. --products
-writes the fastest configs to the folder of --out, in the file that belongs into the engine's kernels/gemm/configs/.
+quantised, too, by our engine alone. vLLM with the same scheme where it is installed (`--engines ours,vllm`): with int8,
+int4 and w8a8-int8 (activations are int8 too) both read one checkpoint, written for them and deleted afterwards. With
+--together N engines of all models start N at a time, which saves their starts: they share the GPU's memory, and one
+works at a time. --products writes the fastest configs to the folder of --out, in the file that belongs into the
+engine's kernels/gemm/configs/.
 """
 
 import argparse
@@ -37,8 +38,14 @@ _HEAD = "+head"
 _CHECKPOINTS: dict[str, dict[str, Any]] = {
     "int8": {"num_bits": 8, "strategy": "channel"},
     "int4": {"num_bits": 4, "strategy": "group", "group_size": 128},
+    "w8a8-int8": {
+        "num_bits": 8,
+        "strategy": "channel",
+        "input_activations": {"num_bits": 8, "type": "int", "strategy": "token", "symmetric": True, "dynamic": True},
+    },
 }
-"""Weights of compressed-tensors' checkpoints that are stored as ours are (W8A16, W4A16); they run by Marlin in vLLM."""
+"""Weights of compressed-tensors' checkpoints that both engines read: W8A16 and W4A16, which run by Marlin in vLLM, and
+W8A8 with a scale for each output channel and, while it runs, for each token, which there runs by CUTLASS."""
 _SMOKE_GROUP = 32
 """Columns that the tiny model's layers can be cut into."""
 _TARGETS = {

@@ -9,17 +9,23 @@ growing chats of the demo model, which go on with its own answers, with prompt l
 Ratios are to the plain engine with the same settings, which is first: of a second of runs together, of the median run,
 of the first run of a batch and of the slowest other one. Engines of a part start at the same time; the demo model's
 then take turns, run by run, the others follow each other. "share": of all tokens, those made by passes with guesses.
-`vllm`: the shapes by vLLM where it is present, with the same draft and as many guesses; its rejection sampler is told
-the acceptance ("synthetic"). Both are compared by all tokens a second, prompts included.
+`vllm`: the shapes by vLLM where it is present, with as many guesses, by --peer-methods: the same draft (draft_model), a
+head of its own kind (eagle3, of the same width and guessed vocabulary as ours), and prompt look-up on the GPU
+(ngram_gpu, n-grams of 2 to 4 tokens as ours; its look-up on the CPU wants numba). Its rejection sampler is told the
+acceptance ("synthetic"), one after another of --peer-acceptances in one start. Then all engines of the shapes read
+checkpoints whose model walks in circles, so that look-up always finds its guesses. Both are compared by all tokens a
+second, prompts included. beside_vllm.py has the same of both engines with a single start.
 """
 
 import argparse
 import itertools
 import json
 import random
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,9 +33,12 @@ from typing import TYPE_CHECKING, Any
 from common import engines
 from common.budget import Budget
 from common.engines import SETTINGS, SMOKE_MODEL, SMOKE_SETTINGS
+from common.isolation import isolated
 from common.models import CONFIGS, kv_bytes_per_token, model_folder, vocabulary
 from common.report import integers, make_parser, print_table, save, say, words
+from common.speculation_checkpoints import circling_prompts, peer_head_config, write_speculation_checkpoints
 from common.together import measure_in_turn
+from common.vllm_acceptance import QUALIFIED_NAME as ACCEPTANCE
 
 if TYPE_CHECKING:
     from mini_infer_contract.prompt import PromptEncoder
@@ -188,7 +197,7 @@ def shapes(
                     sampling = SamplingParams(temperature=0.0, max_tokens=ANSWER_TOKENS, ignore_eos=True)
                     return [
                         Request(request_id=f"{name}{place}", prompt_token_ids=one, sampling=sampling)
-                        for place, one in enumerate(random_prompts(dice, batch, known))
+                        for place, one in enumerate(circling_prompts(dice, batch, PROMPT_TOKENS, known))
                     ]
 
                 scripted = f" at {acceptance}" if script is not None else ""
@@ -199,32 +208,47 @@ PROMPT_TOKENS, ANSWER_TOKENS = 128, 256
 """Of the shapes' requests."""
 
 
-def random_prompts(dice: random.Random, batch: int, known: int = 100_000) -> list[list[int]]:
-    """Of tokens below `known`."""
-    return [[dice.randrange(1000, known) for _ in range(PROMPT_TOKENS)] for _ in range(batch)]
+def peer(
+    settings: dict[str, Any], variants: dict[str, dict[str, Any]], batches: list[int], acceptances: list[float]
+) -> Iterator[dict[str, Any]]:
+    """The shapes by vLLM: {"all tok_s"} by label and batch, under the labels of ours.
 
-
-def peer(settings: dict[str, Any], variants: dict[str, dict[str, Any]], batches: list[int]) -> Iterator[dict[str, Any]]:
-    """The shapes by vLLM: {"all tok_s"} by label and batch, under the labels of ours."""
+    A variant starts with the first acceptance; what needs its workers' extension comes after all that does not.
+    """
+    known = vocabulary(settings["model"], 100_000)
     for label, options in variants.items():
-        engine = engines.load(
-            "vllm", settings["model"], settings | ({"speculative_config": options} if options else {})
-        )
+        own = {"speculative_config": options, "worker_extension_cls": ACCEPTANCE} if options else {}
+        engine: Any = engines.load("vllm", settings["model"], settings | own)
         yield {}
-        for batch in batches:
-            yield {f"{label}, batch {batch}": peer_measured(engine, batch)}
+        for acceptance in acceptances if options else [0.0]:
+            if acceptance != acceptances[0] and options:
+                engine.set_acceptance(acceptance)
+            scripted = f" at {acceptance}" if options else ""
+            for batch in batches:
+                yield {f"{label}{scripted}, batch {batch}": peer_measured(engine, batch, known)}
+            if options:
+                found = {"tokens a pass": tokens_a_pass(engine, batches[-1], known)}
+                yield {f"{label}{scripted}, batch {batches[-1]}": found}
 
 
-def peer_measured(engine: engines.Engine, batch: int) -> dict[str, float]:
+def peer_measured(engine: engines.Engine, batch: int, known: int) -> dict[str, float]:
     """The runs after the first one together, of a second at least."""
     dice, limits = random.Random(1), [ANSWER_TOKENS] * batch
-    engine.run(random_prompts(dice, batch), limits, 0.0)
+    engine.run(circling_prompts(dice, batch, PROMPT_TOKENS, known), limits, 0.0)
     made, seconds = 0, 0.0
     while seconds < 2 * LEAST_S:
-        prompts, begin = random_prompts(dice, batch), time.perf_counter()
+        prompts, begin = circling_prompts(dice, batch, PROMPT_TOKENS, known), time.perf_counter()
         made += engine.run(prompts, limits, 0.0)
         seconds += time.perf_counter() - begin
     return {"all tok_s": made / seconds}
+
+
+def tokens_a_pass(engine: Any, batch: int, known: int) -> float:
+    """Of a sequence, prompts' passes included: whether guesses are there and as many right as was asked for."""
+    prompts, before = circling_prompts(random.Random(2), batch, PROMPT_TOKENS, known), engine.passes_so_far()
+    made: int = engine.run(prompts, [ANSWER_TOKENS] * batch, 0.0)
+    passes: int = engine.passes_so_far() - before
+    return made / batch / max(1, passes)
 
 
 LEAST_S = 1.0
@@ -337,7 +361,10 @@ def main() -> int:
         "--peer-acceptances",
         type=lambda text: [float(one) for one in words(text)],
         default=[0.8],
-        help="of vLLM, which is started for each (default: 0.8)",
+        help="of vLLM (default: 0.8)",
+    )
+    parser.add_argument(
+        "--peer-methods", type=words, default=["draft"], metavar="draft,head,ngram", help="of vLLM (default: draft)"
     )
     parser.add_argument(
         "--draft-vocab-size",
@@ -353,11 +380,14 @@ def main() -> int:
     found: dict[str, dict[str, dict[str, float]]] = {}
     result: dict[str, Any] = {"guesses": options.guesses, "draft vocabulary": options.draft_vocab_size, "parts": found}
     if options.smoke:
-        options.parts, options.batches, options.acceptances = ["demo", "chats", "shapes"], [1, 2], [0.8]
+        options.batches, options.acceptances = [1, 2], [0.8]
         options.target = options.draft = SMOKE_MODEL
     parts, batches = options.parts, options.batches
     failed = False
-    with tempfile.TemporaryDirectory() as root:
+    with tempfile.TemporaryDirectory() as root, ExitStack() as stack:
+        written = None
+        if "vllm" in parts and engines.is_present("vllm"):
+            written = stack.enter_context(written_checkpoints(options, Path(root), budget))
         for part in parts:
             if part == "vllm" and not engines.is_present("vllm"):
                 say("vllm is not here")
@@ -368,21 +398,18 @@ def main() -> int:
             function = {"demo": demo, "chats": chats, "vllm": peer}.get(part, shapes)
             starts = {}
             for variants in in_one_process(part, variants_of(part, options)):
-                settings, arguments = settings_of(part, options, Path(root), max(batches))
+                settings, arguments = settings_of(part, options, Path(root), max(batches), written)
                 if options.smoke:
                     settings |= SMOKE_SETTINGS | {"kv_cache_memory": 64_000_000}
-                for label, variant in variants.items():
-                    if "speculative_model" in variant and part == "shapes":
-                        variants[label] = variant | {"speculative_model": settings[label]}
-                    if part == "vllm" and variant:
-                        variants[label] = variant | {"model": settings["draft"]}
-                for name in ("draft", "head"):
-                    settings.pop(name, None)
+                    if written is not None:
+                        settings["load_format"] = "auto"
+                settings, variants = with_folders(part, settings, variants)
                 starts[", ".join(variants)] = (function, (settings, variants, batches, *arguments))
 
             def note(label: str, figures: dict[str, Any], part: str = part) -> None:
                 say(f"  {label}")
-                found.setdefault(part, {}).update(figures)
+                for name, values in figures.items():
+                    found.setdefault(part, {}).setdefault(name, {}).update(values)
                 save(options.out, result)
 
             with budget.spending(part):
@@ -403,13 +430,15 @@ def variants_of(part: str, options: argparse.Namespace) -> dict[str, dict[str, A
 
     more: dict[str, Any] = {"num_speculative_tokens": options.guesses}
     if part == "vllm":
-        own = more | {"method": "draft_model", "rejection_sample_method": "synthetic"}
-        return {"plain": {}} | {
-            # It wants the chance that all guesses up to each place are right.
-            f"draft at {one}": own
-            | {"synthetic_acceptance_rates": [one**place for place in range(1, options.guesses + 1)]}
-            for one in options.peer_acceptances
+        # It wants the chance that all guesses up to each place are right.
+        rates = [options.peer_acceptances[0] ** place for place in range(1, options.guesses + 1)]
+        own = more | {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates}
+        methods: dict[str, dict[str, Any]] = {
+            "draft": {"method": "draft_model"},
+            "head": {"method": "eagle3"},
+            "ngram": {"method": "ngram_gpu", "prompt_lookup_max": 4, "prompt_lookup_min": 2},
         }
+        return {"plain": {}} | {name: own | methods[name] for name in options.peer_methods}
     looked_up = more | {"speculative_method": "ngram"}
     if part in ("ngram", "chats"):
         # Two engines alike differ, too: their graphs and weights lie elsewhere in memory.
@@ -422,21 +451,77 @@ def variants_of(part: str, options: argparse.Namespace) -> dict[str, dict[str, A
     return {"plain": {}, "draft": draft, **trained, "ngram": looked_up, "plain again": {}}
 
 
-def settings_of(part: str, options: Any, root: Path, max_num_seqs: int) -> tuple[dict[str, Any], tuple[Any, ...]]:
-    """Of every engine of a part, and more arguments of what measures it."""
+def settings_of(
+    part: str, options: Any, root: Path, max_num_seqs: int, written: Path | None = None
+) -> tuple[dict[str, Any], tuple[Any, ...]]:
+    """Of every engine of a part, and more arguments of what measures it.
+
+    `written`: where `written_checkpoints` are; None: weights are made.
+    """
     if part in ("demo", "chats"):
         sizes = (2, 8) if options.smoke else (CHAT_TURNS, CHAT_ANSWER)
         settings = {"model": "demo", "max_num_seqs": max_num_seqs, "kv_cache_memory": _DEMO_KV_BYTES}
         return settings, sizes if part == "chats" else ()
-    target = model_folder(options.target, root)
-    name = f"{options.draft} as draft"
-    CONFIGS[name] = CONFIGS[options.draft] | {"vocab_size": CONFIGS[options.target]["vocab_size"]}
-    head = head_folder(CONFIGS[options.target], root, options.draft_vocab_size)
-    drafts = {"draft": model_folder(name, root), "head": head}
+    folders = folders_of(options, root)
     tokens = max_num_seqs * 2 * (PROMPT_TOKENS + ANSWER_TOKENS)
-    settings = SETTINGS | {"model": target, **drafts, "max_num_seqs": max_num_seqs, "max_model_len": 2048}
-    settings |= engines.share_of_gpu(tokens * kv_bytes_per_token(target))
-    return settings, () if part == "vllm" else (options.acceptances,)
+    settings = SETTINGS | {"max_num_seqs": max_num_seqs, "max_model_len": 2048, "max_num_batched_tokens": 8192}
+    settings |= engines.share_of_gpu(tokens * kv_bytes_per_token(folders["target"]))
+    if written is not None:
+        folders = {name: str(written / name) for name in folders}
+        settings["load_format"] = "auto"
+    settings["model"] = folders.pop("target")
+    return settings | folders, (options.peer_acceptances if part == "vllm" else options.acceptances,)
+
+
+def with_folders(
+    part: str, settings: dict[str, Any], variants: dict[str, dict[str, Any]]
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Those of drafts and heads move from the settings into the variants that have such a model."""
+    of_vllm = {"draft": {"model": settings.get("draft")}, "head": {"model": settings.get("peer_head")}}
+    found = dict[str, dict[str, Any]]()
+    for label, variant in variants.items():
+        found[label] = dict(variant)
+        if part == "vllm":
+            found[label] |= of_vllm.get(label, {})
+        elif part == "shapes" and "speculative_model" in variant:
+            found[label]["speculative_model"] = settings[label]
+    return {name: value for name, value in settings.items() if name not in _MODELS}, found
+
+
+_MODELS = ("draft", "head", "peer_head")
+
+
+def folders_of(options: Any, root: Path) -> dict[str, str]:
+    """With a config.json each: target, draft, and both engines' heads."""
+    name, config = f"{options.draft} as draft", CONFIGS[options.target]
+    CONFIGS[name] = CONFIGS[options.draft] | {"vocab_size": config["vocab_size"]}
+    peer_head = peer_head_config(config, options.draft_vocab_size, config["intermediate_size"] // 2)
+    (root / "peer head").mkdir(exist_ok=True)
+    (root / "peer head" / "config.json").write_text(json.dumps(peer_head))
+    return {
+        "target": model_folder(options.target, root),
+        "draft": model_folder(name, root),
+        "head": head_folder(config, root, options.draft_vocab_size),
+        "peer_head": str(root / "peer head"),
+    }
+
+
+@contextmanager
+def written_checkpoints(options: Any, root: Path, budget: Budget) -> Iterator[Path]:
+    """The folder of all that both engines load, by the names of `folders_of`. RuntimeError: it could not be written."""
+    written, folders = root / "written", folders_of(options, root)
+    say("checkpoints")
+    with budget.spending("checkpoints"):
+        told = isolated(
+            write_speculation_checkpoints, *folders.values(), str(written),
+            timeout_s=budget.left_s, note=lambda part: say(f"  {part}"),
+        )  # fmt: skip
+    if "error" in told:
+        raise RuntimeError(told["error"])
+    try:
+        yield written
+    finally:
+        shutil.rmtree(written, ignore_errors=True)
 
 
 def head_folder(config: dict[str, Any], root: Path, draft_vocab_size: int) -> str:
@@ -478,12 +563,12 @@ def show(part: str, parts: dict[str, dict[str, dict[str, float]]]) -> None:
 
 def show_peer(part: str, parts: dict[str, dict[str, dict[str, float]]]) -> None:
     """A line for each of vLLM's figures, with ours of the same name, where there is one, and the ratio."""
-    ours, rows = parts.get("shapes", {}), []
+    ours, rows = parts.get("ngram", {}) | parts.get("shapes", {}), []
     for label, figures in parts.get(part, {}).items():
         rate = ours.get(label, {}).get("all tok_s", float("nan"))
         figures["ours / vllm"] = rate / figures["all tok_s"]
-        rows.append([label, rate, figures["all tok_s"], figures["ours / vllm"]])
-    print_table([part, "ours, all tok/s", "vllm", "ratio"], rows)
+        rows.append([label, rate, figures["all tok_s"], figures["ours / vllm"], figures.get("tokens a pass")])
+    print_table([part, "ours, all tok/s", "vllm", "ratio", "tokens a pass"], rows)
 
 
 if __name__ == "__main__":

@@ -45,6 +45,7 @@ _OF_MEASUREMENT = (
     "pipeline_parallel_size",
     "max_model_len",
     "speculative_config",
+    "worker_extension_cls",
 )
 VLLM_ENVIRONMENT = {
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
@@ -156,6 +157,15 @@ class _VLLM(_Vocal):
         import vllm
 
         super().__init__(vllm, model, vllm_keywords(settings))
+
+    # Of an engine whose workers have the extension `vllm_acceptance`: see there.
+
+    def set_acceptance(self, share: float) -> None:
+        self._llm.collective_rpc("set_acceptance", args=(share,))
+
+    def passes_so_far(self) -> int:
+        passes: int = self._llm.collective_rpc("passes_so_far")[0]
+        return passes
 
 
 class _NanoVLLM:

@@ -1,4 +1,4 @@
-"""Checkpoints of random weights that all engines read, in bf16 or as integers that compressed-tensors packs.
+"""Checkpoints of random weights that all engines read, in bf16 or as integers in compressed-tensors' formats.
 
 An engine that makes its own weights (`load_format=dummy`) may make them so that its passes do less: integers that it
 leaves unwritten are mostly zeros, and products of zeros draw less power; weights so small that all rows of a batch go
@@ -8,7 +8,7 @@ has, and of which shapes, our own reader of the format says.
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,20 @@ _WRITERS = 4
 Shapes = dict[str, tuple[int, ...]]
 
 
-def write_random_checkpoint(folder: Path, target: Path, weights: dict[str, Any] | None, device: torch.device) -> int:
+def write_random_checkpoint(
+    folder: Path,
+    target: Path,
+    weights: dict[str, Any] | None,
+    device: torch.device,
+    special: Callable[[str, tuple[int, ...], torch.device], Tensor | None] = lambda *_: None,
+) -> int:
     """The model that `folder`'s config.json describes, with weights made on `device`; bytes of its tensors.
 
     weights: None, all are bf16; or all linear layers but the head are integers as `weights` of a config group of
-    compressed-tensors says: num_bits, strategy and group_size.
+    compressed-tensors says: num_bits, strategy and group_size. With "input_activations", that group's (W8A8), integers
+    are not packed ("int-quantized"), for kernels multiply them as they are.
+
+    special: makes tensors that are not to be like the others, by name and shape; None: like the others.
     """
     _write_config(folder, target, weights)
     shapes, originals = _shapes(target)
@@ -44,7 +53,14 @@ def write_random_checkpoint(folder: Path, target: Path, weights: dict[str, Any] 
     with ThreadPoolExecutor(_WRITERS) as pool:
         writes = []
         for file, shard in zip(names, shards, strict=True):
-            tensors = {name: _random(name, shape, bits, generator) for name, shape in shard.items()}
+            tensors = dict[str, Tensor]()
+            for name, shape in shard.items():
+                if (made := special(name, shape, device)) is not None:
+                    tensors[name] = made.cpu()
+                elif f"{name}_scale" in shapes:
+                    tensors[name] = _integers(shape, generator)
+                else:
+                    tensors[name] = _random(name, shape, bits, generator)
             tensors |= {name: torch.tensor(originals[name]) for name in map(_shape_name, shard) if name in originals}
             writes.append(pool.submit(save_file, tensors, target / file, {"format": "pt"}))
             index |= dict.fromkeys(tensors, file)
@@ -62,20 +78,23 @@ def _write_config(folder: Path, target: Path, weights: dict[str, Any] | None) ->
         shutil.copy(folder / "generation_config.json", target)
     config = json.loads((folder / "config.json").read_text())
     if weights:
-        config["quantization_config"] = _packed_quantization(weights)
+        config["quantization_config"] = _quantization(weights)
     (target / "config.json").write_text(json.dumps(config))
 
 
-def _packed_quantization(weights: dict[str, Any]) -> dict[str, Any]:
+def _quantization(weights: dict[str, Any]) -> dict[str, Any]:
+    stored = dict(weights)
+    activations = stored.pop("input_activations", None)
+    form = "pack-quantized" if activations is None else "int-quantized"
     group = {
         "targets": ["Linear"],
-        "weights": {"type": "int", "symmetric": True, "dynamic": False} | weights,
-        "input_activations": None,
+        "weights": {"type": "int", "symmetric": True, "dynamic": False} | stored,
+        "input_activations": activations,
         "output_activations": None,
     }
     return {
         "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
+        "format": form,
         "quantization_status": "compressed",
         "ignore": ["lm_head"],
         "config_groups": {"group_0": group},
@@ -105,13 +124,19 @@ def _shards(shapes: Shapes) -> Iterator[Shapes]:
     shard: Shapes = {}
     taken = 0
     for name, shape in shapes.items():
-        size = torch.Size(shape).numel() * (4 if name.endswith("weight_packed") else 2)
+        width = 4 if name.endswith("weight_packed") else 1 if f"{name}_scale" in shapes else 2
+        size = torch.Size(shape).numel() * width
         if shard and taken + size > _SHARD_BYTES:
             yield shard
             shard, taken = {}, 0
         shard[name] = shape
         taken += size
     yield shard
+
+
+def _integers(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Of one byte, on the host."""
+    return torch.randint(-127, 128, shape, dtype=torch.int8, generator=generator, device=generator.device).cpu()
 
 
 def _random(name: str, shape: tuple[int, ...], bits: int, generator: torch.Generator) -> Tensor:

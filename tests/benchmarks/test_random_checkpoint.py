@@ -10,6 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from mini_infer_engine.config.integer_quantization import IntegerScheme
+from mini_infer_engine.models.registry import read_config
 from tests.engine.server.dry_server import ROOT
 from tests.support.integer_checkpoints import packed
 from tests.support.tiny_models import PageDealer, run_chunks, tiny_runner
@@ -23,6 +25,8 @@ from common.random_checkpoint import write_random_checkpoint
 TOKENS = [(position * 37 + 11) % 190 + 5 for position in range(40)]
 CHANNELS = {"num_bits": 8, "strategy": "channel"}
 GROUPS = {"num_bits": 4, "strategy": "group", "group_size": 32}
+TOKEN = {"num_bits": 8, "type": "int", "strategy": "token", "symmetric": True, "dynamic": True}
+W8A8 = CHANNELS | {"input_activations": TOKEN}
 CPU = torch.device("cpu")
 MIXTURE = CONFIGS["tiny"] | {
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -54,6 +58,9 @@ def dequantised(tensors: dict[str, Tensor], weights: dict[str, Any]) -> dict[str
     """As documented: words hold integers plus half their range, the first in the lowest bits; times scales."""
     bits, found = weights["num_bits"], {}
     for name, tensor in tensors.items():
+        if tensor.dtype == torch.int8:
+            found[name] = tensor * tensors[f"{name}_scale"].float()
+            continue
         path, _, part = name.rpartition(".weight_")
         if part != "packed":
             found |= {} if part in ("scale", "shape") else {name: tensor}
@@ -70,7 +77,7 @@ def dequantised(tensors: dict[str, Tensor], weights: dict[str, Any]) -> dict[str
     return found
 
 
-@pytest.mark.parametrize("weights", [CHANNELS, GROUPS], ids=["int8", "int4"])
+@pytest.mark.parametrize("weights", [CHANNELS, GROUPS, W8A8], ids=["int8", "int4", "w8a8-int8"])
 def test_what_is_written_is_what_our_engine_reads(
     weights: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,6 +113,33 @@ def test_a_packed_layer_has_the_documented_tensors_and_no_others(tmp_path: Path)
     assert all(name.endswith(("norm.weight", "_proj.bias", "embed_tokens.weight")) for name in others)
     words = of_layer[f"{path}.weight_packed"]
     assert (words < 0).float().mean() > 0.3, "the highest bits are random, too"
+
+
+def test_w8a8_has_bytes_with_a_scale_a_channel_and_says_that_tokens_are_rounded(tmp_path: Path) -> None:
+    folder, tensors = written(tmp_path, W8A8)
+    path = "model.layers.0.mlp.gate_proj"
+    of_layer = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items() if path in name}
+    assert of_layer == {
+        f"{path}.weight": (torch.int8, (96, 64)),
+        f"{path}.weight_scale": (torch.bfloat16, (96, 1)),
+    }
+    said = json.loads((folder / "config.json").read_text())["quantization_config"]
+    assert (said["quant_method"], said["format"], said["ignore"]) == (
+        "compressed-tensors",
+        "int-quantized",
+        ["lm_head"],
+    )
+    assert said["config_groups"]["group_0"] == {
+        "targets": ["Linear"],
+        "weights": {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True, "dynamic": False},
+        "input_activations": TOKEN,
+        "output_activations": None,
+    }
+    schemes = read_config(folder).quantization
+    assert schemes is not None
+    scheme = schemes.scheme_of(path)
+    assert isinstance(scheme, IntegerScheme)
+    assert scheme.int8_activations
 
 
 LATENT = json.loads(json.dumps(CONFIGS["deepseek-v2-lite"])) | {

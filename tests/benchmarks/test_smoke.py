@@ -84,11 +84,12 @@ def test_beside_a_peer(tmp_path: Path) -> None:
 def test_quantised_weights_beside_a_peer(tmp_path: Path) -> None:
     """Integers come from one checkpoint that both read; the scheme with a quantised head is ours alone."""
     peer = {"PEER_SITE": str(ROOT / "tests" / "benchmarks" / "peer"), "TMPDIR": str(tmp_path)}
-    flags = ("--gpu", "--engines", "ours,vllm", "--schemes", "int8,int4,int8+head")
+    flags = ("--gpu", "--engines", "ours,vllm", "--schemes", "int8,int4,w8a8-int8,int8+head")
     result, table = run("quantization.py", tmp_path / "out.json", *flags, **peer)
-    assert list(result["figures"]["tiny"]) == ["int8", "vllm int8", "int4", "vllm int4", "int8+head"]
+    pairs = [label for scheme in ("int8", "int4", "w8a8-int8") for label in (scheme, f"vllm {scheme}")]
+    assert list(result["figures"]["tiny"]) == [*pairs, "int8+head"]
     assert len({frozenset(each) for each in result["figures"]["tiny"].values()}) == 1
-    assert [*result["checkpoints"]] == ["tiny, int8", "tiny, int4"]
+    assert [*result["checkpoints"]] == ["tiny, int8", "tiny, int4", "tiny, w8a8-int8"]
     assert result["checkpoints"]["tiny, int8"]["checkpoint GB"] > result["checkpoints"]["tiny, int4"]["checkpoint GB"]
     assert not result["errors"]
     assert "int8+head" in table
@@ -98,10 +99,10 @@ def test_quantised_weights_beside_a_peer(tmp_path: Path) -> None:
 def test_groups_of_engines_beside_a_peer(tmp_path: Path) -> None:
     """On two GPUs at a time, and on all."""
     peer = {"PEER_SITE": str(ROOT / "tests" / "benchmarks" / "peer"), "TMPDIR": str(tmp_path)}
-    groups = ("ranks:tiny:1+vllm1", "latent@0", "quantized:tiny:int8:4@1")
+    groups = ("ranks:tiny:1+vllm1", "latent@0", "quantized:tiny:w8a8-int8:4@1")
     result, table = run("beside_vllm.py", tmp_path / "out.json", *groups, **peer)
     assert not result["errors"]
-    assert set(result["ratios"]) == {"tiny x1", "tiny", "tiny int8"}
+    assert set(result["ratios"]) == {"tiny x1", "tiny", "tiny w8a8-int8"}
     assert {"start s", "w1 tok_s"} <= set(result["ratios"]["tiny"])
     assert table.count("ours / vLLM") == 3
 
@@ -109,3 +110,18 @@ def test_groups_of_engines_beside_a_peer(tmp_path: Path) -> None:
 def test_after_its_time_a_script_begins_nothing_and_still_writes(tmp_path: Path) -> None:
     written, _ = run("ablations.py", tmp_path / "out.json", "--time-limit-s", "0")
     assert written["runs"] == {}
+
+
+def test_speculation_beside_a_peer(tmp_path: Path) -> None:
+    """Both engines with each method, at two acceptances in one start, and without guesses."""
+    peer = {"PEER_SITE": str(ROOT / "tests" / "benchmarks" / "peer"), "TMPDIR": str(tmp_path)}
+    result, table = run("beside_vllm.py", tmp_path / "out.json", "speculation:head+ngram:0.8+0.6@0", **peer)
+    assert not result["errors"]
+    assert set(result["ratios"]) == {f"speculation {name}" for name in ("without head+ngram", "head", "ngram")}
+    assert set(result["ratios"]["speculation without head+ngram"]) == {"batch 1 tok_s", "batch 2 tok_s"}
+    rates = {f"at {share}, batch {batch} tok_s" for share in (0.8, 0.6) for batch in (1, 2)}
+    for name in ("head", "ngram"):
+        assert rates <= set(result["ratios"][f"speculation {name}"])
+        assert set(result["gains"][f"speculation {name}, vllm"]) == rates
+    assert "times without guesses" in table
+    assert [file.name for file in tmp_path.iterdir()] == ["out.json"], "checkpoints are deleted"

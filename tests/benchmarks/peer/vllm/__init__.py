@@ -24,4 +24,25 @@ class LLM(OURS):
         assert keywords["load_format"] == ("auto" if has_weights else "dummy"), (
             "weights are made where some are written"
         )
+        if speculative := keywords.get("speculative_config"):
+            keywords["speculative_config"] = ours_of(speculative)
+            assert keywords.pop("worker_extension_cls") == "common.vllm_acceptance.Acceptance"
         super().__init__(model, **keywords | SMOKE)
+
+    def collective_rpc(self, method: str, args: tuple[Any, ...] = ()) -> list[int]:
+        """Of the workers' extension, which our engine has not."""
+        assert (method, len(args)) in (("set_acceptance", 1), ("passes_so_far", 0))
+        return [0]
+
+
+def ours_of(config: dict[str, Any]) -> dict[str, Any]:
+    """vLLM's speculation by the names of ours, without a set acceptance; a head of its kind lies beside ours."""
+    assert config["rejection_sample_method"] == "synthetic"
+    assert len(config["synthetic_acceptance_rates"]) == config["num_speculative_tokens"]
+    methods = {"draft_model": "draft_model", "eagle3": "head", "ngram_gpu": "ngram"}
+    own = {name: value for name, value in config.items() if not name.startswith(("rejection", "synthetic"))}
+    own["method"] = methods[config["method"]]
+    if config["method"] == "eagle3":
+        assert (Path(config["model"]) / "model.safetensors").exists()
+        own["model"] = str(Path(config["model"]).with_name("head"))
+    return own
