@@ -28,8 +28,8 @@ _SQUARE_SUM_PARTS = 64
 """Square sums of a row: as many as a residual stream of 4,096 in tiles of 64 has."""
 _MOST_ERROR = 1e-2
 _TIMED_AGAIN = 3
-"""Candidates that came first, of products above 30 MB, took 4 to 12 % longer than when they were timed again in 32 of 175
-cases; later ones and smaller products' in one of 255. Why is not known.
+"""Candidates that came first, of products above 30 MB, took 4 to 12 % longer than when they were timed again in 32 of
+175 cases; later ones, and those of smaller products, in one of 255. Why is not known.
 """
 
 Gemm = Callable[[torch.Tensor, GemmConfig], object]
