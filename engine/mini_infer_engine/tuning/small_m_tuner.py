@@ -4,7 +4,7 @@ import contextlib
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +27,10 @@ _L2_BYTES = 50_000_000
 _SQUARE_SUM_PARTS = 64
 """Square sums of a row: as many as a residual stream of 4,096 in tiles of 64 has."""
 _MOST_ERROR = 1e-2
+_TIMED_AGAIN = 3
+"""Candidates that came first, of products above 30 MB, took 4 to 12 % longer than when they were timed again in 32 of
+175 cases; later ones, and those of smaller products, in one of 255. Why is not known.
+"""
 
 Gemm = Callable[[torch.Tensor, GemmConfig], object]
 
@@ -44,6 +48,17 @@ def candidates(product: Product, block_m: int, profile: DeviceProfile) -> list[P
         if programs >= profile.sm_count // 3 and (splits == 1 or programs <= 2 * profile.sm_count):
             found.append(PdlGemmConfig(block_n, block_k, splits, stages))
     return list(dict.fromkeys(found))
+
+
+def timed_in_turn(
+    configs: Sequence[PdlGemmConfig], microseconds: Callable[[PdlGemmConfig], float]
+) -> list[tuple[float, PdlGemmConfig]]:
+    """Times and configs, the fastest first, without those that fail; the first ones are timed once more at the end."""
+    found: dict[PdlGemmConfig, float] = {}
+    for config in (*configs, *configs[:_TIMED_AGAIN]):
+        with contextlib.suppress(Exception):  # a config that does not fit the chip is only not a candidate
+            found[config] = min(microseconds(config), found.get(config, math.inf))
+    return sorted(((us, config) for config, us in found.items()), key=lambda pair: pair[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +93,7 @@ class SmallMTuner:
             gemm = self._gemm(product, rows)
             weight = torch.empty((product.weight_rows, product.k), dtype=torch.bfloat16, device="cuda")
             for config in candidates(product, rows, self.policy.profile):
-                with contextlib.suppress(Exception):  # a config that does not fit the chip is only not a candidate
+                with contextlib.suppress(Exception):  # as above
                     gemm(weight, config)
 
     def measure(self, product: Product, rows: int) -> Measured:
@@ -99,11 +114,7 @@ class SmallMTuner:
         current = self.policy.small_m_config(
             rows, product.n, product.k, torch.bfloat16, gated=product.gated, tma_operands=True
         )
-        first: list[tuple[float, PdlGemmConfig]] = []
-        for candidate in candidates(product, rows, self.policy.profile):
-            with contextlib.suppress(Exception):  # as above
-                first.append((microseconds(candidate, 6), candidate))
-        first.sort(key=lambda pair: pair[0])
+        first = timed_in_turn(candidates(product, rows, self.policy.profile), lambda config: microseconds(config, 6))
         before_us = microseconds(current, 15)
         again: list[tuple[float, GemmConfig | None]] = [(microseconds(config, 15), config) for _, config in first[:4]]
         timed = [*again, (before_us, current), (microseconds(None, 15), None)]

@@ -172,3 +172,20 @@ def test_candidates_fit_the_gpu() -> None:
             for config in found:
                 tile_rows = config.block_n * (2 if product.gated else 1) + block_m
                 assert config.stages * tile_rows * config.block_k * 2 <= H100.shared_memory_bytes
+
+
+def test_a_gpu_that_wakes_up_late_does_not_cost_the_first_candidates_their_place() -> None:
+    pytest.importorskip("triton")
+    from mini_infer_engine.tuning.small_m_tuner import timed_in_turn
+
+    times = {PdlGemmConfig(64, 128, splits, 3): 10.0 + splits for splits in (1, 2, 3, 4, 6)}
+    calls: list[PdlGemmConfig] = []
+
+    def microseconds(config: PdlGemmConfig) -> float:
+        if config.splits == 2:
+            raise RuntimeError("it does not fit")
+        calls.append(config)
+        return times[config] * (1.2 if len(calls) <= 2 else 1.0)
+
+    found = timed_in_turn(list(times), microseconds)
+    assert [(us, config.splits) for us, config in found] == [(11.0, 1), (13.0, 3), (14.0, 4), (16.0, 6)]

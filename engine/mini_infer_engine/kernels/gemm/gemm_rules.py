@@ -3,6 +3,8 @@
 Does not launch anything, and does not know the tuned configs.
 """
 
+import functools
+
 import torch
 
 from mini_infer_engine.kernels.device import DeviceProfile
@@ -31,6 +33,19 @@ _CUBLAS_TILE = 128
 """Rows and columns of an output tile of cuBLAS, more or less."""
 _MIN_SPLIT_K = 512
 """Width of a split."""
+_WIDE_STAGES = 5
+"""Of 256 columns, which a ring needs to be as good as one of twice as many of 128; one less where it holds all of K."""
+_MOST_PDL_SPLITS = 4
+_ENOUGH_SMS = 0.45
+"""Share of the SMs that splits of more than eight rows give a program. (On an H200 64 of 132 read as fast as 128; any
+share of 0.42 to 0.48 makes the same splits of what was measured.)
+"""
+_UNEVEN_SMS = (0.56, 0.67)
+"""Shares of the SMs with a program between which products took 2 to 10 % longer: 80 of 132 did; 72 and 96 did not."""
+_LEAST_UNEVEN_K, _LEAST_UNEVEN_K_A_ROW = 5120, 256
+"""From which on such products are worth three splits: their sums, written and read, are 12 M / K of the weights' bytes,
+so 5 % at most.
+"""
 
 _FLOPS_A_CYCLE = 4096
 """Of an SM's tensor cores, bf16."""
@@ -52,22 +67,56 @@ _UNMEASURED_GAIN = 0.9
 """Of the other ways' time, below which a last wave is split: no GPU has measured what that wins."""
 
 
+@functools.cache
 def pdl_gemm_config(block_m: int, n: int, k: int, *, gated: bool, profile: DeviceProfile) -> PdlGemmConfig:
-    """Of pdl_gemm: all programs resident at once, up to three an SM, which share its memory for rings; else two.
+    """Of pdl_gemm, by how many waves the output's tiles of 64 rows of weights make, one tile an SM.
 
-    Output tiles for a third of the SMs read as fast as all can; only fewer are worth splits. (31 products of eight
-    models, M of 8 and 32, on an H200: 1.3 % slower than the fastest of all configs on average, 9 at most.)
+    More than three: a wave's end is little, and one program an SM has all memory for its ring. More than one: all are
+    resident at once, up to three an SM. Else one program an SM, with splits of K where tiles are few. (81 products of
+    twenty checkpoints, M of 8 to 64, on an H200: benchmarks/results/2026-11-26-fourth-h200.md.)
     """
-    block_n = 32 if gated else 64
-    tiles = cdiv(n, block_n)
-    residents = cdiv(tiles, profile.sm_count)
-    residents = residents if residents <= 3 else 2
-    block_k = 256 if residents == 1 and block_m <= 32 else 128
-    steps = cdiv(k, block_k)
-    max_splits = min(profile.sm_count // tiles, max(2, cdiv(steps, 4)), 4, steps)
-    splits = 1 if tiles >= profile.sm_count // 3 else max_splits
-    stages = min(ring_stages(residents, 64 + block_m, block_k, profile), cdiv(steps, splits))
-    return PdlGemmConfig(block_n, block_k, splits, max(2, stages))
+
+    def config(tall: int, block_k: int, residents: int, splits: int = 1) -> PdlGemmConfig:
+        steps = cdiv(k, block_k)
+        steps_of_split = cdiv(steps, min(splits, steps))
+        stages = min(ring_stages(residents, tall + block_m, block_k, profile), steps_of_split)
+        return PdlGemmConfig(tall // (2 if gated else 1), block_k, cdiv(steps, steps_of_split), max(2, stages))
+
+    sms, tiles = profile.sm_count, cdiv(2 * n if gated else n, 64)
+    wide_stages = ring_stages(1, 64 + block_m, 256, profile)
+    if tiles > 3 * sms:
+        # Tiles of 128 rows read x half as often. A ring that holds all of K is empty when its program ends.
+        return config(64, 256, 1) if wide_stages >= _WIDE_STAGES and k > wide_stages * 256 else config(128, 128, 1)
+    if tiles > sms:
+        return config(64, 128, residents=cdiv(tiles, sms))
+    if _is_uneven(tiles, sms) and k >= max(_LEAST_UNEVEN_K, _LEAST_UNEVEN_K_A_ROW * block_m):
+        return config(64, 128, residents=2, splits=3)
+    splits = 1 if tiles >= sms // 3 else _pdl_splits(block_m, tiles, k, profile)
+    holds_all = cdiv(cdiv(k, 256), splits) <= wide_stages
+    is_wide = wide_stages >= _WIDE_STAGES or (wide_stages == _WIDE_STAGES - 1 and holds_all)
+    return config(64, 256 if is_wide else 128, 1, splits)
+
+
+def _pdl_splits(block_m: int, tiles: int, k: int, profile: DeviceProfile) -> int:
+    """Splits of tiles for less than a third of the SMs: as many as make rings hold all of K, before x is waited for.
+
+    And as many as give a third of the SMs a program, where K is wide enough. But of more than eight rows, whose sums
+    take longer to store, only what gives nearly half of them one: that many read as fast as all.
+    """
+    sms, ring_columns = profile.sm_count, ring_stages(1, 64 + block_m, 64, profile) * 64
+    wanted = max(round(k / ring_columns), min(cdiv(sms // 3, tiles), cdiv(k, _MIN_SPLIT_K)))
+    most = sms // tiles if block_m <= 8 else cdiv(int(_ENOUGH_SMS * sms), tiles)
+    if _is_uneven(most * tiles, sms) and (most + 1) * tiles <= sms:
+        most += 1
+    return min(wanted, most, _MOST_PDL_SPLITS)
+
+
+def _is_uneven(programs: int, sms: int) -> bool:
+    """Whether more programs than pairs of SMs, but not many more, leave most pairs with one and some with two.
+
+    That these share a way to memory is a guess at why such products took longer.
+    """
+    return _UNEVEN_SMS[0] * sms < programs < _UNEVEN_SMS[1] * sms
 
 
 def quantized_gemm_config(
