@@ -77,8 +77,8 @@ class Mechanism(StrEnum):
     )
     OVERLAPPED_SUMS = (
         "overlapped_sums",
-        "tensor parallelism over two GPUs: in passes of at least 2,048 rows that no CUDA graph holds, copy engines move "
-        "one half of a summand while products of the other are computed; off: sums and products one after another",
+        "tensor parallelism over two GPUs: in passes of at least 2,048 rows that no CUDA graph holds, copy engines "
+        "move one half of a summand while products of the other run; off: sums and products one after another",
     )
     PREFILL_GRAPHS = "prefill_graphs", "CUDA graphs of passes with prompts; off: kernel by kernel"
     SEPARATE_DECODE_GRAPHS = (
