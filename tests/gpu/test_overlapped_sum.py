@@ -77,7 +77,7 @@ def test_ranks_get_the_same_bits() -> None:
 
 @pytest.mark.parametrize(("number", "flag"), [(1, 0), (2**31, 2**31 - 1), (2**32 - 1, -2), (2**32, -1)])
 def test_nobody_waits_any_more_once_released(number: int, flag: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU while the kernel waits, by a write to main memory alone."""
+    """On a GPU while the kernel waits, by a write to main memory alone; those after it do not even look."""
     if not ON_GPU:  # whose turns take a microsecond
         monkeypatch.setattr(overlapped_sum, "TURNS", tl.constexpr(64))
     rank = Rank(2, 64, BF16)
@@ -92,6 +92,9 @@ def test_nobody_waits_any_more_once_released(number: int, flag: int, monkeypatch
         assert not done.query()
         rank.released.fill_(1)
         done.synchronize()
+    assert rank.flags[0, 0] == (number + 2**30 + 2**31) % 2**32 - 2**31
+    rank.released.fill_(0)
+    rank.add(0, slice(0, None), number + 1)
 
 
 @pytest.mark.parametrize("rows", [256, 2048, 2049, 4000, 8192, 8447])

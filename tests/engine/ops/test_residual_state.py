@@ -4,8 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 from mini_infer_engine.layers.linear import Linear
 from mini_infer_engine.layers.moe import MoESpec, SparseMoE

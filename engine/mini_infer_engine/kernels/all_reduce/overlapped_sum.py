@@ -31,6 +31,9 @@ FLAGS = 2
 FLAG_BYTES = 16
 """Apart, so that the kernel is compiled for one alignment: a flag has four of them."""
 
+_FAR = tl.constexpr(1 << 30)
+"""How far a flag is set ahead once nobody is to wait any more: what is launched after that need not look."""
+
 
 def halves(rows: int) -> tuple[slice, slice]:
     """Both halves of at least two tiles of rows."""
@@ -65,7 +68,9 @@ def _add_received(
         behind = tl.atomic_add(flag, 0, sem="acquire", scope="sys") - number
         turns += 1
         if turns % TURNS == 0:
-            behind = tl.where(is_released(released), 0, behind)
+            is_over = is_released(released)
+            tl.store(flag, number + _FAR, mask=is_over)
+            behind = tl.where(is_over, 0, behind)
     tl.debug_barrier()
     total += tl.load(received + at, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
     store_row(total, values, residual, weights, out, at, mask, width, eps, True)
