@@ -4,8 +4,8 @@
     python benchmarks/passes.py --engines qwen2.5-7b:tp2,qwen2.5-7b:tp2:overlapped_sums --out FILE
 
 Mechanisms to do without stand behind an engine's kind. Of each engine, in a process of its own: how long passes take by
-their rows (decode rows in steps of 32, prompt tokens in steps of 512), and how long the host launches them and waits for
-them; then torch's profile of the first rank.
+their rows (decode rows in steps of 32, prompt tokens in steps of 512), and how long the host launches them and waits
+for them; then torch's profile of the first rank.
 """
 
 import random
