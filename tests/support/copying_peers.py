@@ -48,7 +48,7 @@ class CopiedSum:
     """See `overlapped_sums.OverlappedSum`: what a rank sends, the other one takes when it adds it."""
 
     def __init__(self, peers: CopyingPeers, rows: int, width: int, dtype: torch.dtype) -> None:
-        self._peers, self.halves = peers, halves(rows)
+        self._peers, self.halves = peers, halves(rows, width)
         self.summand = torch.full((rows, width), torch.nan, dtype=dtype)
 
     def send(self, half: int) -> None:

@@ -21,18 +21,19 @@ class OverlappedSums:
         self._peer_flags = peer_flags.view(torch.uint32)
         self._copies = torch.cuda.Stream(flags.device)  # type: ignore[no-untyped-call]  # torch's
         self._number = 0
-        self._newest: OverlappedSum | None = None
+        self.num_pending = 0
+        """Halves of the newest sum that have not been added."""
 
     def begin(self, received: Tensor, place: Tensor) -> "OverlappedSum":
         """The next sum. `received` [rows, width] is where the peer writes its summand, `place` where this rank does."""
         self.check_added()
         self._number = (self._number + 1) % 2**32
-        self._newest = OverlappedSum(self, self._number, received, place)
-        return self._newest
+        self.num_pending = FLAGS
+        return OverlappedSum(self, self._number, received, place)
 
     def check_added(self) -> None:
         """An assertion, before any other exchange of the ranks."""
-        assert self._newest is None or self._newest.num_added == FLAGS, "a pending sum was forgotten"
+        assert not self.num_pending, "a pending sum was forgotten"
 
     def send(self, half: int, number: int, summand: Tensor, place: Tensor) -> torch.cuda.Event:
         """Copy to the peer when all kernels that have been launched are over, then raise its flag.
@@ -55,10 +56,9 @@ class OverlappedSum:
         self._sums, self._number = sums, number
         self._received, self._place = received, place
         self._copied: list[torch.cuda.Event] = []
-        self.halves = halves(received.shape[0])
+        self.halves = halves(*received.shape)
         self.summand = torch.empty_like(received)
         """[rows, width]: what this rank's products are written to."""
-        self.num_added = 0
 
     def send(self, half: int) -> None:
         """The product of this half has been launched; the first half goes first."""
@@ -84,4 +84,4 @@ class OverlappedSum:
             eps=eps,
             out=out,
         )
-        self.num_added += 1
+        self._sums.num_pending -= 1

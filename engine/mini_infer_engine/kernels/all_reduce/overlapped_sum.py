@@ -24,8 +24,10 @@ import triton.language as tl
 from mini_infer_engine.kernels.all_reduce.one_shot import TURNS, block_options, is_released, store_row
 from mini_infer_engine.kernels.sizes import cdiv
 
-_TILE_ROWS = 128
-"""Of cuBLAS's products: no half ends within a tile, except at the end of all rows."""
+_TILE_ROWS, _TILE_COLUMNS = 256, 128
+"""Of cuBLAS's products on Hopper, which has the same number of tiles of 128 x 256."""
+_SM_COUNT = 132
+"""Of an H100 or H200. Elsewhere halves are as right, and must be the same on both ranks."""
 FLAGS = 2
 """One for each half."""
 FLAG_BYTES = 16
@@ -35,10 +37,22 @@ _FAR = tl.constexpr(1 << 30)
 """How far a flag is set ahead once nobody is to wait any more: what is launched after that need not look."""
 
 
-def halves(rows: int) -> tuple[slice, slice]:
-    """Both halves of at least two tiles of rows."""
-    first = cdiv(rows, 2 * _TILE_ROWS) * _TILE_ROWS
-    return slice(0, first), slice(first, rows)
+def halves(rows: int, width: int) -> tuple[slice, slice]:
+    """Both parts, halves about, of at least two tiles of rows.
+
+    They are cut where the two products of this width take the fewest waves of tiles, for a last wave of few tiles costs
+    as much as a full one; where several cuts do, near the middle, and the first part is the smaller one: its copy has
+    only the second part's product to hide behind.
+    """
+    tiles = cdiv(rows, _TILE_ROWS)
+    least = max(1, tiles * 3 // 8)
+
+    def cost(first: int) -> tuple[int, int, int]:
+        waves = sum(cdiv(part * cdiv(width, _TILE_COLUMNS), _SM_COUNT) for part in (first, tiles - first))
+        return waves, abs(tiles - 2 * first), first
+
+    end = min(range(least, tiles - least + 1), key=cost) * _TILE_ROWS
+    return slice(0, end), slice(end, rows)
 
 
 @triton.jit(do_not_specialize=["number"])
