@@ -49,7 +49,7 @@ def main() -> None:
         os.kill(runner.ranks.processes[1].pid, signal.Signals(number))
         begin_s = time.monotonic()
         try:
-            llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=400, ignore_eos=True), use_tqdm=False)
+            llm.generate(prompts[:4], SamplingParams(temperature=0, max_tokens=400, ignore_eos=True), use_tqdm=False)
         except RunnerLostError as error:
             found["reason"] = str(error)
         found["took_s"] = time.monotonic() - begin_s

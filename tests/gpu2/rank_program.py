@@ -123,9 +123,11 @@ class Alternating:
 
     def run(self, steps: int) -> dict[str, float]:
         """Numbers that differ from the exact ones, how far norms are off, and what all bits come to."""
-        same, own = random.Random(3), random.Random(self.rank)
+        same, own, kind = random.Random(3), random.Random(self.rank), ""
         for step in range(steps):
-            (kind,) = same.choices(list(self.ROWS), self.HOW_OFTEN)
+            before, (kind,) = kind, same.choices(list(self.ROWS), self.HOW_OFTEN)
+            if kind == before == "embeddings":
+                kind = "pushed"  # every pass has other exchanges between its embeddings and the next one's
             summands = self._summands(same.choice(self.ROWS[kind]), step)
             if own.random() < 0.3:
                 torch.cuda._sleep(own.randrange(4_000_000))  # type: ignore[no-untyped-call]  # torch's
