@@ -1,9 +1,11 @@
 """The mixed load W1 pass by pass, and which kernels a pass of full decode rows and one of prompts is made of.
 
     python benchmarks/passes.py --engines qwen2.5-7b:tp1,qwen2.5-7b:tp2,qwen2.5-14b:pp2 --out FILE
+    python benchmarks/passes.py --engines qwen2.5-7b:tp2,qwen2.5-7b:tp2:overlapped_sums --out FILE
 
-Of each engine, in a process of its own: how long passes take by their rows (decode rows in steps of 32, prompt tokens
-in steps of 512), and how long the host launches them and waits for them; then torch's profile of the first rank.
+Mechanisms to do without stand behind an engine's kind. Of each engine, in a process of its own: how long passes take by
+their rows (decode rows in steps of 32, prompt tokens in steps of 512), and how long the host launches them and waits
+for them; then torch's profile of the first rank.
 """
 
 import random
@@ -119,11 +121,11 @@ def measure(label: str, folder: str, settings: dict[str, Any], smoke: bool) -> I
     run()
 
 
-def settings_of(kind: str, folder: str, smoke: bool) -> dict[str, Any]:
+def settings_of(kind: str, disabled: list[str], folder: str, smoke: bool) -> dict[str, Any]:
     """Of an engine by its short name: tp2, pp2."""
     size = int(kind[2:])
     settings = engines.SETTINGS | {"model": folder, "max_num_seqs": loads.FULL.batch, _KINDS[kind[:2]]: size}
-    settings |= {"kv_cache_memory": _KV_TOKENS * kv_bytes_per_token(folder) // size}
+    settings |= {"disable": tuple(disabled), "kv_cache_memory": _KV_TOKENS * kv_bytes_per_token(folder) // size}
     return settings | (engines.SMOKE_SETTINGS if smoke else {})
 
 
@@ -131,7 +133,9 @@ def main() -> int:
     """See the module."""
     parser = make_parser(__doc__)
     usual = words("qwen2.5-7b:tp1,qwen2.5-7b:tp2")
-    parser.add_argument("--engines", type=words, default=usual, metavar="MODEL:tpN|ppN,...", help="one after another")
+    parser.add_argument(
+        "--engines", type=words, default=usual, metavar="MODEL:tpN|ppN[:OFF...],...", help="one after another"
+    )
     options = parser.parse_args()
     if options.smoke:
         options.engines = [f"{engines.SMOKE_MODEL}:tp1"]
@@ -144,9 +148,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as root:
         starts: dict[str, Start] = {}
         for label in options.engines:
-            model, _, kind = label.partition(":")
+            model, kind, *disabled = label.split(":")
             folder = str(model_folder(model, Path(root)))
-            starts[label] = (measure, (label, folder, settings_of(kind, folder, options.smoke), options.smoke))
+            settings = settings_of(kind, disabled, folder, options.smoke)
+            starts[label] = (measure, (label, folder, settings, options.smoke))
         result["errors"] = measure_in_turn(starts, options.time_limit_s, note)
     save(options.out, result)
     return int(bool(result["errors"]))

@@ -30,7 +30,9 @@ def show_kernel_times(step: Callable[[], object], passes: int) -> dict[str, dict
             spans.append(event.time_range)
     most = sorted(found.items(), key=lambda item: -item[1]["us"])
     rows = [[name[:_NAME_CHARACTERS], figures["us"], figures["calls"]] for name, figures in most[:_SHOWN]]
-    rows.append(["all kernels", sum(figures["us"] for figures in found.values()), None])
+    copies = sum(figures["us"] for name, figures in found.items() if name.startswith("Memcpy"))
+    rows.append(["all kernels", sum(figures["us"] for figures in found.values()) - copies, None])
+    rows.append(["copies, which may run beside them", copies, None])
     rows.append(["from first to last", (max(s.end for s in spans) - min(s.start for s in spans)) / passes, None])
     print_table(["kernel", "us a pass", "calls"], rows)
     return dict(most)

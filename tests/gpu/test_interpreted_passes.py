@@ -25,6 +25,7 @@ from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.grammars.matcher import mask_of
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.core.result import PassResult
+from mini_infer_engine.kernels.all_reduce import overlapped_sum
 from mini_infer_engine.kernels.attention import attention_config
 from mini_infer_engine.kernels.attention.attention_config import PrefillConfig
 from mini_infer_engine.kernels.attention.prefill_attention import prefill_attention
@@ -40,6 +41,7 @@ from mini_infer_engine.runtime.cuda_executor import CudaExecutor
 from mini_infer_engine.runtime.model_runner import ModelRunner
 from tests.gpu.device import INTERPRETED
 from tests.gpu.runs import make_runner, make_settings, texts
+from tests.support.copying_peers import CopyingPeers
 from tests.support.fp4_checkpoints import quantize_folder as quantize_to_fp4
 from tests.support.integer_checkpoints import quantize_folder as quantize_to_integers
 from tests.support.mixed_checkpoints import Group
@@ -275,6 +277,46 @@ def test_ranks_keep_their_part_of_integers_packed(
         layer = runner.worker.model.layers[0]
         parts = layer.self_attn.o_proj, layer.mlp.down_proj
         assert all(isinstance(part.method, GroupedMethod | PackedMethod) for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "form"),
+    [
+        ("qwen2", ""),
+        ("gemma2", ""),
+        ("qwen3_moe", ""),
+        ("deepseek_v2", ""),
+        ("llama", "w4a16-asymmetric"),
+    ],
+)
+def test_sums_that_are_pending_between_verbs_equal_transformers(
+    tmp_path: Path,
+    interpreted: Callable[..., ModelRunner],
+    monkeypatch: pytest.MonkeyPatch,
+    architecture: str,
+    form: str,
+) -> None:
+    """Those of many rows, which begin in one verb and are added by halves in the next."""
+    changes = {"intermediate_size": 128, "head_dim": 32} if form else CHANGES.get(architecture, {})
+    model = save_tiny_model(tmp_path, architecture, num_hidden_layers=2, **changes)
+    if form:
+        model.load_state_dict(quantize_to_integers(tmp_path, form), strict=False)
+        monkeypatch.setattr(integer, "multiplies_groups", lambda *_: True)
+    monkeypatch.setattr(overlapped_sum, "_TILE_ROWS", 4)
+    peers: list[CopyingPeers] = []
+
+    def make(rank: ThreadRank) -> ModelRunner:
+        peers.append(CopyingPeers(rank.parallel.rank, rank.table, 12))
+        rank.peers = peers[-1]  # type: ignore[assignment]  # what is used of them
+        return interpreted(group=rank, tensor_parallel_size=2)
+
+    found = _logits_of_ranks(make)
+    assert torch.equal(*found)
+    assert (found[0] - reference_logits(model, TOKENS)).abs().max() <= (1e-3 if form else 3e-4)
+    # Output norms come between a product and the sum, and experts have no product that could be cut.
+    sums = {"gemma2": 0, "qwen3_moe": 2, "deepseek_v2": 3}.get(architecture, 4)
+    for one in peers:
+        assert one.events[-8 * sums :] == ["send 0", "send 1", "add 0", "add 1"] * (2 * sums)
 
 
 def test_quantized_pages_are_read_and_written_as_by_torch(

@@ -1,9 +1,14 @@
 """One rank of two: collectives of the GPUs against sums in fp64, eagerly and in a CUDA graph that is replayed."""
 
 import json
+import os
+import random
+import signal
 import sys
+import threading
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -85,6 +90,144 @@ def seconds_after_a_late_rank(peers: PeerMemory, rank: int, sums: int = 200) -> 
     return time.perf_counter() - begin_s
 
 
+def overlapped(peers: PeerMemory, x: Tensor, residual: Tensor, weight: Tensor) -> Tensor:
+    """As products make halves of x, and the next ones ask for them: the norm."""
+    exchange, out = peers.begin_overlapped(x.shape[0], x.shape[1], x.dtype), torch.empty_like(residual)
+    for half, rows in enumerate(exchange.halves):
+        exchange.summand[rows].copy_(x[rows])
+        exchange.send(half)
+    for half, rows in enumerate(exchange.halves):
+        exchange.add_norm(half, residual[rows], weight, 1e-6, out[rows])
+    return out
+
+
+class Alternating:
+    """Exchanges of all kinds one after the other, which share buffers, while one rank or the other comes late."""
+
+    WIDTH = 3584
+    ROWS: ClassVar[dict[str, tuple[int, ...]]] = {
+        "overlapped": (2048, 2049, 5000, 8192),
+        "one-shot": (300, 1024, 2000, 4096),
+        "pushed": (1, 64, 256),
+        "embeddings": (3, 2500),
+        "gather": (5, 300),
+    }
+    HOW_OFTEN = (6, 4, 3, 1, 1)
+
+    def __init__(self, group: GpuCollectives) -> None:
+        assert group.peers is not None
+        self.group, self.peers, self.rank = group, group.peers, group.parallel.rank
+        self.weight = values(7, 1, self.WIDTH, torch.bfloat16, 5)[0]
+        self.wrong, self.digest = (torch.zeros((), dtype=torch.int64, device="cuda") for _ in range(2))
+        self.worst_norm = torch.zeros((), device="cuda")
+
+    def run(self, steps: int) -> dict[str, float]:
+        """Numbers that differ from the exact ones, how far norms are off, and what all bits come to."""
+        same, own, kind = random.Random(3), random.Random(self.rank), ""
+        for step in range(steps):
+            before, (kind,) = kind, same.choices(list(self.ROWS), self.HOW_OFTEN)
+            if kind == before == "embeddings":
+                kind = "pushed"  # every pass has other exchanges between its embeddings and the next one's
+            summands = self._summands(same.choice(self.ROWS[kind]), step)
+            if own.random() < 0.3:
+                torch.cuda._sleep(own.randrange(4_000_000))  # type: ignore[no-untyped-call]  # torch's
+            getattr(self, f"_{kind.replace('-', '_')}")(summands)
+        return {
+            "wrong": int(self.wrong),
+            "norm": float(self.worst_norm) / torch.finfo(torch.bfloat16).eps,
+            "digest": int(self.digest),
+        }
+
+    def _summands(self, rows: int, step: int) -> list[Tensor]:
+        device = torch.device("cuda", self.rank)
+        generator = torch.Generator(device)  # the same numbers on every GPU of a kind
+        return [
+            torch.randn(
+                (rows, self.WIDTH),
+                generator=generator.manual_seed(10 * step + rank),
+                dtype=torch.bfloat16,
+                device=device,
+            )
+            for rank in range(WORLD)
+        ]
+
+    def _check(self, found: Tensor, exact: Tensor) -> None:
+        self.wrong += (found != exact).sum()
+        self.digest.mul_(31).add_(found.view(torch.int16).sum(dtype=torch.int64))
+
+    def _check_sum(self, summands: list[Tensor], add: Callable[[Tensor], Tensor]) -> None:
+        """Of what `add` makes of a residual stream, which is exact but for the norm."""
+        residual = summands[0].roll(1, 0)
+        exact = (residual.float() + (summands[0].float() + summands[1].float())).to(residual.dtype)
+        out = add(residual)
+        self._check(residual, exact)
+        self.digest.mul_(31).add_(out.view(torch.int16).sum(dtype=torch.int64))
+        wide = exact.float()
+        normed = wide * (wide.square().mean(dim=-1, keepdim=True) + 1e-6).rsqrt() * self.weight.float()
+        self.worst_norm = torch.maximum(self.worst_norm, (out.float() - normed).abs().max() / normed.abs().max())
+
+    def _overlapped(self, summands: list[Tensor]) -> None:
+        own = summands[self.rank]
+        self._check_sum(summands, lambda residual: overlapped(self.peers, own, residual, self.weight))
+
+    def _one_shot(self, summands: list[Tensor]) -> None:
+        own = summands[self.rank]
+        memory = self.peers.summand(own.shape[0], own.shape[1], own.dtype)
+        assert memory is not None
+        memory.copy_(own)
+        self._check_sum(summands, lambda residual: self.peers.sum_add_norm(memory, residual, self.weight, 1e-6))
+
+    def _pushed(self, summands: list[Tensor]) -> None:
+        own = summands[self.rank]
+        self._check_sum(summands, lambda residual: self.peers.sum_add_norm(own, residual, self.weight, 1e-6))
+
+    def _embeddings(self, summands: list[Tensor]) -> None:
+        exact = (summands[0].float() + summands[1].float()).to(summands[0].dtype)
+        self._check(self.group.begin(summands[self.rank]), exact)
+
+    def _gather(self, summands: list[Tensor]) -> None:
+        own, width = summands[self.rank], 2 * self.WIDTH - 100
+        memory = self.peers.logits_part(own.shape[0], own.shape[1], own.dtype)
+        assert memory is not None
+        self._check(self.group.gather_columns(memory.copy_(own), width), torch.cat(summands, dim=1)[:, :width])
+
+
+def seconds_after_a_late_overlap(peers: PeerMemory, rank: int, sums: int = 50) -> float:
+    """Of overlapped sums, before the first of which one rank comes late."""
+    x, weight = torch.zeros((2048, 3584), dtype=torch.bfloat16, device="cuda"), torch.ones(3584, device="cuda")
+    residual = torch.zeros_like(x)
+    overlapped(peers, x, residual, weight)
+    torch.cuda.synchronize()
+    torch.distributed.barrier(device_ids=[rank])
+    begin_s = time.perf_counter()
+    if rank:
+        torch.cuda._sleep(_LATE_CYCLES)  # type: ignore[no-untyped-call]  # torch's
+    for _ in range(sums):
+        overlapped(peers, x, residual, weight)
+    torch.cuda.synchronize()
+    return time.perf_counter() - begin_s
+
+
+def seconds_without_the_other(group: GpuCollectives, rank: int) -> float:
+    """Of some overlapped sums for which the other rank does not live any more, and the group is let go meanwhile."""
+    peers = group.peers
+    assert peers is not None
+    x, weight = torch.zeros((2048, 3584), dtype=torch.bfloat16, device="cuda"), torch.ones(3584, device="cuda")
+    residual = torch.zeros_like(x)
+    overlapped(peers, x, residual, weight)
+    torch.cuda.synchronize()
+    torch.distributed.barrier(device_ids=[rank])
+    torch.cuda.synchronize()
+    if rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    begin_s = time.perf_counter()
+    threading.Timer(0.3, peers.release).start()
+    for _ in range(3):
+        overlapped(peers, x, residual, weight)
+    torch.cuda.synchronize()
+    return time.perf_counter() - begin_s
+
+
 def check_gather(group: GpuCollectives, rows: int, columns: int, width: int, dtype: torch.dtype) -> bool:
     """Whether parts stand side by side, several times one after the other."""
     rank, peers = group.parallel.rank, group.peers
@@ -111,7 +254,7 @@ def main() -> None:
     assert isinstance(group, GpuCollectives)
     errors, gathered = {}, {}
     with torch.inference_mode():
-        for dtype in (torch.float32, torch.bfloat16) if "late" not in question else ():
+        for dtype in (torch.float32, torch.bfloat16) if "only" not in question else ():
             for rows, width in (
                 (1, 64),
                 (1, 3584),
@@ -131,9 +274,17 @@ def main() -> None:
                 (256, 76032, 152064),
             ):
                 gathered[f"{rows} x {columns} {dtype}"] = check_gather(group, rows, columns, width, dtype)
-        if question.get("late"):
+        if (only := question.get("only")) is not None:
             assert group.peers is not None
-            errors["seconds"] = seconds_after_a_late_rank(group.peers, rank)
+            if only == "late":
+                errors["seconds"] = seconds_after_a_late_rank(group.peers, rank)
+            elif only == "late overlap":
+                errors["seconds"] = seconds_after_a_late_overlap(group.peers, rank)
+            elif only == "alternating":
+                errors |= Alternating(group).run(steps=200)
+            else:
+                print(json.dumps(seconds_without_the_other(group, rank)), flush=True)
+                os._exit(0)  # NCCL would wait for the other
     torch.cuda.synchronize()
     print(json.dumps({"kind": group.kind, "errors": errors, "gathered": gathered}))
     sys.stdout.flush()

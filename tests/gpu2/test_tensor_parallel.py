@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,17 @@ pytestmark = TWO_GPUS
 ROUNDINGS = 8.0
 
 
+def both_ranks(**question: Any) -> list[subprocess.Popen[str]]:
+    """Both of `rank_program`."""
+    question = {"port": free_port(), "disabled": []} | question
+    return [started("rank_program", json.dumps(question | {"rank": rank})) for rank in range(2)]
+
+
 @pytest.mark.parametrize(
     "disabled", [[], ["pdl"], ["pushed_sums"], ["one_shot_all_reduce"]], ids=["pdl", "plain", "pulled", "nccl"]
 )
 def test_sums_and_gathers_are_right_and_equal_on_both_gpus(disabled: list[str]) -> None:
-    question = {"port": free_port(), "disabled": disabled}
-    ranks = [started("rank_program", json.dumps(question | {"rank": rank})) for rank in range(2)]
-    found = [answer(rank) for rank in ranks]
+    found = [answer(rank) for rank in both_ranks(disabled=disabled)]
     assert found[0] == found[1]
     assert found[0]["kind"] == ("nccl" if "one_shot_all_reduce" in disabled else "one_shot+nccl")
     wrong = {name: error for name, error in found[0]["errors"].items() if not error <= ROUNDINGS}
@@ -32,11 +37,26 @@ def test_sums_and_gathers_are_right_and_equal_on_both_gpus(disabled: list[str]) 
 
 
 @pytest.mark.skipif("PYTEST_XDIST_WORKER" in os.environ, reason="a matter of time: needs both GPUs for itself")
-def test_a_rank_that_comes_late_is_waited_for_once() -> None:
+@pytest.mark.parametrize("sums", ["late", "late overlap"])
+def test_a_rank_that_comes_late_is_waited_for_once(sums: str) -> None:
     """Looks at whether the group is over must not take so long that the peer waits for long, and looks, too."""
-    question = {"port": free_port(), "disabled": [], "late": True}
-    ranks = [started("rank_program", json.dumps(question | {"rank": rank})) for rank in range(2)]
-    assert all(answer(rank)["errors"]["seconds"] < 0.25 for rank in ranks)
+    assert all(answer(rank)["errors"]["seconds"] < 0.25 for rank in both_ranks(only=sums))
+
+
+@pytest.mark.parametrize("disabled", [[], ["pdl"]], ids=["pdl", "plain"])
+def test_overlapped_sums_alternate_with_all_other_exchanges(disabled: list[str]) -> None:
+    """In the same buffers, 200 of them: exact bits, and the same on both GPUs."""
+    found = [answer(rank)["errors"] for rank in both_ranks(only="alternating", disabled=disabled)]
+    assert found[0] == found[1]
+    assert found[0]["wrong"] == 0
+    assert found[0]["norm"] <= ROUNDINGS
+
+
+def test_a_rank_that_waits_for_copies_of_a_lost_one_is_let_go() -> None:
+    left, lost = both_ranks(only="lost")
+    assert 0.2 < answer(left) < 2.0
+    end_of(lost, 10)
+    assert lost.returncode == -signal.SIGKILL
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +72,40 @@ def alone() -> Any:
 def test_the_text_of_two_gpus_is_that_of_one_in_fp32(settings: dict[str, Any], alone: Any) -> None:
     found = asked("engine_program", {"settings": {"dtype": "float32", "tensor_parallel_size": 2} | settings})
     assert found["texts"] == alone
+
+
+@pytest.fixture(scope="module")
+def long_alone() -> Any:
+    return asked("engine_program", {"settings": LONG | {"enforce_eager": True}, "long": True})["texts"]
+
+
+LONG: dict[str, Any] = {"dtype": "float32", "max_num_batched_tokens": 4096}
+
+
+@pytest.mark.parametrize(
+    ("settings", "overlaps"),
+    [
+        ({"enforce_eager": True}, True),
+        ({"max_num_batched_tokens": 8192}, True),  # graphs hold 4,096 tokens
+        ({"enforce_eager": True, "disable": ["pdl"]}, True),
+        ({"enforce_eager": True, "disable": ["overlapped_sums"]}, False),
+    ],
+    ids=["eager", "beside-graphs", "no-pdl", "off"],
+)
+def test_long_passes_say_what_one_gpu_does_in_fp32(settings: dict[str, Any], overlaps: bool, long_alone: Any) -> None:
+    """Of several prompts, and of the rest of a prompt beside decode rows, whose sums hide behind products."""
+    question = {"settings": LONG | {"tensor_parallel_size": 2} | settings, "long": True}
+    found = asked("engine_program", question)
+    assert found["texts"] == long_alone
+    # Two of each layer but the last, which computes few tokens, in one pass or more.
+    assert found["overlapped"] >= 14 if overlaps else found["overlapped"] == 0
+
+
+def test_long_passes_repeat_themselves_in_bfloat16() -> None:
+    settings = LONG | {"dtype": "bfloat16", "tensor_parallel_size": 2, "enforce_eager": True}
+    question = {"settings": settings | {"enable_prefix_caching": False}, "long": True}
+    first, second = asked("engine_program", question)["texts"]
+    assert first == second
 
 
 SHAPE = {"hidden_size": 256, "moe_intermediate_size": 128}
@@ -100,6 +154,7 @@ def test_bfloat16_repeats_itself() -> None:
     assert first == second
 
 
+<<<<<<< HEAD
 @pytest.mark.parametrize("eager", [False, True], ids=["graphs", "eager"])
 def test_layers_are_told_of_once_the_slower_rank_has_them(eager: bool, tmp_path: Path) -> None:
     """Whoever is given pages meanwhile reads those of both ranks."""
@@ -114,9 +169,15 @@ def test_layers_are_told_of_once_the_slower_rank_has_them(eager: bool, tmp_path:
         assert told[-1] - told[0] > (num_layers - 2) * late_s, "they are told of one by one"
 
 
+=======
+@pytest.mark.parametrize("long", [False, True], ids=["short", "long"])
+>>>>>>> overlapped-sums
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_the_end_of_a_rank_is_an_error_within_five_seconds(number: signal.Signals) -> None:
-    found = asked("engine_program", {"settings": {"tensor_parallel_size": 2}, "signal": int(number)})
+def test_the_end_of_a_rank_is_an_error_within_five_seconds(number: signal.Signals, long: bool) -> None:
+    """Also where passes have sums that wait for copies."""
+    long_settings = LONG | {"enforce_eager": True, "enable_prefix_caching": False}
+    settings = {"tensor_parallel_size": 2} | (long_settings if long else {})
+    found = asked("engine_program", {"settings": settings, "signal": int(number), "long": long})
     assert "rank 1 of the tensor-parallel group" in found["reason"]
     assert found["took_s"] < 5.0
 

@@ -68,16 +68,16 @@ class ThreadRank(WithoutPeerMemory):
         self.parallel = TensorParallel(rank, len(table.values))
         self.collectives: Collectives = self
         self.link = link
-        self._table, self._everybody = table, everybody
+        self.table, self._everybody = table, everybody
         self._number = link.index * len(table.values) + rank
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """See `Collectives.all_reduce`."""
-        return torch.stack(self._table.exchange(self.parallel.rank, x.clone())).sum(0)
+        return torch.stack(self.table.exchange(self.parallel.rank, x.clone())).sum(0)
 
     def gather_columns(self, x: Tensor, width: int, out: Tensor | None = None) -> Tensor:
         """See `Collectives.gather_columns`."""
-        gathered = torch.cat(self._table.exchange(self.parallel.rank, x.clone()), dim=1)[:, :width]
+        gathered = torch.cat(self.table.exchange(self.parallel.rank, x.clone()), dim=1)[:, :width]
         return gathered if out is None else out.copy_(gathered)
 
     def begin_together(self) -> None:

@@ -125,6 +125,8 @@ def connect_gpus(
             peers = PeerMemory(parallel, device, pdl=policy.pdl, group=group)
             if Mechanism.PUSHED_SUMS in disabled:
                 peers.pushed_rows = 0
+            if Mechanism.OVERLAPPED_SUMS in disabled:
+                peers.overlaps_sums = False
         except RuntimeError as error:
             obstacle = f"{type(error).__name__}: {str(error).splitlines()[0]}"
         if not _on_all_ranks(peers is not None, device, group):

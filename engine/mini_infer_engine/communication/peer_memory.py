@@ -1,7 +1,8 @@
 """Memory of every GPU of a host that all of them reach: summands and parts of logits for the kernels of `all_reduce`.
 
 By torch's symmetric memory, without NVLink multicast. What is written, and when it may be written again, follows from
-the order in which every rank calls these methods, which is the same on all: `one_shot` and `pushed_sum` say why.
+the order in which every rank calls these methods, which is the same on all: `one_shot`, `pushed_sum` and
+`overlapped_sum` say why.
 """
 
 from functools import partial
@@ -10,8 +11,10 @@ import torch
 import torch.distributed
 from torch import Tensor
 
+from mini_infer_engine.communication.overlapped_sums import OverlappedSum, OverlappedSums
 from mini_infer_engine.config.tensor_parallel import TensorParallel
 from mini_infer_engine.kernels.all_reduce.one_shot import MAX_PROGRAMS, Peers, launch_gather, launch_reduce
+from mini_infer_engine.kernels.all_reduce.overlapped_sum import FLAG_BYTES, FLAGS
 from mini_infer_engine.kernels.all_reduce.pushed_sum import (
     MARK,
     MAX_ROW_BYTES,
@@ -27,6 +30,8 @@ _BUFFER_BYTES = {2: 96 << 20, 4: 24 << 20, 8: 24 << 20}
 """Also for a rank's part of the logits of some hundred rows, which every algorithm moves."""
 PUSHED_ROWS = 256
 """Of sums that are written into the peers' memory; those of more rows are read from it."""
+OVERLAPPED_ROWS = 2048
+"""From which on sums of two ranks are hidden behind products: halves of fewer rows would leave SMs idle."""
 
 
 class PeerMemory:
@@ -45,11 +50,13 @@ class PeerMemory:
 
         self._rank, self._world, self._pdl = parallel.rank, parallel.size, pdl
         self.pushed_rows = PUSHED_ROWS
+        self.overlaps_sums = parallel.size == 2
         self._sum_bytes, self._buffer_bytes = LARGEST_SUM_BYTES[parallel.size], _BUFFER_BYTES[parallel.size]
-        # Two buffers of summands and logits take turns, one is for embeddings; then the inbox and signal pads.
+        # Two buffers of summands and logits take turns, one is for embeddings; then the inbox, signal pads and flags.
         inbox = 3 * self._buffer_bytes
         self._pads_begin = inbox + inbox_bytes(parallel.size)
-        size = self._pads_begin + MAX_PROGRAMS * parallel.size * 4
+        flags = self._pads_begin + MAX_PROGRAMS * parallel.size * 4
+        size = flags + FLAGS * FLAG_BYTES
         memory = symmetric_memory.empty(size, dtype=torch.uint8, device=device)
         group = group or torch.distributed.group.WORLD
         assert group is not None
@@ -59,6 +66,7 @@ class PeerMemory:
         self._handle = symmetric_memory.rendezvous(memory, group)
         buffers = [self._handle.get_buffer(rank, (size,), torch.uint8) for rank in range(parallel.size)]
         self._memory: Tensor = buffers[parallel.rank]
+        self._next_memory: Tensor = buffers[(parallel.rank + 1) % parallel.size]  # of two ranks the peer's
         self._keeps = memory
         self._memory.zero_()
         self._memory[inbox : self._pads_begin].view(torch.int32).fill_(MARK)
@@ -69,6 +77,7 @@ class PeerMemory:
         self._released = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         self._peers = Peers(pointers, pointers + self._pads_begin, epochs, self._released)
         self._inbox = Inbox(pointers, inbox, row_epochs, self._released)
+        self._overlapped = OverlappedSums(self._memory[flags:], self._next_memory[flags:], self._released)
         self._turn = 0
         torch.cuda.synchronize(device)
         torch.distributed.barrier(group=group, device_ids=[device.index])  # nobody signals before all pads are zero
@@ -86,6 +95,18 @@ class PeerMemory:
         """Memory [rows, width] for what this rank adds to the next sum; None: it is too much for one shot."""
         return self._next(rows, width, dtype) if rows * width * dtype.itemsize <= self._sum_bytes else None
 
+    def overlaps(self, rows: int, width: int, dtype: torch.dtype) -> bool:
+        """Whether such a sum is to be hidden behind the products around it, outside of CUDA graphs."""
+        return self.overlaps_sums and rows >= OVERLAPPED_ROWS and rows * width * dtype.itemsize <= self._sum_bytes
+
+    def begin_overlapped(self, rows: int, width: int, dtype: torch.dtype) -> OverlappedSum:
+        """A sum that `overlaps`. Both halves are to be sent, then added, before anything else is asked for here."""
+        received = self._next(rows, width, dtype)
+        assert received is not None, "a sum of no rows does not overlap"
+        assert not torch.cuda.is_current_stream_capturing(), "the numbers of sums are the host's"
+        place = self._view(self._turn, rows, width, dtype, self._next_memory)
+        return self._overlapped.begin(received, place)
+
     def logits_part(self, rows: int, columns: int, dtype: torch.dtype) -> Tensor | None:
         """Memory [rows, columns] for this rank's part of logits; None: they are too many."""
         return self._next(rows, columns, dtype) if rows * columns * dtype.itemsize <= self._buffer_bytes else None
@@ -93,6 +114,7 @@ class PeerMemory:
     def _next(self, rows: int, width: int, dtype: torch.dtype) -> Tensor | None:
         if not rows:
             return None
+        self._overlapped.check_added()
         self._turn ^= 1
         return self._view(self._turn, rows, width, dtype)
 
@@ -108,6 +130,7 @@ class PeerMemory:
         """
         if not hidden.shape[0] or hidden.nbytes > self._sum_bytes:
             return None
+        self._overlapped.check_added()
         self._turn = 0
         place = self._view(2, hidden.shape[0], hidden.shape[1], hidden.dtype)
         place.copy_(hidden)
@@ -159,9 +182,10 @@ class PeerMemory:
         """
         self._released.fill_(1)
 
-    def _view(self, buffer: int, rows: int, width: int, dtype: torch.dtype) -> Tensor:
-        place = buffer * self._buffer_bytes
-        return self._memory[place : place + rows * width * dtype.itemsize].view(dtype).view(rows, width)
+    def _view(self, buffer: int, rows: int, width: int, dtype: torch.dtype, memory: Tensor | None = None) -> Tensor:
+        """`memory`: another rank's."""
+        place, memory = buffer * self._buffer_bytes, self._memory if memory is None else memory
+        return memory[place : place + rows * width * dtype.itemsize].view(dtype).view(rows, width)
 
     def _offset(self, x: Tensor) -> int:
         return (x.data_ptr() - self._memory.data_ptr()) // x.itemsize

@@ -75,6 +75,11 @@ class Mechanism(StrEnum):
         "tensor parallelism: summands of at most 256 rows are written into the other GPUs' memory, which wait for the "
         "data itself; off: they are read from there after a signal, as those of more rows",
     )
+    OVERLAPPED_SUMS = (
+        "overlapped_sums",
+        "tensor parallelism over two GPUs: in passes of at least 2,048 rows that no CUDA graph holds, copy engines "
+        "move one half of a summand while products of the other run; off: sums and products one after another",
+    )
     PREFILL_GRAPHS = "prefill_graphs", "CUDA graphs of passes with prompts; off: kernel by kernel"
     SEPARATE_DECODE_GRAPHS = (
         "separate_decode_graphs",

@@ -2,10 +2,11 @@
 
 A model says each of its layers once; `torch_ops` computes the verbs by plain torch, `triton_ops` by our kernels, which
 fuse what stands side by side. That is why the verbs are pairs: a norm and the product that reads it, a product and the
-sum and norm that follow. What happens between the ranks of a tensor-parallel group happens inside a verb.
+sum and norm that follow. What happens between the ranks of a tensor-parallel group happens inside a verb, or goes on
+from one verb to the next as a `PendingSum`.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -19,17 +20,77 @@ from mini_infer_engine.layers.moe import SparseMoE
 from mini_infer_engine.layers.norm import RMSNorm
 
 
-@dataclass(frozen=True, slots=True)
-class ResidualState:
-    """The residual stream between two blocks."""
+class PendingSum:
+    """A sum of all ranks' summands that is not in the residual stream yet: parts of it are still on their way.
 
-    residual: Tensor  # [tokens, hidden]; a verb that adds to it may do so in place
-    normed: Tensor | DeferredRMSNorm | None = None
-    """What the next norm makes of it, where the last verb has computed that, or begun to, on its way."""
+    It is added part by part, in order and each once, so that a product can be computed for the first rows while the
+    others come.
+    """
+
+    def __init__(self, normed: Tensor, parts: Sequence[tuple[slice, Callable[[], None]]]) -> None:
+        """`parts` cover all rows of `normed` [tokens, hidden].
+
+        Each is given with what waits for it, adds it to the residual stream in place, and writes these rows of
+        `normed`: what the next norm makes of them.
+        """
+        self._normed = normed
+        self._rows = [rows for rows, _ in parts]
+        self._not_added = [add for _, add in parts]
+
+    @property
+    def num_rows(self) -> int:
+        """Of all parts."""
+        return self._normed.shape[0]
+
+    def parts(self) -> Iterator[tuple[slice, Tensor]]:
+        """Rows and their part of what the next norm makes, each added once it is asked for."""
+        for number, rows in enumerate(self._rows, start=1):
+            self._add(number)
+            yield rows, self._normed[rows]
+
+    def finish(self) -> Tensor:
+        """Add what has not been added; returns what the next norm makes of all rows."""
+        self._add(len(self._rows))
+        return self._normed
+
+    def _add(self, number: int) -> None:
+        """The first `number` parts."""
+        while self._not_added and len(self._rows) - len(self._not_added) < number:
+            self._not_added.pop(0)()
+
+
+class ResidualState:
+    """The residual stream between two blocks. Whoever reads it, or its norm, has a pending sum added first."""
+
+    __slots__ = ("_normed", "_residual")
+
+    def __init__(self, residual: Tensor, normed: Tensor | DeferredRMSNorm | PendingSum | None = None) -> None:
+        self._residual, self._normed = residual, normed
+
+    @property
+    def residual(self) -> Tensor:
+        """[tokens, hidden]; a verb that adds to it may do so in place."""
+        self._finish()
+        return self._residual
+
+    @property
+    def normed(self) -> Tensor | DeferredRMSNorm | None:
+        """What the next norm makes of it, where the last verb has computed that, or begun to, on its way."""
+        return self._finish()
+
+    @property
+    def pending(self) -> PendingSum | None:
+        """A sum that may be added part by part; None: there is none, or it has been added."""
+        return self._normed if isinstance(self._normed, PendingSum) else None
 
     def select(self, rows: Tensor) -> "ResidualState":
         """Some of its rows [rows] int64, before the next norm."""
         return ResidualState(self.residual.index_select(0, rows))
+
+    def _finish(self) -> Tensor | DeferredRMSNorm | None:
+        if isinstance(self._normed, PendingSum):
+            self._normed = self._normed.finish()
+        return self._normed
 
 
 class AttentionPass(Protocol):

@@ -4,6 +4,9 @@ Few rows: norms, bias, gate and residual sum ride along with the products, so th
 cuBLAS for the products, in splits of K where the output has too few tiles for all SMs.
 """
 
+from functools import partial
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -31,16 +34,22 @@ from mini_infer_engine.layers.linear import UNQUANTIZED, Linear
 from mini_infer_engine.layers.moe import SparseMoE
 from mini_infer_engine.layers.norm import RMSNorm
 from mini_infer_engine.layers.packed import PackedMethod
-from mini_infer_engine.ops.base import ResidualState
+from mini_infer_engine.ops.base import PendingSum, ResidualState
 from mini_infer_engine.ops.torch_ops import ACTIVATIONS, norm_shared_columns_
+
+if TYPE_CHECKING:
+    from mini_infer_engine.communication.peer_memory import PeerMemory
 
 
 class TritonOps:
     """See `ops.base.Ops`. The kernel policy chooses between our products and cuBLAS."""
 
-    def __init__(self, kernels: KernelContext, collectives: Collectives = NO_COLLECTIVES) -> None:
+    def __init__(
+        self, kernels: KernelContext, collectives: Collectives = NO_COLLECTIVES, *, overlaps_sums: bool = False
+    ) -> None:
+        """`overlaps_sums`: those of many rows are hidden behind products, which CUDA graphs cannot record."""
         self._policy, self._workspace = kernels.policy, kernels.workspace
-        self._collectives = collectives
+        self._collectives, self._overlaps_sums = collectives, overlaps_sums
 
     def embed(self, token_ids: Tensor, embedding: Embedding) -> Tensor:
         """See `Ops.embed`."""
@@ -66,6 +75,9 @@ class TritonOps:
 
     def _product(self, state: ResidualState, norm: RMSNorm | None, head: Linear, out: Tensor | None = None) -> Tensor:
         """One product for any layer, into given memory or not, of this rank alone."""
+        pending = state.pending
+        if pending is not None and norm is not None:
+            return self._product_by_parts(pending, head, out)
         weight = kernel_weight(head)
         config = self._policy.gemm_config(state.residual, weight)
         if config is not None and not isinstance(weight, GroupedWeight):
@@ -76,15 +88,26 @@ class TritonOps:
             return self.quantized(x, weight, head.bias, out)
         if out is None:
             return functional.linear(x, head.weight, head.bias)
-        torch.mm(x, head.weight.t(), out=out)
-        return out if head.bias is None else out.add_(head.bias)
+        if head.bias is None:
+            return torch.mm(x, head.weight.t(), out=out)
+        return torch.addmm(head.bias, x, head.weight.t(), out=out)
+
+    def _product_by_parts(self, pending: PendingSum, linear: Linear, out: Tensor | None) -> Tensor:
+        """The same from rows whose sum is still coming: of those that are there, while the others are copied."""
+        for rows, normed in pending.parts():
+            if out is None:
+                out = normed.new_empty((pending.num_rows, linear.out_features))
+            self._product(ResidualState(normed), None, linear, out[rows])
+        assert out is not None, "a pending sum has parts"
+        return out
 
     def norm_gated_linear(
         self, state: ResidualState, norm: RMSNorm | None, linear: Linear, activation: Activation
     ) -> Tensor:
         """See `Ops.norm_gated_linear`."""
-        # What the epilogue of our product can do.
-        fused, weight = activation == "silu" and linear.bias is None, kernel_weight(linear)
+        # What the epilogue of our product can do; rows with a pending sum are too many for it.
+        fused = activation == "silu" and linear.bias is None and state.pending is None
+        weight = kernel_weight(linear)
         config = self._policy.gemm_config(state.residual, weight, gated=True) if fused else None
         if config is not None and not isinstance(weight, GroupedWeight):
             x = self._norm_or_deferred(state, norm)
@@ -97,9 +120,13 @@ class TritonOps:
 
     def linear_add_norm(self, x: Tensor, linear: Linear, state: ResidualState, next_norm: RMSNorm) -> ResidualState:
         """See `Ops.linear_add_norm`."""
+        residual = state.residual  # where a pending sum is added: before the next one begins
         if linear.is_summed:
+            peers = self._collectives.peers
+            if self._overlaps_sums and peers is not None and peers.overlaps(x.shape[0], linear.out_features, x.dtype):
+                return self._overlapped_sum(peers, x, linear, residual, next_norm)
             return self._sum_add_norm(self._summand(x, linear), state, next_norm)
-        weight, bias, residual = kernel_weight(linear), linear.bias, state.residual
+        weight, bias = kernel_weight(linear), linear.bias
         config = self._policy.gemm_config(x, weight)
         if config is not None and not isinstance(weight, GroupedWeight):
             return ResidualState(
@@ -130,12 +157,28 @@ class TritonOps:
     ) -> ResidualState:
         """See `Ops.linear_norm_add_norm`."""
         if linear.is_summed:
+            state = ResidualState(state.residual)  # as in linear_add_norm
             summands, peers = self._summand(x, linear), self._collectives.peers
             sums = self._collectives.all_reduce if peers is None or not peers.can_sum(summands) else peers.sum
             out = sums(summands)
         else:
             out = self._product(ResidualState(x), None, linear)
         return self.add_norm(rms_norm(out, norm.weight, norm.eps), state, next_norm)
+
+    def _overlapped_sum(
+        self, peers: "PeerMemory", x: Tensor, linear: Linear, residual: Tensor, next_norm: RMSNorm
+    ) -> ResidualState:
+        """Residual + the sum of both ranks' linear(x), of which each half is copied once its product is computed."""
+        exchange = peers.begin_overlapped(residual.shape[0], residual.shape[1], residual.dtype)
+        for half, rows in enumerate(exchange.halves):
+            self._product(ResidualState(x[rows]), None, linear, exchange.summand[rows])
+            exchange.send(half)
+        normed = torch.empty_like(residual)
+        parts = [
+            (rows, partial(exchange.add_norm, half, residual[rows], next_norm.weight, next_norm.eps, normed[rows]))
+            for half, rows in enumerate(exchange.halves)
+        ]
+        return ResidualState(residual, PendingSum(normed, parts))
 
     def _summand(self, x: Tensor, linear: Linear) -> Tensor:
         """linear(x) of this rank [rows, width], where its peers can read it if they are to; or, where it is written to

@@ -90,7 +90,9 @@ class CudaExecutor:
         longest = settings.max_model_len or worker.config.max_position_embeddings
         width = page_table_width(longest, pool.spec.page_size)
         self.kernels = KernelContext.of(device, settings.disable)
-        self.ops = TritonOps(self.kernels, worker.collectives)
+        self.ops = TritonOps(self.kernels, worker.collectives, overlaps_sums=True)
+        """Of passes that are launched kernel by kernel."""
+        self.captured_ops = TritonOps(self.kernels, worker.collectives)
         self.state = DeviceBatchState(settings.max_num_seqs, width, pool.null_page, device)
         longest = width * pool.spec.page_size
         self.attention = triton_backend(model.attention_layers, pool, longest, self.kernels, self.prefill_kernel())
@@ -290,7 +292,7 @@ class CudaExecutor:
         sampling = self.sampling
         return CapturedModel(
             model=self.worker.model,
-            ops=self.ops,
+            ops=self.captured_ops,
             attention=self.attention,
             state=self.state,
             slots=sampling.slots,

@@ -187,13 +187,17 @@ def _gather(
             tl.store(out + row * width + at, values, mask=mask)
 
 
-def row_options(width: int, *, rank: int, world: int, norm: bool, pdl: bool) -> dict[str, Any]:
-    """Constants and launch options of kernels of which a program sums one row at a time."""
+def block_options(width: int) -> dict[str, Any]:
+    """Constants and launch options of kernels of which a program computes one row at a time."""
     block = next_power_of_2(width)
-    options: dict[str, Any] = {"launch_pdl": True} if pdl else {}
     warps = 4 if block <= 2048 else 8
-    options |= {"BLOCK": block, "num_warps": min(warps, max(1, block // 32))}  # no thread has another's elements, too
-    return options | {"RANK": rank, "WORLD": world, "NORM": norm, "PDL": pdl}
+    return {"BLOCK": block, "num_warps": min(warps, max(1, block // 32))}  # no thread has another's elements, too
+
+
+def row_options(width: int, *, rank: int, world: int, norm: bool, pdl: bool) -> dict[str, Any]:
+    """The same of kernels in which ranks meet."""
+    options: dict[str, Any] = {"launch_pdl": True} if pdl else {}
+    return options | block_options(width) | {"RANK": rank, "WORLD": world, "NORM": norm, "PDL": pdl}
 
 
 def launch_reduce(
