@@ -154,7 +154,6 @@ def test_bfloat16_repeats_itself() -> None:
     assert first == second
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize("eager", [False, True], ids=["graphs", "eager"])
 def test_layers_are_told_of_once_the_slower_rank_has_them(eager: bool, tmp_path: Path) -> None:
     """Whoever is given pages meanwhile reads those of both ranks."""
@@ -169,9 +168,7 @@ def test_layers_are_told_of_once_the_slower_rank_has_them(eager: bool, tmp_path:
         assert told[-1] - told[0] > (num_layers - 2) * late_s, "they are told of one by one"
 
 
-=======
 @pytest.mark.parametrize("long", [False, True], ids=["short", "long"])
->>>>>>> overlapped-sums
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_the_end_of_a_rank_is_an_error_within_five_seconds(number: signal.Signals, long: bool) -> None:
     """Also where passes have sums that wait for copies."""
