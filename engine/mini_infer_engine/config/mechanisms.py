@@ -77,7 +77,7 @@ class Mechanism(StrEnum):
     )
     OVERLAPPED_SUMS = (
         "overlapped_sums",
-        "tensor parallelism over two GPUs: in passes of at least 2,048 rows that no CUDA graph holds, copy engines "
+        "tensor parallelism over two GPUs: in passes of at least 6,144 rows that no CUDA graph holds, copy engines "
         "move one half of a summand while products of the other run; off: sums and products one after another",
     )
     PREFILL_GRAPHS = "prefill_graphs", "CUDA graphs of passes with prompts; off: kernel by kernel"
