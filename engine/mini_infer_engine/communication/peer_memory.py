@@ -31,9 +31,9 @@ _BUFFER_BYTES = {2: 96 << 20, 4: 24 << 20, 8: 24 << 20}
 PUSHED_ROWS = 256
 """Of sums that are written into the peers' memory; those of more rows are read from it."""
 OVERLAPPED_ROWS = 6144
-"""From which on sums of two ranks are hidden behind products. Twice as many launches take the host some 40 ms, for which
-passes of fewer rows would wait: of 4,096 tokens 7B took 50 ms on a quiet machine, as without, and up to 70 where the
-transfer thread ran beside it."""
+"""From which on sums of two ranks are hidden behind products. Twice as many launches take the host some 40 ms, for
+which passes of fewer rows would wait: of 4,096 tokens 7B took 50 ms on a quiet machine, as without, and up to 70 where
+the transfer thread ran beside it."""
 
 
 class PeerMemory:

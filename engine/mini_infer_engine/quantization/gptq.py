@@ -53,10 +53,11 @@ def gptq_groups(
     diagonal = hessian.diagonal()
     diagonal[diagonal == 0] = 1
     order = diagonal.argsort(descending=True, stable=True)
-    damped, lower, compensation = _factors(hessian[order][:, order])
-    if drift is not None and lower is not None:
+    damped, factor = _factors(hessian[order][:, order])
+    compensation = damped if factor is None else factor
+    if drift is not None and factor is not None:
         wide = wide.clone()
-        wide[:, order] += torch.cholesky_solve((wide @ drift)[:, order].t(), lower).t()
+        wide[:, order] += (wide @ drift)[:, order] @ factor.t() @ factor
     importance = torch.empty_like(diagonal)
     importance[order] = 1 / compensation.square().sum(0)  # of the inverse's diagonal
     ranges = [
@@ -138,22 +139,21 @@ def _by_kernels(tensor: Tensor) -> Any:
     return _ByTorch
 
 
-def _factors(hessian: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-    """The damped Hessian and its Cholesky factors: its own, the lower one, and its inverse's, the upper one.
+def _factors(hessian: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The damped Hessian, and the upper triangular U of its inverse U.T @ U.
 
-    The latter's rows say how a column's error goes into those behind it. Identity, None, identity: there are no factors
-    in fp32, and nothing is compensated.
+    U's rows say how a column's error goes into those behind it. Identity and None: there is no such factor in fp32, and
+    nothing is compensated.
     """
     mean, identity = hessian.diagonal().mean(), torch.eye(len(hessian), device=hessian.device)
     for damping in _DAMPING:
         damped = hessian + damping * mean * identity
-        lower, failed = torch.linalg.cholesky_ex(damped)
+        # Of the columns in reverse order: turned round again it is the upper R of R @ R.T, and U is R's inverse.
+        lower, failed = torch.linalg.cholesky_ex(damped.flip(0, 1))
         if not int(failed):
-            upper: Tensor
-            upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
-            if not int(failed):
-                return damped, lower, upper.contiguous()  # LAPACK's stand column by column
-    return identity, None, identity
+            upper = torch.linalg.solve_triangular(lower.flip(0, 1), identity, upper=True)
+            return damped, upper.contiguous()
+    return identity, None
 
 
 def clipped_range(part: Tensor, importance: Tensor) -> tuple[Tensor, Tensor]:
