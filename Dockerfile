@@ -87,7 +87,8 @@ LABEL org.opencontainers.image.title="mini-infer-engine-cpu" \
       org.opencontainers.image.version="$VERSION" \
       org.opencontainers.image.revision="$REVISION"
 EXPOSE 8000 5557 5558 5559
-ENTRYPOINT ["mini-infer-serve"]
+# SIGTERM waits until the command can take it: the kernel drops what the first process of a container has no handler for.
+ENTRYPOINT ["env", "--block-signal=TERM", "mini-infer-serve"]
 
 # Triton compiles a launcher in C for each kernel when it first meets a GPU: a compiler and Python's headers stay in.
 FROM ${CUDA_BASE} AS cuda-base
@@ -133,4 +134,5 @@ LABEL org.opencontainers.image.title="mini-infer-engine-cuda" \
       org.opencontainers.image.version="$VERSION" \
       org.opencontainers.image.revision="$REVISION"
 EXPOSE 8000 5557 5558 5559
-ENTRYPOINT ["mini-infer-serve"]
+# SIGTERM waits until the command can take it: the kernel drops what the first process of a container has no handler for.
+ENTRYPOINT ["env", "--block-signal=TERM", "mini-infer-serve"]

@@ -2,7 +2,7 @@
 
 An engine is the first process of its container, which the kernel spares the default action of a signal: one that came
 while modules are imported, for seconds on a busy node, would be lost, and a pod that is over would load its model and
-keep its GPU until its grace period ends.
+keep its GPU until its grace period ends. The images have it blocked until here, while Python itself starts.
 """
 
 import signal
@@ -12,6 +12,7 @@ import sys
 def main() -> int:
     """The command. Returns the exit status."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     from mini_infer_engine.server.cli import main as serve
 
     return serve()

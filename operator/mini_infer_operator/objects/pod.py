@@ -112,6 +112,11 @@ def _pod_spec(launch: Launch, labels: Mapping[str, str], pull_policy: str | None
     }
 
 
+_COMMAND = ["env", "--block-signal=TERM", "mini-infer-serve"]
+"""A SIGTERM that comes before Python has a handler waits for it: the kernel drops it where a container's first process
+has none, and the pod would stay until its grace period ends, which a group that starts anew waits for."""
+
+
 def _container(launch: Launch, pull_policy: str | None, *, is_worker: bool) -> dict[str, Any]:
     overrides = (
         launch.template.container.model_dump(by_alias=True, exclude_none=True) if launch.template.container else {}
@@ -125,7 +130,7 @@ def _container(launch: Launch, pull_policy: str | None, *, is_worker: bool) -> d
     container: dict[str, Any] = {
         "name": CONTAINER,
         "image": launch.image,
-        "command": ["mini-infer-serve"],
+        "command": _COMMAND,
         "args": serve_arguments(
             launch,
             Addresses(

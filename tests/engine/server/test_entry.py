@@ -2,11 +2,13 @@
 
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[3]
 PROGRAM = """
 import importlib.abc, os, signal, sys
 
@@ -30,6 +32,17 @@ def test_a_signal_while_modules_are_imported_ends_the_process(module: str) -> No
     assert done.returncode == 143, done.stderr
 
 
+def test_a_signal_before_python_has_started_is_not_lost() -> None:
+    """As the images start it: the first process of a container has no default action to end it."""
+    images = (ROOT / "Dockerfile").read_text()
+    assert images.count('ENTRYPOINT ["env", "--block-signal=TERM", "mini-infer-serve"]') == 2
+    program = "import time; time.sleep(0.5); from mini_infer_engine.server.entry import main; main()"
+    process = subprocess.Popen(["env", "--block-signal=TERM", sys.executable, "-c", program])
+    time.sleep(0.1)
+    process.terminate()
+    assert process.wait(timeout=60) == 143
+
+
 def test_the_command_starts_there() -> None:
-    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["scripts"]["mini-infer-serve"] == "mini_infer_engine.server.entry:main"
