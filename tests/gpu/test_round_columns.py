@@ -61,7 +61,7 @@ def test_a_weight_is_rounded_by_kernels_as_well_as_by_torch(
     inputs = normal(1500, columns) * torch.linspace(0.2, 4, columns, device=DEVICE)
     weight, hessian, errors = normal(rows, columns, seed=6), inputs.t() @ inputs, list[float]()
     for how in (round_columns, gptq._ByTorch):
-        monkeypatch.setattr(gptq, "_by_kernels", lambda _, how=how: how)
+        monkeypatch.setattr(gptq, "_block_rounding", lambda _, how=how: how)
         integers, scale, zero = gptq.gptq_groups(weight, hessian, 128)
         wide_scale, wide_zero = (one.repeat_interleave(128, 1) for one in (scale, zero))
         made = (integers - wide_zero) * wide_scale

@@ -33,7 +33,7 @@ PUSHED_ROWS = 256
 OVERLAPPED_ROWS = 6144
 """From which on sums of two ranks are hidden behind products. Twice as many launches take the host some 40 ms, for
 which passes of fewer rows would wait: of 4,096 tokens 7B took 50 ms on a quiet machine, as without, and up to 70 where
-the transfer thread ran beside it."""
+the transfer thread ran beside it. (Measured with 7B alone.)"""
 
 
 class PeerMemory:
@@ -68,7 +68,7 @@ class PeerMemory:
         self._handle = symmetric_memory.rendezvous(memory, group)
         buffers = [self._handle.get_buffer(rank, (size,), torch.uint8) for rank in range(parallel.size)]
         self._memory: Tensor = buffers[parallel.rank]
-        self._next_memory: Tensor = buffers[(parallel.rank + 1) % parallel.size]  # of two ranks the peer's
+        self._peer_memory: Tensor = buffers[(parallel.rank + 1) % parallel.size]  # of two ranks the peer's
         self._keeps = memory
         self._memory.zero_()
         self._memory[inbox : self._pads_begin].view(torch.int32).fill_(MARK)
@@ -79,7 +79,7 @@ class PeerMemory:
         self._released = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         self._peers = Peers(pointers, pointers + self._pads_begin, epochs, self._released)
         self._inbox = Inbox(pointers, inbox, row_epochs, self._released)
-        self._overlapped = OverlappedSums(self._memory[flags:], self._next_memory[flags:], self._released)
+        self._overlapped = OverlappedSums(self._memory[flags:], self._peer_memory[flags:], self._released)
         self._turn = 0
         torch.cuda.synchronize(device)
         torch.distributed.barrier(group=group, device_ids=[device.index])  # nobody signals before all pads are zero
@@ -106,7 +106,7 @@ class PeerMemory:
         received = self._next(rows, width, dtype)
         assert received is not None, "a sum of no rows does not overlap"
         assert not torch.cuda.is_current_stream_capturing(), "the numbers of sums are the host's"
-        place = self._view(self._turn, rows, width, dtype, self._next_memory)
+        place = self._view(self._turn, rows, width, dtype, self._peer_memory)
         return self._overlapped.begin(received, place)
 
     def logits_part(self, rows: int, columns: int, dtype: torch.dtype) -> Tensor | None:
@@ -154,6 +154,7 @@ class PeerMemory:
         weight: Tensor | None = None,
         eps: float = 0.0,
     ) -> Tensor:
+        self._overlapped.check_added()
         rows, width = out.shape
         is_pushed = self.pushes(rows, width, out.dtype)
         launch = (

@@ -272,10 +272,11 @@ class ParallelRunner:
         self._telling.extend((handle, layers) for layers in told)
         return handle
 
-    def _tell_of_all_ranks(self, batch: Batch) -> "list[GroupLayers]":
+    def _tell_of_all_ranks(self, batch: Batch) -> list[GroupLayers]:
         """Have whoever waits for the layers of this pass be told when all ranks have them; filled by the launch."""
-        tell, told, num_layers = batch.tell_layers, list[GroupLayers](), self.kv_memory().layout.num_layers
+        tell, told = batch.tell_layers, list[GroupLayers]()
         if tell is not None:
+            num_layers = self.kv_memory().layout.num_layers
 
             def tell_of_all(own: LayerProgress) -> None:
                 told.append(GroupLayers(own, num_layers))

@@ -1,6 +1,7 @@
-"""Columns of a weight rounded to integers one after another, each for what the ones before it have left over.
+"""GPTQ's rounding of a block of columns (Frantar et al. 2022, arXiv 2210.17323), and a sweep of coordinate descent over
+it (QuantEase, Behdin et al. 2023, arXiv 2309.01885): one column after another, each for what those before have left.
 
-`quantization.gptq` says what that is for, and has the same by torch. Rows know nothing of each other: a program has
+`quantization.gptq` has the same by torch. Rows know nothing of each other: a program has
 some of them, with all columns of a block, in registers, where torch would launch a dozen kernels for each column.
 """
 
@@ -35,6 +36,7 @@ def _round_columns(
     left, scale, zero, compensation, integers, errors, rows, columns, stride, factor_stride, largest,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
+    """Program (block of rows): a column is rounded, and its error goes into the columns behind it."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     column = tl.arange(0, COLUMNS)[None, :]
     mask = (row < rows) & (column < columns)
@@ -62,6 +64,7 @@ def _descend_columns(
     integers, scale, gradient, hessian, rows, columns, stride, factor_stride, largest,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
+    """Program (block of rows): a column is rounded anew, and the gradient of those behind it follows."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     column = tl.arange(0, COLUMNS)[None, :]
     mask = (row < rows) & (column < columns)

@@ -38,6 +38,11 @@ class PendingSum:
         self._not_added = [add for _, add in parts]
 
     @property
+    def is_added(self) -> bool:
+        """All of it."""
+        return not self._not_added
+
+    @property
     def num_rows(self) -> int:
         """Of all parts."""
         return self._normed.shape[0]
@@ -81,7 +86,8 @@ class ResidualState:
     @property
     def pending(self) -> PendingSum | None:
         """A sum that may be added part by part; None: there is none, or it has been added."""
-        return self._normed if isinstance(self._normed, PendingSum) else None
+        normed = self._normed
+        return normed if isinstance(normed, PendingSum) and not normed.is_added else None
 
     def select(self, rows: Tensor) -> "ResidualState":
         """Some of its rows [rows] int64, before the next norm."""

@@ -5,11 +5,12 @@ the product with the calibration inputs stays as near as it can; coordinate desc
 others (QuantEase, Behdin et al. 2023, arXiv 2309.01885). Groups' ranges are clipped where that lowers the error (the
 search of AWQ, Lin et al. 2023, arXiv 2306.00978), weighted by what a column's error costs where all others compensate
 it. What is rounded is not the weight itself, but one that makes up for a part of what rounded layers before it did to
-its inputs (QEP, Arai and Ichikawa 2025, arXiv 2504.09629). Pure arithmetic on tensors.
+its inputs (QEP, Arai and Ichikawa 2025, arXiv 2504.09629). Arithmetic on tensors alone; a block's columns are rounded
+by kernels where there are some.
 """
 
 from importlib.util import find_spec
-from typing import Any
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -78,7 +79,7 @@ def gptq_groups(
 def _rounded(left: Tensor, scale: Tensor, zero: Tensor, compensation: Tensor) -> Tensor:
     """Integers of columns that are rounded in their order, all tensors [rows, columns] fp32; `left` is overwritten."""
     integers = torch.empty_like(left)
-    columns, round_block = left.shape[1], _by_kernels(left).round_columns
+    columns, round_block = left.shape[1], _block_rounding(left).round_columns
     for begin in range(0, columns, _BLOCK):
         block, behind = slice(begin, min(begin + _BLOCK, columns)), slice(begin + _BLOCK, None)
         parts = [one[:, block] for one in (left, scale, zero, compensation[block], integers)]
@@ -92,7 +93,7 @@ def _descend_(integers: Tensor, weight: Tensor, scale: Tensor, zero: Tensor, hes
 
     No step makes the error larger. All tensors but the Hessian are [rows, columns] fp32.
     """
-    columns, descend_block_ = weight.shape[1], _by_kernels(weight).descend_columns_
+    columns, descend_block_ = weight.shape[1], _block_rounding(weight).descend_columns_
     error = (integers - zero) * scale - weight
     for begin in range(0, columns, _BLOCK):
         block = slice(begin, min(begin + _BLOCK, columns))
@@ -100,8 +101,22 @@ def _descend_(integers: Tensor, weight: Tensor, scale: Tensor, zero: Tensor, hes
         error[:, block] = (integers[:, block] - zero[:, block]) * scale[:, block] - weight[:, block]
 
 
+class _BlockRounding(Protocol):
+    """How the columns of a block are rounded."""
+
+    def round_columns(
+        self, left: Tensor, scale: Tensor, zero: Tensor, compensation: Tensor, integers: Tensor, largest: int
+    ) -> Tensor:
+        """See `kernels.round_columns`; `left` may be overwritten."""
+
+    def descend_columns_(
+        self, integers: Tensor, scale: Tensor, gradient: Tensor, hessian: Tensor, largest: int
+    ) -> None:
+        """See `kernels.round_columns`; the gradient may be overwritten."""
+
+
 class _ByTorch:
-    """What `kernels.round_columns` does."""
+    """Column by column, some ten operators each: on CPUs, and on GPUs without Triton."""
 
     @staticmethod
     def round_columns(
@@ -130,13 +145,13 @@ class _ByTorch:
             integer.copy_(better)
 
 
-def _by_kernels(tensor: Tensor) -> Any:
-    """What rounds a block's columns where this tensor is: kernels on a GPU that has Triton, else torch."""
+def _block_rounding(tensor: Tensor) -> _BlockRounding:
+    """By kernels where this tensor is on a GPU that has Triton, else by torch."""
     if tensor.device.type == "cuda" and find_spec("triton") is not None:
         from mini_infer_engine.kernels import round_columns
 
-        return round_columns
-    return _ByTorch
+        return cast("_BlockRounding", round_columns)
+    return _ByTorch()
 
 
 def _factors(hessian: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -86,15 +86,16 @@ def test_whoever_reads_finds_the_sum_added(verb: str) -> None:
 def test_parts_are_added_in_order_as_they_are_asked_for() -> None:
     coming = Coming()
     state = coming.state
-    assert state.pending is not None
-    for number, (rows, normed) in enumerate(state.pending.parts()):
+    pending = state.pending
+    assert pending is not None
+    for number, (rows, normed) in enumerate(pending.parts()):
         assert coming.added == list(range(number + 1))
         assert rows == PARTS[number]
         assert torch.equal(normed, NORM(coming.exact[rows]))
-    assert state.pending.num_rows == ROWS
+    assert pending.num_rows == ROWS
+    assert state.pending is None, "nothing of it is left"
     assert state.normed is coming.normed
     assert torch.equal(state.residual, coming.exact)
-    assert state.pending is None
     assert coming.added == [0, 1]
 
 

@@ -2,9 +2,10 @@
 
 Each GPU reads all GPUs' summands and adds them up for itself, in the order of ranks: one exchange of signals, no second
 step (as in TensorRT-LLM's and vLLM's custom all-reduce). Programs of the same number meet first: each writes a counter
-to every peer's signal pad and waits for theirs. Nothing but counters is ever written to a peer. After the meeting, all
-peers have written their summands, and all have ended every kernel before, so that memory that was read two exchanges
-ago may be written again: who makes summands takes turns between two buffers.
+to every peer's signal pad and waits for theirs. These kernels write nothing but counters to a peer; what
+`overlapped_sum` has written into the same buffers is another matter, of which it says why it is safe. After the
+meeting, all peers have written their summands, and all have ended every kernel before, so that memory that was read two
+exchanges ago may be written again: who makes summands takes turns between two buffers.
 """
 
 from typing import Any, NamedTuple

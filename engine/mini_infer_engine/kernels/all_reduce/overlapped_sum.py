@@ -1,4 +1,4 @@
-"""All-reduce of many rows between two GPUs, hidden behind the products before and after it.
+"""All-reduce of many rows between two GPUs, overlapped with the GEMMs before and after it.
 
 The product that makes the summands is computed for one half of its rows, then for the other. As soon as a half is made,
 a copy engine writes it into the peer's memory, which takes no SMs, and behind it, in the order of the same stream, the
@@ -40,9 +40,9 @@ _FAR = tl.constexpr(1 << 30)
 def halves(rows: int, width: int) -> tuple[slice, slice]:
     """Both parts, halves about, of at least two tiles of rows.
 
-    They are cut where the two products of this width take the fewest waves of tiles, for a last wave of few tiles costs
-    as much as a full one; where several cuts do, near the middle, and the first part is the smaller one: its copy has
-    only the second part's product to hide behind.
+    They are cut where the two products of this width take the fewest waves of tiles, for a partial wave costs as much
+    as a full one (wave quantization). Where several cuts do, it is near the middle, and the first part is the smaller
+    one: its copy has only the second part's product to hide behind.
     """
     tiles = cdiv(rows, _TILE_ROWS)
     least = max(1, tiles * 3 // 8)

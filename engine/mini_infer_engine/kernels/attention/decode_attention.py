@@ -41,15 +41,17 @@ def _to_l2(at):
 
 
 @triton.jit
-def _keys_to_l2(table, head_pool, begin, end, kv_length, page_stride, kv_stride, token_stride, HEAD_DIM: tl.constexpr,
-                PAGE_SIZE: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):  # fmt: skip
+def _keys_to_l2(table, head_pool, begin, end, page_stride, kv_stride, token_stride,
+                HEAD_DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, PAGE_SIZE: tl.constexpr,
+                BLOCK: tl.constexpr, BLOCKS: tl.constexpr):  # fmt: skip
     """Have the first keys and values of a split, so many blocks of them, brought into the L2 cache."""
     line: tl.constexpr = 128 // (head_pool.dtype.element_ty.primitive_bitwidth // 8)
-    lines = tl.arange(0, (HEAD_DIM + line - 1) // line) * line
+    lines_of_head: tl.constexpr = DIM_BLOCK // line if line < DIM_BLOCK else 1  # a power of two, as DIM_BLOCK is
+    lines = tl.minimum(tl.arange(0, lines_of_head) * line, HEAD_DIM - 1)
     for block in tl.static_range(BLOCKS):
         start = begin + block * BLOCK
         tokens = tl.maximum(tl.minimum(start + tl.arange(0, BLOCK), end - 1), 0)
-        pages = tl.load(table + tl.minimum(tokens, kv_length) // PAGE_SIZE).to(tl.int64)
+        pages = tl.load(table + tokens // PAGE_SIZE).to(tl.int64)
         at = head_pool + pages * page_stride + (tokens % PAGE_SIZE) * token_stride
         _to_l2(at[:, None] + lines[None, :])
         _to_l2(at[:, None] + kv_stride + lines[None, :])
@@ -223,8 +225,8 @@ def _decode_attention(
     head_pool = pool + kv_head * HEAD_DIM
     if EARLY:
         new_page = tl.load(table + kv_length // PAGE_SIZE).to(tl.int64)
-        _keys_to_l2(table, head_pool, begin, end, kv_length, page_stride, kv_stride, token_stride,
-                    HEAD_DIM, PAGE_SIZE, BLOCK, _EARLY_BLOCKS)  # fmt: skip
+        _keys_to_l2(table, head_pool, begin, end, page_stride, kv_stride, token_stride,
+                    HEAD_DIM, DIM_BLOCK, PAGE_SIZE, BLOCK, _EARLY_BLOCKS)  # fmt: skip
         gdc_wait()
     q_heads = qkv + row * qkv_stride + (kv_head * GROUP + heads)[:, None] * HEAD_DIM
     q_inside = (heads < GROUP)[:, None] & dim_inside
@@ -347,8 +349,9 @@ def decode_attention(
     layer's view [pages, 2, page_size, kv_heads, head_dim], of qkv's dtype or of one byte an element (see `rope_kv`), of
     which the new token, too, attends to itself as it is stored; page_tables [slots, width] int32, read at the plan's
     slots. The plan is of the same rows. Returns [rows, q_heads * head_dim], in `out` where given.
-    softcap: see `softcap`; None: scores are not capped. early: plan, page tables and the keys and values of all earlier
-    tokens were written by kernels that have ended when the kernel before this one begins.
+    softcap: see `softcap`; None: scores are not capped. early: plan and page tables were written by kernels that
+    have ended when the kernel before this one begins, and are read before the wait for it. Keys and values are only
+    brought into the L2 cache there, which has what was written last whenever they are read.
     """
     rows = qkv.shape[0]
     _, _, page_size, kv_heads, head_dim = pool.shape

@@ -1,0 +1,44 @@
+"""Decode attention that reads before its wait, compiled for Hopper without a GPU, with heads of several widths."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="needs triton, but no GPU")
+
+from tests.gpu.compiled_for_hopper import facts_told_by
+from tests.gpu.device import KERNELS
+
+pytestmark = KERNELS
+PROGRAM = """
+import sys
+import torch
+from tests.gpu.compiled_for_hopper import Compiled, Workspace, pretend_hopper, tell
+
+pretend_hopper()
+from mini_infer_engine.kernels.attention import decode_attention as module
+from mini_infer_engine.kernels.attention.attention_config import decode_config
+from mini_infer_engine.kernels.attention.decode_plan import FIELDS, DecodePlan
+from mini_infer_engine.kernels.attention.rope_kv import Rotation
+
+head_dim, dtype, stored = int(sys.argv[1]), getattr(torch, sys.argv[2]), getattr(torch, sys.argv[3])
+kv_heads, group = 8, 4
+config = decode_config(1, kv_heads, 132, split_kv=True, pdl=True, quantized=stored == torch.int8)
+plan = DecodePlan(torch.zeros(17, FIELDS.value, dtype=torch.int32), None, config, splits=True)
+qkv = torch.zeros(1, (group + 2) * kv_heads * head_dim, dtype=dtype)
+pool = torch.zeros(4, 2, 128, kv_heads, head_dim, dtype=stored)
+rotation, tables = Rotation(torch.zeros(64, head_dim, dtype=dtype)), torch.zeros(4, 8, dtype=torch.int32)
+module._decode_attention = Compiled(module._decode_attention)
+module.decode_attention(qkv, rotation, pool, tables, plan, scale=1.0, workspace=Workspace(), early=True)
+tell(module._decode_attention.made)
+"""
+
+
+@pytest.mark.parametrize("stored", ["", "int8"])
+@pytest.mark.parametrize(
+    ("head_dim", "dtype"), [(64, "bfloat16"), (80, "float32"), (96, "float32"), (128, "bfloat16"), (160, "bfloat16")]
+)
+def test_heads_of_any_width_compile(head_dim: int, dtype: str, stored: str, tmp_path: Path) -> None:
+    facts = facts_told_by(PROGRAM, head_dim, dtype, stored or dtype, cache=tmp_path)
+    assert facts.registers <= 255
+    assert facts.spilled_bytes == 0 or head_dim > 128 or dtype == "float32"
