@@ -82,8 +82,9 @@ def _rounded(left: Tensor, scale: Tensor, zero: Tensor, compensation: Tensor) ->
     columns, round_block = left.shape[1], _block_rounding(left).round_columns
     for begin in range(0, columns, _BLOCK):
         block, behind = slice(begin, min(begin + _BLOCK, columns)), slice(begin + _BLOCK, None)
-        parts = [one[:, block] for one in (left, scale, zero, compensation[block], integers)]
-        errors = round_block(*parts, _LARGEST)
+        errors = round_block(
+            left[:, block], scale[:, block], zero[:, block], compensation[block, block], integers[:, block], _LARGEST
+        )
         left[:, behind].addmm_(errors, compensation[block, behind], alpha=-1)
     return integers
 
