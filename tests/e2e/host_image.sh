@@ -14,7 +14,7 @@ IFS=: read -ra folders <<<"${HOST_PACKAGES:-}"
 for folder in "${folders[@]}"; do cp -r "$folder/." "$scratch/site/"; done
 cat >"$scratch/bin/mini-infer-serve" <<'RUN'
 #!/usr/bin/env bash
-exec env --block-signal=TERM python3 -c 'import sys; from mini_infer_engine.server.entry import main; sys.exit(main())' "$@"
+exec python3 -c 'import sys; from mini_infer_engine.server.entry import main; sys.exit(main())' "$@"
 RUN
 chmod 755 "$scratch" "$scratch/bin/mini-infer-serve"
 python3 "${HOST_IMAGE:?HOST_IMAGE must name the program that packs folders into an image}" "$name" "$out" \

@@ -1,7 +1,8 @@
 """Where kernel tests run: an NVIDIA GPU, or a CPU under Triton's interpreter, which takes their small cases only."""
 
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -49,3 +50,17 @@ def error(actual: torch.Tensor, exact: torch.Tensor) -> float:
         return float("inf")
     difference = (actual.double() - exact.double()).abs().max() / exact.double().abs().max()
     return float(difference) / torch.finfo(actual.dtype).eps
+
+
+def release_while_waiting(released: torch.Tensor, launch: Callable[[], object]) -> None:
+    """Kernels that wait in vain end by a write to main memory alone; under the interpreter it comes first."""
+    if not ON_GPU:
+        released.fill_(1)
+    launch()
+    if ON_GPU:
+        done = torch.cuda.Event()
+        done.record()
+        time.sleep(0.1)
+        assert not done.query()
+        released.fill_(1)
+        done.synchronize()

@@ -1,7 +1,5 @@
 """One-shot all-reduce and gather: one rank whose peers' memory is on the same device, and who have come everywhere."""
 
-import time
-
 import pytest
 import torch
 
@@ -11,7 +9,7 @@ import triton.language as tl
 
 from mini_infer_engine.kernels.all_reduce import one_shot
 from mini_infer_engine.kernels.all_reduce.one_shot import MAX_PROGRAMS, launch_gather, launch_reduce
-from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, ON_GPU, cases, error, normal
+from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, ON_GPU, cases, error, normal, release_while_waiting
 from tests.gpu.exact import exact_norm
 
 pytestmark = KERNELS
@@ -81,17 +79,12 @@ def test_nobody_waits_any_more_once_released(monkeypatch: pytest.MonkeyPatch) ->
     ranks = Ranks(2, 0, [normal(2 * 64, dtype=BF16, seed=seed) for seed in range(2)])
     ranks.pads[0] -= FAR
     arguments = ranks.arguments
-    if not ON_GPU:
-        ranks.released.fill_(1)
-    for _ in range(3):
-        launch_reduce(arguments, 0, torch.empty((2, 64), dtype=BF16, device=DEVICE), rank=0, world=2)
-    if ON_GPU:
-        done = torch.cuda.Event()
-        done.record()
-        time.sleep(0.1)
-        assert not done.query()
-        ranks.released.fill_(1)
-        done.synchronize()
+
+    def launch() -> None:
+        for _ in range(3):
+            launch_reduce(arguments, 0, torch.empty((2, 64), dtype=BF16, device=DEVICE), rank=0, world=2)
+
+    release_while_waiting(ranks.released, launch)
 
 
 def test_programs_that_share_many_rows_compute_each_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 Streams are tried on two GPUs alone (tests/gpu2).
 """
 
-import time
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -17,7 +16,7 @@ import triton.language as tl
 from mini_infer_engine.communication.overlapped_sums import OverlappedSums
 from mini_infer_engine.kernels.all_reduce import overlapped_sum
 from mini_infer_engine.kernels.all_reduce.overlapped_sum import FLAG_BYTES, FLAGS, halves, launch_add_received
-from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, ON_GPU, cases, error, normal
+from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, ON_GPU, cases, error, normal, release_while_waiting
 from tests.gpu.exact import exact_norm
 
 pytestmark = KERNELS
@@ -88,16 +87,7 @@ def test_nobody_waits_any_more_once_released(number: int, flag: int, monkeypatch
         monkeypatch.setattr(overlapped_sum, "TURNS", tl.constexpr(64))
     rank = Rank(2, 64, BF16)
     rank.flags[0, 0] = flag
-    if not ON_GPU:
-        rank.released.fill_(1)
-    rank.add(0, slice(0, None), number)
-    if ON_GPU:
-        done = torch.cuda.Event()
-        done.record()
-        time.sleep(0.1)
-        assert not done.query()
-        rank.released.fill_(1)
-        done.synchronize()
+    release_while_waiting(rank.released, lambda: rank.add(0, slice(0, None), number))
     assert rank.flags[0, 0] == (number + 2**30 + 2**31) % 2**32 - 2**31
     rank.released.fill_(0)
     rank.add(0, slice(0, None), number + 1)

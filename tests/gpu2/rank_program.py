@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -75,17 +76,16 @@ def check_sums(group: GpuCollectives, rows: int, width: int, dtype: torch.dtype)
     return max(worst, look())
 
 
-def seconds_after_a_late_rank(peers: PeerMemory, rank: int, sums: int = 200) -> float:
-    """Of sums of 256 rows, before the first of which one rank comes late."""
-    summands = torch.zeros((256, 3584), dtype=torch.bfloat16, device="cuda")
-    peers.sum(summands)
+def seconds_after_a_late_rank(add: Callable[[], object], rank: int, sums: int) -> float:
+    """Of so many sums, before the first of which one rank comes late."""
+    add()
     torch.cuda.synchronize()
     torch.distributed.barrier(device_ids=[rank])
     begin_s = time.perf_counter()
     if rank:
         torch.cuda._sleep(_LATE_CYCLES)  # type: ignore[no-untyped-call]  # torch's
     for _ in range(sums):
-        peers.sum(summands)
+        add()
     torch.cuda.synchronize()
     return time.perf_counter() - begin_s
 
@@ -192,29 +192,18 @@ class Alternating:
         self._check(self.group.gather_columns(memory.copy_(own), width), torch.cat(summands, dim=1)[:, :width])
 
 
-def seconds_after_a_late_overlap(peers: PeerMemory, rank: int, sums: int = 50) -> float:
-    """Of overlapped sums, before the first of which one rank comes late."""
+def overlapping(peers: PeerMemory) -> Callable[[], Tensor]:
+    """One overlapped sum after another, of the same rows."""
     x, weight = torch.zeros((2048, 3584), dtype=torch.bfloat16, device="cuda"), torch.ones(3584, device="cuda")
-    residual = torch.zeros_like(x)
-    overlapped(peers, x, residual, weight)
-    torch.cuda.synchronize()
-    torch.distributed.barrier(device_ids=[rank])
-    begin_s = time.perf_counter()
-    if rank:
-        torch.cuda._sleep(_LATE_CYCLES)  # type: ignore[no-untyped-call]  # torch's
-    for _ in range(sums):
-        overlapped(peers, x, residual, weight)
-    torch.cuda.synchronize()
-    return time.perf_counter() - begin_s
+    return partial(overlapped, peers, x, torch.zeros_like(x), weight)
 
 
 def seconds_without_the_other(group: GpuCollectives, rank: int) -> float:
     """Of some overlapped sums for which the other rank does not live any more, and the group is let go meanwhile."""
     peers = group.peers
     assert peers is not None
-    x, weight = torch.zeros((2048, 3584), dtype=torch.bfloat16, device="cuda"), torch.ones(3584, device="cuda")
-    residual = torch.zeros_like(x)
-    overlapped(peers, x, residual, weight)
+    add = overlapping(peers)
+    add()
     torch.cuda.synchronize()
     torch.distributed.barrier(device_ids=[rank])
     torch.cuda.synchronize()
@@ -223,7 +212,7 @@ def seconds_without_the_other(group: GpuCollectives, rank: int) -> float:
     begin_s = time.perf_counter()
     threading.Timer(0.3, peers.release).start()
     for _ in range(3):
-        overlapped(peers, x, residual, weight)
+        add()
     torch.cuda.synchronize()
     return time.perf_counter() - begin_s
 
@@ -277,9 +266,10 @@ def main() -> None:
         if (only := question.get("only")) is not None:
             assert group.peers is not None
             if only == "late":
-                errors["seconds"] = seconds_after_a_late_rank(group.peers, rank)
+                summands = torch.zeros((256, 3584), dtype=torch.bfloat16, device="cuda")
+                errors["seconds"] = seconds_after_a_late_rank(partial(group.peers.sum, summands), rank, sums=200)
             elif only == "late overlap":
-                errors["seconds"] = seconds_after_a_late_overlap(group.peers, rank)
+                errors["seconds"] = seconds_after_a_late_rank(overlapping(group.peers), rank, sums=50)
             elif only == "alternating":
                 errors |= Alternating(group).run(steps=200)
             else:

@@ -1,8 +1,8 @@
 """GPTQ's rounding of a block of columns (Frantar et al. 2022, arXiv 2210.17323), and a sweep of coordinate descent over
 it (QuantEase, Behdin et al. 2023, arXiv 2309.01885): one column after another, each for what those before have left.
 
-`quantization.gptq` has the same by torch. Rows know nothing of each other: a program has
-some of them, with all columns of a block, in registers, where torch would launch a dozen kernels for each column.
+`quantization.gptq` has the same by torch. Rows know nothing of each other: a program has some of them, with all columns
+of a block, in registers, where torch would launch a dozen kernels for each column.
 """
 
 import torch
@@ -26,6 +26,14 @@ def _nearest(x, low, high):
 
 
 @triton.jit
+def _block(rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """A program's rows [ROWS, 1], all columns [1, COLUMNS], and which there are."""
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    column = tl.arange(0, COLUMNS)[None, :]
+    return row, column, (row < rows) & (column < columns)
+
+
+@triton.jit
 def _column(tile, is_here):
     """One column [rows] of a tile [rows, columns]."""
     return tl.sum(tl.where(is_here, tile, 0.0), axis=1)
@@ -37,9 +45,7 @@ def _round_columns(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Program (block of rows): a column is rounded, and its error goes into the columns behind it."""
-    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-    column = tl.arange(0, COLUMNS)[None, :]
-    mask = (row < rows) & (column < columns)
+    row, column, mask = _block(rows, columns, ROWS, COLUMNS)
     values = tl.load(left + row * stride + column, mask=mask, other=0.0)
     steps = tl.load(scale + row * stride + column, mask=mask, other=1.0)
     middles = tl.load(zero + row * stride + column, mask=mask, other=0.0)
@@ -65,9 +71,7 @@ def _descend_columns(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Program (block of rows): a column is rounded anew, and the gradient of those behind it follows."""
-    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-    column = tl.arange(0, COLUMNS)[None, :]
-    mask = (row < rows) & (column < columns)
+    row, column, mask = _block(rows, columns, ROWS, COLUMNS)
     made = tl.load(integers + row * stride + column, mask=mask, other=0.0)
     steps = tl.load(scale + row * stride + column, mask=mask, other=1.0)
     slopes = tl.load(gradient + row * columns + column, mask=mask, other=0.0)

@@ -50,7 +50,7 @@ def candidates(product: Product, block_m: int, profile: DeviceProfile) -> list[P
     return list(dict.fromkeys(found))
 
 
-def timed_in_turn(
+def candidate_times(
     configs: Sequence[PdlGemmConfig], microseconds: Callable[[PdlGemmConfig], float]
 ) -> list[tuple[float, PdlGemmConfig]]:
     """Times and configs, the fastest first, without those that fail; the first ones are timed once more at the end."""
@@ -114,7 +114,7 @@ class SmallMTuner:
         current = self.policy.small_m_config(
             rows, product.n, product.k, torch.bfloat16, gated=product.gated, tma_operands=True
         )
-        first = timed_in_turn(candidates(product, rows, self.policy.profile), lambda config: microseconds(config, 6))
+        first = candidate_times(candidates(product, rows, self.policy.profile), lambda config: microseconds(config, 6))
         before_us = microseconds(current, 15)
         again: list[tuple[float, GemmConfig | None]] = [(microseconds(config, 15), config) for _, config in first[:4]]
         timed = [*again, (before_us, current), (microseconds(None, 15), None)]

@@ -24,6 +24,9 @@ from mini_infer_operator.launch import Addresses, Launch, grace_s, serve_argumen
 from mini_infer_operator.objects.names import selector, service_labels
 
 CONTAINER = "engine"
+_COMMAND = ["env", "--block-signal=TERM", "mini-infer-serve"]
+"""A SIGTERM that comes before Python has a handler waits for it: the kernel drops it where a container's first process
+has none, and the pod would stay until its grace period ends, which a group that starts anew waits for."""
 DEFAULT_REQUESTS = {"cpu": "250m", "memory": "512Mi"}
 MODEL_MOUNT = "/model"
 MODEL_VOLUME = "mini-infer-model"
@@ -110,11 +113,6 @@ def _pod_spec(launch: Launch, labels: Mapping[str, str], pull_policy: str | None
         "volumes": volumes + overrides.get("volumes", []),
         "containers": [_container(launch, pull_policy, is_worker=is_worker)],
     }
-
-
-_COMMAND = ["env", "--block-signal=TERM", "mini-infer-serve"]
-"""A SIGTERM that comes before Python has a handler waits for it: the kernel drops it where a container's first process
-has none, and the pod would stay until its grace period ends, which a group that starts anew waits for."""
 
 
 def _container(launch: Launch, pull_policy: str | None, *, is_worker: bool) -> dict[str, Any]:

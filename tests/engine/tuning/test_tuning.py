@@ -176,7 +176,7 @@ def test_candidates_fit_the_gpu() -> None:
 
 def test_a_gpu_that_wakes_up_late_does_not_cost_the_first_candidates_their_place() -> None:
     pytest.importorskip("triton")
-    from mini_infer_engine.tuning.small_m_tuner import timed_in_turn
+    from mini_infer_engine.tuning.small_m_tuner import candidate_times
 
     times = {PdlGemmConfig(64, 128, splits, 3): 10.0 + splits for splits in (1, 2, 3, 4, 6)}
     calls: list[PdlGemmConfig] = []
@@ -187,5 +187,5 @@ def test_a_gpu_that_wakes_up_late_does_not_cost_the_first_candidates_their_place
         calls.append(config)
         return times[config] * (1.2 if len(calls) <= 2 else 1.0)
 
-    found = timed_in_turn(list(times), microseconds)
+    found = candidate_times(list(times), microseconds)
     assert [(us, config.splits) for us, config in found] == [(11.0, 1), (13.0, 3), (14.0, 4), (16.0, 6)]

@@ -223,8 +223,8 @@ def _decode_attention(
     cos = tl.load(angle, mask=dim_inside, other=0.0).to(tl.float32)
     sin = tl.load(angle + half, mask=dim_inside, other=0.0).to(tl.float32)
     head_pool = pool + kv_head * HEAD_DIM
+    new_page = tl.load(table + kv_length // PAGE_SIZE).to(tl.int64)
     if EARLY:
-        new_page = tl.load(table + kv_length // PAGE_SIZE).to(tl.int64)
         _keys_to_l2(table, head_pool, begin, end, page_stride, kv_stride, token_stride,
                     HEAD_DIM, DIM_BLOCK, PAGE_SIZE, BLOCK, _EARLY_BLOCKS)  # fmt: skip
         gdc_wait()
@@ -238,8 +238,6 @@ def _decode_attention(
     k_head = qkv + row * qkv_stride + (KV_HEADS * GROUP + kv_head + tl.arange(0, 1))[:, None] * HEAD_DIM
     new_key = rotated(k_head, new_inside, k_norm, cos, sin, eps, HEAD_DIM, DIM_BLOCK, NORM).to(qkv.dtype.element_ty)
     new_value = tl.load(k_head + KV_HEADS * HEAD_DIM + dims[None, :], mask=new_inside, other=0.0)
-    if not EARLY:
-        new_page = tl.load(table + kv_length // PAGE_SIZE).to(tl.int64)
     kv_dtype: tl.constexpr = pool.dtype.element_ty
     quantized: tl.constexpr = kv_dtype.primitive_bitwidth == 8
     new_at = head_pool + new_page * page_stride + (kv_length % PAGE_SIZE) * token_stride + dims[None, :]
