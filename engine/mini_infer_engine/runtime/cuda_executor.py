@@ -90,9 +90,7 @@ class CudaExecutor:
         longest = settings.max_model_len or worker.config.max_position_embeddings
         width = page_table_width(longest, pool.spec.page_size)
         self.kernels = KernelContext.of(device, settings.disable)
-        # Twice as many launches: passes that the host can hardly keep up with would take longer.
-        overlaps_sums = not is_launch_bound(worker.weight_bytes)
-        self.ops = TritonOps(self.kernels, worker.collectives, overlaps_sums=overlaps_sums)
+        self.ops = TritonOps(self.kernels, worker.collectives, overlaps_sums=True)
         """Of passes that are launched kernel by kernel."""
         self.captured_ops = TritonOps(self.kernels, worker.collectives)
         self.state = DeviceBatchState(settings.max_num_seqs, width, pool.null_page, device)
