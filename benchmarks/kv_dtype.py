@@ -7,7 +7,8 @@ graph over as many layers as do not fit the L2 cache, with the rate of bytes rea
 between tokens of 8 sequences of 32,768 tokens, and to the first token of 4,096, by dtype of keys and values (--kinds);
 with fp8 weights too, for beside bf16 weights the weights are half of what a step reads. As many engines as fit the
 GPU's memory start at the same time, each in a process of its own, and are measured one at a time; those of bf16 weights
-come first. With `--engines ours,vllm --kinds auto,fp8` these are two waves of four.
+come first. With `--engines ours,vllm --kinds auto,fp8` these are two waves of four on an H200, and four of two on a GPU
+of 80 GB.
 """
 
 import argparse
@@ -46,8 +47,8 @@ _WEIGHT_BYTES = {None: 15.3e9, "fp8": 8.8e9}
 """Of the 7B shape; the embedding and the output layer stay bf16."""
 _OTHER_BYTES = 4.5e9
 """Of an engine: activations of 16,384 tokens, CUDA graphs, CUDA itself."""
-_GPU_BYTES = 139e9
-"""That engines of one wave take together, at most: an H200 has 150e9."""
+_GPU_SHARE = 0.92
+"""Of the GPU's memory, that engines of one wave take together, at most."""
 _DECODES = ((8, 32_768), (1, 32_768), (8, 4_096), (32, 8_192), (128, 2_048))
 _TUNED = ((8, 32_768), (32, 8_192))
 _PREFILLS = ((4_096, 0), (2_048, 30_720), (512, 16_384))
@@ -190,6 +191,7 @@ def waves(folder: str, options: argparse.Namespace) -> list[dict[str, Start]]:
     made: list[dict[str, Start]] = []
     taken: list[float] = []
     common = dict(engines.SMOKE_SETTINGS) if options.smoke else SETTINGS
+    most = _GPU_SHARE * torch.cuda.get_device_properties(0).total_memory if ON_GPU else math.inf
     kinds = ("fp8",) if options.smoke else options.kinds
     for weights, kind, engine in itertools.product((None,) if options.smoke else (None, "fp8"), kinds, options.engines):
         if not engines.is_present(engine) or (engine != "ours" and kind == "int8"):
@@ -199,7 +201,7 @@ def waves(folder: str, options: argparse.Namespace) -> list[dict[str, Start]]:
         if not options.smoke:
             own |= engines.share_of_gpu(kv_bytes)
         needed = _WEIGHT_BYTES[weights] + kv_bytes + _OTHER_BYTES
-        place = next((place for place, total in enumerate(taken) if total + needed <= _GPU_BYTES), len(made))
+        place = next((place for place, total in enumerate(taken) if total + needed <= most), len(made))
         if place == len(made):
             made.append({})
             taken.append(0.0)
