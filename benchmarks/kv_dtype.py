@@ -34,7 +34,6 @@ from common.together import Start, measure_in_turn
 if TYPE_CHECKING:
     from mini_infer_engine.kernels.attention.attention_config import DecodeConfig
 
-ON_GPU = torch.cuda.is_available()
 HEAD_DIM, PAGE_SIZE, Q_HEADS, KV_HEADS = 128, 128, 28, 4
 ROWS, CONTEXT, ANSWER = 8, 32_768, 65
 SETTINGS = {"max_num_seqs": ROWS, "max_model_len": CONTEXT}
@@ -191,7 +190,7 @@ def waves(folder: str, options: argparse.Namespace) -> list[dict[str, Start]]:
     made: list[dict[str, Start]] = []
     taken: list[float] = []
     common = dict(engines.SMOKE_SETTINGS) if options.smoke else SETTINGS
-    most = _GPU_SHARE * torch.cuda.get_device_properties(0).total_memory if ON_GPU else math.inf
+    most = _GPU_SHARE * torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else math.inf
     kinds = ("fp8",) if options.smoke else options.kinds
     for weights, kind, engine in itertools.product((None,) if options.smoke else (None, "fp8"), kinds, options.engines):
         if not engines.is_present(engine) or (engine != "ours" and kind == "int8"):
@@ -228,7 +227,8 @@ def main() -> int:
         options.model = engines.SMOKE_MODEL
     budget, result = Budget(options.time_limit_s), dict[str, Any]()
     found, result["errors"] = result.setdefault("attention", {}), []
-    if ON_GPU and not options.only_engines:
+    # Not asked for when engines' processes import this: vLLM forks its own, in which CUDA would not start any more.
+    if torch.cuda.is_available() and not options.only_engines:
         for part in attention(options):
             found |= part
             say(f"  {part}")
