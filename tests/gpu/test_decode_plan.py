@@ -43,9 +43,13 @@ def test_splits_cover_each_row_in_equal_lengths(
 ) -> None:
     block, seen = config.block_tokens, window or 1 << 30
     slots = torch.arange(len(kv_lengths), dtype=torch.int32, device=DEVICE) + 3
+    page_size = 16
+    tables = torch.randperm((len(kv_lengths) + 3) * 1025, device=DEVICE).int().view(-1, 1025)
     positions = [length + 31 * row + 7 for row, length in enumerate(kv_lengths)]
     places = (torch.tensor(values, device=DEVICE) for values in (positions, kv_lengths))
-    plan = plan_decode(slots, *places, kv_heads, 1 << 14, window, config=config)
+    plan = plan_decode(
+        slots, *places, kv_heads, 1 << 14, window, config=config, page_tables=tables, page_size=page_size
+    )
     entries = plan.entries.tolist()
     used = [entry for entry in entries if entry[0] >= 0]
     assert entries[: len(used)] == used, "programs without work come last"
@@ -61,7 +65,8 @@ def test_splits_cover_each_row_in_equal_lengths(
         assert [entry[5] for entry in own] == list(range(len(own)))
         for entry in own:
             assert entry[1:3] == [row + 3, length]
-            assert entry[6:] == [len(own), positions[row]]
+            assert entry[6:8] == [len(own), positions[row]]
+            assert entry[8:] == [int(tables[row + 3, place // page_size]) for place in (entry[3], length)]
         assert [entry[3] for entry in own] == [first, *[entry[4] for entry in own[:-1]]]
         assert own[-1][4] == length
         sizes = [-(-(entry[4] - entry[3]) // block) for entry in own]

@@ -1,6 +1,6 @@
 """Runs a Gluon kernel for Hopper on a CPU, program after program, for Triton's interpreter has no Gluon.
 
-What large_m_gemm and pdl_gemm are made of, with Triton's values but without its layouts: TMA copies
+What large_m_gemm, pdl_gemm and hopper_decode_attention are made of, with Triton's values but without its layouts: copies
 arrive at once, a product runs no sooner than it is waited for (so a stage that is filled too early shows), and inline
 PTX is computed instruction by instruction. Whether layouts fit and threads are synchronised, only a GPU tells.
 """
@@ -72,6 +72,10 @@ class Pointer:
         """Further places."""
         return Pointer(self.memory, self.offsets + offsets)
 
+    def __getitem__(self, at: Any) -> "Pointer":
+        """Places with more dimensions."""
+        return Pointer(self.memory, self.offsets[at])
+
 
 def load(pointer: Pointer, mask: Any = True, other: float = 0.0, cache_modifier: str = "") -> Any:
     """`gl.load`. An assertion: it reads beyond the memory."""
@@ -135,6 +139,16 @@ class Shared:
     def permute(self, order: tuple[int, ...]) -> "Shared":
         """Dimensions in another order."""
         return Shared(self.memory.permute(order))
+
+    def slice(self, start: int, length: int) -> "Shared":
+        """Some along the first dimension."""
+        assert 0 <= start <= start + length <= self.memory.shape[0], "beyond shared memory"
+        return Shared(self.memory[start : start + length])
+
+    def store(self, made: Any) -> None:
+        """All of it."""
+        assert self.shape == list(made.shape)
+        self.memory.copy_(made)
 
     def load(self, layout: object) -> Any:
         """A copy."""
@@ -306,8 +320,17 @@ def _allocate(dtype: Any, shape: list[int], layout: object) -> Any:
 
 
 def _copy_elements(target: Shared, source: Pointer, mask: Any) -> None:
-    """A copy by threads, which leaves what is masked as it was."""
-    target.memory.copy_(torch.where(mask, load(source, mask), target.memory))
+    """A copy by threads, which writes zeros in place of what is masked (cp.async with a source of no bytes)."""
+    target.memory.copy_(load(source, mask))
+
+
+def _product_of_registers(first: Any, second: Any, acc: Any) -> Any:
+    """`mma_v2`."""
+    return values(acc + first.float() @ second.float())
+
+
+def _largest(tensor: Any, axis: int) -> Any:
+    return values(tensor.amax(axis))
 
 
 def _where(condition: Any, a: Any, b: Any) -> Any:
@@ -332,12 +355,14 @@ def _language(program: tuple[int, ...]) -> SimpleNamespace:
         zeros_like=lambda tensor: values(torch.zeros_like(tensor)),
         num_warps=lambda: 4,
         sum=lambda tensor, axis: values(tensor.sum(axis)),
+        max=_largest,
         rsqrt=torch.rsqrt,
         exp=torch.exp,
+        exp2=torch.exp2,
         expand_dims=lambda tensor, axis: tensor.unsqueeze(axis),
         atomic_add=_add,
         minimum=lambda a, b: a.clamp(max=b) if isinstance(a, torch.Tensor) else min(a, b),
-        maximum=max,
+        maximum=lambda a, b: torch.maximum(a, b) if isinstance(a, torch.Tensor) else max(a, b),
         where=_where,
         static_range=range,
         load=load,
@@ -371,6 +396,7 @@ def run_kernel(module: types.ModuleType, name: str, grid: tuple[int, int, int], 
         )
         cores = _TensorCores()
         scope |= {"warpgroup_mma": cores.product, "mma_wait": cores.wait, "fence_async_shared": lambda: None}
+        scope["mma_v2"] = _product_of_registers
         functions = [value for value in vars(module).values() if type(value).__name__ == "GluonJITFunction"]
         others = {value.fn.__module__: value.fn.__globals__ for value in functions}
         for key, value in [pair for names in (*others.values(), vars(module)) for pair in names.items()]:

@@ -59,6 +59,11 @@ class Mechanism(StrEnum):
         "speculation: where guesses are checked, rotation, the write of keys and values, attention and the merge of "
         "splits are one kernel; off: three, those of short prompt chunks",
     )
+    HOPPER_DECODE = (
+        "hopper_decode",
+        "decode attention of few rows on Hopper by a kernel that copies keys before it waits for q; off: the portable "
+        "kernel",
+    )
     HOPPER_FA3 = "hopper_fa3", "FlashAttention-3 for prompts on Hopper; off: FlashAttention-2 in Triton"
     WIDE_PAGES = (
         "wide_pages",

@@ -204,11 +204,22 @@ class KernelPolicy:
         """Splits of K for cuBLAS's product of x [m, k] and weight [n, k]; 1: none."""
         return 1 if Mechanism.SPLIT_K in self.disabled else gemm_rules.k_splits(m, n, k, profile=self.profile)
 
-    def decode_config(self, rows: int, kv_heads: int, *, quantized: bool = False) -> DecodeConfig:
-        """Of decode attention for so many rows; quantized: over pages of one byte an element."""
-        split_kv = Mechanism.SPLIT_KV not in self.disabled
+    def decode_config(
+        self, rows: int, kv_heads: int, *, quantized: bool = False, shape: PrefillShape | None = None
+    ) -> DecodeConfig:
+        """Of decode attention for so many rows; quantized: over pages of one byte an element.
+
+        shape: of its heads and pages, without which the kernel for Hopper is not used.
+        """
+        hopper = shape is not None and Mechanism.HOPPER_DECODE not in self.disabled
         return attention_config.decode_config(
-            rows, kv_heads, self.profile.sm_count, split_kv=split_kv, pdl=self.pdl, quantized=quantized
+            rows,
+            kv_heads,
+            self.profile.sm_count,
+            split_kv=Mechanism.SPLIT_KV not in self.disabled,
+            pdl=self.pdl,
+            quantized=quantized,
+            hopper_block=attention_config.hopper_decode_block(shape) if shape is not None and hopper else None,
         )
 
     def check_config(self, sequences: int, tile_rows: int, kv_heads: int, row_bytes: int) -> DecodeConfig | None:

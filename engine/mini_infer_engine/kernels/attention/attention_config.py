@@ -15,6 +15,13 @@ _MAX_PDL_ROWS = 16
 """A step of 8 rows is 3 to 5 % shorter where attention begins while the GEMM before runs (H200, three models); of 32
 rows it is 4 to 23 % longer: its programs then take room that the GEMM needs."""
 
+_HOPPER_BLOCK_TOKENS, _HOPPER_BLOCK_ELEMENTS, _LEAST_BLOCK_TOKENS = 128, 16_384, 32
+"""Of hopper_decode_attention's blocks of keys, of which two fit an SM's shared memory beside the values. (On an H100
+blocks of 64 with two programs an SM are up to 10 % better up to 512 tokens, and 10 % worse from 4,096 on.)"""
+_HOPPER_GROUP = 16
+"""Query heads of a KV head that its tile has room for."""
+_HOPPER_HEAD_DIMS = (64, 128, 256)
+
 _QUANTIZED_PROGRAMS_PER_SM = 4
 """Of two warps each, over pages of one byte an element: a block of keys then takes as long as one of twice the bytes
 (32 rows of 8,192 tokens took 136 us on an H200, in bf16 130), so that twice as many have to be under way."""
@@ -66,6 +73,8 @@ class DecodeConfig:
     """At least, for each KV head: in a large batch long sequences are split, or the last to begin would be late."""
     pdl: bool = False
     """Launched by programmatic dependent launch."""
+    hopper: bool = False
+    """Computed by hopper_decode_attention, which is always launched that way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +131,26 @@ class HopperPrefillConfig:
 
 
 def decode_config(
-    rows: int, kv_heads: int, sm_count: int, *, split_kv: bool, pdl: bool, quantized: bool = False
+    rows: int,
+    kv_heads: int,
+    sm_count: int,
+    *,
+    split_kv: bool,
+    pdl: bool,
+    quantized: bool = False,
+    hopper_block: int | None = None,
 ) -> DecodeConfig:
     """For so many rows of one new token; pdl: whether the device and the policy allow programmatic dependent launch.
 
-    quantized: a block of keys has half the bytes, so that one more of them is under way.
+    quantized: a block of keys has half the bytes, so that one more of them is under way. hopper_block: what
+    `hopper_decode_block` says where hopper_decode_attention may be used.
     """
     are_few = rows * kv_heads < MANY_HEAD_ROWS
     pdl = pdl and are_few and rows <= _MAX_PDL_ROWS
+    if pdl and hopper_block is not None:
+        one_an_sm = sm_count if split_kv else 0
+        row_programs = 1.5 if split_kv else 1.0
+        return DecodeConfig(one_an_sm, hopper_block, programs_per_row=row_programs, pdl=True, hopper=True)
     programs_per_sm = _QUANTIZED_PROGRAMS_PER_SM if quantized and not are_few else 2
     target_programs = programs_per_sm * sm_count if split_kv else 0
     if are_few:
@@ -139,6 +160,19 @@ def decode_config(
     return DecodeConfig(
         target_programs, block_tokens=32, warps=2, stages=stages, programs_per_row=1.25 if split_kv else 1.0, pdl=pdl
     )
+
+
+def hopper_decode_block(shape: PrefillShape) -> int | None:
+    """Keys of a block of hopper_decode_attention; None: it cannot compute this.
+
+    It has pages of 16 bits an element and of whole blocks, heads of a power of two, up to 16 of them a KV head, and no
+    soft cap.
+    """
+    halves = shape.dtype in (torch.bfloat16, torch.float16) and shape.pages_dtype == shape.dtype
+    fits = shape.head_dim in _HOPPER_HEAD_DIMS and shape.q_heads <= _HOPPER_GROUP * shape.kv_heads
+    block = min(_HOPPER_BLOCK_TOKENS, _HOPPER_BLOCK_ELEMENTS // shape.head_dim, shape.page_size)
+    whole = block >= _LEAST_BLOCK_TOKENS and block & (block - 1) == 0 and shape.page_size % block == 0
+    return block if halves and fits and whole and not shape.caps_scores else None
 
 
 def check_config(

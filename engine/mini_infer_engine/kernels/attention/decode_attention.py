@@ -362,6 +362,14 @@ def decode_attention(
         out = torch.empty((rows, q_heads * head_dim), dtype=qkv.dtype, device=qkv.device)
     if not rows:
         return out
+    if plan.config.hopper:
+        assert softcap is None, "the kernel for Hopper does not cap scores: KernelPolicy.decode_config"
+        from mini_infer_engine.kernels.attention.hopper_decode_attention import hopper_decode_attention
+
+        hopper_decode_attention(
+            qkv, rotation, pool, page_tables, plan, scale=scale, workspace=workspace, out=out, early=early
+        )
+        return out
     partial_floats = programs * kv_heads * group * (dim_block + 2) if plan.splits else 0
     are_few = rows * kv_heads < MANY_HEAD_ROWS
     # Merging many splits takes registers, so that no third program fits on an SM. That helps models with few query

@@ -15,8 +15,9 @@ from mini_infer_engine.kernels.attention.attention_config import MANY_HEAD_ROWS,
 from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
 
 NO_WINDOW = 1 << 30
-FIELDS: tl.constexpr = tl.constexpr(8)
-"""Of a program: row or -1, slot, KV length before the new token, first key, end, split, splits of its row, position."""
+FIELDS: tl.constexpr = tl.constexpr(10)
+"""Of a program: row or -1, slot, KV length before the new token, first key, end, split, splits of its row, position;
+and where a plan has them the pages of its first key and of the new token."""
 
 
 MAX_SPLITS: tl.constexpr = tl.constexpr(64)
@@ -32,13 +33,15 @@ def _merge_cost_blocks(group: int, *, of_many: bool) -> float:
     return 0.008 * next_power_of_2(group) if of_many else 1.6 / max(2, _MERGE_HEADS // next_power_of_2(group))
 
 
-@triton.jit(do_not_specialize=["rows", "programs", "window"],
-            do_not_specialize_on_alignment=["slots", "positions", "kv_lengths"])  # fmt: skip
+@triton.jit(do_not_specialize=["rows", "programs", "window", "table_stride"],
+            do_not_specialize_on_alignment=["slots", "positions", "kv_lengths", "page_tables"])  # fmt: skip
 def _plan_decode(
     slots,
     positions,
     kv_lengths,
+    page_tables,
     plan,
+    table_stride,
     rows,
     programs,
     window,
@@ -47,6 +50,7 @@ def _plan_decode(
     ROWS_BLOCK: tl.constexpr,
     SPLITS_BLOCK: tl.constexpr,
     BLOCK: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
 ):
     row = tl.arange(0, ROWS_BLOCK)
     mask = row < rows
@@ -72,6 +76,9 @@ def _plan_decode(
     splits = tl.cdiv(blocks, split_blocks)
     split_tokens = tl.cdiv(blocks, tl.maximum(splits, 1)) * BLOCK
     first_splits = tl.cumsum(splits) - splits
+    if PAGE_SIZE:
+        tables = page_tables + slot.to(tl.int64) * table_stride
+        new_page = tl.load(tables + tl.maximum(kv_length, 0) // PAGE_SIZE, mask=blocks > 0, other=0)
     for start in range(0, tl.max(splits), SPLITS_BLOCK):
         split = start + tl.arange(0, SPLITS_BLOCK)[None, :]
         entry = plan + (first_splits[:, None] + split) * FIELDS
@@ -87,6 +94,10 @@ def _plan_decode(
         tl.store(entry + 5, none + split, mask=own)
         tl.store(entry + 6, none + splits[:, None], mask=own)
         tl.store(entry + 7, none + position[:, None], mask=own)
+        if PAGE_SIZE:
+            first_page = tl.load(tables[:, None] + begin // PAGE_SIZE, mask=own, other=0)
+            tl.store(entry + 8, first_page, mask=own)
+            tl.store(entry + 9, none + new_page[:, None], mask=own)
     for start in range(tl.sum(splits), programs, 128):
         idle = start + tl.arange(0, 128)
         tl.store(plan + idle * FIELDS, tl.full((128,), -1, dtype=tl.int32), mask=idle < programs)
@@ -101,6 +112,8 @@ class DecodePlan:
     config: DecodeConfig
     splits: bool
     """Whether there are more programs than rows, so that a row may have several."""
+    has_pages: bool = False
+    """Whether entries name pages."""
 
 
 def plan_decode(
@@ -113,13 +126,17 @@ def plan_decode(
     *,
     config: DecodeConfig,
     group: int = 1,
+    page_tables: torch.Tensor | None = None,
+    page_size: int = 0,
 ) -> DecodePlan:
     """Schedule rows with `kv_lengths` [rows] tokens in the cache before the new one, all fewer than `max_tokens`.
 
     slots and positions [rows] are passed on to the programs. Every row has a split, and its last split has the new
     token, whose cache index is the KV length; a row with a length of -1 is padding and has no program. A window is the
-    last so many cache indexes (see `Row.position_offset`). group: query heads of a KV head.
+    last so many cache indexes (see `Row.position_offset`). group: query heads of a KV head. page_tables [slots, width]
+    int32, and tokens of a page: for a plan with pages.
     """
+    tables = positions if page_tables is None else page_tables
     rows = positions.shape[0]
     are_few = rows * kv_heads < MANY_HEAD_ROWS
     target = max(config.target_programs // kv_heads, int(rows * config.programs_per_row))
@@ -132,7 +149,9 @@ def plan_decode(
             slots,
             positions,
             kv_lengths,
+            tables,
             entries,
+            tables.stride(0),
             rows,
             programs,
             sliding_window or NO_WINDOW,
@@ -141,6 +160,8 @@ def plan_decode(
             ROWS_BLOCK=rows_block,
             SPLITS_BLOCK=max(1, 512 // rows_block),
             BLOCK=config.block_tokens,
+            PAGE_SIZE=0 if page_tables is None else page_size,
             num_warps=4,
         )
-    return DecodePlan(entries, sliding_window, config, splits=programs > rows)
+    has_pages = page_tables is not None
+    return DecodePlan(entries, sliding_window, config, splits=programs > rows, has_pages=has_pages)

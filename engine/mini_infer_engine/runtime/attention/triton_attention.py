@@ -80,7 +80,9 @@ class TritonAttention:
 
     def decode(self, tables: Tensor, slots: Tensor, positions: Tensor, kv_lengths: Tensor) -> Attend:
         """See `TritonBackend.decode`."""
-        config = self._policy.decode_config(positions.shape[0], self._kv_heads, quantized=self._quantized)
+        config = self._policy.decode_config(
+            positions.shape[0], self._kv_heads, quantized=self._quantized, shape=self._shape
+        )
         plans = {
             window: plan_decode(
                 slots,
@@ -91,6 +93,8 @@ class TritonAttention:
                 window,
                 config=config,
                 group=self._group,
+                page_tables=tables if config.hopper else None,
+                page_size=self.page_size,
             )
             for window in self.windows
         }
