@@ -1,8 +1,8 @@
 """Runs a Gluon kernel for Hopper on a CPU, program after program, for Triton's interpreter has no Gluon.
 
-What large_m_gemm, pdl_gemm and hopper_decode_attention are made of, with Triton's values but without its layouts: copies
-arrive at once, a product runs no sooner than it is waited for (so a stage that is filled too early shows), and inline
-PTX is computed instruction by instruction. Whether layouts fit and threads are synchronised, only a GPU tells.
+What large_m_gemm, pdl_gemm and hopper_decode_attention are made of, with Triton's values but without its layouts:
+copies arrive at once, a wgmma runs no sooner than it is waited for (so a stage that is filled too early shows), and
+inline PTX is computed instruction by instruction. Whether layouts fit and threads are synchronised, only a GPU tells.
 """
 
 import itertools

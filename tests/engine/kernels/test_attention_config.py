@@ -1,13 +1,16 @@
 """Which attention kernel a pass with prompts has: what FlashAttention-3 can compute, and the loads that it is given."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from mini_infer_engine.kernels.attention.attention_config import (
     PrefillShape,
+    decode_config,
     fits_wide_pages,
+    hopper_decode_block,
     hopper_fa3_is_faster,
     supports_hopper_fa3,
     wide_pages,
@@ -128,3 +131,47 @@ def test_scratch_memory_holds_two_long_sequences_and_is_bounded(
     page_bytes = 2 * 128 * kv_heads * 128 * 2
     assert wide_pages(longest_sequence, 128, page_bytes) == pages
     assert pages * page_bytes <= 512 << 20
+
+
+@pytest.mark.parametrize(
+    ("changed", "block"),
+    [
+        ({}, 128),
+        ({"dtype": FP16, "pages_dtype": FP16}, 128),
+        ({"dtype": FP32, "pages_dtype": FP32}, None),
+        ({"pages_dtype": torch.float8_e4m3fn}, None),
+        ({"caps_scores": True}, None),
+        ({"head_dim": 64}, 128),
+        ({"head_dim": 96}, None),
+        ({"head_dim": 256}, 64),
+        ({"page_size": 64}, 64),
+        ({"page_size": 16}, None),
+        ({"page_size": 384}, 128),
+        ({"page_size": 48}, None),
+        ({"q_heads": 64, "kv_heads": 4}, 128),
+        ({"q_heads": 71, "kv_heads": 1}, None),
+        ({"sliding_window": 1000}, 128),
+    ],
+)
+def test_what_decode_attention_for_hopper_can_compute(changed: dict[str, Any], block: int | None) -> None:
+    assert hopper_decode_block(replace(SHAPE, **changed)) == block
+
+
+@pytest.mark.parametrize(
+    ("rows", "kv_heads", "pdl", "block", "is_hopper"),
+    [
+        (1, 8, True, 128, True),
+        (64, 8, True, 64, True),
+        (65, 1, True, 128, False),
+        (8, 8, False, 128, False),
+        (8, 8, True, None, False),
+    ],
+)
+def test_rows_of_decode_attention_for_hopper(
+    rows: int, kv_heads: int, pdl: bool, block: int | None, is_hopper: bool
+) -> None:
+    config = decode_config(rows, kv_heads, 132, split_kv=True, pdl=pdl, hopper_block=block)
+    assert config.hopper is is_hopper
+    assert not is_hopper or (config.pdl and config.block_tokens == block and config.target_programs == 132)
+    whole = decode_config(rows, kv_heads, 132, split_kv=False, pdl=pdl, hopper_block=block)
+    assert (whole.target_programs, whole.programs_per_row) == (0, 1.0)

@@ -314,8 +314,8 @@ def hopper_decode_attention(
 ) -> None:
     """As `decode_attention.decode_attention`, of what `attention_config.hopper_decode_block` has a block for.
 
-    The plan is one with pages. Keys and values of tokens before the new one are read before the wait, too, where `early`:
-    they were written in earlier passes.
+    The plan is one with pages. Where `early` says that it may be read before the wait, so are keys and values of tokens
+    before the new one: they were written in earlier passes, which have ended when a plan is made.
     """
     rows = qkv.shape[0]
     _, _, page_size, kv_heads, head_dim = pool.shape
