@@ -61,8 +61,7 @@ class Mechanism(StrEnum):
     )
     HOPPER_DECODE = (
         "hopper_decode",
-        "decode attention of few rows on Hopper by a kernel that copies keys before it waits for q; off: the portable "
-        "kernel",
+        "decode attention on Hopper by a kernel that copies keys before it waits for q; off: the portable kernel",
     )
     HOPPER_FA3 = "hopper_fa3", "FlashAttention-3 for prompts on Hopper; off: FlashAttention-2 in Triton"
     WIDE_PAGES = (

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from mini_infer_engine.kernels.attention.attention_config import (
+    DecodeConfig,
     PrefillShape,
     decode_config,
     fits_wide_pages,
@@ -158,20 +159,13 @@ def test_what_decode_attention_for_hopper_can_compute(changed: dict[str, Any], b
 
 
 @pytest.mark.parametrize(
-    ("rows", "kv_heads", "pdl", "block", "is_hopper"),
-    [
-        (1, 8, True, 128, True),
-        (64, 8, True, 64, True),
-        (65, 1, True, 128, False),
-        (8, 8, False, 128, False),
-        (8, 8, True, None, False),
-    ],
+    ("rows", "kv_heads", "block", "programs_per_row"),
+    [(1, 8, 128, 1.5), (64, 1, 64, 1.5), (9, 8, 128, 1.25), (512, 8, 128, 1.25)],
 )
-def test_rows_of_decode_attention_for_hopper(
-    rows: int, kv_heads: int, pdl: bool, block: int | None, is_hopper: bool
-) -> None:
-    config = decode_config(rows, kv_heads, 132, split_kv=True, pdl=pdl, hopper_block=block)
-    assert config.hopper is is_hopper
-    assert not is_hopper or (config.pdl and config.block_tokens == block and config.target_programs == 132)
-    whole = decode_config(rows, kv_heads, 132, split_kv=False, pdl=pdl, hopper_block=block)
+def test_decode_attention_for_hopper(rows: int, kv_heads: int, block: int, programs_per_row: float) -> None:
+    config = decode_config(rows, kv_heads, 132, split_kv=True, pdl=True, hopper_block=block)
+    assert config == DecodeConfig(132, block, programs_per_row=programs_per_row, pdl=True, hopper=True)
+    whole = decode_config(rows, kv_heads, 132, split_kv=False, pdl=True, hopper_block=block)
     assert (whole.target_programs, whole.programs_per_row) == (0, 1.0)
+    assert not decode_config(rows, kv_heads, 132, split_kv=True, pdl=False, hopper_block=block).hopper
+    assert not decode_config(rows, kv_heads, 132, split_kv=True, pdl=True, hopper_block=None).hopper

@@ -16,11 +16,9 @@ _MAX_PDL_ROWS = 16
 rows it is 4 to 23 % longer: its programs then take room that the GEMM needs."""
 
 _HOPPER_BLOCK_TOKENS, _HOPPER_BLOCK_ELEMENTS, _LEAST_BLOCK_TOKENS = 128, 16_384, 32
-"""Of hopper_decode_attention's blocks of keys, of which two fit an SM's shared memory beside the values. (On an H100
-blocks of 64 with two programs an SM are up to 10 % better up to 512 tokens, and 10 % worse from 4,096 on.)"""
-_HOPPER_ROWS = 64
-"""As many as the GEMMs around it multiply that begin early, too. (On an H100 a step of 32 rows of 512 tokens and more is
-11 % shorter than by the portable kernel with 0.6B, 5 % with 1.5B and 4 % with 7B.)"""
+"""Of hopper_decode_attention's blocks of keys, of which two fit an SM beside their values. (On an H100
+blocks of 64 with two programs an SM are up to 10 % better with 8 rows of 512 tokens, 10 % worse from 4,096 on, and up to
+6 % worse with 32 rows and more.)"""
 _HOPPER_GROUP = 16
 """Query heads of a KV head that its tile has room for."""
 _HOPPER_HEAD_DIMS = (64, 128, 256)
@@ -148,11 +146,11 @@ def decode_config(
     quantized: a block of keys has half the bytes, so that one more of them is under way. hopper_block: what
     `hopper_decode_block` says where hopper_decode_attention may be used.
     """
-    if pdl and hopper_block is not None and rows <= _HOPPER_ROWS:
-        one_an_sm = sm_count if split_kv else 0
-        row_programs = 1.5 if split_kv else 1.0
-        return DecodeConfig(one_an_sm, hopper_block, programs_per_row=row_programs, pdl=True, hopper=True)
     are_few = rows * kv_heads < MANY_HEAD_ROWS
+    if pdl and hopper_block is not None:
+        one_an_sm = sm_count if split_kv else 0
+        row_programs = (1.5 if are_few else 1.25) if split_kv else 1.0
+        return DecodeConfig(one_an_sm, hopper_block, programs_per_row=row_programs, pdl=True, hopper=True)
     pdl = pdl and are_few and rows <= _MAX_PDL_ROWS
     programs_per_sm = _QUANTIZED_PROGRAMS_PER_SM if quantized and not are_few else 2
     target_programs = programs_per_sm * sm_count if split_kv else 0

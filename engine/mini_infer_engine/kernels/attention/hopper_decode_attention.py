@@ -1,5 +1,4 @@
-"""Decode attention of few rows on Hopper, in Gluon: what `decode_attention` computes, where waiting takes longer than
-reading.
+"""Decode attention on Hopper, in Gluon: what `decode_attention` computes, with less waiting.
 
 Between the GEMM for q, k and v and the one for o a layer of few rows reads keys and values in 1 to 5 us. The rest is
 latency, of memory and of instructions that depend on each other, and this kernel has little of both:
