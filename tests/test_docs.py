@@ -12,6 +12,7 @@ import pytest
 from mini_infer_engine.api.dialects.chat import ChatRequest
 from mini_infer_engine.api.dialects.completions import CompletionRequest
 from mini_infer_engine.api.dialects.neutral import is_one_of
+from mini_infer_engine.config.mechanisms import Mechanism
 from tests.engine.server.dry_server import DryServer, environment
 
 ROOT = Path(__file__).parents[1]
@@ -22,10 +23,13 @@ MODULES = {
     "mini-infer-serve": "mini_infer_engine.server.cli",
     "mini-infer-gateway": "mini_infer_gateway.cli",
     "mini-infer-operator": "mini_infer_operator.controller.settings",
+    "mini-infer-compare": "mini_infer_engine.compare.cli",
 }
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
-COMMAND = re.compile(r"(mini-infer(?:-serve|-gateway|-operator)?)((?: +(?:up|plan|chat)\b)?)((?: +[^\s`|#]+)+)")
+COMMAND = re.compile(
+    r"(mini-infer(?:-serve|-gateway|-operator|-compare)?)((?: +(?:up|plan|chat|tune)\b)?)((?: +[^\s`|#]+)+)"
+)
 
 
 def anchors(path: Path) -> set[str]:
@@ -70,6 +74,13 @@ def test_our_flags_exist() -> None:
         ).stdout
         known = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", shown))
         assert flags - known == set(), command
+
+
+def test_mechanisms_that_are_switched_off_exist() -> None:
+    texts = [*code_of_all(), *(path.read_text() for path in (ROOT / "engine").rglob("*.py"))]
+    used = {name for text in texts for name in re.findall(r"--disable[ =]([a-z0-9_-]+)", text)}
+    assert used
+    assert used - set(Mechanism) == set()
 
 
 def test_the_page_of_options_is_the_codes() -> None:

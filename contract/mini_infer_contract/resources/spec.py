@@ -4,6 +4,7 @@ import re
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, create_model
+from pydantic.alias_generators import to_camel
 
 from mini_infer_contract.engine_options import KV_TRANSFER, EngineOptions
 from mini_infer_contract.options import OptionRow, option_rows
@@ -186,6 +187,19 @@ _RESERVED_FLAG_PATTERN = rf"^(-[a-z]|--({_LONG_FLAGS})(=|$))"
 """All flags of one dash, too: the engine's parser takes their beginnings."""
 
 
+_DEFAULTS: dict[str, Any] = {row.name: row.default for row in option_rows(EngineOptions)}
+_LOOKUP_CEL = {
+    option: f"self.?{to_camel(option)}.orValue({_DEFAULTS[option]})"
+    for option in ("prompt_lookup_min", "prompt_lookup_max")
+}
+
+
+def _lookup(engine: Any, option: str) -> int:
+    """As written, else the engine's default."""
+    value: int | None = getattr(engine, option)
+    return _DEFAULTS[option] if value is None else value
+
+
 TRANSFER_OPTIONS = tuple(row.name for row in option_rows(EngineOptions) if row.option.group == KV_TRANSFER)
 
 
@@ -208,6 +222,39 @@ class EngineSpec(_EngineFields):
             f"quantity(string(self.kvCacheMemory)).compareTo(quantity('{LEAST_KV_CACHE}')) >= 0",
             f"kvCacheMemory must be at least {LEAST_KV_CACHE}, such as 256Mi or 40Gi",
             lambda e: e.kv_cache_memory is None or parse_quantity(e.kv_cache_memory) >= parse_quantity(LEAST_KV_CACHE),
+        ),
+        Rule(
+            "!has(self.speculativeMethod) || self.speculativeMethod == 'ngram' || has(self.speculativeModel)",
+            "speculativeMethod draft_model and head need speculativeModel, a folder or hub id: add it, or write ngram",
+            lambda e: e.speculative_method in (None, "ngram") or e.speculative_model is not None,
+        ),
+        Rule(
+            "!has(self.speculativeMethod) || self.speculativeMethod != 'ngram' || !has(self.speculativeModel)",
+            "speculativeMethod ngram has no model: leave speculativeModel out, or write draft_model or head",
+            lambda e: e.speculative_method != "ngram" or e.speculative_model is None,
+        ),
+        Rule(
+            "!(has(self.speculativeMethod) || has(self.speculativeModel)) || "
+            f"{_LOOKUP_CEL['prompt_lookup_min']} <= {_LOOKUP_CEL['prompt_lookup_max']}",
+            "promptLookupMin must not be above promptLookupMax "
+            f"({_DEFAULTS['prompt_lookup_min']} and {_DEFAULTS['prompt_lookup_max']} where they are left out)",
+            lambda e: (
+                (e.speculative_method is None and e.speculative_model is None)
+                or _lookup(e, "prompt_lookup_min") <= _lookup(e, "prompt_lookup_max")
+            ),
+        ),
+        Rule(
+            "has(self.quantization) || "
+            "!(self.?quantizeLmHead.orValue(false) || self.?quantizeEmbeddings.orValue(false))",
+            "quantizeLmHead and quantizeEmbeddings go with quantization alone: write how weights are rounded, or leave "
+            "them out",
+            lambda e: e.quantization is not None or not (e.quantize_lm_head or e.quantize_embeddings),
+        ),
+        Rule(
+            "!has(self.kvCacheDtype) || self.kvCacheDtype == 'auto' || !has(self.attentionBackend) || "
+            "self.attentionBackend != 'flash'",
+            "flash-attn does not read a quantised kvCacheDtype: leave attentionBackend or kvCacheDtype out",
+            lambda e: e.kv_cache_dtype in (None, "auto") or e.attention_backend != "flash",
         ),
         Rule(
             f"!has(self.extraArgs) || self.extraArgs.all(a, !a.matches('{_RESERVED_FLAG_PATTERN}'))",

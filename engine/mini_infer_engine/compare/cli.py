@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from mini_infer_contract.command_line import whole_number
 from mini_infer_engine import __version__
 from mini_infer_engine.compare.measure import Baseline, measure
-from mini_infer_engine.compare.report import draw, table
+from mini_infer_engine.compare.report import draw, table, unknown_picture
 from mini_infer_engine.compare.texts import Questions, Text, demo_texts, read_texts
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.model_path import DEMO_DIRECTORY, resolve_model
@@ -40,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.plot is not None and importlib.util.find_spec("matplotlib") is None:
         parser.error(f"--plot {options.plot}: matplotlib is not installed: pip install matplotlib, or leave it out")
+    if (fault := _fault_of_files(options)) is not None:  # said before minutes are spent
+        parser.error(fault)
     try:
         figures = compare(options)
     except (ValueError, OSError) as error:
@@ -53,6 +55,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.plot is not None:
         draw(figures, options.plot)
     return 0
+
+
+def _fault_of_files(options: argparse.Namespace) -> str | None:
+    """Why what is found cannot be written where it should be; None: it can."""
+    for flag, path in (("--json", options.json), ("--plot", options.plot)):
+        if path is not None and (path.is_dir() or not path.parent.is_dir()):
+            return f"{flag} {path}: name a file in a folder that there is"
+    if options.plot is not None and (known := unknown_picture(options.plot)):
+        return f"--plot {options.plot}: its name must end in one of {', '.join(known)}"
+    return None
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -116,7 +128,7 @@ def settings_of(column: str, options: argparse.Namespace) -> EngineSettings:
     if kv and kv not in KV_QUANTIZATIONS:
         raise ValueError(f"--kv {kv}: it is none of {', '.join(KV_QUANTIZATIONS)}.")
     if scheme not in SCHEMES:
-        if not Path(scheme).is_dir():
+        if not scheme or not Path(scheme).is_dir():
             raise ValueError(f"--schemes {scheme}: it is none of {', '.join(SCHEMES)}, and no folder of a checkpoint.")
         model = scheme
     own: dict[str, Any] = {"kv_cache_memory": _CPU_KV_CACHE_BYTES} if options.device == "cpu" else {}

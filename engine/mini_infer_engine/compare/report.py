@@ -20,6 +20,14 @@ def _padded(line: list[str], widths: list[int]) -> list[str]:
     return [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in rest)]
 
 
+def unknown_picture(path: Path) -> list[str]:
+    """The ends that a name may have, where this has none of them. ImportError: matplotlib is not installed."""
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    known = [f".{end}" for end in FigureCanvasBase.get_supported_filetypes()]
+    return [] if path.suffix.lower() in ("", *known) else known  # without one it is a PNG
+
+
 def draw(figures: Figures, path: Path) -> None:
     """A small bar chart for each figure. ImportError: matplotlib is not installed."""
     import matplotlib

@@ -1,6 +1,7 @@
 """Reading a model folder's JSON files: every error names the file, the key, the value and the remedy."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -57,12 +58,24 @@ class Fields:
 
     def number(self, key: str, default: Any = ...) -> float:
         """A number; required unless there is a default."""
-        return float(self._get(key, (int, float), _REQUIRED if default is ... else default, "a number"))
+        return self._finite(key, self._get(key, (int, float), _REQUIRED if default is ... else default, "a number"))
+
+    def positive(self, key: str, default: Any = ...) -> float:
+        """A number above 0; required unless there is a default."""
+        value = self.number(key, default)
+        if value <= 0:
+            raise self.refuse(key, "must be a positive number.")
+        return value
+
+    def _finite(self, key: str, value: float) -> float:
+        if not math.isfinite(value):  # Python reads NaN and Infinity, which JSON has not
+            raise self.refuse(key, "must be a finite number.")
+        return float(value)
 
     def optional_number(self, key: str) -> float | None:
         """A number, or None where the file says nothing."""
         value = self._get(key, (int, float), None, "a number")
-        return None if value is None else float(value)
+        return None if value is None else self._finite(key, value)
 
     def numbers(self, key: str, default: Any = ...) -> tuple[float, ...]:
         """A list of numbers; required unless there is a default."""

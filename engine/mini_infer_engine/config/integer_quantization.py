@@ -59,7 +59,7 @@ def parse_compressed_integers(
         bits=int(bits or 0),
         group_size=group_size,
         symmetric=bool(weights.get("symmetric", True)),
-        act_order=weights.get("actorder") in ("group", True),
+        act_order=weights.get("actorder") in ("group", "dynamic", True),
         zero_offset=0,
         tensor_scale=strategy == "tensor",
         int8_activations=_has_int8_activations(group),

@@ -49,7 +49,7 @@ def choice_fault(row: OptionRow, value: Any) -> str | None:
     choices = get_args(row.type) if get_origin(row.type) is Literal else ()
     if not choices or value in choices:
         return None
-    hint = dict(row.option.hints).get(value)
+    hint = dict(row.option.hints).get(value) if isinstance(value, str) else None
     return f"choose from {', '.join(map(str, choices))}{f' ({hint})' if hint else ''}"
 
 

@@ -94,7 +94,9 @@ def parse_kv_cache_dtype(fields: Fields) -> KVCacheDtype | None:
 
 
 def _parse_fp8(fields: Fields, raw: dict[str, Any]) -> Schemes:
-    ignored = ("lm_head", *names(fields, raw, "modules_to_not_convert"), *names(fields, raw, "ignored_layers"))
+    kept = names(fields, raw, "modules_to_not_convert")
+    ends = (f"*{name}" for name in kept)  # transformers takes them for ends of layers' names, too
+    ignored = ("lm_head", *kept, *ends, *names(fields, raw, "ignored_layers"))
     block = raw.get("weight_block_size")
     if block is None:
         return Schemes.of_all(Fp8Scheme("tensor", (0, 0), "weight_scale"), ignored)

@@ -77,7 +77,7 @@ def parse_rope_object(
     allows_partial: bool = False,
 ) -> RopeParameters:
     """One rotation; `raw` is the object under `key`, and `rope_theta` may stand beside it in older files."""
-    theta = fields.number("rope_theta", default_theta)
+    theta = fields.positive("rope_theta", default_theta)
     rope = Fields(fields.path, {"rope_theta": theta, **raw})
     rope_type = rope.values.get("rope_type") or rope.values.get("type") or "default"
     if rope_type not in _ROPE_TYPES:
@@ -97,13 +97,13 @@ def parse_rope_object(
     extends, is_long = rope_type in ("yarn", "longrope"), rope_type == "longrope"
     return RopeParameters(
         type=cast("RopeType", rope_type),
-        theta=rope.number("rope_theta"),
-        factor=rope.number("factor", max_position_embeddings / original if extends else 1.0),
+        theta=rope.positive("rope_theta"),
+        factor=rope.positive("factor", max_position_embeddings / original if extends else 1.0),
         original_max_position_embeddings=original,
         low_freq_factor=rope.number("low_freq_factor", 1.0),
         high_freq_factor=rope.number("high_freq_factor", 4.0),
-        beta_fast=rope.number("beta_fast", None) if rope.values.get("beta_fast") else 32.0,
-        beta_slow=rope.number("beta_slow", None) if rope.values.get("beta_slow") else 1.0,
+        beta_fast=rope.positive("beta_fast") if rope.values.get("beta_fast") else 32.0,
+        beta_slow=rope.positive("beta_slow") if rope.values.get("beta_slow") else 1.0,
         attention_factor=rope.optional_number("attention_factor"),
         mscale=rope.optional_number("mscale"),
         mscale_all_dim=rope.optional_number("mscale_all_dim"),

@@ -10,6 +10,8 @@ from typing import Any, Literal
 import msgspec
 
 from mini_infer_contract.engine_options import EngineOptions
+from mini_infer_contract.options import OptionRow, option_rows
+from mini_infer_engine.config.option_values import choice_fault, range_fault
 
 Method = Literal["ngram", "draft_model", "head"]
 
@@ -60,7 +62,10 @@ def speculation_of(options: EngineOptions) -> SpeculationConfig | None:
 
 
 def options_of_config(config: str | Mapping[str, Any]) -> dict[str, Any]:
-    """Options for vLLM's `speculative_config`, a mapping or JSON of one. ValueError: it has what there is not here."""
+    """Options for vLLM's `speculative_config`, a mapping or JSON of one, checked as flags are.
+
+    ValueError: it has what there is not here, or a value is at fault.
+    """
     values: Any = config
     if isinstance(config, str):
         try:
@@ -73,4 +78,20 @@ def options_of_config(config: str | Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(
             f"speculative_config has {', '.join(unknown)}, which this engine has not: known are {', '.join(_OPTION_OF)}"
         )
-    return {_OPTION_OF[name]: value for name, value in values.items() if value is not None}
+    given = {name: value for name, value in values.items() if value is not None}
+    rows = {row.name: row for row in option_rows(EngineOptions)}
+    for name, value in given.items():
+        if (fault := _fault(rows[_OPTION_OF[name]], value)) is not None:
+            raise ValueError(f"speculative_config: {name} = {value!r}: {fault}")
+    return {_OPTION_OF[name]: value for name, value in given.items()}
+
+
+def _fault(row: OptionRow, value: Any) -> str | None:
+    """What a value that JSON may have must be; None: it is well."""
+    if (fault := choice_fault(row, value)) is not None:
+        return fault
+    if row.type is int:
+        is_integer = isinstance(value, int) and not isinstance(value, bool)
+        fault = range_fault(row, value if is_integer else None)
+        return None if fault is None else f"must be {fault}"
+    return None if isinstance(value, str) else "must be a text"

@@ -169,9 +169,21 @@ def model_config(header: GgufHeader, frequency_factors: list[float] | None) -> d
     embeddings = header.tensors.get("token_embd.weight")
     if embeddings is None:
         raise ModelError(f"{header.path}: tensor token_embd.weight is missing: the file is broken; download it again.")
+    if (parts := header.metadata.get("split.count", 1)) not in (0, 1):
+        raise ModelError(
+            f"{header.path} is one of {parts} parts of a model: make one file of them (llama-gguf-split --merge)."
+        )
+    for key in ("embedding_length", "attention.head_count", "attention.head_count_kv"):
+        value = metadata.get(key, 1)
+        if isinstance(value, list):
+            raise metadata.refuse(key, "layers of different widths are not supported")
+        if not isinstance(value, int) or value <= 0:
+            raise metadata.refuse(key, "it must be a positive integer")
     heads, hidden = metadata.need("attention.head_count"), metadata.need("embedding_length")
-    if not all(isinstance(count, int) and count > 0 for count in (heads, metadata.get("attention.head_count_kv", 1))):
-        raise metadata.refuse("attention.head_count", "layers of different widths are not supported")
+    rotary_dim = metadata.get("rope.dimension_count")
+    head_dim = metadata.get("attention.key_length", rotary_dim or hidden // heads)
+    if rotary_dim not in (None, head_dim):
+        raise metadata.refuse("rope.dimension_count", f"only whole heads, of {head_dim} dimensions, are rotated here")
     common = {
         "architectures": [architecture.name],
         "vocab_size": embeddings.shape[0],
@@ -180,7 +192,7 @@ def model_config(header: GgufHeader, frequency_factors: list[float] | None) -> d
         "num_hidden_layers": metadata.need("block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": metadata.get("attention.head_count_kv", heads),
-        "head_dim": metadata.get("attention.key_length", metadata.get("rope.dimension_count", hidden // heads)),
+        "head_dim": head_dim,
         "max_position_embeddings": metadata.need("context_length"),
         "rms_norm_eps": metadata.need("attention.layer_norm_rms_epsilon"),
         "rope_theta": metadata.get("rope.freq_base", 10_000.0),

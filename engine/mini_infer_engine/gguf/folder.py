@@ -22,7 +22,7 @@ from mini_infer_engine.gguf.tokenizer import tokenizer_files
 
 POINTER = "gguf.json"
 """The file of a folder that names the GGUF file with its weights."""
-_FORM = 1
+_FORM = 2
 """Of what is written; another number makes other folders."""
 
 

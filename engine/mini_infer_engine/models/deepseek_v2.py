@@ -62,7 +62,7 @@ class DeepseekV2ForCausalLM(SparseModel):
         """Defaults are transformers'. `norm_topk_prob` divides before the scaling factor multiplies, as in vLLM."""
         methods = {"greedy": False, "group_limited_greedy": True}
         method = fields.values.get("topk_method") or "greedy"
-        if method not in methods:
+        if not isinstance(method, str) or method not in methods:
             raise fields.refuse("topk_method", f"supported are {' and '.join(methods)}.")
         if fields.values.get("scoring_func") not in (None, "softmax"):
             raise fields.refuse("scoring_func", "only softmax is supported for this architecture.")

@@ -37,7 +37,7 @@ class Gemma2ForCausalLM(DecoderModel):
             "output_bias": bias,
             "activation": parse_activation(fields, "hidden_activation", "gelu_tanh"),
             "sliding_windows": windows_by_layer(fields, num_layers, window, otherwise),
-            "attention_scale": fields.number("query_pre_attn_scalar", _DEFAULT_HEAD_DIM) ** -0.5,
+            "attention_scale": fields.positive("query_pre_attn_scalar", _DEFAULT_HEAD_DIM) ** -0.5,
             "attention_softcap": softcap(fields, "attn_logit_softcapping", _ATTENTION_SOFTCAP),
             "logits_softcap": softcap(fields, "final_logit_softcapping", _LOGITS_SOFTCAP),
             "embedding_scale": fields.size("hidden_size") ** 0.5,

@@ -45,7 +45,7 @@ class Gemma3ForCausalLM(DecoderModel):
             "activation": parse_activation(fields, "hidden_activation", "gelu_tanh"),
             "sliding_windows": windows,
             "ropes": tuple(global_rope if window is None else local_rope for window in windows),
-            "attention_scale": fields.number("query_pre_attn_scalar", _DEFAULT_HEAD_DIM) ** -0.5,
+            "attention_scale": fields.positive("query_pre_attn_scalar", _DEFAULT_HEAD_DIM) ** -0.5,
             "embedding_scale": fields.size("hidden_size") ** 0.5,
             "norm_offset": 1.0,
             "default_head_dim": _DEFAULT_HEAD_DIM,

@@ -22,7 +22,7 @@ class GraniteForCausalLM(DecoderModel):
         multiplier's square.
         """
         bias = fields.boolean("attention_bias", False)
-        residual_multiplier = _positive(fields, "residual_multiplier")
+        residual_multiplier = fields.positive("residual_multiplier", 1.0)
         different = {
             "qkv_bias": bias,
             "output_bias": bias,
@@ -30,7 +30,7 @@ class GraniteForCausalLM(DecoderModel):
             "activation": parse_activation(fields),
             "attention_scale": fields.number("attention_multiplier", 1.0),
             "embedding_scale": fields.number("embedding_multiplier", 1.0) / residual_multiplier,
-            "logits_divisor": _positive(fields, "logits_scaling"),
+            "logits_divisor": fields.positive("logits_scaling", 1.0),
         }
         common = parse_decoder(fields, architecture, eos_token_ids, **different)
         return ModelConfig(**common | {"rms_norm_eps": common["rms_norm_eps"] / residual_multiplier**2})
@@ -38,10 +38,3 @@ class GraniteForCausalLM(DecoderModel):
     def scale_embeddings(self, hidden: Tensor) -> Tensor:
         """See `DecoderModel.scale_embeddings`; the factor is not rounded to the model's dtype, as Gemma's is."""
         return hidden.mul_(self.config.embedding_scale)
-
-
-def _positive(fields: Fields, key: str) -> float:
-    value = fields.number(key, 1.0)
-    if value <= 0:
-        raise fields.refuse(key, "must be a positive number.")
-    return value

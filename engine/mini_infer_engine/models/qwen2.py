@@ -10,6 +10,8 @@ from mini_infer_engine.config.model_config import (
 )
 from mini_infer_engine.models.decoder import DecoderModel
 
+_DEFAULT_MAX_WINDOW_LAYERS = 28
+
 
 class Qwen2ForCausalLM(DecoderModel):
     """Llama's decoder with q, k and v biases (Yang et al. 2024, arXiv 2407.10671)."""
@@ -25,6 +27,7 @@ def qwen_windows(fields: Fields) -> tuple[int | None, ...]:
     """The window of each layer: of `layer_types`, else of all layers from `max_window_layers` on."""
     num_layers = fields.size("num_hidden_layers")
     window = sliding_window(fields) if fields.boolean("use_sliding_window", False) else None
-    first = fields.size("max_window_layers", 28) if window else num_layers
+    given = fields.optional_integer("max_window_layers")
+    first = _DEFAULT_MAX_WINDOW_LAYERS if given is None else given  # 0: all layers have the window
     otherwise = tuple(window if layer >= first else None for layer in range(num_layers))
     return windows_by_layer(fields, num_layers, window, otherwise)

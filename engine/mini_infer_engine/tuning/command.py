@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # they need torch, which may not be there
 _COMPILERS = 14
 _DESCRIPTION = """\
 Measure tile configs for the products of decode steps on this GPU (Hopper), and keep the fastest where engines find
-them. Engines name the tables they use when they start; --disable tuned-configs does without.
+them. Engines name the tables they use when they start; --disable tuned_configs does without.
 """
 
 

@@ -65,11 +65,35 @@ def test_the_command_tells_and_writes_figures_of_each_scheme(
     [
         (["--schemes", "int3"], "int3: it is none of bf16"),
         (["--kv", "int4"], "--kv int4: it is none of fp8"),
+        (["--schemes", ""], "--schemes : it is none of bf16"),
         (["--texts", "no/such/file"], "no/such/file"),
     ],
 )
 def test_what_it_cannot_do_is_said(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--device", "cpu", *flags]) == 1
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (
+            ["--json", "no/such/folder/out.json"],
+            "--json no/such/folder/out.json: name a file in a folder that there is",
+        ),
+        (["--json", "."], "--json .: name a file"),
+        (["--plot", "no/such/folder/out.png"], "--plot no/such/folder/out.png: name a file"),
+        (["--plot", "out.xyz"], "--plot out.xyz: its name must end in one of"),
+    ],
+)
+def test_where_figures_cannot_be_written_is_said_before_they_are_made(
+    flags: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "--plot" in flags:
+        pytest.importorskip("matplotlib")
+    monkeypatch.setattr("mini_infer_engine.compare.cli.compare", None)
+    with pytest.raises(SystemExit):
+        main(flags)
     assert words in capsys.readouterr().err
 
 

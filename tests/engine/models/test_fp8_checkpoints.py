@@ -26,6 +26,16 @@ def test_logits_are_those_of_the_dequantised_weights(architecture: str, form: st
     assert (actual - expected).abs().max() <= 1e-3
 
 
+@pytest.mark.parametrize("name", ["down_proj", "mlp.down_proj", "model.layers.1"])
+def test_layers_that_are_not_converted_have_beginnings_or_ends_of_names(name: str, tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "llama")
+    change_config(tmp_path, {"quant_method": "fp8", "modules_to_not_convert": [name]})
+    schemes = read_config(tmp_path).quantization
+    assert schemes is not None
+    assert schemes.scheme_of("model.layers.1.mlp.down_proj") is None
+    assert schemes.scheme_of("model.layers.10.mlp.up_proj") is not None
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

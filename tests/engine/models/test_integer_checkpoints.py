@@ -57,6 +57,16 @@ def test_a_checkpoint_for_w8a8_may_round_activations(form: str, rounds: bool, tm
     assert scheme.int8_activations == rounds
 
 
+def test_compressed_tensors_other_name_of_act_order(tmp_path: Path) -> None:
+    """Where the package was asked for "dynamic" it wrote that, and meant "group"."""
+    save_tiny_model(tmp_path, "llama", head_dim=16)
+    quantize_folder(tmp_path, "w4a16-act-order")
+    expected = _logits(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(file.read_text().replace('"actorder": "group"', '"actorder": "dynamic"'))
+    assert torch.equal(_logits(tmp_path), expected)
+
+
 def test_dummy_weights_of_a_quantised_checkpoint(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "llama", head_dim=16)
     quantize_folder(tmp_path, "gptq-act-order")

@@ -60,6 +60,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {}),
     "qwen2-tied": ("qwen2", {"tie_word_embeddings": True}),
     "qwen2-window": ("qwen2", {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}),
+    "qwen2-window-everywhere": ("qwen2", {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 0}),
     "qwen3": ("qwen3", {}),
     "qwen3-tied": ("qwen3", {"tie_word_embeddings": True}),
     "qwen3-biased": ("qwen3", {"attention_bias": True, "num_key_value_heads": 4}),
@@ -298,6 +299,16 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, ["rope_scaling", "dynamic", "yarn"]),
         ({"rope_scaling": {"rope_type": "linear"}}, ["factor", "missing"]),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, ["rope_parameters", "layers"]),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 0}}, ["factor = 0", "positive"]),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": -1}}, ["beta_fast = -1", "positive"]),
+        ({"rope_theta": -1.0}, ["rope_theta = -1.0", "positive"]),
+        ({"rms_norm_eps": float("nan")}, ["rms_norm_eps = nan", "finite"]),
+        ({"architectures": ["DeepseekV2ForCausalLM"], "topk_method": ["greedy"]}, ["topk_method", "greedy and group"]),
+        (
+            {"architectures": ["Gemma2ForCausalLM"], "hidden_activation": "gelu_pytorch_tanh"}
+            | {"query_pre_attn_scalar": 0},
+            ["query_pre_attn_scalar = 0", "positive"],
+        ),
         ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor", "0.5"]),
         ({"eos_token_id": ["a"]}, ["eos_token_id", "'a'"]),
         (

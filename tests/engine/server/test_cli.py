@@ -45,6 +45,12 @@ def test_help_tells_meaning_unit_and_default_of_every_flag() -> None:
             assert action.default in action.help, f"{name}: its default is {action.default}"
 
 
+def test_what_options_say_is_told_by_the_flags_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["demo", "--speculative-method", "head"])
+    assert "error: --speculative-method is head, which needs" in capsys.readouterr().err
+
+
 def test_flags_become_settings() -> None:
     flags = "--model m --served-model-name a b --kv-cache-memory 512MiB --no-enable-prefix-caching --step-depth 0"
     settings = settings_from(make_parser().parse_args(flags.split()))
