@@ -69,6 +69,7 @@ def decode_calls(
     calls: dict[str, Call] = {"torch": lambda pages: by_torch(q[:, :, None], pages, tables, tokens).flatten(1)}
     if not ON_GPU:
         return calls
+    from mini_infer_engine.kernels.attention.attention_config import PrefillShape
     from mini_infer_engine.kernels.attention.decode_attention import decode_attention
     from mini_infer_engine.kernels.attention.decode_plan import plan_decode
     from mini_infer_engine.kernels.attention.rope_kv import Rotation
@@ -79,9 +80,19 @@ def decode_calls(
     positions = torch.full((rows,), tokens - 1, device=DEVICE)
     still = torch.cat((torch.ones(tokens, HEAD_DIM // 2), torch.zeros(tokens, HEAD_DIM // 2)), dim=1)
     rotation = Rotation(still.to(DEVICE, DTYPE))
-    config = kernel_policy(torch.device(DEVICE)).decode_config(rows, kv_heads)
+    page_size = layers[0].shape[2]
+    shape = PrefillShape(DTYPE, DTYPE, 0, 0, q_heads, kv_heads, HEAD_DIM, page_size, None, 0)
+    config = kernel_policy(torch.device(DEVICE)).decode_config(rows, kv_heads, shape=shape)
     plan = plan_decode(  # once a pass, for all layers
-        slots, positions, positions, kv_heads, tokens, config=config, group=q_heads // kv_heads
+        slots,
+        positions,
+        positions,
+        kv_heads,
+        tokens,
+        config=config,
+        group=q_heads // kv_heads,
+        page_tables=tables if config.hopper else None,
+        page_size=page_size,
     )
     workspace = Workspace(torch.device(DEVICE))
     calls["ours"] = lambda pages: decode_attention(qkv, rotation, pages, tables, plan, scale=SCALE, workspace=workspace)

@@ -21,7 +21,7 @@ from common.gpu import policy
 from common.timing import graph_microseconds
 from torch import Tensor
 
-from mini_infer_engine.kernels.attention.attention_config import DecodeConfig
+from mini_infer_engine.kernels.attention.attention_config import DecodeConfig, PrefillShape
 from mini_infer_engine.kernels.attention.decode_attention import decode_attention
 from mini_infer_engine.kernels.attention.decode_plan import DecodePlan, plan_decode
 from mini_infer_engine.kernels.attention.rope_kv import Rotation, rope_kv
@@ -111,10 +111,22 @@ class Setting:
     def plan(self, config: DecodeConfig | None) -> DecodePlan:
         """As a pass makes it; without a config, by the one that serving takes."""
         group = self.q_heads // self.kv_heads
-        serving = policy().decode_config(len(self.lengths), self.kv_heads)
-        config = serving if config is None else replace(config, pdl=serving.pdl)
+        shape = PrefillShape(
+            torch.bfloat16, torch.bfloat16, 0, 0, self.q_heads, self.kv_heads, HEAD_DIM, PAGE_SIZE, None, 0
+        )
+        portable = policy().decode_config(len(self.lengths), self.kv_heads)
+        serving = policy().decode_config(len(self.lengths), self.kv_heads, shape=shape)
+        config = serving if config is None else replace(config, pdl=portable.pdl)
         return plan_decode(
-            self.slots, self.positions, self.positions, self.kv_heads, MOST_TOKENS, config=config, group=group
+            self.slots,
+            self.positions,
+            self.positions,
+            self.kv_heads,
+            MOST_TOKENS,
+            config=config,
+            group=group,
+            page_tables=self.tables if config.hopper else None,
+            page_size=PAGE_SIZE,
         )
 
     def fused(self, pages: Tensor, plan: DecodePlan) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
+from mini_infer_engine.kernels.attention.attention_config import PrefillShape
 from mini_infer_engine.kernels.attention.decode_attention import decode_attention
 from mini_infer_engine.kernels.attention.decode_plan import plan_decode
 from mini_infer_engine.kernels.attention.rope_kv import Rotation
@@ -23,6 +24,7 @@ pytestmark = [
 ]
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, MIDDLE = 512, 8, 2, 128, 1536
 LENGTH, PAGE_SIZE = 300, 128
+SHAPE = PrefillShape(BF16, BF16, 0, 0, HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE, None, 0)
 
 
 @dataclass
@@ -47,8 +49,9 @@ def config_of(rows: int, matrix: torch.Tensor, *, gated: bool = False) -> PdlGem
 
 
 @pytest.mark.parametrize("early", [False, True], ids=["", "early"])
+@pytest.mark.parametrize("shape", [None, SHAPE], ids=["portable", "hopper"])
 @pytest.mark.parametrize("rows", [1, 8, 12, 32, 50])
-def test_replays_equal_kernels_one_by_one(rows: int, early: bool) -> None:
+def test_replays_equal_kernels_one_by_one(rows: int, shape: PrefillShape | None, early: bool) -> None:
     layers = [
         Layer(
             weight((HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN, seed),
@@ -66,7 +69,12 @@ def test_replays_equal_kernels_one_by_one(rows: int, early: bool) -> None:
 
     def step(settle: Callable[[], None]) -> torch.Tensor:
         """A decode step; `settle` is called behind each kernel that the next one may overlap."""
-        plan = plan_decode(slots, positions, positions, KV_HEADS, 1024, config=POLICY.decode_config(rows, KV_HEADS))
+        config = POLICY.decode_config(rows, KV_HEADS, shape=shape)
+        assert config.hopper is (shape is not None)
+        page_tables = paged.tables if config.hopper else None
+        plan = plan_decode(
+            slots, positions, positions, KV_HEADS, 1024, config=config, page_tables=page_tables, page_size=PAGE_SIZE
+        )
         stream, x = hidden, rms_norm(hidden, norm, 1e-6)
 
         def then_norm(values: torch.Tensor, matrix: torch.Tensor) -> tuple[torch.Tensor, DeferredRMSNorm]:
