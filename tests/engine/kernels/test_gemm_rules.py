@@ -30,8 +30,11 @@ on_h200 = functools.partial(pdl_gemm_config, profile=H200)
         # 1.94 and 2.9 waves: two and three programs an SM.
         (8, 8192, 3072, True, (32, 128, 1, 6)),
         (8, 12288, 4096, True, (32, 128, 1, 4)),
-        # One program for a third of the SMs, for most and for all.
-        (8, 3584, 18944, False, (64, 256, 1, 6)),
+        # One program for a third of the SMs, for most and for all; of long K two.
+        (8, 3584, 8192, False, (64, 256, 1, 6)),
+        (8, 3584, 18944, False, (64, 256, 2, 6)),
+        (32, 4096, 11008, False, (64, 128, 2, 9)),
+        (8, 4608, 18944, False, (64, 256, 1, 6)),
         (64, 3584, 18944, False, (64, 128, 1, 7)),
         (32, 8192, 3584, False, (64, 128, 1, 9)),
         (32, 4096, 1024, False, (64, 256, 1, 4)),
@@ -105,6 +108,6 @@ def test_other_products_on_another_gpu_take_hardly_longer() -> None:
     """Of 31 that the rule was not made from, on an H100; three of 92 cases take configs that were not timed."""
     losses = losses_of("2026-11-27-unseen-product-configs.json", H100)
     assert len(losses) >= 89
-    assert mean(losses) < 0.012
-    assert sum(loss > 0.04 for loss in losses) <= 4
-    assert max(losses) < 0.1
+    assert mean(losses) < 0.01
+    assert sum(loss > 0.04 for loss in losses) <= 3
+    assert max(losses) < 0.085

@@ -16,8 +16,8 @@ _MAX_PDL_ROWS = 16
 rows it is 4 to 23 % longer: its programs then take room that the GEMM needs."""
 
 _HOPPER_BLOCK_TOKENS, _HOPPER_BLOCK_ELEMENTS, _LEAST_BLOCK_TOKENS = 128, 16_384, 32
-"""Of hopper_decode_attention's blocks of keys, of which two fit an SM beside their values. (On an H100 blocks of 64 with
-two programs an SM are up to 10 % better with 8 rows of 512 tokens, 10 % worse from 4,096 on.)"""
+"""Of hopper_decode_attention's blocks of keys, of which two fit an SM beside their values. (On an H100 blocks of 64,
+two programs an SM, are up to 10 % better with 8 rows of 512 tokens and 10 % worse from 4,096 on.)"""
 _HOPPER_GROUP = 16
 """Query heads of a KV head that its tile has room for."""
 _HOPPER_HEAD_DIMS = (64, 128, 256)
