@@ -104,8 +104,9 @@ def pdl_gemm_config(block_m: int, n: int, k: int, *, gated: bool, profile: Devic
 def _pdl_splits(block_m: int, tiles: int, k: int, profile: DeviceProfile) -> int:
     """Splits: one or two of tiles for a third of the SMs or more; of fewer as many as make rings hold all of K.
 
-    Then all weights are there before x is waited for. And as many as give a third of the SMs a program, where K is wide enough. But of more than eight rows, whose sums
-    take longer to store, only what gives nearly half of them one: that many read as fast as all.
+    Then all weights are there before x is waited for. And as many as give a third of the SMs a program, where K is wide
+    enough. But of more than eight rows, whose sums take longer to store, only what gives nearly half of them one: that
+    many read as fast as all.
     """
     sms, ring_columns = profile.sm_count, ring_stages(1, 64 + block_m, 64, profile) * 64
     if tiles >= sms // 3:
