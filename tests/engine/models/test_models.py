@@ -278,6 +278,7 @@ def test_old_and_new_rope_forms_read_the_same(tmp_path: Path) -> None:
 def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
     config = _config(tmp_path)
     assert (config.num_kv_heads, config.head_dim, config.ropes[0].theta) == (4, 16, 10000.0)
+    assert _config(tmp_path, rms_norm_eps=0).rms_norm_eps == 0.0
     assert _config(tmp_path, architectures=["MistralForCausalLM"]).sliding_windows == (4096, 4096)
     assert _config(tmp_path, architectures=["MistralForCausalLM"], sliding_window=None).sliding_windows == (None, None)
     assert _config(tmp_path, architectures=["Qwen2ForCausalLM"], sliding_window=8).sliding_windows == (None, None)
@@ -303,6 +304,7 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": -1}}, ["beta_fast = -1", "positive"]),
         ({"rope_theta": -1.0}, ["rope_theta = -1.0", "positive"]),
         ({"rms_norm_eps": float("nan")}, ["rms_norm_eps = nan", "finite"]),
+        ({"rms_norm_eps": -1e-6}, ["rms_norm_eps = -1e-06", "negative"]),
         ({"architectures": ["DeepseekV2ForCausalLM"], "topk_method": ["greedy"]}, ["topk_method", "greedy and group"]),
         (
             {"architectures": ["Gemma2ForCausalLM"], "hidden_activation": "gelu_pytorch_tanh"}
@@ -329,6 +331,7 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
         ),
         ({"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1]}, ["no_rope_layers", "2 ones"]),
         ({"architectures": ["GraniteForCausalLM"], "residual_multiplier": 0}, ["residual_multiplier", "positive"]),
+        ({"architectures": ["GraniteForCausalLM"], "attention_multiplier": 0}, ["attention_multiplier", "positive"]),
         ({"architectures": ["MixtralForCausalLM"], "num_experts_per_tok": 9}, ["num_experts_per_tok", "at most"]),
     ],
 )
