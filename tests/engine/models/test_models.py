@@ -292,6 +292,7 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
         ({"hidden_size": ...}, ["hidden_size", "missing"]),
         ({"hidden_size": "64"}, ["hidden_size", "'64'", "integer"]),
         ({"num_hidden_layers": 0}, ["num_hidden_layers", "0"]),
+        ({"num_hidden_layers": 10**15}, ["num_hidden_layers = 1000000000000000", "at most 10000"]),
         ({"num_attention_heads": True}, ["num_attention_heads", "True"]),
         ({"num_key_value_heads": 3}, ["num_key_value_heads", "3"]),
         ({"hidden_act": "gelu"}, ["hidden_act", "gelu", "silu"]),
