@@ -187,6 +187,14 @@ BROKEN: dict[str, tuple[dict[str, Any], Callable[[Path], object] | None, list[st
         None,
         ["blk.0.ffn_gate_inp.weight", "no place in LlamaForCausalLM"],
     ),
+    **{
+        f"frequency factor {value}": (
+            {"tensors": {"rope_freqs.weight": np.array([1] * 11 + [value], np.float32)}},
+            None,
+            [f"tensor rope_freqs.weight has {value:g}", "convert"],
+        )
+        for value in (0.0, -1.0, np.inf, np.nan)
+    },
     "shape": (
         {"tensors": {"blk.0.attn_k.weight": np.ones((7, 64), np.float32)}},
         None,

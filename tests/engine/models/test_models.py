@@ -323,6 +323,14 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
             {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [1.0] * 3}},
             ["long_factor", "8 numbers"],
         ),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 7 + [0], "long_factor": [1.0] * 8}},
+            ["short_factor", "finite positive"],
+        ),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [float("nan")] * 8}},
+            ["long_factor", "finite positive"],
+        ),
         ({"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 1.5}, ["partial_rotary_factor", "1.5"]),
         ({"architectures": ["Gemma2ForCausalLM"], "hidden_activation": "silu"}, ["hidden_activation", "gelu_tanh"]),
         (
