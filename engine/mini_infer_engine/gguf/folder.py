@@ -27,6 +27,16 @@ _FORM = 2
 """Of what is written; another number makes other folders."""
 
 
+def is_gguf(path: Path) -> bool:
+    """By its name, in small letters or capitals; there may be no such file."""
+    return path.suffix.lower() == ".gguf"
+
+
+def gguf_files(directory: Path) -> list[Path]:
+    """Those of a folder, sorted; none where there is no such folder."""
+    return sorted(path for path in directory.glob("*") if is_gguf(path))
+
+
 def model_folder(path: Path) -> Path:
     """The folder of a GGUF file; made anew when the file has changed.
 

@@ -136,6 +136,15 @@ def test_llm_and_paths(tmp_path: Path) -> None:
         resolve_model(str(path.parent))
 
 
+def test_names_in_capitals(tmp_path: Path) -> None:
+    path = tmp_path / "alone" / "M.GGUF"
+    path.parent.mkdir()
+    with pytest.raises(ModelError, match="there is no such file"):
+        resolve_model("M.GGUF")
+    write_gguf(path, "llama")
+    assert resolve_model(str(path)) == resolve_model(str(path.parent)) == model_folder(path)
+
+
 def test_a_home_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "no folder").write_text("")
     (tmp_path / "temporary").mkdir()
