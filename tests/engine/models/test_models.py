@@ -145,6 +145,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "deepseek-v2-lite": ("deepseek_v2", DEEPSEEK),
     "deepseek-v2": ("deepseek_v2", DEEPSEEK_YARN),
+    "deepseek-v2-no-shared": ("deepseek_v2", DEEPSEEK | {"n_shared_experts": 0}),
     "deepseek-v2-dense": ("deepseek_v2", DEEPSEEK | {"first_k_dense_replace": 3}),
     "deepseek-v3": ("deepseek_v3", DEEPSEEK_V3),
     "deepseek-v3-halves": (
