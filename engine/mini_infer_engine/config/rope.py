@@ -108,7 +108,7 @@ def parse_rope_object(
         mscale=rope.optional_number("mscale"),
         mscale_all_dim=rope.optional_number("mscale_all_dim"),
         truncate=rope.boolean("truncate", True),
-        short_factors=rope.numbers("short_factor") if is_long else (),
-        long_factors=rope.numbers("long_factor") if is_long else (),
+        short_factors=rope.positives("short_factor") if is_long else (),
+        long_factors=rope.positives("long_factor") if is_long else (),
         partial=partial,
     )

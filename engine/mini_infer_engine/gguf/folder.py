@@ -7,6 +7,7 @@ processes may do this at once. No torch.
 import getpass
 import hashlib
 import json
+import math
 import os
 import shutil
 import struct
@@ -24,6 +25,16 @@ POINTER = "gguf.json"
 """The file of a folder that names the GGUF file with its weights."""
 _FORM = 2
 """Of what is written; another number makes other folders."""
+
+
+def is_gguf(path: Path) -> bool:
+    """By its name, in small letters or capitals; there may be no such file."""
+    return path.suffix.lower() == ".gguf"
+
+
+def gguf_files(directory: Path) -> list[Path]:
+    """Those of a folder, sorted; none where there is no such folder."""
+    return sorted(path for path in directory.glob("*") if is_gguf(path))
 
 
 def model_folder(path: Path) -> Path:
@@ -75,7 +86,13 @@ def _frequency_factors(header: GgufHeader) -> list[float] | None:
         raise ModelError(f"{header.path}: tensor {tensor.name} is of type {tensor.encoding}, and must be F32.")
     with header.path.open("rb") as file:
         file.seek(tensor.begin)
-        return list(struct.unpack(f"<{tensor.size // 4}f", file.read(tensor.size)))
+        factors = list(struct.unpack(f"<{tensor.size // 4}f", file.read(tensor.size)))
+    if (broken := next((factor for factor in factors if not 0 < factor < math.inf), None)) is not None:
+        raise ModelError(
+            f"{header.path}: tensor {tensor.name} has {broken:g}, and must have finite numbers above 0, which divide "
+            "frequencies: convert the model again."
+        )
+    return factors
 
 
 def _cache_roots() -> list[Path]:

@@ -13,15 +13,22 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+from mini_infer_engine.gguf.folder import weights_file
+
 log = logging.getLogger(__name__)
 
 _KEPT_AS = ".mini-infer-digests.json"
-_WEIGHTS = ("*.safetensors", "*.gguf", "config.json")
+_WEIGHTS = ("*.safetensors", "config.json")
 
 
 def checkpoint_digest(folder: Path) -> str:
-    """Of all weights and the config in a model's folder; file names do not count, nor where it lies."""
+    """Of all weights and the config in a model's folder; file names do not count, nor where it lies.
+
+    Weights of a GGUF model are in the file that its folder names.
+    """
     files = sorted({path for pattern in _WEIGHTS for path in folder.glob(pattern)}, key=lambda path: path.name)
+    if (gguf := weights_file(folder)) is not None:
+        files.append(gguf)
     digests = sorted(_digest_of(path) for path in files)
     return hashlib.sha256("".join(digests).encode()).hexdigest()
 

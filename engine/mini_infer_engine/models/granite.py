@@ -28,7 +28,7 @@ class GraniteForCausalLM(DecoderModel):
             "output_bias": bias,
             "mlp_bias": fields.boolean("mlp_bias", False),
             "activation": parse_activation(fields),
-            "attention_scale": fields.number("attention_multiplier", 1.0),
+            "attention_scale": fields.positive("attention_multiplier", 1.0),
             "embedding_scale": fields.number("embedding_multiplier", 1.0) / residual_multiplier,
             "logits_divisor": fields.positive("logits_scaling", 1.0),
         }

@@ -28,6 +28,8 @@ MODELS = {
     "SmolLM3ForCausalLM": "smollm3",
 }
 """The name in `architectures` of config.json, which is also the class, to its module in this folder."""
+_MOST_LAYERS = 10_000
+"""Far more than any model has: a config has tuples of one entry a layer."""
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +51,8 @@ def read_config(directory: Path) -> ModelConfig:
     generation = GenerationDefaults.from_directory(directory)
     fields = Fields.read(directory / "config.json")
     architecture = _architecture(fields)
+    if fields.size("num_hidden_layers") > _MOST_LAYERS:
+        raise fields.refuse("num_hidden_layers", f"must be at most {_MOST_LAYERS}.")
     config = model_class(architecture).parse_config(fields, architecture, generation.eos_token_ids)
     if config.eos_token_ids:
         return config

@@ -17,6 +17,7 @@ from mini_infer_contract.logs import configure_logging
 from mini_infer_contract.open_files import raise_open_file_limit
 from mini_infer_contract.tls import server_tls
 from mini_infer_engine import __version__
+from mini_infer_engine.config.idle_options import idle_options
 from mini_infer_engine.config.mechanisms import Mechanism
 from mini_infer_engine.config.server_options import SERVER, ServerOptions, missing_port_fault
 from mini_infer_engine.config.settings import EngineSettings, master_address, node_rank, num_nodes, transfer_fault
@@ -79,6 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     configure_logging(options.log_level, options.log_format)
     if without_effect:
         logger.info("flags of vLLM's without effect here: %s", ", ".join(without_effect))
+    if idle := idle_options(settings):
+        logger.warning("options without effect: %s", ", ".join(idle))
     try:
         return run(options, settings)
     except StartError as error:

@@ -136,6 +136,15 @@ def test_llm_and_paths(tmp_path: Path) -> None:
         resolve_model(str(path.parent))
 
 
+def test_names_in_capitals(tmp_path: Path) -> None:
+    path = tmp_path / "alone" / "M.GGUF"
+    path.parent.mkdir()
+    with pytest.raises(ModelError, match="there is no such file"):
+        resolve_model("M.GGUF")
+    write_gguf(path, "llama")
+    assert resolve_model(str(path)) == resolve_model(str(path.parent)) == model_folder(path)
+
+
 def test_a_home_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "no folder").write_text("")
     (tmp_path / "temporary").mkdir()
@@ -187,6 +196,14 @@ BROKEN: dict[str, tuple[dict[str, Any], Callable[[Path], object] | None, list[st
         None,
         ["blk.0.ffn_gate_inp.weight", "no place in LlamaForCausalLM"],
     ),
+    **{
+        f"frequency factor {value}": (
+            {"tensors": {"rope_freqs.weight": np.array([1] * 11 + [value], np.float32)}},
+            None,
+            [f"tensor rope_freqs.weight has {value:g}", "convert"],
+        )
+        for value in (0.0, -1.0, np.inf, np.nan)
+    },
     "shape": (
         {"tensors": {"blk.0.attn_k.weight": np.ones((7, 64), np.float32)}},
         None,

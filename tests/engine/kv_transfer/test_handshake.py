@@ -3,16 +3,19 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core_process.kv_transfer import begin_identity
+from mini_infer_engine.gguf.folder import model_folder
 from mini_infer_engine.kv_transfer.checkpoint_digest import checkpoint_digest
 from mini_infer_engine.kv_transfer.handshake import handshake_refusal
 from mini_infer_engine.kv_transfer.layout import KVLayout
 from mini_infer_engine.kv_transfer.way import Place
 from mini_infer_engine.kv_transfer.wire import VERSION, Party, RankAddress, TransportAddress
+from tests.support.gguf_files import write_gguf
 
 PLACE = Place(ipc_domain="", has_rdma=False)
 PARTY = Party(
@@ -74,6 +77,16 @@ def test_a_checkpoint_is_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert checkpoint_digest(second) != digest
     (first / "config.json").write_text('{"layers": 2}')
     assert checkpoint_digest(first) != digest
+
+
+def test_a_gguf_model_is_its_weights_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    first, second, third = (tmp_path / name for name in ("first.gguf", "second.gguf", "third.gguf"))
+    write_gguf(first, "llama")
+    second.write_bytes(first.read_bytes())
+    write_gguf(third, "llama", tensors={"output_norm.weight": np.full(64, 2, np.float32)})
+    same, copied, other = (checkpoint_digest(model_folder(path)) for path in (first, second, third))
+    assert same == copied != other
 
 
 def test_a_digest_is_kept_where_the_folder_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,6 +145,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "deepseek-v2-lite": ("deepseek_v2", DEEPSEEK),
     "deepseek-v2": ("deepseek_v2", DEEPSEEK_YARN),
+    "deepseek-v2-no-shared": ("deepseek_v2", DEEPSEEK | {"n_shared_experts": 0}),
     "deepseek-v2-dense": ("deepseek_v2", DEEPSEEK | {"first_k_dense_replace": 3}),
     "deepseek-v3": ("deepseek_v3", DEEPSEEK_V3),
     "deepseek-v3-halves": (
@@ -278,6 +279,7 @@ def test_old_and_new_rope_forms_read_the_same(tmp_path: Path) -> None:
 def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
     config = _config(tmp_path)
     assert (config.num_kv_heads, config.head_dim, config.ropes[0].theta) == (4, 16, 10000.0)
+    assert _config(tmp_path, rms_norm_eps=0).rms_norm_eps == 0.0
     assert _config(tmp_path, architectures=["MistralForCausalLM"]).sliding_windows == (4096, 4096)
     assert _config(tmp_path, architectures=["MistralForCausalLM"], sliding_window=None).sliding_windows == (None, None)
     assert _config(tmp_path, architectures=["Qwen2ForCausalLM"], sliding_window=8).sliding_windows == (None, None)
@@ -291,6 +293,7 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
         ({"hidden_size": ...}, ["hidden_size", "missing"]),
         ({"hidden_size": "64"}, ["hidden_size", "'64'", "integer"]),
         ({"num_hidden_layers": 0}, ["num_hidden_layers", "0"]),
+        ({"num_hidden_layers": 10**15}, ["num_hidden_layers = 1000000000000000", "at most 10000"]),
         ({"num_attention_heads": True}, ["num_attention_heads", "True"]),
         ({"num_key_value_heads": 3}, ["num_key_value_heads", "3"]),
         ({"hidden_act": "gelu"}, ["hidden_act", "gelu", "silu"]),
@@ -303,6 +306,7 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": -1}}, ["beta_fast = -1", "positive"]),
         ({"rope_theta": -1.0}, ["rope_theta = -1.0", "positive"]),
         ({"rms_norm_eps": float("nan")}, ["rms_norm_eps = nan", "finite"]),
+        ({"rms_norm_eps": -1e-6}, ["rms_norm_eps = -1e-06", "negative"]),
         ({"architectures": ["DeepseekV2ForCausalLM"], "topk_method": ["greedy"]}, ["topk_method", "greedy and group"]),
         (
             {"architectures": ["Gemma2ForCausalLM"], "hidden_activation": "gelu_pytorch_tanh"}
@@ -320,6 +324,14 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
             {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [1.0] * 3}},
             ["long_factor", "8 numbers"],
         ),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 7 + [0], "long_factor": [1.0] * 8}},
+            ["short_factor", "finite positive"],
+        ),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [float("nan")] * 8}},
+            ["long_factor", "finite positive"],
+        ),
         ({"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 1.5}, ["partial_rotary_factor", "1.5"]),
         ({"architectures": ["Gemma2ForCausalLM"], "hidden_activation": "silu"}, ["hidden_activation", "gelu_tanh"]),
         (
@@ -329,6 +341,7 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
         ),
         ({"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1]}, ["no_rope_layers", "2 ones"]),
         ({"architectures": ["GraniteForCausalLM"], "residual_multiplier": 0}, ["residual_multiplier", "positive"]),
+        ({"architectures": ["GraniteForCausalLM"], "attention_multiplier": 0}, ["attention_multiplier", "positive"]),
         ({"architectures": ["MixtralForCausalLM"], "num_experts_per_tok": 9}, ["num_experts_per_tok", "at most"]),
     ],
 )

@@ -54,7 +54,8 @@ def check_fit(
     found = checkpoint.tensors
     if missing := sorted(wanted.keys() - found.keys()):
         raise ModelError(f"{directory}: tensor {missing[0]} {checkpoint.missing_remedy}{_and_more(missing)}.")
-    unknown = sorted(name for name in found.keys() - wanted.keys() if not is_unused(name))
+    others = (name for name in found.keys() - wanted.keys() if not is_unused(name))
+    unknown = sorted(name for name in others if 0 not in found[name].shape)  # transformers writes zero experts, too
     if unknown:
         tensor = found[unknown[0]]
         raise ModelError(
