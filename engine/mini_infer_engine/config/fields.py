@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -68,9 +69,13 @@ class Fields:
         return value
 
     def _finite(self, key: str, value: float) -> float:
-        if not math.isfinite(value):  # Python reads NaN and Infinity, which JSON has not
+        try:
+            number = float(value)
+        except OverflowError:  # an integer of hundreds of digits
+            number = math.inf
+        if not math.isfinite(number):  # Python reads NaN and Infinity, which JSON has not
             raise self.refuse(key, "must be a finite number.")
-        return float(value)
+        return number
 
     def optional_number(self, key: str) -> float | None:
         """A number, or None where the file says nothing."""
@@ -82,7 +87,7 @@ class Fields:
         what = "a list of finite positive numbers"
         values = self._get(key, (list,), _REQUIRED if default is ... else default, what)
         numbers = (isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-        if not all(numbers) or not all(0 < value < math.inf for value in values):
+        if not all(numbers) or not all(0 < value <= sys.float_info.max for value in values):
             raise self.refuse(key, f"must be {what}.")
         return tuple(float(value) for value in values)
 

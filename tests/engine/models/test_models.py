@@ -306,6 +306,7 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": -1}}, ["beta_fast = -1", "positive"]),
         ({"rope_theta": -1.0}, ["rope_theta = -1.0", "positive"]),
         ({"rms_norm_eps": float("nan")}, ["rms_norm_eps = nan", "finite"]),
+        ({"rope_theta": 10**400}, ["rope_theta = 1000", "finite"]),
         ({"rms_norm_eps": -1e-6}, ["rms_norm_eps = -1e-06", "negative"]),
         ({"architectures": ["DeepseekV2ForCausalLM"], "topk_method": ["greedy"]}, ["topk_method", "greedy and group"]),
         (
