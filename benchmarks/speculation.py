@@ -118,7 +118,7 @@ def demo(settings: dict[str, Any], variants: dict[str, dict[str, Any]], batches:
                 for place in range(batch)
             ]
 
-        for label, figures in measured_in_turns(made, partial(run_of, requests)).items():
+        for label, figures in measured_in_turns(made, partial(run_of, requests), least_s(settings)).items():
             yield {f"{label}, batch {batch}": figures}
 
 
@@ -166,7 +166,7 @@ def chats(
     engines_by_label = {label: make_engine(settings | options) for label, options in variants.items()}
     yield {}
     for batch in batches:
-        for label, figures in measured_in_turns(engines_by_label, partial(hold, batch)).items():
+        for label, figures in measured_in_turns(engines_by_label, partial(hold, batch), least_s(settings)).items():
             yield {f"{label}, batch {batch}": figures}
 
 
@@ -201,7 +201,7 @@ def shapes(
                     ]
 
                 scripted = f" at {acceptance}" if script is not None else ""
-                yield {f"{label}{scripted}, batch {batch}": measured(engine, requests)}
+                yield {f"{label}{scripted}, batch {batch}": measured(engine, requests, least_s(settings))}
 
 
 PROMPT_TOKENS, ANSWER_TOKENS = 128, 256
@@ -225,18 +225,18 @@ def peer(
                 engine.set_acceptance(acceptance)
             scripted = f" at {acceptance}" if options else ""
             for batch in batches:
-                yield {f"{label}{scripted}, batch {batch}": peer_measured(engine, batch, known)}
+                yield {f"{label}{scripted}, batch {batch}": peer_measured(engine, batch, known, 2 * least_s(settings))}
             if options:
                 found = {"tokens a pass": tokens_a_pass(engine, batches[-1], known)}
                 yield {f"{label}{scripted}, batch {batches[-1]}": found}
 
 
-def peer_measured(engine: engines.Engine, batch: int, known: int) -> dict[str, float]:
-    """The runs after the first one together, of a second at least."""
+def peer_measured(engine: engines.Engine, batch: int, known: int, at_least_s: float) -> dict[str, float]:
+    """The runs after the first one together."""
     dice, limits = random.Random(1), [ANSWER_TOKENS] * batch
     engine.run(circling_prompts(dice, batch, PROMPT_TOKENS, known), limits, 0.0)
     made, seconds = 0, 0.0
-    while seconds < 2 * LEAST_S:
+    while seconds < at_least_s:
         prompts, begin = circling_prompts(dice, batch, PROMPT_TOKENS, known), time.perf_counter()
         made += engine.run(prompts, limits, 0.0)
         seconds += time.perf_counter() - begin
@@ -251,13 +251,17 @@ def tokens_a_pass(engine: Any, batch: int, known: int) -> float:
     return made / batch / max(1, passes)
 
 
-LEAST_S = 1.0
-"""Of decoding, that is measured: a run of a small model takes 20 ms, and a trial of guesses is in every third one."""
+def least_s(settings: dict[str, Any]) -> float:
+    """Of decoding, that is measured: a run of a small model takes 20 ms, and a trial of guesses is in every third one.
+
+    CPUs see smoke runs only, where any figure will do.
+    """
+    return 0.1 if settings.get("device") == "cpu" else 1.0
 
 
-def measured(engine: "Engine", requests: Any) -> dict[str, float]:
+def measured(engine: "Engine", requests: Any, at_least_s: float) -> dict[str, float]:
     """The runs after the first, which shows the engine what passes take, all together; and the first one's rate."""
-    return measured_in_turns({"": engine}, partial(run_of, requests))[""]
+    return measured_in_turns({"": engine}, partial(run_of, requests), at_least_s)[""]
 
 
 def run_of(requests: Any, engine: "Engine", name: str) -> dict[str, float]:
@@ -265,12 +269,12 @@ def run_of(requests: Any, engine: "Engine", name: str) -> dict[str, float]:
     return run(engine, requests(name))
 
 
-def measured_in_turns(made: "dict[str, Engine]", one_run: Run) -> dict[str, dict[str, float]]:
+def measured_in_turns(made: "dict[str, Engine]", one_run: Run, at_least_s: float) -> dict[str, dict[str, float]]:
     """The same of several engines, whose runs take turns: what else the machine does hits all alike."""
     first = {label: one_run(engine, "first") for label, engine in made.items()}
     before = {label: engine.stats() for label, engine in made.items()}
     runs = {label: list[dict[str, float]]() for label in made}
-    while min(sum(one["decoding s"] for one in each) for each in runs.values()) < LEAST_S:
+    while min(sum(one["decoding s"] for one in each) for each in runs.values()) < at_least_s:
         for label, engine in made.items():
             runs[label].append(one_run(engine, f"timed{len(runs[label])}-"))
     return {

@@ -31,16 +31,25 @@ if [ ! -x $venv/bin/python ] || [ "$($venv/bin/python -c 'import sys; print("%d.
   "$python" -m venv $venv
 fi
 rm -f $venv/installed $venv/installed-to-run
-export PIP_DISABLE_PIP_VERSION_CHECK=1
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_COMPILE=0
+# pip would make bytecode on one core, also of thousands of modules that nothing imports. Here all cores do, and torch's is
+# made while pip looks for the other packages. Modules for newer Pythons cannot be compiled: nobody need hear of it.
+bytecode() { # bytecode FOLDER
+  nice $venv/bin/python -m compileall -qq -j 0 -x '/(sympy|networkx|transformers/models)/' "$1" || true
+}
 
 echo "==> 2/3 torch"
 bash scripts/install_torch.sh "$PWD/$venv/bin/python" constraints.txt
+packages=$($venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+bytecode "$packages/torch" &
 
 echo "==> 3/3 the other packages"
 # The torch and Triton that are there stay, whichever they are: their pins are replaced by themselves, other pins are dropped.
 grep -vE '^(torch|triton|nvidia-|cuda-)' constraints.txt >$venv/constraints.txt
 $venv/bin/python -c 'import importlib.metadata as m; print(*(f"{d.name}=={d.version}" for d in m.distributions() if d.name in ("torch", "triton")), sep="\n")' >>$venv/constraints.txt
 $venv/bin/python -m pip install -c $venv/constraints.txt -e ".[$extras]" | sed '/^Requirement already satisfied/d'
+wait
+bytecode "$packages"
 
 echo "$stamp" >$venv/$installed
 echo "==> $venv is ready ($((SECONDS - started)) s)"
