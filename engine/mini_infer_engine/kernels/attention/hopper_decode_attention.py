@@ -68,7 +68,7 @@ def _rotated(first, second, first_weights, second_weights, cos, sin, eps, HEAD_D
 
 @gluon.jit
 def _merged(first, splits, stride, GROUP: gl.constexpr, ROWS: gl.constexpr, HEAD_DIM: gl.constexpr,
-            SPLITS: gl.constexpr, MOST_SPLITS: gl.constexpr, layout: gl.constexpr):  # fmt: skip
+            SPLITS: gl.constexpr, layout: gl.constexpr):  # fmt: skip
     """The attention of a row's query heads from its splits, `stride` floats apart: [ROWS, HEAD_DIM] fp32.
 
     SPLITS accumulators are loaded at a time.
@@ -76,10 +76,8 @@ def _merged(first, splits, stride, GROUP: gl.constexpr, ROWS: gl.constexpr, HEAD
     record: gl.constexpr = HEAD_DIM + STATISTICS
     warps: gl.constexpr = gl.num_warps()
     # A lane has whole splits, so that maxima and sums over all of them stay in a warp.
-    by_split: gl.constexpr = gl.BlockedLayout(
-        [max(1, MOST_SPLITS // 32), max(1, ROWS // warps)], [32, 1], [1, warps], [0, 1]
-    )
-    every_split = gl.arange(0, MOST_SPLITS, gl.SliceLayout(1, by_split))
+    by_split: gl.constexpr = gl.BlockedLayout([MAX_SPLITS // 32, max(1, ROWS // warps)], [32, 1], [1, warps], [0, 1])
+    every_split = gl.arange(0, MAX_SPLITS, gl.SliceLayout(1, by_split))
     every_row = gl.arange(0, ROWS, gl.SliceLayout(0, by_split))
     maxima_at = first + (every_split * stride)[:, None] + (every_row * record)[None, :] + HEAD_DIM
     there = (every_split < splits)[:, None] & (every_row < GROUP)[None, :]
@@ -97,8 +95,8 @@ def _merged(first, splits, stride, GROUP: gl.constexpr, ROWS: gl.constexpr, HEAD
     weights = gl.exp2(maxima - maximum[None, :])
     weights = weights / gl.where(in_group, gl.sum(sums * weights, axis=0), 1.0)[None, :]
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    shared = gl.allocate_shared_memory(gl.float32, [MOST_SPLITS // SPLITS, SPLITS, ROWS], plain)
-    shared._reinterpret(gl.float32, [MOST_SPLITS, ROWS], plain).store(weights)
+    shared = gl.allocate_shared_memory(gl.float32, [MAX_SPLITS // SPLITS, SPLITS, ROWS], plain)
+    shared._reinterpret(gl.float32, [MAX_SPLITS, ROWS], plain).store(weights)
     gl.thread_barrier()
     result = gl.sum(accs * shared.index(0).load(gl.SliceLayout(2, layout))[:, :, None], axis=0)
     for start in range(SPLITS, splits, SPLITS):
@@ -140,7 +138,6 @@ def _hopper_decode_attention(
     WINDOWED: gl.constexpr,
     MERGE: gl.constexpr,
     MERGE_SPLITS: gl.constexpr,
-    MOST_SPLITS: gl.constexpr,
     EARLY: gl.constexpr,
 ):
     """Split-KV: program (KV head, entry of the plan). The split of a row that arrives last merges all of them.
@@ -292,7 +289,7 @@ def _hopper_decode_attention(
             layout: gl.constexpr = gl.BlockedLayout(
                 [1, 1, vector], [1, 1, 32], [1, warps_of_rows, warps_of_dims], [2, 1, 0]
             )
-            merged = _merged(first, splits, stride, GROUP, ROWS, HEAD_DIM, MERGE_SPLITS, MOST_SPLITS, layout)
+            merged = _merged(first, splits, stride, GROUP, ROWS, HEAD_DIM, MERGE_SPLITS, layout)
             merged_row = gl.arange(0, ROWS, gl.SliceLayout(1, gl.SliceLayout(0, layout)))[:, None]
             merged_dim = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, gl.SliceLayout(0, layout)))[None, :]
             gl.store(out_at + merged_row * HEAD_DIM + merged_dim, merged.to(dtype), mask=merged_row < GROUP)
@@ -321,8 +318,7 @@ def hopper_decode_attention(
     programs, warps = plan.entries.shape[0], plan.config.warps
     group = qkv.shape[1] // head_dim // kv_heads - 2
     tile_rows = max(next_power_of_2(group), warps)
-    most_splits = min(MAX_SPLITS.value, max(2, next_power_of_2(programs)))
-    merge_splits = min(most_splits, max(1, _MERGED_VALUES * 32 * warps // (tile_rows * head_dim)))
+    merge_splits = min(MAX_SPLITS.value, max(1, _MERGED_VALUES * 32 * warps // (tile_rows * head_dim)))
     partial_floats = programs * kv_heads * group * (head_dim + STATISTICS.value) if plan.splits else 0
     assert plan.has_pages
     assert not plan.splits or rows * kv_heads <= COUNTERS
@@ -357,7 +353,6 @@ def hopper_decode_attention(
         WINDOWED=plan.sliding_window is not None,
         MERGE=plan.splits,
         MERGE_SPLITS=merge_splits,
-        MOST_SPLITS=most_splits,
         EARLY=early,
         num_warps=warps,
         launch_pdl=True,
