@@ -9,6 +9,7 @@ both of ours, which read peers' memory or write into it; NCCL, and torch's own o
 `--engines vllm` starts the peer with two GPUs as well.
 """
 
+import multiprocessing
 import os
 import socket
 import tempfile
@@ -18,10 +19,8 @@ from contextlib import ExitStack
 from functools import partial
 from itertools import islice, takewhile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.multiprocessing as processes
 from common import engines
 from common.budget import Budget
 from common.isolation import Isolated, IsolationError
@@ -29,6 +28,9 @@ from common.models import CONFIGS, kv_bytes_per_token, model_folder
 from common.report import Runs, collect, integers, make_parser, print_table, save, say, words
 from common.side_by_side import measure_alone, show_ratios
 from engine_offline import measure
+
+if TYPE_CHECKING:
+    import torch
 
 WANTED = ("itl ms bs 1", "itl ms bs 8", "itl ms bs 32", "ttft ms 4096", "w1 tok_s")
 SMOKE_WANTED = ("itl ms", "ttft", "w1")
@@ -52,6 +54,7 @@ def all_reduce_rank(rank: int, port: int, hidden: int, answers: Any) -> None:
 
 
 def _all_reduce_times(rank: int, port: int, hidden: int) -> dict[str, dict[int, float]]:
+    import torch
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch's
 
     from mini_infer_engine.communication.gpu_collectives import GpuCollectives, connect_gpus
@@ -97,7 +100,8 @@ def _all_reduce_times(rank: int, port: int, hidden: int) -> dict[str, dict[int, 
     return found
 
 
-def _torchs_one_shot(rows: int, hidden: int, device: torch.device) -> Callable[[], object] | None:
+def _torchs_one_shot(rows: int, hidden: int, device: "torch.device") -> Callable[[], object] | None:
+    import torch
     from torch.distributed import _symmetric_memory as symmetric_memory
 
     group = torch.distributed.group.WORLD
@@ -111,6 +115,8 @@ def _torchs_one_shot(rows: int, hidden: int, device: torch.device) -> Callable[[
 
 def _graph_microseconds(call: Callable[[], object], replays: int = 30) -> float:
     """Of one call among CALLS in a graph; all ranks measure the same at the same time."""
+    import torch
+
     for _ in range(4):
         call()
     torch.cuda.synchronize()
@@ -135,7 +141,7 @@ def all_reduces(hidden: int, limit_s: float) -> dict[str, dict[int, float]]:
     """Both ranks' processes, of which the first one's figures count. RuntimeError: one failed, or was too slow."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    context = processes.get_context("spawn")
+    context = multiprocessing.get_context("spawn")
     answers = context.Queue()
     ranks = [context.Process(target=all_reduce_rank, args=(rank, port, hidden, answers)) for rank in range(_RANKS)]
     for process in ranks:

@@ -29,6 +29,8 @@ if [ ! -x $venv/bin/python ] || [ "$($venv/bin/python -c 'import sys; print("%d.
   echo "==> 1/3 $venv with Python $python_version"
   rm -rf $venv
   "$python" -m venv $venv
+  # That of Python 3.11 takes half a minute to find the packages, later ones a third of that; where there is none it will do.
+  $venv/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip || true
 fi
 rm -f $venv/installed $venv/installed-to-run
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_COMPILE=0

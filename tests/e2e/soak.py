@@ -23,7 +23,7 @@ from tests.e2e.commands import say
 from tests.e2e.images import TAG, repository
 
 NAME = "soak"
-PAUSE_S = 1.0
+PAUSE_S = 0.5
 """Between steps. Load goes on through all of them, so what a step breaks later is counted with the next one."""
 
 
@@ -42,7 +42,7 @@ class Service:
         self._start_s = start_s
         self._spec: dict[str, Any] = {
             "model": {"uri": "demo", "name": NAME},
-            "rollout": {"minReadySeconds": 3},
+            "rollout": {"minReadySeconds": min(3, round(start_s))},
             "unified": {
                 "replicas": 2,
                 "engine": {"maxNumSeqs": 16, "extraArgs": ["--dry-run"]},
@@ -95,10 +95,9 @@ class Service:
         self.ready()
 
     def bad_edit_and_back(self) -> None:
-        """An image that cannot be had, and the old one again."""
+        """An image that cannot be had, of which the kubelet tells after ten seconds, and the old one again."""
         self.apply(image="localhost/no-such-image:0")
         wait_until("an engine that cannot start", lambda: any(map(_lacks_its_image, self.pods())), 60)
-        time.sleep(3)
         self.apply()
         self.ready()
 

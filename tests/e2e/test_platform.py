@@ -21,8 +21,6 @@ def test_an_openai_client_gets_an_answer_and_nothing_is_left(
     cluster.kubectl("wait", "infsvc/demo", "-n", namespace, "--for=condition=Ready", "--timeout=180s")
     say("the InferenceService is Ready")
     release.wait()
-    assert "Phase:          Succeeded" in cluster.helm("test", RELEASE, "-n", SYSTEM, "--timeout=90s")
-    say("helm test succeeded")
     with cluster.reach(SYSTEM, f"{RELEASE}-gateway") as url:
         say(f"the gateway is at {url}")
         with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=5) as client:
@@ -33,6 +31,8 @@ def test_an_openai_client_gets_an_answer_and_nothing_is_left(
     print(cluster.kubectl("get", "infsvc,pods", "-A", "-o", "wide"))
 
     cluster.kubectl("delete", "-n", namespace, "-f", str(ROOT / "examples/demo.yaml"))
+    assert "Phase:          Succeeded" in cluster.helm("test", RELEASE, "-n", SYSTEM, "--timeout=90s")
+    say("helm test succeeded, while the engines end")
     nothing_left(cluster, SERVICE_KINDS, LABEL_SERVICE, "-n", namespace)
     say("the InferenceService is deleted, nothing of it is left")
 

@@ -156,7 +156,7 @@ def test_a_rank_that_hangs_ends_both_nodes_within_five_seconds() -> None:
 
 def test_a_worker_that_is_told_to_go_stays_until_its_leader_has_finished() -> None:
     with two_nodes() as (leader, worker):
-        client = _Waiting(leader.url, max_tokens=300)
+        client = _Waiting(leader.url, max_tokens=150)
         wait_until(lambda: "data:" in client.text, 30)
         worker.send_signal(signal.SIGTERM)
         time.sleep(0.5)  # LeaderWorkerSet's controller ends the leader of a group whose worker is being deleted
