@@ -15,7 +15,8 @@ RUN echo 'mini-infer:x:65532:65532::/tmp:/usr/sbin/nologin' >>/etc/passwd && ech
 
 FROM base AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_COMPILE=0 PIP_DISABLE_PIP_VERSION_CHECK=1
-RUN python -m venv /opt/mini-infer
+# The newest pip finds packages in a third of the time that Python 3.11's takes; where there is none, that one will do.
+RUN python -m venv /opt/mini-infer && { pip install --quiet --compile --upgrade pip || true; }
 COPY constraints.txt scripts/install_torch.sh pyproject.toml scripts/requirements.py /build/
 
 # Our own code, to be laid over an environment that has the packages.
