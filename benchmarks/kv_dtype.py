@@ -175,7 +175,8 @@ def speed(options: argparse.Namespace, budget: Budget, result: dict[str, Any], r
         say(f"  {label}: {part}")
         save(options.out, result)
 
-    for wave in waves(folder, options):
+    gpu_bytes = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else math.inf
+    for wave in waves(folder, options, gpu_bytes):
         if not budget.allows("wave", 60.0):
             continue
         say("; ".join(wave))
@@ -185,12 +186,11 @@ def speed(options: argparse.Namespace, budget: Budget, result: dict[str, Any], r
     print_table(["", *names], [[label, *(each.get(name) for name in names)] for label, each in found.items()])
 
 
-def waves(folder: str, options: argparse.Namespace) -> list[dict[str, Start]]:
-    """Engines by label, as many a time as fit the GPU."""
+def waves(folder: str, options: argparse.Namespace, gpu_bytes: float) -> list[dict[str, Start]]:
+    """Engines by label, as many a time as fit a GPU's memory."""
     made: list[dict[str, Start]] = []
     taken: list[float] = []
     common = dict(engines.SMOKE_SETTINGS) if options.smoke else SETTINGS
-    most = _GPU_SHARE * torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else math.inf
     kinds = ("fp8",) if options.smoke else options.kinds
     for weights, kind, engine in itertools.product((None,) if options.smoke else (None, "fp8"), kinds, options.engines):
         if not engines.is_present(engine) or (engine != "ours" and kind == "int8"):
@@ -200,7 +200,9 @@ def waves(folder: str, options: argparse.Namespace) -> list[dict[str, Start]]:
         if not options.smoke:
             own |= engines.share_of_gpu(kv_bytes)
         needed = _WEIGHT_BYTES[weights] + kv_bytes + _OTHER_BYTES
-        place = next((place for place, total in enumerate(taken) if total + needed <= most), len(made))
+        place = next(
+            (place for place, total in enumerate(taken) if total + needed <= _GPU_SHARE * gpu_bytes), len(made)
+        )
         if place == len(made):
             made.append({})
             taken.append(0.0)

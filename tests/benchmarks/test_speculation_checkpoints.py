@@ -133,7 +133,7 @@ def test_engines_of_a_wave_fit_the_gpu(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(kv_dtype.engines, "is_present", lambda _: True)
     folder = model_folder("qwen2.5-7b", tmp_path)
     options = SimpleNamespace(smoke=False, kinds=["auto", "fp8"], engines=["ours", "vllm"])
-    waves = kv_dtype.waves(folder, options)
+    waves = kv_dtype.waves(folder, options, 150e9)
     assert [list(wave) for wave in waves] == [
         [f"{engine}, weights {weights}, KV {kind}" for kind, engine in product(options.kinds, options.engines)]
         for weights in ("bf16", "fp8")
@@ -141,3 +141,4 @@ def test_engines_of_a_wave_fit_the_gpu(tmp_path: Path, monkeypatch: pytest.Monke
     for wave in waves:
         settings = [arguments[2] for _, arguments in wave.values()]  # type: ignore[index]  # a tuple
         assert all(one["kv_cache_memory_bytes"] >= 8 * 32_768 * 57_344 // 2 for one in settings)
+    assert [len(wave) for wave in kv_dtype.waves(folder, options, 85e9)] == [2, 2, 2, 2]
