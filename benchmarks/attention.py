@@ -91,7 +91,7 @@ def decode_calls(
         tokens,
         config=config,
         group=q_heads // kv_heads,
-        page_tables=tables if config.hopper else None,
+        page_tables=tables,
         page_size=page_size,
     )
     workspace = Workspace(torch.device(DEVICE))

@@ -125,7 +125,7 @@ class Setting:
             MOST_TOKENS,
             config=config,
             group=group,
-            page_tables=self.tables if config.hopper else None,
+            page_tables=self.tables,
             page_size=PAGE_SIZE,
         )
 

@@ -78,7 +78,7 @@ def assert_decodes(
             window,
             config=config,
             group=group,
-            page_tables=paged.tables if config.hopper else None,
+            page_tables=paged.tables,
             page_size=page_size,
         )
         run = [
@@ -103,6 +103,16 @@ def assert_decodes(
         after[pages, :, kv_lengths % page_size] = 0
         assert torch.equal(after.nan_to_num(7.0), before.nan_to_num(7.0)), "another token's place was written"
     no_slots = torch.zeros(0, dtype=torch.int32, device=DEVICE)
-    empty = plan_decode(no_slots, positions[:0], kv_lengths[:0], kv_heads, 9, window, config=configs[0])
+    empty = plan_decode(
+        no_slots,
+        positions[:0],
+        kv_lengths[:0],
+        kv_heads,
+        9,
+        window,
+        config=configs[0],
+        page_tables=paged.tables,
+        page_size=page_size,
+    )
     mixed = decode_attention(qkv[:0], rotation, paged.pool, paged.tables, empty, scale=1.0, workspace=WORKSPACE)
     assert mixed.shape == (0, q_heads * head_dim)

@@ -59,7 +59,7 @@ from mini_infer_engine.kernels.attention.rope_kv import Rotation
 (head_dim, page_size, kv_heads, group), dtype = map(int, sys.argv[1:5]), torch.bfloat16
 shape = PrefillShape(dtype, dtype, 0, 0, kv_heads * group, kv_heads, head_dim, page_size, None, 0)
 config = decode_config(1, kv_heads, 132, split_kv=True, pdl=True, hopper_block=hopper_decode_block(shape))
-plan = DecodePlan(torch.zeros(17, FIELDS.value, dtype=torch.int32), 1000, config, splits=True, has_pages=True)
+plan = DecodePlan(torch.zeros(17, FIELDS.value, dtype=torch.int32), 1000, config, splits=True)
 qkv = torch.zeros(1, (group + 2) * kv_heads * head_dim, dtype=dtype)
 pool = torch.zeros(4, 2, page_size, kv_heads, head_dim, dtype=dtype)
 norm = torch.zeros(head_dim, dtype=dtype)

@@ -1,5 +1,7 @@
 """The split-KV schedule of a decode pass: whole sequences, splits of equal length, no program too many."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -47,8 +49,9 @@ def test_splits_cover_each_row_in_equal_lengths(
     tables = torch.randperm((len(kv_lengths) + 3) * 1025, device=DEVICE).int().view(-1, 1025)
     positions = [length + 31 * row + 7 for row, length in enumerate(kv_lengths)]
     places = (torch.tensor(values, device=DEVICE) for values in (positions, kv_lengths))
+    with_pages = replace(config, hopper=True)
     plan = plan_decode(
-        slots, *places, kv_heads, 1 << 14, window, config=config, page_tables=tables, page_size=page_size
+        slots, *places, kv_heads, 1 << 14, window, config=with_pages, page_tables=tables, page_size=page_size
     )
     entries = plan.entries.tolist()
     used = [entry for entry in entries if entry[0] >= 0]

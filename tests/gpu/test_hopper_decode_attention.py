@@ -13,7 +13,8 @@ pytest.importorskip("triton.experimental.gluon", reason="needs a Triton that has
 from mini_infer_engine.kernels.attention import hopper_decode_attention as module
 from mini_infer_engine.kernels.attention.attention_config import DecodeConfig
 from tests.gpu.decoding import DecodeShape, assert_decodes
-from tests.gpu.device import BF16, INTERPRETED, KERNELS, POLICY, cases
+from tests.gpu.device import BF16, INTERPRETED, KERNELS, cases
+from tests.gpu.hopper import enforce, here
 from tests.support.gluon_on_cpu import Pointer, run_kernel
 
 pytestmark = KERNELS
@@ -70,8 +71,8 @@ def test_decodes(
 ) -> None:
     if INTERPRETED:
         monkeypatch.setattr(module, "_hopper_decode_attention", _ByPrograms())
-    elif not POLICY.pdl:
-        pytest.skip("needs Hopper")
+    else:
+        enforce(here())
     block = min(128, 16_384 // head_dim, page_size)
     configs = [
         DecodeConfig(1, block, programs_per_row=1.0, pdl=True, hopper=True),

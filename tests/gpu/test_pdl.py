@@ -71,9 +71,8 @@ def test_replays_equal_kernels_one_by_one(rows: int, shape: PrefillShape | None,
         """A decode step; `settle` is called behind each kernel that the next one may overlap."""
         config = POLICY.decode_config(rows, KV_HEADS, shape=shape)
         assert config.hopper is (shape is not None)
-        page_tables = paged.tables if config.hopper else None
         plan = plan_decode(
-            slots, positions, positions, KV_HEADS, 1024, config=config, page_tables=page_tables, page_size=PAGE_SIZE
+            slots, positions, positions, KV_HEADS, 1024, config=config, page_tables=paged.tables, page_size=PAGE_SIZE
         )
         stream, x = hidden, rms_norm(hidden, norm, 1e-6)
 

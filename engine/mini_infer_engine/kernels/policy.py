@@ -211,7 +211,9 @@ class KernelPolicy:
 
         shape: of its heads and pages, without which the kernel for Hopper is not used.
         """
-        hopper = shape is not None and Mechanism.HOPPER_DECODE not in self.disabled
+        hopper_block = None
+        if shape is not None and Mechanism.HOPPER_DECODE not in self.disabled:
+            hopper_block = attention_config.hopper_decode_block(shape)
         return attention_config.decode_config(
             rows,
             kv_heads,
@@ -219,7 +221,7 @@ class KernelPolicy:
             split_kv=Mechanism.SPLIT_KV not in self.disabled,
             pdl=self.pdl,
             quantized=quantized,
-            hopper_block=attention_config.hopper_decode_block(shape) if shape is not None and hopper else None,
+            hopper_block=hopper_block,
         )
 
     def check_config(self, sequences: int, tile_rows: int, kv_heads: int, row_bytes: int) -> DecodeConfig | None:

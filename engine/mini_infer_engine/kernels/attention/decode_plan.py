@@ -17,7 +17,7 @@ from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
 NO_WINDOW = 1 << 30
 FIELDS: tl.constexpr = tl.constexpr(10)
 """Of a program: row or -1, slot, KV length before the new token, first key, end, split, splits of its row, position;
-and where a plan has them the pages of its first key and of the new token."""
+and for hopper_decode_attention the pages of its first key and of the new token."""
 
 
 MAX_SPLITS: tl.constexpr = tl.constexpr(64)
@@ -112,8 +112,6 @@ class DecodePlan:
     config: DecodeConfig
     splits: bool
     """Whether there are more programs than rows, so that a row may have several."""
-    has_pages: bool = False
-    """Whether entries name pages."""
 
 
 def plan_decode(
@@ -134,9 +132,10 @@ def plan_decode(
     slots and positions [rows] are passed on to the programs. Every row has a split, and its last split has the new
     token, whose cache index is the KV length; a row with a length of -1 is padding and has no program. A window is the
     last so many cache indexes (see `Row.position_offset`). group: query heads of a KV head. page_tables [slots, width]
-    int32, and tokens of a page: for a plan with pages.
+    int32, and tokens of a page: needed where the config is that of hopper_decode_attention, and not read otherwise.
     """
     tables = positions if page_tables is None else page_tables
+    assert not config.hopper or (page_tables is not None and page_size)
     rows = positions.shape[0]
     are_few = rows * kv_heads < MANY_HEAD_ROWS
     target = max(config.target_programs // kv_heads, int(rows * config.programs_per_row))
@@ -160,8 +159,7 @@ def plan_decode(
             ROWS_BLOCK=rows_block,
             SPLITS_BLOCK=max(1, 512 // rows_block),
             BLOCK=config.block_tokens,
-            PAGE_SIZE=0 if page_tables is None else page_size,
+            PAGE_SIZE=page_size if config.hopper else 0,
             num_warps=4,
         )
-    has_pages = page_tables is not None
-    return DecodePlan(entries, sliding_window, config, splits=programs > rows, has_pages=has_pages)
+    return DecodePlan(entries, sliding_window, config, splits=programs > rows)

@@ -25,14 +25,13 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from mini_infer_engine.kernels.attention.decode_plan import FIELDS, MAX_SPLITS, NO_WINDOW, DecodePlan
 from mini_infer_engine.kernels.attention.rope_kv import Rotation
 from mini_infer_engine.kernels.pdl import grid_dependency_wait, launch_dependents
-from mini_infer_engine.kernels.sizes import next_power_of_2
+from mini_infer_engine.kernels.sizes import LOG2_E, next_power_of_2
 from mini_infer_engine.kernels.workspace import COUNTERS, Workspace
 
 HEAD_ROWS = gl.constexpr(16)
 """Query heads of a tile: M of the tensor cores' instruction. A KV head has no more."""
 STATISTICS = gl.constexpr(4)
 """Floats behind the accumulator of a head of a split: its maximum and its sum, and two that keep 16 bytes together."""
-LOG2_E = gl.constexpr(1.4426950408889634)
 _MERGED_VALUES = 64
 """Accumulator values that a thread loads at a time when splits are merged."""
 
@@ -142,7 +141,8 @@ def _hopper_decode_attention(
 ):
     """Split-KV: program (KV head, entry of the plan). The split of a row that arrives last merges all of them.
 
-    ROWS: the query heads of a KV head, or a few more. EARLY: see `decode_attention`.
+    scale: of scores whose weights are powers of two. ROWS: the query heads of a KV head, or a few more. EARLY: see
+    `decode_attention`.
     """
     launch_dependents()
     if not EARLY:
@@ -231,7 +231,7 @@ def _hopper_decode_attention(
     queries = gl.reshape(gl.permute(gl.join(q_one, q_two), (0, 2, 1)), [ROWS, HEAD_DIM])
     q_shared.slice(0, ROWS).store(queries)
     products = q_one.to(gl.float32) * k_one.to(gl.float32) + q_two.to(gl.float32) * k_two.to(gl.float32)
-    scores_shared.slice(0, ROWS).store(gl.sum(products, axis=1) * (scale * LOG2_E))
+    scores_shared.slice(0, ROWS).store(gl.sum(products, axis=1) * scale)
     gl.store(new_at + one[:, None] + dims[None, :], k_one, mask=is_last_split)
     gl.store(new_at + one[:, None] + half + dims[None, :], k_two, mask=is_last_split)
     gl.store(new_at + kv_stride + columns, new_value, mask=is_last_split)
@@ -249,7 +249,7 @@ def _hopper_decode_attention(
         gl.thread_barrier()
         k_operand = keys.index(stage).permute((1, 0)).load(gl.DotOperandLayout(1, mma, 2))
         v_operand = values.index(stage).load(gl.DotOperandLayout(1, mma, 2))
-        scores = mma_v2(q_operand, k_operand, gl.zeros([HEAD_ROWS, BLOCK], gl.float32, mma)) * (scale * LOG2_E)
+        scores = mma_v2(q_operand, k_operand, gl.zeros([HEAD_ROWS, BLOCK], gl.float32, mma)) * scale
         inside = start + tokens < end
         if WINDOWED:
             inside = inside & (start + tokens > kv_length - window)
@@ -310,8 +310,8 @@ def hopper_decode_attention(
 ) -> None:
     """As `decode_attention.decode_attention`, of what `attention_config.hopper_decode_block` has a block for.
 
-    The plan is one with pages. Where `early` says that it may be read before the wait, so are keys and values of tokens
-    before the new one: they were written in earlier passes, which have ended when a plan is made.
+    Where `early` says that the plan may be read before the wait, so are keys and values of tokens before the new one:
+    they were written in earlier passes, which have ended when a plan is made.
     """
     rows = qkv.shape[0]
     _, _, page_size, kv_heads, head_dim = pool.shape
@@ -320,7 +320,6 @@ def hopper_decode_attention(
     tile_rows = max(next_power_of_2(group), warps)
     merge_splits = min(MAX_SPLITS.value, max(1, _MERGED_VALUES * 32 * warps // (tile_rows * head_dim)))
     partial_floats = programs * kv_heads * group * (head_dim + STATISTICS.value) if plan.splits else 0
-    assert plan.has_pages
     assert not plan.splits or rows * kv_heads <= COUNTERS
     _hopper_decode_attention[(kv_heads, programs)](
         qkv,
@@ -340,7 +339,7 @@ def hopper_decode_attention(
         page_tables.stride(0),
         out.stride(0),
         rotation.eps,
-        scale,
+        scale * LOG2_E,
         plan.sliding_window or NO_WINDOW,
         GROUP=group,
         ROWS=tile_rows,

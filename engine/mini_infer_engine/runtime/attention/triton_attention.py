@@ -93,7 +93,7 @@ class TritonAttention:
                 window,
                 config=config,
                 group=self._group,
-                page_tables=tables if config.hopper else None,
+                page_tables=tables,
                 page_size=self.page_size,
             )
             for window in self.windows
