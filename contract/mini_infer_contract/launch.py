@@ -4,6 +4,8 @@ from typing import Literal
 
 import msgspec
 
+from mini_infer_contract.peer_auth import PeerAuth
+
 HTTP_PORT = 8000
 EVENTS_PORT = 5557
 """ZMQ PUB: KV events and load reports (vLLM's default port)."""
@@ -88,6 +90,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """tcp://host:port of KV transfer control; empty: there is none."""
     group: str = ""
     """Identity of a group of several pods or processes, of which this is the leader; empty: it is no group."""
+    peer_auth: PeerAuth = ""
+    """How its event, replay, transfer and admin ports want peers to prove that they belong to the service."""
     draining: bool = False
     """Known to be going away: gets no new request."""
 
