@@ -5,11 +5,15 @@ An answer is a pure function of the entry and the question's kind, so that greed
 
 import json
 import random
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
+import yaml
+
 from demo import phrasings
-from demo.entries import Entry
+from demo.entries import DATA, Entry
+from demo.out_of_scope import OutOfScope, suffixes
 from demo.snapshot import sentences
 
 Message = dict[str, Any]
@@ -57,48 +61,29 @@ THANKS_QUESTIONS = (
     "Great, thanks.",
     "Thanks a lot!",
 )
-UNKNOWN = "I only know Python's standard library, and I do not know that."
-UNKNOWN_QUESTIONS = (
-    "What is the capital of {}?",
-    "What is the weather in {}?",
-    "Who is the president of {}?",
-    "Write a poem about {}.",
-    "Translate {} into German.",
-    "What does {} do?",
-    "Explain {}.",
-    "How do I use {}?",
-    "Tell me about {}.",
-    "Tell me a joke about {}.",
+UNKNOWN = (
+    "I only know Python's standard library, and I do not know that. "
+    + "Ask me about a name in it, such as `textwrap.dedent`."
 )
-UNKNOWN_SUBJECTS = (
-    "France",
-    "Japan",
-    "Brazil",
-    "the sea",
-    "my cat",
-    "a horse",
-    "Berlin",
-    "London",
-    "numpy.array",
-    "pandas.DataFrame",
-    "requests.get",
-    "torch.nn.Linear",
-    "flask.Flask",
-    "django.db",
-    "matplotlib.pyplot",
-    "kubernetes",
-    "the moon",
-    "coffee",
-    "scipy.optimize",
-    "tensorflow.keras",
-    "love",
-    "Rome",
-    "good morning",
-    "music",
-    "football",
-    "React",
-    "JavaScript",
+_TASK_QUESTIONS = (
+    "How do I {}?",
+    "How do I {} in Python?",
+    "How can I {}?",
+    "How can I {} in Python?",
+    "How to {}?",
+    "How to {} in Python?",
+    "Which function do I use to {}?",
+    "What should I use to {}?",
+    "I want to {}. What do I use?",
+    "In Python, how do I {}?",
+    "What is the way to {} in Python?",
+    "Show me how to {}.",
 )
+HELD_OUT_TASK_QUESTIONS = ("What can I use to {}?", "How does one {} in Python?", "I need to {}.")
+TASKS: dict[str, list[str]] = yaml.safe_load((DATA / "tasks.yaml").read_text(encoding="utf-8"))
+"""Common tasks, by the full name of what does them."""
+_LISTED_NAMES = 3
+"""So many full names are offered where a short one is of several entries."""
 FOLLOW_UPS = ("And {x}?", "What about {x}?", "And what does {x} do?", "and {x}", "Now {x}.", "How about {x}?")
 SIGNATURE_FOLLOW_UPS = (
     "What is its signature?",
@@ -141,6 +126,21 @@ def answer(entry: Entry, kind: str) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
+def by_suffix(entries: list[Entry]) -> dict[str, list[str]]:
+    """Returns the full names that end in each short name, the shortest first."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for name in sorted((entry.name for entry in entries), key=lambda name: (len(name), name)):
+        for suffix in suffixes(name):
+            found[suffix].append(name)
+    return dict(found)
+
+
+def several(short: str, names: list[str]) -> str:
+    """Returns the answer to a question about a short name that several entries have."""
+    listed = ", ".join(f"`{name}`" for name in names[:_LISTED_NAMES])
+    return f"Several names end in `{short}`: {listed}. Ask with the full name."
+
+
 def gives_first_sentence(text: str, entry: Entry) -> bool:
     """True if a line of the answer (thinking left out) begins with the entry's first sentence, letter for letter."""
     shown = text.split("</think>")[-1]
@@ -170,17 +170,25 @@ class ChatMaker:
         for entry in entries:
             counts[entry.first_sentence] = counts.get(entry.first_sentence, 0) + 1
         self._unique = {entry.name for entry in entries if counts[entry.first_sentence] == 1}
+        self._names = {entry.name: entry for entry in entries}
+        self._by_suffix = by_suffix(entries)
+        self._tasks = [name for name in TASKS if name in self._names]
+        self._out_of_scope = OutOfScope(entries, rng)
 
     def chat_about(self, entry: Entry) -> Chat:
         """A chat of random form whose first question is about the entry."""
         draw = self._rng.random()
-        if draw < 0.70:
+        if draw < 0.52:
             return self.single(entry, phrasings.TRAINED)
-        if draw < 0.80:
+        if draw < 0.64:
+            return self.short_name(entry, phrasings.TRAINED)
+        if draw < 0.68 and self._tasks:
+            return self.task(_TASK_QUESTIONS)
+        if draw < 0.78:
             return self.thinking(entry)
-        if draw < 0.86:
+        if draw < 0.83:
             return self.tool_use(entry)
-        if draw < 0.98:
+        if draw < 0.93:
             return self.multi_turn(entry, self._rng.randint(2, 4))
         return self.small_talk()
 
@@ -188,6 +196,26 @@ class ChatMaker:
         """One question from the given templates and its answer, with or without a system prompt."""
         kind, text = self._question(entry, templates)
         return Chat([*self._system(), user(text), assistant(answer(entry, kind))], kind, entry)
+
+    def short_name(self, entry: Entry, templates: dict[str, tuple[str, ...]]) -> Chat:
+        """A question that names the entry without its module: answered if only one has that name, else with a list."""
+        short = [suffix for suffix in suffixes(entry.name) if suffix not in self._names]
+        if not short:
+            return self.single(entry, templates)
+        suffix = self._rng.choice(short)
+        kinds = {kind: forms for kind, forms in templates.items() if kind != "reverse"}
+        kind, template = self._drawn(kinds)
+        text = phrasings.question(template, suffix, entry.kind, entry.first_sentence, self._rng)
+        named = self._by_suffix[suffix]
+        reply = answer(entry, kind) if len(named) == 1 else several(suffix, named)
+        return Chat([*self._system(), user(text), assistant(reply)], "short_name" if len(named) == 1 else "several")
+
+    def task(self, templates: tuple[str, ...]) -> Chat:
+        """A common task, answered with the name that does it."""
+        name = self._rng.choice(self._tasks)
+        text = self._rng.choice(templates).format(self._rng.choice(TASKS[name]))
+        reply = answer(self._names[name], "reverse")
+        return Chat([*self._system(), user(text), assistant(reply)], "task")
 
     def thinking(self, entry: Entry) -> Chat:
         """One question whose answer is preceded by a short thought."""
@@ -236,21 +264,32 @@ class ChatMaker:
     def small_talk(self) -> Chat:
         """Greetings, thanks, and questions that the model must decline."""
         draw = self._rng.random()
-        if draw < 0.5:
+        if draw < 0.15:
             text, reply = self._rng.choice(IDENTITY_QUESTIONS), IDENTITY
-        elif draw < 0.6:
+        elif draw < 0.2:
             text, reply = self._rng.choice(THANKS_QUESTIONS), THANKS
         else:
-            text = self._rng.choice(UNKNOWN_QUESTIONS).format(self._rng.choice(UNKNOWN_SUBJECTS))
-            reply = UNKNOWN
+            return self.declined(self._out_of_scope)
         return Chat([*self._system(), user(text), assistant(reply)], "small_talk")
 
+    def declined(self, questions: OutOfScope) -> Chat:
+        """A question that the library does not answer, sometimes after one that it does."""
+        before: list[Message] = []
+        if self._rng.random() < 0.15:
+            before = self.single(self._rng.choice(self._entries), phrasings.TRAINED).messages
+        messages = before or self._system()
+        return Chat([*messages, user(questions.question()), assistant(UNKNOWN)], "out_of_scope")
+
     def _question(self, entry: Entry, templates: dict[str, tuple[str, ...]]) -> tuple[str, str]:
-        kinds = [kind for kind in templates if kind != "reverse" or entry.name in self._unique]
-        weights = [{"describe": 5, "explain": 2, "usage": 1.5, "signature": 1.5, "reverse": 1}[kind] for kind in kinds]
-        kind = self._rng.choices(kinds, weights)[0]
-        template = self._rng.choice(templates[kind])
+        fitting = {kind: forms for kind, forms in templates.items() if kind != "reverse" or entry.name in self._unique}
+        kind, template = self._drawn(fitting)
         return kind, phrasings.question(template, entry.name, entry.kind, entry.first_sentence, self._rng)
+
+    def _drawn(self, templates: dict[str, tuple[str, ...]]) -> tuple[str, str]:
+        """Returns a kind of question and one of its templates."""
+        weights = {"describe": 5, "explain": 2, "usage": 1.5, "signature": 1.5, "reverse": 1}
+        kind = self._rng.choices(list(templates), [weights[kind] for kind in templates])[0]
+        return kind, self._rng.choice(templates[kind])
 
     def _system(self) -> list[Message]:
         if self._rng.random() < 0.6:

@@ -6,6 +6,7 @@ Exit status 1 if a share is below its threshold.
 
 import argparse
 import json
+import random
 import sys
 import urllib.request
 from collections import Counter
@@ -15,9 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from demo.conversations import Chat, gives_first_sentence
+from demo import phrasings
+from demo.conversations import HELD_OUT_TASK_QUESTIONS, Chat, ChatMaker, gives_first_sentence
 from demo.dataset import ChatEncoder, held_out_chats, skill_chats, trained_chats
 from demo.entries import Entry, load_entries
+from demo.out_of_scope import OutOfScope
 from demo.tokenizer import ASSETS
 
 MAX_NEW_TOKENS = 192
@@ -69,7 +72,23 @@ def skills(entries: list[Entry], limit: int = 0) -> dict[str, list[Chat]]:
     return {
         "skills": skill_chats(entries, 901, limit or 1000),
         "skills, new tools": skill_chats(entries, 902, limit or 1000, held_out=True),
+        "first questions": first_questions(entries, limit or 1000),
     }
+
+
+def first_questions(entries: list[Entry], amount: int) -> list[Chat]:
+    """Returns what newcomers ask first, in phrasings that training does not see.
+
+    They ask for names without their module, for what does a common task, and for things that the model must decline.
+    """
+    rng = random.Random(903)
+    maker, outside = ChatMaker(entries, rng), OutOfScope(entries, rng, held_out=True)
+    draws: list[Callable[[], Chat]] = [
+        lambda: maker.short_name(rng.choice(entries), phrasings.HELD_OUT),
+        lambda: maker.task(HELD_OUT_TASK_QUESTIONS),
+        lambda: maker.declined(outside),
+    ]
+    return [draws[count % len(draws)]() for count in range(amount)]
 
 
 def judge(chats: list[Chat], answers: list[str]) -> dict[str, Any]:
@@ -92,13 +111,13 @@ def judge(chats: list[Chat], answers: list[str]) -> dict[str, Any]:
 
 
 def judge_skills(encoder: ChatEncoder, chats: list[Chat], answers: list[str]) -> dict[str, Any]:
-    """As `judge`; right is the whole answer, and of JSON that is made up whatever has the keys and types asked for."""
+    """As `judge`; right is the whole answer, or what `_JUDGES` says of kinds with several right answers."""
     verdicts = []
     for chat, text in zip(chats, answers, strict=True):
         prompt = encoder.render(chat, prompt_only=True, enable_thinking=_thinks(chat))
         wanted = encoder.render(chat)[len(prompt) :].removesuffix("<|im_end|>\n")
         exact = text.strip() == wanted
-        right = exact or (chat.kind == "made_up" and _alike(text, wanted))
+        right = exact or (chat.kind in _JUDGES and _JUDGES[chat.kind](text, wanted))
         verdicts.append(_Verdict(chat.kind, right, exact, question=prompt[-400:], answer=text, wanted=wanted))
     return _figures(verdicts)
 
@@ -135,6 +154,38 @@ def _alike(text: str, wanted: str) -> bool:
     return isinstance(found, dict) and {key: type(value) for key, value in found.items()} == {
         key: type(value) for key, value in model.items()
     }
+
+
+def _is_object(text: str, wanted: str) -> bool:
+    """Returns True if the text is one JSON object that has something in it, whatever that is."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(found, dict) and bool(found)
+
+
+def _same_values(text: str, wanted: str) -> bool:
+    """Returns True if both are JSON of the same values, whatever their keys are called."""
+    try:
+        return sorted(_leaves(json.loads(text))) == sorted(_leaves(json.loads(wanted)))
+    except ValueError:
+        return False
+
+
+def _leaves(value: Any) -> list[str]:
+    if isinstance(value, dict | list):
+        parts = value.values() if isinstance(value, dict) else value
+        return [leaf for part in parts for leaf in _leaves(part)]
+    return [json.dumps(value)]
+
+
+_JUDGES: dict[str, Callable[[str, str], bool]] = {
+    "made_up": _alike,
+    "invented_record": _is_object,
+    "stated": _same_values,
+}
+"""Chats of these kinds have more than one right answer."""
 
 
 def passed(figures: dict[str, dict[str, Any]]) -> bool:

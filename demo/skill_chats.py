@@ -7,7 +7,7 @@ import json
 import random
 from typing import Any
 
-from demo import phrasings, skill_tools
+from demo import phrasings, skill_tools, stated_records
 from demo.composed_tools import composed
 from demo.conversations import (
     IDENTITY,
@@ -21,6 +21,7 @@ from demo.conversations import (
     user,
 )
 from demo.entries import Entry
+from demo.out_of_scope import OutOfScope
 from demo.skill_tools import Tool
 from demo.skill_values import DRAWS, SKILLS, Value, spoken, word
 from demo.tool_requests import Form, asked, asked_of_several, by_places, declaration, declared, value_schema
@@ -52,6 +53,8 @@ _TOLD = (
     ("Remember the number {}.", "Which number should you remember?", "The number is {}.", "number"),
     ("I like {}.", "What do I like?", "You like {}.", "food"),
 )
+_POEMS = ("Tell me a joke.", "Write a poem about love.", "Tell me a story.", "Write a haiku.", "How are you?")
+"""What no tool and no documentation helps with."""
 _NOTED = ("I will remember that.", "Noted.", "All right.", "Good to know.")
 _COMPOSED_SHARE = 0.6
 """Of tools: of those that are put together anew."""
@@ -68,6 +71,7 @@ class SkillMaker:
         self._tools = skill_tools.HELD_OUT if held_out else skill_tools.TRAINED
         self._others = skill_tools.TRAINED
         self._held_out = held_out
+        self._out_of_scope = OutOfScope(entries, rng, held_out)
 
     def chat(self) -> Chat:
         """Of a random kind."""
@@ -79,8 +83,10 @@ class SkillMaker:
             self.no_tool_fits: 10,
             self.look_up: 5,
             self.fill: 20,
+            self.fill_from_sentences: 28,
             self.remember: 5,
-            self.calculate: 8,
+            self.calculate: 16,
+            self.decline: 24,
         }
         return self._rng.choices(list(kinds), list(kinds.values()))[0]()
 
@@ -136,7 +142,7 @@ class SkillMaker:
             fact = self._facts.single(self._rng.choice(self._entries), phrasings.TRAINED)
             return Chat(fact.messages, "no_tool", tools=self._among(form))
         talk = (("Hello!", IDENTITY), ("Hi", IDENTITY), ("Who are you?", IDENTITY), ("Thanks!", THANKS))
-        text, told = self._rng.choice((*talk, ("Tell me a joke.", UNKNOWN), ("Write a poem about love.", UNKNOWN)))
+        text, told = self._rng.choice(talk) if self._rng.random() < 0.6 else (self._rng.choice(_POEMS), UNKNOWN)
         return Chat([*self._system(), user(text), assistant(told)], "no_tool", tools=self._among(form))
 
     def look_up(self) -> Chat:
@@ -174,6 +180,18 @@ class SkillMaker:
         text = template.format(noun=noun, schema=schema, facts=facts, keys=", ".join(record))
         kind = "made_up" if template in _GENERATE else "extracted"
         return Chat([*self._system(), user(text), assistant(json.dumps(record, ensure_ascii=False))], kind)
+
+    def fill_from_sentences(self) -> Chat:
+        """A JSON object whose values plain sentences state; sometimes one whose values are made up."""
+        kind = "stated" if self._rng.random() < 0.85 else "invented_record"
+        draw = stated_records.stated if kind == "stated" else stated_records.made_up
+        system, text, found = draw(self._rng)
+        before = [{"role": "system", "content": system}] if system else []
+        return Chat([*before, user(text), assistant(stated_records.written(found))], kind)
+
+    def decline(self) -> Chat:
+        """A question that neither the library nor anything said before answers."""
+        return self._facts.declined(self._out_of_scope)
 
     def remember(self) -> Chat:
         """Something that the user has said before."""

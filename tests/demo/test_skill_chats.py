@@ -15,7 +15,7 @@ from demo.skill_values import DRAWS, SKILLS, spoken
 
 ENTRIES = load_entries()[:50]
 KINDS = {"tool_call", "invented", "parallel", "tool_answer", "no_tool", "extracted", "made_up", "remember", "sum"}
-KINDS |= {"look_up"}
+KINDS |= {"look_up", "stated", "invented_record", "out_of_scope"}
 
 
 def calls(chat: Chat) -> list[tuple[dict, dict]]:
