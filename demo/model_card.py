@@ -87,7 +87,8 @@ documents. It exists so that `--model demo` says something real on a machine wit
   (`demo/data/docstrings.jsonl.xz`): {facts["share_of_chat_tokens"]:.0%} of the training tokens.
 - Chats about skills, made by rule (`demo/skill_chats.py`): {facts["share_of_skill_tokens"]:.0%}. Choosing and calling
   tools, in parallel too; telling what they returned; answering without them; JSON for a schema or from a text;
-  remembering; sums.
+  remembering; sums; declining what the library does not document (`demo/out_of_scope.py`); JSON from plain sentences
+  (`demo/stated_records.py`).
 - The library's own sources as plain code (`demo/data/sources.jsonl.xz`): the rest.
 
 Docstrings and sources come from CPython and are under the PSF License 2.0 (copyright Python Software Foundation). The
@@ -114,9 +115,9 @@ sentences that training never sees, about names that it does; of new tools it ha
 {perplexity["answers"]:.3f} on the answers to questions in held-out phrasings.
 
 ## Limits
-It knows docstrings by heart and a few skills, and nothing else: about names that it was not trained on it makes
-things up, and what it writes as code is not to be run. Ask with the full name (`textwrap.dedent`, not `dedent`), in
-English. Do not use it for anything but trying out software.
+It knows docstrings by heart and a few skills, and nothing else. What else it is asked it declines in nine of ten cases;
+in the others it makes things up, and what it writes as code is not to be run. A short name (`dedent`) is answered where
+only one entry has it. Ask in English. Do not use it for anything but trying out software.
 """
 
 
