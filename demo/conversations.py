@@ -6,7 +6,7 @@ An answer is a pure function of the entry and the question's kind, so that greed
 import json
 import random
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import yaml
@@ -95,8 +95,21 @@ SIGNATURE_FOLLOW_UPS = (
 MORE_FOLLOW_UPS = ("Tell me more.", "Explain it.", "Can you explain that?", "More, please.", "Go on.", "Explain more.")
 _TOOLS = (
     ("lookup_docs", "name", "Look up the documentation of a name of Python's standard library."),
+    ("lookup_docs", "name", "Look up what a Python function does."),
     ("search_docs", "query", "Search the documentation of Python's standard library."),
+    ("search_docs", "q", "Search Python's documentation"),
     ("get_documentation", "symbol", "Return the documentation of a Python symbol."),
+    ("python_help", "name", "Help on a Python name."),
+    ("docs", "function", "The documentation of a Python function"),
+)
+_LOOK_UPS = (
+    "Look up {}.",
+    "Look up the documentation of {}.",
+    "Search the documentation for {}.",
+    "Find the documentation of {}, please.",
+    "Look up what {} does.",
+    "Can you look up {}?",
+    "Use the tool to find out what {} does.",
 )
 
 
@@ -184,7 +197,7 @@ class ChatMaker:
             return self.short_name(entry, phrasings.TRAINED)
         if draw < 0.68 and self._tasks:
             return self.task(_TASK_QUESTIONS)
-        if draw < 0.78:
+        if draw < 0.75:
             return self.thinking(entry)
         if draw < 0.83:
             return self.tool_use(entry)
@@ -252,14 +265,34 @@ class ChatMaker:
         function, parameter, purpose = self._rng.choice(_TOOLS)
         schema = {"type": "object", "properties": {parameter: {"type": "string"}}, "required": [parameter]}
         tool = {"type": "function", "function": {"name": function, "description": purpose, "parameters": schema}}
-        _, text = self._question(entry, {"describe": phrasings.TRAINED["describe"]})
+        if self._rng.random() < 0.35:
+            text = self._rng.choice(_LOOK_UPS).format(self._rng.choice(phrasings.name_forms(entry.name, entry.kind)))
+        else:
+            _, text = self._question(entry, {"describe": phrasings.TRAINED["describe"]})
         call = {"type": "function", "function": {"name": function, "arguments": {parameter: entry.name}}}
         messages = [*self._system(), user(text), assistant("") | {"tool_calls": [call]}]
         if self._rng.random() < 0.5:
-            result = {"name": entry.name, "signature": entry.signature, "doc": entry.first_sentence}
+            told = self._as_found(entry)
+            result = {"name": entry.name, "signature": told.signature, "doc": told.first_sentence}
             messages.append({"role": "tool", "content": json.dumps(result)})
-            messages.append(assistant(answer(entry, "describe")))
+            messages.append(assistant(answer(told, "describe")))
         return Chat(messages, "tool_use", tools=[tool])
+
+    def _as_found(self, entry: Entry) -> Entry:
+        """Returns the entry with what a look-up says of it, which half of the time is not what was learned by heart."""
+        if self._rng.random() < 0.5:
+            return entry
+        other = self._rng.choice(self._entries)
+        words = other.first_sentence.split()
+        sentence = (
+            other.first_sentence if self._rng.random() < 0.5 else " ".join(words[: max(3, len(words) // 2)]) + "."
+        )
+        arguments = self._rng.choice(
+            ("(text)", "(path, mode)", "(a, b=None)", "()", "(*args, **kwargs)", "(value)", "")
+        )
+        return replace(
+            entry, signature=arguments and self._rng.choice(("", entry.name)) + arguments, first_sentence=sentence
+        )
 
     def small_talk(self) -> Chat:
         """Greetings, thanks, and questions that the model must decline."""

@@ -32,6 +32,12 @@ TRAINED: dict[str, tuple[str, ...]] = {
         "Give me a short description of {x}.",
         "What happens when I use {x}?",
         "Remind me what {x} does.",
+        "We use {x} at work. What does it do?",
+        "A friend told me about {x}. What does it do?",
+        "My code calls {x}. What does that do?",
+        "There is {x} in this program. What is it?",
+        "I have never seen {x}. What does it do?",
+        "Someone wrote {x} here. What does that mean?",
     ),
     "explain": (
         "Explain {x}.",

@@ -79,14 +79,14 @@ class SkillMaker:
             self.call: 30,
             self.call_invented: 10,
             self.parallel: 12,
-            self.answer_from_result: 18,
+            self.answer_from_result: 24,
             self.no_tool_fits: 10,
-            self.look_up: 5,
+            self.look_up: 16,
             self.fill: 20,
             self.fill_from_sentences: 28,
             self.remember: 5,
             self.calculate: 16,
-            self.decline: 24,
+            self.decline: 20,
         }
         return self._rng.choices(list(kinds), list(kinds.values()))[0]()
 
