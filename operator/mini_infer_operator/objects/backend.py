@@ -144,7 +144,7 @@ class ClusterBackend:
         written = await self._api.apply_status(
             {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": identity, "status": status}
         )
-        self._cache.put(KIND, written)
+        self._cache.written(KIND, written)
 
     def _scalers(self) -> list[Object]:
         return self._cache.of_service(SCALER_KIND, self._namespace, self._name)
@@ -157,12 +157,12 @@ class ClusterBackend:
             if replicas is not None:
                 change = {"spec": {"replicas": replicas}}
                 written = await self._api.merge(SCALER_KIND, self._namespace, name, change)
-                self._cache.put(SCALER_KIND, written or scaler)
+                self._cache.written(SCALER_KIND, written or scaler)
             wanted = scaler_status(scaler, scalers, spec, status)
             if wanted != scaler.get("status"):
                 identity = {"name": name, "namespace": self._namespace, "uid": scaler["metadata"]["uid"]}
                 manifest = {"apiVersion": f"{GROUP}/{VERSION}", "kind": SCALER_KIND, "metadata": identity}
-                self._cache.put(SCALER_KIND, await self._api.apply_status({**manifest, "status": wanted}))
+                self._cache.written(SCALER_KIND, await self._api.apply_status({**manifest, "status": wanted}))
 
     def record_event(
         self, about: Mapping[str, Any], reason: str, message: str, event_type: EventType = "Normal"
@@ -236,7 +236,7 @@ class ClusterBackend:
             change = {"metadata": {"labels": {LABEL_DRAINING: "true" if chosen else None}, "annotations": annotations}}
             written = await self._api.merge("Pod", self._namespace, metadata["name"], change)
             if written is not None:
-                self._cache.put("Pod", written)
+                self._cache.written("Pod", written)
 
     async def _write(self, service: InferenceService, manifest: Object) -> PermanentFailure | None:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
@@ -244,7 +244,7 @@ class ClusterBackend:
         try:
             if live is None and kind not in _APPLIED_TO_CREATE:
                 try:
-                    self._cache.put(kind, await self._api.create(manifest))
+                    self._cache.written(kind, await self._api.create(manifest))
                     return None
                 except ApiError as error:
                     if error.status != 409:
@@ -256,7 +256,7 @@ class ClusterBackend:
                     f"{kind} {name} exists and does not belong to this service: delete it, or rename the service",
                 )
             if live is None or not is_applied(live, manifest):
-                self._cache.put(kind, await self._api.apply(manifest))
+                self._cache.written(kind, await self._api.apply(manifest))
             elif kind == "Deployment":
                 await self._repair(service, live, manifest)
         except RefusedError as error:
@@ -274,7 +274,7 @@ class ClusterBackend:
         if written["metadata"]["resourceVersion"] == version:
             self._cache.set_unrepairable("Deployment", self._namespace, live["metadata"]["name"])
             return
-        self._cache.put("Deployment", written)
+        self._cache.written("Deployment", written)
         stored = self._cache.get(KIND, self._namespace, self._name)
         for drift in drifts if stored is not None else ():
             told = f"Deployment {live['metadata']['name']}: {drift.manager} had set {drift.path}; it was removed"

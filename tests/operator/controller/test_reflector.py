@@ -139,3 +139,23 @@ async def test_what_was_seen_stays_while_the_api_server_is_away(world: World) ->
 async def test_a_silent_connection_is_dead(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reflector_module, "SILENCE_S", 0.05)
     await run_until(world, lambda: len(world.server.watched_from) >= 2)
+
+
+async def test_a_list_removes_what_the_watch_never_reported_when_it_is_due(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reflector_module, "RELIST_S", 0.0)
+    world.server.pods = [pod("a", 10), pod("b", 11)]
+    world.server.pods_after_a_watch = [pod("b", 11)]
+    world.server.watches = [[("BOOKMARK", BOOKMARK)]]
+    await run_until(world, lambda: len(world.server.watched_from) == 2)
+    assert world.server.lists == 2
+    assert world.names() == {"b"}
+    assert ("n", "service-a") in world.changed[2:]
+
+
+async def test_a_late_answer_is_no_news_when_the_watch_reported_the_deletion(world: World) -> None:
+    world.server.watches = [[("ADDED", pod("a", 60)), ("DELETED", pod("a", 62))]]
+    await run_until(world, lambda: len(world.server.watched_from) == 2)
+    assert world.cache.written("Pod", pod("a", 61)) is None
+    assert world.names() == set()
