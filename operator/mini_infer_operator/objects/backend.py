@@ -25,7 +25,7 @@ from mini_infer_operator.controller.settings import OperatorSettings
 from mini_infer_operator.images import gpus_of_one_engine
 from mini_infer_operator.objects.api import KubernetesApi, RefusedError
 from mini_infer_operator.objects.cache import ObjectCache, ServiceKey
-from mini_infer_operator.objects.drift import additions
+from mini_infer_operator.objects.drift import SOMEBODY, Drift, additions, changes
 from mini_infer_operator.objects.history import held_spec, remembered, spec_of, with_history
 from mini_infer_operator.objects.kinds import CHILD_KINDS
 from mini_infer_operator.objects.names import engines_service_name
@@ -256,7 +256,12 @@ class ClusterBackend:
                     f"{kind} {name} exists and does not belong to this service: delete it, or rename the service",
                 )
             if live is None or not is_applied(live, manifest):
-                self._cache.written(kind, await self._api.apply(manifest))
+                known = self._children[kind].get(name)
+                drifts = changes(known, manifest) if known is not None and "spec" in manifest else []
+                written = await self._api.apply(manifest)
+                self._cache.written(kind, written)
+                if is_applied(written, manifest):
+                    self._report_drift(manifest, drifts, "it was put back")
             elif kind == "Deployment":
                 await self._repair(service, live, manifest)
         except RefusedError as error:
@@ -275,10 +280,15 @@ class ClusterBackend:
             self._cache.set_unrepairable("Deployment", self._namespace, live["metadata"]["name"])
             return
         self._cache.written("Deployment", written)
+        self._report_drift(manifest, drifts, "it was removed")
+
+    def _report_drift(self, manifest: Object, drifts: Sequence[Drift], repair: str) -> None:
         stored = self._cache.get(KIND, self._namespace, self._name)
         for drift in drifts if stored is not None else ():
-            told = f"Deployment {live['metadata']['name']}: {drift.manager} had set {drift.path}; it was removed"
-            self.record_event(stored or {}, "DriftRepaired", told, "Warning")
+            verb = "removed" if drift.manager == SOMEBODY else "set"
+            child = f"{manifest['kind']} {manifest['metadata']['name']}"
+            message = f"{child}: {drift.manager} had {verb} {drift.path}; {repair}"
+            self.record_event(stored or {}, "DriftRepaired", message, "Warning")
 
 
 def _is_paused(stored: Object) -> bool:
