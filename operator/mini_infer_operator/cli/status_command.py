@@ -76,7 +76,7 @@ def in_cluster(command: str, work: Callable[[KubernetesClient], Awaitable[int]],
     """Run `work` with a connection; errors become one line. The exit code."""
 
     async def connected() -> int:
-        async with KubernetesClient(find_access()) as client:
+        async with KubernetesClient(await asyncio.to_thread(find_access)) as client:
             return await work(client)
 
     try:

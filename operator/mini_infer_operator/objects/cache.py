@@ -1,4 +1,4 @@
-"""What the API server has stored of our services, kept by watches, so that reconciling reads nothing. Sends no requests.
+"""What the API server stores of our services, kept by watches, so that reconciling reads nothing. Sends no requests.
 
 Two sources write here. The feed (lists and watches) is complete: at any moment it has reported everything up to its
 version. Answers to the operator's own writes arrive beside it, early or late. An answer is kept only while it is newer

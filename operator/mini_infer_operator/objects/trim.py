@@ -15,9 +15,9 @@ _NO_COPY = {"managedFields", "annotations"}
 def trimmed(kind: str, found: Mapping[str, Any]) -> dict[str, Any]:
     """The object without what nobody reads.
 
-    Of `managedFields` there stays, for the kinds that drift.py looks at, what others than the operator wrote into `spec`,
-    and beside it, as `metadata.ownFields`, what the operator owns there. For all kinds there stays the time of the
-    operator's own last write, as `metadata.lastApplied`.
+    Of `managedFields` there stays, for the kinds that drift.py looks at, what others than the operator wrote into
+    `spec`, and beside it, as `metadata.ownFields`, what the operator owns there. For all kinds there stays the time of
+    the operator's own last write, as `metadata.lastApplied`.
     """
     metadata = found["metadata"]
     if kind == "Pod":
