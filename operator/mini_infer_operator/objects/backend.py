@@ -109,6 +109,10 @@ class ClusterBackend:
             return failure
         revisions, settings = self._ours("ControllerRevision", service), self._settings
         frozen = frozen_templates(self._workloads(service), revisions)
+        new = {w.role for w in plan.workloads if w.launch is not None and (w.role, w.revision) not in frozen}
+        failure = settings.pod_security.failure(service, new)
+        if failure is not None:
+            return failure
         manifests = render(service, plan, frozen, settings.engine_image_pull_policy, settings.allow_ingress_from)
         current = next((workload.revision for workload in plan.workloads if workload.launch is not None), None)
         spec = service.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
