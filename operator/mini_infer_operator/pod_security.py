@@ -1,7 +1,7 @@
 """What the pods of a service may do on their node, and which credentials of their namespace they may have. Pure.
 
-Whoever may create InferenceServices chooses the image and the template of pods that the operator makes with rights of
-its own. Without limits that person gets the node by a hostPath volume, and each Secret and ServiceAccount of the namespace.
+Whoever may create InferenceServices chooses image and template of pods that the operator makes with rights of its own.
+Without limits that person gets the node by a hostPath volume, and every Secret and ServiceAccount of the namespace.
 """
 
 from collections.abc import Collection, Iterator
@@ -38,8 +38,8 @@ class PodSecurity:
             return None
         more = f"; and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
         message = (
-            f"this operator does not allow {'; '.join(found[:_MOST_NAMED])}{more}. Remove the field, or ask whoever runs "
-            "the operator for the flag (chart: engine.podSecurity)"
+            f"this operator does not allow {'; '.join(found[:_MOST_NAMED])}{more}. Remove the field, or ask whoever "
+            "runs the operator for the flag (chart: engine.podSecurity)"
         )
         return PermanentFailure(Reason.POD_SECURITY, message)
 

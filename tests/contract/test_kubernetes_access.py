@@ -117,8 +117,10 @@ def test_a_plugin_that_fails_says_what_it_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "printed",
-    ["", "no json", "[]", "{}", '{"status": []}', '{"status": {"token": 5}}', '{"status": {"token": "a\\nb"}}']
-    + ['{"status": {"token": "t", "expirationTimestamp": "soon"}}', '{"status": {"token": "t\\u00e9"}}'],
+    [
+        *("", "no json", "[]", "{}", '{"status": []}', '{"status": {"token": 5}}', '{"status": {"token": "a\\nb"}}'),
+        *('{"status": {"token": "t", "expirationTimestamp": "soon"}}', '{"status": {"token": "t\\u00e9"}}'),
+    ],
 )
 def test_a_plugin_is_an_access_error_when_it_prints_something_else(tmp_path: Path, printed: str) -> None:
     path = kubeconfig(tmp_path, {"server": "http://k"}, exec_user(tmp_path, f"#!/bin/sh\necho '{printed}'\n"))

@@ -109,6 +109,13 @@ def plugin_access(folder: Path, server: str) -> ClusterAccess:
     return ClusterAccess(server, plugin.authorization, None, plugin, plugin.forget)
 
 
+def wait_for(path: Path) -> None:
+    deadline_s = time.monotonic() + 20
+    while not path.exists():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
 async def test_other_work_goes_on_when_a_credential_plugin_is_slow(
     connected: tuple[Server, KubernetesClient], tmp_path: Path
 ) -> None:
@@ -117,9 +124,7 @@ async def test_other_work_goes_on_when_a_credential_plugin_is_slow(
     (tmp_path / "slow").touch()
     async with KubernetesClient(plugin_access(tmp_path, other._access.server)) as client:
         request = asyncio.create_task(client.request("GET", "/x"))
-        async with asyncio.timeout(20):
-            while not (tmp_path / "runs").exists():
-                await asyncio.sleep(0.01)
+        await asyncio.to_thread(wait_for, tmp_path / "runs")
         assert not request.done()
         (tmp_path / "slow").unlink()  # a loop that the plugin blocks never gets here
         await request
@@ -147,14 +152,13 @@ async def test_a_credential_plugin_is_killed_when_the_request_is_cancelled(
     access = plugin_access(tmp_path, connected[1]._access.server)
     async with KubernetesClient(access) as client:
         request = asyncio.create_task(client.request("GET", "/x"))
+        await asyncio.to_thread(wait_for, tmp_path / "runs")
+        assert access.plugin is not None
+        process = access.plugin._process
+        assert process is not None
+        request.cancel()
+        await asyncio.gather(request, return_exceptions=True)
         async with asyncio.timeout(20):
-            while not (tmp_path / "runs").exists():
-                await asyncio.sleep(0.01)
-            assert access.plugin is not None
-            process = access.plugin._process
-            assert process is not None
-            request.cancel()
-            await asyncio.gather(request, return_exceptions=True)
             assert await asyncio.to_thread(process.wait) == -signal.SIGKILL
     assert request.cancelled()
 

@@ -10,9 +10,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+import msgspec
+
 from mini_infer_contract.api_keys import configured_keys
 from mini_infer_contract.engine_options import BATCHING, KV_TRANSFER, MODEL, PARALLEL, SPECULATION, EngineOptions
 from mini_infer_contract.interpreter import import_to_stay
+from mini_infer_contract.listening import bound_socket, usable_host
 from mini_infer_contract.logs import configure_logging
 from mini_infer_contract.open_files import raise_open_file_limit
 from mini_infer_contract.tls import server_tls
@@ -94,6 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(options: argparse.Namespace, settings: EngineSettings) -> int:
     """Take the port, find the model, start the core, serve."""
     server = options_from(options, ServerOptions)
+    server = msgspec.structs.replace(server, host=usable_host(server.host))
     try:
         keys = configured_keys(server.api_key, server.api_key_file)
     except (OSError, ValueError) as error:
@@ -190,15 +194,11 @@ def _find_model(settings: EngineSettings) -> Path:
 
 def listen(host: str, port: int) -> socket.socket:
     """The listening socket, taken before anything slow: a busy port should say so at once."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
-        listening.bind((host, port))
+        listening = bound_socket(host, port)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listening.listen(4096)
     except (OSError, OverflowError) as error:
-        listening.close()
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise StartError(f"cannot listen on {host}:{port} ({reason}): choose another --port or --host") from None
     return listening

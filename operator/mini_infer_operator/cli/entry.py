@@ -48,7 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
     up.add_argument("-f", "--file", type=Path, required=True, metavar="CR", help="YAML or JSON, one InferenceService")
     up.add_argument("--port", type=_port, default=8080, help="of the gateway (default: 8080)")
     up.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1; 0.0.0.0 for other machines)"
+        "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1; `::` for other machines)"
     )
     up.add_argument("-v", "--verbose", action="store_true", help="also print the logs of engines and gateway")
 

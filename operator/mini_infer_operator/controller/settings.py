@@ -5,7 +5,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mini_infer_contract.command_line import parse_flags, port_number, seconds, whole_number
@@ -41,7 +41,7 @@ class OperatorSettings:
     """Services that may roll to a new default image at a time; 0: none ever does, only edits bring it."""
     max_rolling_gpus: float = float("inf")
     """GPUs that these may take beside those that they have."""
-    pod_security: PodSecurity = PodSecurity()
+    pod_security: PodSecurity = field(default_factory=PodSecurity)
     """What new pods may do, and which Secrets and ServiceAccounts they may have."""
     health_port: int = 8081
     """Serves /healthz (alive: a watch event lately, queue not stuck) and /readyz."""
