@@ -68,7 +68,7 @@ def find_access(kubeconfig: str | None = None, environment: Mapping[str, str] = 
     path = Path(named[0]) if named else DEFAULT_KUBECONFIG.expanduser()
     if not path.exists():
         raise AccessError(
-            f"this is not a pod with a service account and there is no {path}: set KUBECONFIG to a kubeconfig file"
+            f"no cluster found (not in a pod, and there is no {path}): set KUBECONFIG to a kubeconfig file"
         )
     return from_kubeconfig(path)
 

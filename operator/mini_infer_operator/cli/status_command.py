@@ -81,7 +81,9 @@ def in_cluster(command: str, work: Callable[[KubernetesClient], Awaitable[int]],
 
     try:
         return asyncio.run(connected())
-    except (AccessError, cluster.NotFoundError) as error:
+    except AccessError as error:
+        message = f"{error}; and nothing runs in this folder: `mini-infer up -f FILE`"
+    except cluster.NotFoundError as error:
         message = str(error)
     except ApiError as error:
         message = f"the API server says: {error.message}"
