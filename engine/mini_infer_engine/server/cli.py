@@ -171,10 +171,8 @@ def run(options: argparse.Namespace, settings: EngineSettings) -> int:
         host, port = listening.getsockname()[:2]
         scheme = "https" if tls else "http"
         shown = f"[{host}]" if ":" in host else host
-        where = f"{scheme}://{shown}:{port}"
-        logger.info(
-            "mini-infer %s: listening at %s; loading %s, which it serves once ready", __version__, where, ", ".join(names)
-        )
+        where, model = f"{scheme}://{shown}:{port}", ", ".join(names)
+        logger.info("mini-infer %s: listening at %s; loading %s, which it serves once ready", __version__, where, model)
         failure = serve(listening, text, cores, server, settings, keys, tls)
     if failure:
         # Only now that the cores have ended: whoever shows the end of this process quotes its last line.

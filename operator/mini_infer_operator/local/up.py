@@ -140,7 +140,7 @@ async def _greet(backend: LocalBackend, gateway: SupervisedProcess, url: str, fo
 
 
 def command_path(name: str = "mini-infer") -> str:
-    """How to call one of our commands from the user's folder: its bare name only where the shell finds this very one."""
+    """How to call one of our commands from here: by its bare name only where the shell finds this very one."""
     beside = Path(sys.executable).parent / name
     if not beside.exists() or shutil.which(name) == str(beside):
         return name
