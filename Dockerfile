@@ -8,16 +8,22 @@
 # torch's wheels bring the CUDA libraries that it was built with, so NVIDIA's larger `runtime` images would hold them twice.
 ARG CUDA_BASE=nvidia/cuda:13.0.2-base-ubuntu24.04
 
-FROM python:3.11-slim-bookworm AS base
+# Everything else starts from this. By digest it is the same image tomorrow:
+#   --build-arg PYTHON_BASE=python:3.11-slim-bookworm@sha256:... --build-arg CUDA_BASE=...@sha256:...
+ARG PYTHON_BASE=python:3.11-slim-bookworm
+
+FROM ${PYTHON_BASE} AS base
 ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp PATH=/opt/mini-infer/bin:$PATH
 # A name for the number: libraries that ask who they are fail without one. Packages of the base that nothing here runs go.
 RUN echo 'mini-infer:x:65532:65532::/tmp:/usr/sbin/nologin' >>/etc/passwd && echo 'mini-infer:x:65532:' >>/etc/group
 
 FROM base AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_COMPILE=0 PIP_DISABLE_PIP_VERSION_CHECK=1
-# The newest pip finds packages in a third of the time that Python 3.11's takes; where there is none, that one will do.
-RUN python -m venv /opt/mini-infer && { pip install --quiet --compile --upgrade pip || true; }
-COPY constraints.txt scripts/install_torch.sh pyproject.toml scripts/requirements.py /build/
+# This pip finds packages in a third of the time that Python 3.11's takes; where it is not to be had, that one will do.
+ARG PIP_VERSION=26.3
+RUN python -m venv /opt/mini-infer && { pip install --quiet --compile "pip==${PIP_VERSION}" || true; }
+# Packages are installed by their hashes: what was locked is what runs. torch alone depends on the machine, and is pinned.
+COPY constraints.txt constraints-control-plane.txt constraints-engine.txt scripts/install_torch.sh scripts/sbom.py /build/
 
 # Our own code, to be laid over an environment that has the packages.
 FROM build AS code
@@ -30,9 +36,9 @@ RUN pip install --quiet --no-deps --compile --prefix /code . \
 FROM build AS control-plane-packages
 # hf_xet downloads weights: tokenizers asks for it by way of huggingface_hub, and neither gateway nor operator downloads any.
 # zstandard brings its code twice; the half for PyPy is of no use here.
-RUN python /build/requirements.py /build/pyproject.toml gateway operator >/build/requirements.txt \
-    && pip install --quiet -c /build/constraints.txt -r /build/requirements.txt \
+RUN pip install --quiet --no-deps --require-hashes -r /build/constraints-control-plane.txt \
     && pip uninstall --quiet --yes hf_xet setuptools pip \
+    && python /build/sbom.py /opt/mini-infer/sbom.cdx.json \
     && rm -f /opt/mini-infer/lib/python3*/site-packages/zstandard/_cffi*.so \
     && python -m compileall -q -j 0 /opt/mini-infer/lib
 
@@ -47,7 +53,8 @@ ARG REVISION=unknown
 LABEL org.opencontainers.image.vendor="mini-infer" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="$VERSION" \
-      org.opencontainers.image.revision="$REVISION"
+      org.opencontainers.image.revision="$REVISION" \
+      mini-infer.sbom="/opt/mini-infer/sbom.cdx.json"
 
 FROM control-plane AS gateway
 LABEL org.opencontainers.image.title="mini-infer-gateway" \
@@ -64,12 +71,11 @@ ENTRYPOINT ["mini-infer-operator"]
 FROM build AS engine-cpu-packages
 # Headers, link libraries and torch's own tests are for building on torch, not for running it; of NIXL's wheel, half is for
 # the exchange of experts, which is not used.
-RUN bash /build/install_torch.sh python /build/constraints.txt && python -c 'import torch' 2>/dev/null \
+RUN pip install --quiet --no-deps --require-hashes -r /build/constraints-engine.txt \
+    && bash /build/install_torch.sh python /build/constraints.txt && python -c 'import torch' 2>/dev/null \
     && cd /opt/mini-infer/lib/python3.11/site-packages/torch \
     && rm -rf include share test lib/*.a && find bin -type f ! -name torch_shm_manager -delete
-RUN python /build/requirements.py /build/pyproject.toml engine disaggregated >/build/requirements.txt \
-    && pip install --quiet -c /build/constraints.txt -r /build/requirements.txt \
-    && pip uninstall --quiet --yes pip \
+RUN pip uninstall --quiet --yes pip && python /build/sbom.py /opt/mini-infer/sbom.cdx.json \
     && rm -rf /opt/mini-infer/lib/python3*/site-packages/nixl_ep_cu13 \
     && python -m compileall -q -j 0 -x '/(torch|sympy|networkx)/' /opt/mini-infer/lib
 
@@ -86,7 +92,8 @@ LABEL org.opencontainers.image.title="mini-infer-engine-cpu" \
       org.opencontainers.image.vendor="mini-infer" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="$VERSION" \
-      org.opencontainers.image.revision="$REVISION"
+      org.opencontainers.image.revision="$REVISION" \
+      mini-infer.sbom="/opt/mini-infer/sbom.cdx.json"
 EXPOSE 8000 5557 5558 5559
 # SIGTERM waits until the command can take it: the kernel drops what the first process of a container has no handler for.
 ENTRYPOINT ["env", "--block-signal=TERM", "mini-infer-serve"]
@@ -102,16 +109,18 @@ RUN apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq 
 
 FROM cuda-base AS engine-cuda-packages
 ENV PIP_NO_CACHE_DIR=1 PIP_COMPILE=0 PIP_DISABLE_PIP_VERSION_CHECK=1
-COPY constraints.txt constraints-gpu.txt pyproject.toml scripts/requirements.py /build/
+COPY constraints.txt constraints-gpu.txt constraints-engine.txt pyproject.toml scripts/requirements.py scripts/sbom.py /build/
 # The pair of torch and Triton that was measured comes first and is not to change; the other packages follow.
 RUN python3 -m venv /opt/mini-infer && python -m pip install --quiet $(grep -oE '^(torch|triton)==[^ ;]+' /build/constraints-gpu.txt) \
     && python -c 'import torch, triton; assert torch.version.cuda, "this torch is a build for CPUs"'
-RUN python /build/requirements.py /build/pyproject.toml engine disaggregated >/build/requirements.txt \
+RUN python -m pip install --quiet --no-deps --require-hashes -r /build/constraints-engine.txt \
+    && python /build/requirements.py /build/pyproject.toml engine disaggregated >/build/requirements.txt \
     && grep -vE '^(torch|triton|nvidia-|cuda-|setuptools)' /build/constraints.txt >/build/others.txt \
     && python -m pip install --quiet -c /build/others.txt -c /build/constraints-gpu.txt -r /build/requirements.txt
 WORKDIR /src
 COPY . .
 RUN python -m pip install --quiet --no-deps --compile . && python -m pip uninstall --quiet --yes pip \
+    && python /build/sbom.py /opt/mini-infer/sbom.cdx.json \
     && cd /opt/mini-infer/lib/python3*/site-packages && rm -rf torch/include torch/share torch/test torch/lib/*.a nixl_ep_cu13 \
     && python -m compileall -q -j 0 -x '/(sympy|networkx)/' /opt/mini-infer/lib
 
@@ -133,7 +142,8 @@ LABEL org.opencontainers.image.title="mini-infer-engine-cuda" \
       org.opencontainers.image.vendor="mini-infer" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="$VERSION" \
-      org.opencontainers.image.revision="$REVISION"
+      org.opencontainers.image.revision="$REVISION" \
+      mini-infer.sbom="/opt/mini-infer/sbom.cdx.json"
 EXPOSE 8000 5557 5558 5559
 # SIGTERM waits until the command can take it: the kernel drops what the first process of a container has no handler for.
 ENTRYPOINT ["env", "--block-signal=TERM", "mini-infer-serve"]

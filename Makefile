@@ -22,7 +22,7 @@ install-to-run: ## as install, without what tests and checks need
 up: install-to-run ## the whole platform on this machine; prints a curl line; Ctrl-C ends it
 	@exec $(BIN)/mini-infer up -f $(CR) --port $(PORT)
 
-test: install ## everything that needs no GPU; says why it skips the rest; what fails runs once more, alone
+test: install ## everything that needs no GPU; skipped tests print the reason; what fails runs once more, alone
 	@OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= scripts/pytest_again.sh $(BIN)/python -n 4 --dist loadfile -m 'not gpu and not gpu2 and not e2e and not schemas and not features and not real' $(PYTEST_ARGS)
 
 test-schemas: install ## structured output of 300 JSON schemas, four outputs each; make test has 30
@@ -37,7 +37,7 @@ check: install ## ruff, format, mypy, import rules: what CI and pre-commit run
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: install ## formats, and mends what ruff can mend
+format: install ## format and auto-fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

@@ -4,6 +4,7 @@ The one module through which gateway and operator speak to it. It knows no kinds
 imports it, so aiohttp is a requirement of the extras `gateway` and `operator` alone.
 """
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Self
@@ -13,6 +14,7 @@ import aiohttp
 from mini_infer_contract.kubernetes_access import ClusterAccess
 
 REQUEST_TIMEOUT_S = 30.0
+UNAUTHORIZED = 401
 
 Object = dict[str, Any]
 
@@ -34,12 +36,17 @@ class ApiError(Exception):
 
 
 class KubernetesClient:
-    """A pool of connections to one API server. Network errors are aiohttp's (`ClientError`, `TimeoutError`)."""
+    """A pool of connections to one API server.
+
+    Errors of the network are aiohttp's (`ClientError`, `TimeoutError`); AccessError, an OSError, means that credentials
+    could not be had this time. All of them may pass.
+    """
 
     def __init__(self, access: ClusterAccess, seen: RequestSeen = lambda *_: None) -> None:
         """Must be called while an event loop runs. `seen` is told of each request."""
         self._access = access
         self._seen = seen
+        self._renewing = asyncio.Lock()
         connector = aiohttp.TCPConnector(ssl=access.tls if access.tls is not None else True)
         self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
 
@@ -68,7 +75,7 @@ class KubernetesClient:
         `path` is absolute, such as /api/v1/pods. The default, REQUEST_TIMEOUT_S, covers the body too.
         """
         headers = {"Accept": "application/json"}
-        authorization = self._access.authorization()
+        authorization = await self._authorization()
         if authorization:
             headers["Authorization"] = authorization
         data = None
@@ -89,6 +96,8 @@ class KubernetesClient:
             status = response.status
         finally:
             self._seen(method, path, query or {}, status)
+        if response.status == UNAUTHORIZED:
+            self._access.forget()
         if response.status >= 400:
             async with response:
                 raise _error_of(response, await response.read())
@@ -97,7 +106,23 @@ class KubernetesClient:
     async def request(self, method: str, path: str, **options: Any) -> Object:
         """The same with the answer read as JSON."""
         async with await self.open(method, path, **options) as response:
-            return dict(json.loads(await response.read()))
+            body = await response.read()
+            try:
+                return dict(json.loads(body))
+            except (ValueError, TypeError):
+                raise ApiError(response.status, "", f"the answer is no JSON object: {body[:100]!r}") from None
+
+    async def _authorization(self) -> str | None:
+        """The header's value. A credential plugin runs in a thread, once for all requests that wait for it."""
+        plugin = self._access.plugin
+        if plugin is None:
+            return self._access.authorization()
+        async with self._renewing:
+            try:
+                return await asyncio.to_thread(self._access.authorization)
+            except asyncio.CancelledError:
+                plugin.stop()  # or its thread would hold up the end of the process
+                raise
 
 
 async def lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:

@@ -17,6 +17,7 @@ from mini_infer_contract.api_keys import API_KEY_ENV, ENGINE_API_KEY_ENV, config
 from mini_infer_contract.command_line import parse_flags, port_number, seconds, whole_number
 from mini_infer_contract.cors import CorsPolicy
 from mini_infer_contract.interpreter import favour_event_loop
+from mini_infer_contract.listening import bound_socket
 from mini_infer_contract.logs import FORMATS, configure_logging
 from mini_infer_contract.open_files import raise_open_file_limit
 from mini_infer_contract.tls import TlsFiles, client_context, server_tls
@@ -348,10 +349,7 @@ def connections_for(open_files: int, wanted: int) -> int:
 def listen(host: str, port: int) -> socket.socket:
     """A bound socket. SystemExit says what is wrong with the address."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        server = socket.socket(family, kind, protocol)
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        server.bind(address)
+        server = bound_socket(host, port)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise SystemExit(

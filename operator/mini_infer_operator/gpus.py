@@ -1,6 +1,6 @@
 """How many GPUs, or parts of some, the engines of a role are given. Pure."""
 
-from mini_infer_contract.resources import GPU_VENDORS, EngineSpec, ResourceRequirements, RoleSpec, parse_quantity
+from mini_infer_contract.resources import EngineSpec, ResourceRequirements, RoleSpec, is_gpu, parse_quantity
 
 DEFAULT_GPU = "nvidia.com/gpu"
 _WITHOUT_GPU = ("--device=cpu", "--dry-run")
@@ -33,7 +33,7 @@ def asks_for_gpu(role: RoleSpec) -> bool:
 def gpu_resources(resources: ResourceRequirements) -> dict[str, float]:
     """How many of what: by a device plugin's resource, or as 1 by a claim's name (dynamic resource allocation)."""
     claimed = {claim.name: 1.0 for claim in resources.claims or ()}
-    counted = {name: parse_quantity(n) for name, n in resources.allowed.items() if name.startswith(GPU_VENDORS)}
+    counted = {name: parse_quantity(n) for name, n in resources.allowed.items() if is_gpu(name)}
     return claimed | {name: number for name, number in counted.items() if number}
 
 

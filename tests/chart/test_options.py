@@ -40,6 +40,7 @@ SET_BY_THE_CHART = {
             "engine-image-pull-policy",
             "allow-ingress-from",
             "gateway-url",
+            *("pod-security", "allow-secrets", "allow-service-accounts"),
             "namespaces",
         ),
         *("health-port", "resync-seconds", "log-level", "identity"),
@@ -106,9 +107,37 @@ def test_options_become_flags(full: list[dict[str, Any]]) -> None:
 
 
 def test_engines_for_gpus_have_an_image_of_their_own(full: list[dict[str, Any]]) -> None:
-    assert "--engine-cuda-image=registry/engine-cuda:2" in container(full, "operator")["args"]
+    digest = f"sha256:{'4' * 64}"
+    assert f"--engine-cuda-image=registry/engine-cuda:2@{digest}" in container(full, "operator")["args"]
     without = container(rendered("--set=engine.cudaImage.repository="), "operator")["args"]
     assert not any("cuda" in argument for argument in without)
+
+
+def test_an_image_is_named_by_its_digest_when_there_is_one(full: list[dict[str, Any]]) -> None:
+    for component, digit in (("operator", "1"), ("gateway", "2")):
+        assert container(full, component)["image"] == f"registry/{component}:1@sha256:{digit * 64}"
+    assert f"--engine-image=registry/engine:1@sha256:{'3' * 64}" in container(full, "operator")["args"]
+    alone = rendered(f"--set=gateway.image.digest=sha256:{'5' * 64}")
+    assert container(alone, "gateway")["image"] == f"mini-infer-gateway@sha256:{'5' * 64}"
+    refused = helm("template", "mini-infer", str(CHART), "--set=gateway.image.digest=latest")
+    assert refused.returncode != 0
+    assert "digest" in refused.stderr
+
+
+def test_limits_of_pods_reach_the_operator(full: list[dict[str, Any]]) -> None:
+    arguments = set(container(full, "operator")["args"])
+    assert {"--pod-security=baseline", "--allow-secrets=team-a/*,engine-key"} <= arguments
+    assert "--allow-service-accounts=weights-reader" in arguments
+    default = {"--pod-security=restricted", "--allow-secrets=hub-token,hf-token", "--allow-service-accounts="}
+    assert default <= set(container(rendered(), "operator")["args"])
+
+
+def test_services_prefer_both_address_families(full: list[dict[str, Any]]) -> None:
+    for items, policy in ((rendered(), "PreferDualStack"), (full, "RequireDualStack")):
+        assert of_kind(items, "Service")["mini-infer-gateway"]["spec"]["ipFamilyPolicy"] == policy
+        assert "--host=::" in container(items, "gateway")["args"]
+    left_out = of_kind(rendered("--set=gateway.service.ipFamilyPolicy="), "Service")["mini-infer-gateway"]["spec"]
+    assert "ipFamilyPolicy" not in left_out
 
 
 def test_every_value_is_in_the_full_example() -> None:

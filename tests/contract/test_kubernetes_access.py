@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mini_infer_contract import kubernetes_access
 from mini_infer_contract.kubernetes_access import AccessError, find_access, from_service_account
 
 
@@ -112,6 +113,49 @@ def test_a_plugin_that_fails_says_what_it_said(tmp_path: Path) -> None:
     )
     with pytest.raises(AccessError, match="plugin: no session; install the plugin"):
         find_access(path)
+
+
+@pytest.mark.parametrize(
+    "printed",
+    [
+        *("", "no json", "[]", "{}", '{"status": []}', '{"status": {"token": 5}}', '{"status": {"token": "a\\nb"}}'),
+        *('{"status": {"token": "t", "expirationTimestamp": "soon"}}', '{"status": {"token": "t\\u00e9"}}'),
+    ],
+)
+def test_a_plugin_is_an_access_error_when_it_prints_something_else(tmp_path: Path, printed: str) -> None:
+    path = kubeconfig(tmp_path, {"server": "http://k"}, exec_user(tmp_path, f"#!/bin/sh\necho '{printed}'\n"))
+    with pytest.raises(AccessError, match="credential plugin"):
+        find_access(path).authorization()
+
+
+def test_a_plugin_is_killed_with_its_children_when_it_takes_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes_access, "PLUGIN_LIMIT_S", 0.2)
+    script = '#!/bin/sh\nsleep 60 & echo $! >"$(dirname "$0")/child"; wait\n'
+    access = find_access(kubeconfig(tmp_path, {"server": "http://k"}, exec_user(tmp_path, script)))
+    with pytest.raises(AccessError, match="timed out"):
+        access.authorization()
+    child = Path(f"/proc/{(tmp_path / 'child').read_text().strip()}/stat")
+    assert not child.exists() or child.read_text().split()[2] == "Z"
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe", "t\u00e9".encode()])
+def test_a_token_file_is_an_access_error_when_it_cannot_be_used(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "token").write_bytes(content)
+    access = find_access(kubeconfig(tmp_path, {"server": "http://k"}, {"tokenFile": "token"}))
+    with pytest.raises(AccessError, match="token file"):
+        access.authorization()
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "contexts: 5", "- a", "users: [{}]\ncontexts: [{}]\ncurrent-context: x", "\x00", ": ["]
+)
+def test_a_kubeconfig_is_an_access_error_when_it_is_malformed(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config").write_text(content)
+    with pytest.raises(AccessError, match="kubeconfig"):
+        find_access(str(tmp_path / "config"))
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:

@@ -1,11 +1,15 @@
 """What is sent to an API server, and what becomes of its answers."""
 
+import asyncio
+import signal
+import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from aiohttp import web
 
-from mini_infer_contract.kubernetes_access import ClusterAccess
+from mini_infer_contract.kubernetes_access import AccessError, ClusterAccess, ExecPlugin
 from mini_infer_contract.kubernetes_client import ApiError, KubernetesClient
 
 
@@ -87,3 +91,98 @@ async def test_each_request_is_counted_with_its_status(connected: tuple[Server, 
         with pytest.raises(OSError, match=r"127\.0\.0\.1"):
             await gone.request("GET", "/c")
     assert seen == [("GET", "/a", {"watch": "true"}, 200), ("POST", "/b", {}, 403), ("GET", "/c", {}, None)]
+
+
+PLUGIN = """#!/bin/sh
+cd "$(dirname "$0")"
+echo run >>runs
+if [ -e fails ]; then echo "no session" >&2; exit 1; fi
+while [ -e slow ]; do sleep 0.01; done
+echo '{"status": {"token": "t'$(wc -l <runs)'", "expirationTimestamp": "2020-01-01T00:00:00Z"}}'
+"""
+
+
+def plugin_access(folder: Path, server: str) -> ClusterAccess:
+    (folder / "plugin").write_text(PLUGIN)
+    (folder / "plugin").chmod(0o755)
+    plugin = ExecPlugin({"apiVersion": "client.authentication.k8s.io/v1", "command": "./plugin"}, folder)
+    return ClusterAccess(server, plugin.authorization, None, plugin, plugin.forget)
+
+
+def wait_for(path: Path) -> None:
+    deadline_s = time.monotonic() + 20
+    while not path.exists():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+async def test_other_work_goes_on_when_a_credential_plugin_is_slow(
+    connected: tuple[Server, KubernetesClient], tmp_path: Path
+) -> None:
+    server, other = connected
+    server.responses.append(web.json_response({}))
+    (tmp_path / "slow").touch()
+    async with KubernetesClient(plugin_access(tmp_path, other._access.server)) as client:
+        request = asyncio.create_task(client.request("GET", "/x"))
+        await asyncio.to_thread(wait_for, tmp_path / "runs")
+        assert not request.done()
+        (tmp_path / "slow").unlink()  # a loop that the plugin blocks never gets here
+        await request
+    assert server.requests[0][2] == "Bearer t1"
+
+
+async def test_a_request_is_an_access_error_when_the_plugin_fails_and_the_next_one_tries_again(
+    connected: tuple[Server, KubernetesClient], tmp_path: Path
+) -> None:
+    server, other = connected
+    server.responses.append(web.json_response({}))
+    (tmp_path / "fails").touch()
+    async with KubernetesClient(plugin_access(tmp_path, other._access.server)) as client:
+        with pytest.raises(AccessError, match="no session"):
+            await client.request("GET", "/x")
+        (tmp_path / "fails").unlink()
+        await client.request("GET", "/x")
+    assert [request[2] for request in server.requests] == ["Bearer t2"]
+
+
+async def test_a_credential_plugin_is_killed_when_the_request_is_cancelled(
+    connected: tuple[Server, KubernetesClient], tmp_path: Path
+) -> None:
+    (tmp_path / "slow").touch()
+    access = plugin_access(tmp_path, connected[1]._access.server)
+    async with KubernetesClient(access) as client:
+        request = asyncio.create_task(client.request("GET", "/x"))
+        await asyncio.to_thread(wait_for, tmp_path / "runs")
+        assert access.plugin is not None
+        process = access.plugin._process
+        assert process is not None
+        request.cancel()
+        await asyncio.gather(request, return_exceptions=True)
+        async with asyncio.timeout(20):
+            assert await asyncio.to_thread(process.wait) == -signal.SIGKILL
+    assert request.cancelled()
+
+
+async def test_credentials_are_read_again_when_the_api_server_refuses_them(
+    connected: tuple[Server, KubernetesClient],
+) -> None:
+    server, other = connected
+    server.responses.append(web.json_response({"message": "no"}, status=401))
+    forgotten: list[float] = []
+    access = ClusterAccess(
+        other._access.server, lambda: "Bearer old", None, forget=lambda: forgotten.append(time.monotonic())
+    )
+    async with KubernetesClient(access) as client:
+        with pytest.raises(ApiError, match="401"):
+            await client.request("GET", "/x")
+    assert len(forgotten) == 1
+
+
+@pytest.mark.parametrize("body", ["<html>", "[1]", "5", ""])
+async def test_an_answer_is_an_api_error_when_it_is_no_json_object(
+    connected: tuple[Server, KubernetesClient], body: str
+) -> None:
+    server, client = connected
+    server.responses.append(web.Response(text=body))
+    with pytest.raises(ApiError, match="no JSON object"):
+        await client.request("GET", "/x")

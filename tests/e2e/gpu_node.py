@@ -59,7 +59,7 @@ class GpuNode(NodeCluster):
         self.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
         image = f"localhost/{NAME}"
         operator = ["mini_infer_operator.controller.run", "--engine-image=none", f"--engine-cuda-image={image}"]
-        operator += ["--engine-image-pull-policy=Never", f"--gateway-url={self.url}"]
+        operator += ["--engine-image-pull-policy=Never", f"--gateway-url={self.url}", "--pod-security=privileged"]
         gateway = [
             "mini_infer_gateway",
             "--host=0.0.0.0",

@@ -267,6 +267,36 @@ def test_what_somebody_adds_is_removed_and_told(
     wait(lambda: f"{field}" in cluster.plane.kubectl("describe", "infsvc", "added").stdout)
 
 
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (["scale", "--replicas=5"], "kubectl had set spec.replicas"),
+        (["set", "image", "engine=other:2"], "kubectl-set had set spec.template.spec.containers[engine].image"),
+        (["set", "env", "HOME=/root"], "kubectl-set had set spec.template.spec.containers[engine].env[HOME].value"),
+        (["set", "env", "HOME-"], "somebody had removed spec.template.spec.containers[engine].env[HOME]"),
+    ],
+    ids=["replicas", "image", "variable", "variable removed"],
+)
+def test_a_field_of_the_operator_is_put_back_with_an_event_when_somebody_changes_it(
+    cluster: Cluster, command: list[str], told: str
+) -> None:
+    cluster.apply("changed")
+    wait(lambda: cluster.ready("changed").get("status") == "True")
+    (before,) = cluster.children("changed", "deployments")
+    verbs = [word for word in command if word.isalpha()]
+    target = f"deployment/{before['metadata']['name']}"
+    done = cluster.plane.kubectl(*verbs, target, *command[len(verbs) :])
+    assert done.returncode == 0, done.stderr
+
+    def repaired() -> bool:
+        (after,) = cluster.children("changed", "deployments")
+        changed = after["metadata"]["generation"] > before["metadata"]["generation"]
+        return changed and after["spec"] == before["spec"]
+
+    wait(repaired)
+    wait(lambda: f"{told}; it was put back" in cluster.plane.kubectl("describe", "infsvc", "changed").stdout)
+
+
 def test_labels_of_others_and_managers_that_may_add_are_left_alone(cluster: Cluster) -> None:
     cluster.apply("tolerant")
     wait(lambda: cluster.ready("tolerant").get("status") == "True")

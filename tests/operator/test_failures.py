@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.operator.test_cluster import Cluster, cluster, wait
 from tests.support.control_plane import ControlPlane
+from tests.support.operator_process import Cluster, OperatorProcess, wait
 from tests.support.services import changed
-
-__all__ = ["cluster"]  # the fixture: an operator that runs
 
 pytestmark = [pytest.mark.cluster]
 ROWS: list[dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("failures.yaml").read_text())
@@ -22,6 +20,14 @@ ADMITTED_WITHIN_S = 60.0
 """How long the API server may take until a policy or webhook that it stored is in force."""
 TOLD_WITHIN_S = 30.0
 """Ten seconds are promised, and all rows run at once on a machine that is busy."""
+
+
+@pytest.fixture(scope="module")
+def cluster(plane_with_pods: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """With an operator that leaves it to the API server which rights and Secrets pods may have."""
+    flags = ("--pod-security=privileged", "--allow-secrets=*", "--allow-service-accounts=*")
+    with OperatorProcess(plane_with_pods, tmp_path_factory.mktemp("operator"), *flags) as operator:
+        yield Cluster(plane_with_pods, operator.url)
 
 
 class Row:

@@ -55,6 +55,30 @@ def test_gpus_by_parallelism(unified: dict[str, Any], limits: dict[str, Any], of
     assert asks_for_gpu(role(**unified)) == bool(of_engine)
 
 
+@pytest.mark.parametrize(
+    ("limits", "gpus"),
+    [
+        ({"nvidia.com/gpu": 2, "nvidia.com/gpumem": 8000}, 2),
+        ({"nvidia.com/gpu": 2, "nvidia.com/gpucores": 50, "nvidia.com/gpumem-percentage": 50}, 2),
+        ({"nvidia.com/gpu": 2, "nvidia.com/hostdev": 8, "rdma/hca": 1, "rdma/rdma_shared_device_a": 1}, 2),
+        ({"nvidia.com/gpu.shared": 2}, 2),
+        ({"nvidia.com/mig-1g.10gb": 2}, 2),
+        ({"nvidia.com/mig-1g.10gb.me": 2}, 2),
+        ({"nvidia.com/mig-1c.3g.20gb.shared": 2}, 2),
+        ({"amd.com/gpu": 2, "amd.com/gpumem": 4000}, 2),
+        ({"amd.com/cpx_nps4": 2}, 2),
+        ({"gpu.intel.com/i915": 2, "gpu.intel.com/millicores": 500, "gpu.intel.com/memory.max": 1024}, 2),
+        ({"gpu.intel.com/xe": 2, "gpu.intel.com/xe_monitoring": 1}, 2),
+        ({"nvidia.com/gpumem": 8000, "nvidia.com/hostdev": 1, "nvidia.com/gpu-fake": 3, "cpu": 4, "memory": "1Gi"}, 0),
+        ({"example.com/nvidia.com.gpu": 2, "hugepages-2Mi": "4Mi", "ephemeral-storage": "1Gi"}, 0),
+    ],
+)
+def test_only_gpus_are_counted_when_limits_name_other_devices_too(limits: dict[str, Any], gpus: int) -> None:
+    asked = role(resources={"limits": limits}, parallelism={"tensor": 2})
+    assert asked.resources.gpus == gpus
+    assert gpus_of_engine(asked) == 2  # as written, or one for each rank
+
+
 def test_parallelism_becomes_flags() -> None:
     sizes = Parallelism(tensor=2, pipeline=1, data=4, expert=True)
     flags = ("--tensor-parallel-size=2", "--data-parallel-size=4", "--enable-expert-parallel")

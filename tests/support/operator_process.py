@@ -135,16 +135,23 @@ def crd_without_refusals() -> dict[str, Any]:
 class OperatorProcess:
     """One operator; on leaving it must have run without a traceback, unless it was killed."""
 
-    def __init__(self, plane: ControlPlane, folder: Path, *flags: str, refuses: bool = True) -> None:
-        """`refuses`: services that ask for what engines cannot do yet."""
+    def __init__(
+        self, plane: ControlPlane, folder: Path, *flags: str, refuses: bool = True, server: str | None = None
+    ) -> None:
+        """`refuses`: services that ask for what engines cannot do yet. `server`: a proxy before the API server."""
         (port,) = free_ports(1)
         self.log, self.url = folder / "log", f"http://127.0.0.1:{port}"
         run = ["-m", "mini_infer_operator.controller.run"] if refuses else ["-c", EVERYTHING_WORKS]
         command = [sys.executable, *run, "--engine-image=engine:1", *flags]
+        kubeconfig = operator_kubeconfig(plane, folder / "kubeconfig")
+        if server is not None:
+            config = yaml.safe_load(kubeconfig.read_text())
+            config["clusters"][0]["cluster"] = {"server": server}
+            kubeconfig.write_text(yaml.safe_dump(config))
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(sys.path),
-            "KUBECONFIG": str(operator_kubeconfig(plane, folder / "kubeconfig")),
+            "KUBECONFIG": str(kubeconfig),
             "MINI_INFER_HEALTH_PORT": str(port),
         }
         self.killed = False

@@ -15,8 +15,10 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 {{- end }}
 
+{{- /* By digest where one is given: what runs is then what was built, whatever becomes of the tag. */ -}}
 {{- define "mini-infer.image" -}}
-{{ .image.repository }}:{{ .image.tag | default .root.Chart.AppVersion }}
+{{- $tag := .image.tag | default (empty .image.digest | ternary .root.Chart.AppVersion "") }}
+{{- .image.repository }}{{ with $tag }}:{{ . }}{{ end }}{{ with .image.digest }}@{{ . }}{{ end }}
 {{- end }}
 
 {{- /* Whether objects of the Prometheus operator are made: "true", or "" for no. */ -}}

@@ -4,7 +4,7 @@ Every static rule stands here once, as CEL for the API server and as Python for 
 tests hold the two to the same answers. Nothing here knows how a service becomes pods or processes.
 """
 
-from mini_infer_contract.resources.devices import GPU_VENDORS
+from mini_infer_contract.resources.devices import is_gpu
 from mini_infer_contract.resources.environment import EnvironmentVariable
 from mini_infer_contract.resources.names import (
     ANNOTATION_DRAINING_SINCE,
@@ -58,7 +58,6 @@ __all__ = [
     "ANNOTATION_SERVICE_CREATED",
     "ANSWERING_ROLES",
     "FIELD_MANAGER",
-    "GPU_VENDORS",
     "GROUP",
     "KIND",
     "LABEL_DRAINING",
@@ -103,5 +102,6 @@ __all__ = [
     "TemplateContainer",
     "TemplateMetadata",
     "TemplateSpec",
+    "is_gpu",
     "parse_quantity",
 ]

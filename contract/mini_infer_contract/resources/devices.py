@@ -1,14 +1,25 @@
 """Devices that a pod asks for: names of GPUs, and Kubernetes' types for dynamic resource allocation, as in core/v1."""
 
+import re
+
 from pydantic import Field
 
 from mini_infer_contract.resources.quantity import ObjectName
 from mini_infer_contract.resources.rules import KubernetesType, Rule
 
-GPU_VENDORS = ("nvidia.com/", "amd.com/")
-"""Prefixes of the resources that device plugins give GPUs and parts of them (MIG) out as."""
-WHOLE_GPUS = ("nvidia.com/gpu", "amd.com/gpu")
-"""Those of which each is a whole GPU, or a turn on one; other names are of parts, or of a GPU's memory."""
+WHOLE_GPUS = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe")
+"""Resources of which each is a whole GPU, or a turn on one (time slicing, MPS): the device plugins' names."""
+GPU_PATTERN = (
+    r"^(nvidia\.com/(gpu|mig-[-0-9A-Za-z_.]+)(\.shared)?|amd\.com/(gpu|[sdtqc]px_nps[1248])"
+    r"|gpu\.intel\.com/(i915|xe))$"
+)
+"""Those and parts of GPUs (NVIDIA's MIG, AMD's partitions). Not so what is given out beside GPUs: HAMi's
+nvidia.com/gpumem, gpucores and gpumem-percentage, nvidia.com/hostdev, rdma/hca."""
+
+
+def is_gpu(resource: str) -> bool:
+    """Whether one of this extended resource is a GPU, a part of one, or a turn on one."""
+    return re.match(GPU_PATTERN, resource) is not None
 
 
 class PodResourceClaim(KubernetesType):

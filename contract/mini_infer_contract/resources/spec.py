@@ -9,7 +9,13 @@ from pydantic.alias_generators import to_camel
 from mini_infer_contract.engine_options import KV_TRANSFER, EngineOptions
 from mini_infer_contract.options import OptionRow, option_rows
 from mini_infer_contract.resources.containers import InitContainer, ProbeLimits
-from mini_infer_contract.resources.devices import GPU_VENDORS, WHOLE_GPUS, ContainerResourceClaim, PodResourceClaim
+from mini_infer_contract.resources.devices import (
+    GPU_PATTERN,
+    WHOLE_GPUS,
+    ContainerResourceClaim,
+    PodResourceClaim,
+    is_gpu,
+)
 from mini_infer_contract.resources.environment import EnvironmentFrom, EnvironmentVariable, ObjectReference
 from mini_infer_contract.resources.names import GROUP, RESERVED_ENGINE_FLAGS, RESERVED_VOLUME_PREFIX
 from mini_infer_contract.resources.pairs import PAIRS
@@ -154,7 +160,7 @@ class ResourceRequirements(ApiModel):
     @property
     def gpus(self) -> int:
         """GPUs, or parts of some (MIG), that limits ask for; claimed ones are not counted."""
-        return int(sum(parse_quantity(n) for name, n in self.allowed.items() if name.startswith(GPU_VENDORS)))
+        return int(sum(parse_quantity(n) for name, n in self.allowed.items() if is_gpu(name)))
 
 
 def _field_of(row: OptionRow) -> tuple[Any, Any]:
@@ -392,7 +398,7 @@ class PodTemplate(ApiModel):
     """Fields of the engine's container."""
 
 
-_IS_GPU = "(" + " || ".join(f"k.startsWith('{vendor}')" for vendor in GPU_VENDORS) + ")"
+_IS_GPU = f"k.matches(r'{GPU_PATTERN}')"
 _LIMITS = "has(self.resources) && has(self.resources.limits)"
 _GPUS = f"self.resources.limits.map(k, {_IS_GPU}, quantity(string(self.resources.limits[k])).asInteger()).sum()"
 """What `ResourceRequirements.gpus` counts."""

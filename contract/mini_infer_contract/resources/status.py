@@ -34,6 +34,8 @@ class Reason:
     """The API server refused a child object; the message is its own."""
     NO_GPU_IMAGE = "NoGpuImage"
     """Engines ask for a GPU, and the image that they would run from computes on CPUs."""
+    POD_SECURITY = "PodSecurity"
+    """The template asks for rights, or for credentials of the namespace, that the operator does not let pods have."""
     NO_LEADER_WORKER_SET = "NoLeaderWorkerSet"
     """Engines are to span several nodes, and the cluster does not serve the kind that runs such groups."""
     NAME_TAKEN = "NameTaken"

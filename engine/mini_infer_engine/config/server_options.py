@@ -19,7 +19,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a server is started with, beside its engine's options."""
 
     host: Annotated[str, Option(group=SERVER, unit="ADDRESS")] = "127.0.0.1"
-    """Where it listens; 0.0.0.0: reachable from other machines."""
+    """Address to listen on; `::` is reachable from other machines, by IPv4 and IPv6."""
     port: Annotated[int, Option(group=SERVER, unit="PORT", low=0, high=65_535)] = HTTP_PORT
     """Of HTTP; 0: a free one."""
     events_port: Annotated[int, Option(group=SERVER, unit="PORT", low=0, high=65_535, default_text="0, do not")] = 0

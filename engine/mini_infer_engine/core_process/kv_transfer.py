@@ -12,6 +12,7 @@ from threading import Thread
 import msgspec
 import zmq
 
+from mini_infer_contract.listening import tcp_address
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.dry.dry_run import DryRun
@@ -107,7 +108,7 @@ def _bind(context: zmq.Context[zmq.Socket[bytes]], where: TransferPort) -> zmq.S
     router.set(zmq.LINGER, 0)
     router.set(zmq.SNDHWM, 0)
     router.set(zmq.IPV6, ":" in where.host)
-    address = f"tcp://[{where.host}]:{where.port}" if ":" in where.host else f"tcp://{where.host}:{where.port}"
+    address = tcp_address(where.host, where.port)
     try:
         router.bind(address)
     except zmq.ZMQError as error:

@@ -11,6 +11,7 @@ import msgspec
 import zmq
 
 from mini_infer_contract import events
+from mini_infer_contract.listening import tcp_address
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +135,7 @@ def _bind(
     socket = context.socket(kind)
     socket.set(zmq.IPV6, ":" in host)
     socket.set(zmq.SNDHWM, RING_BATCHES + 1)  # a whole replay and its end marker: what is above is dropped
-    address = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+    address = tcp_address(host, port)
     try:
         socket.bind(address)
     except zmq.ZMQError as error:

@@ -20,6 +20,7 @@ import torch
 import zmq
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch's
 
+from mini_infer_contract.listening import tcp_address
 from mini_infer_contract.logs import LogFormat
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.settings import (
@@ -131,8 +132,8 @@ class Ranks:
             address = f"ipc://{self._folder}/{name}"
             socket.bind(address)
             return address
-        port = socket.bind_to_random_port("tcp://*")
-        return f"tcp://{host}:{port}"
+        socket.set(zmq.IPV6, 1)  # nodes of an IPv6-only cluster have nothing else
+        return tcp_address(host, socket.bind_to_random_port("tcp://*"))
 
     def loaded(self) -> None:
         """All ranks have talked: their sockets' files go, so that nothing is left where this process is killed."""

@@ -46,6 +46,7 @@ class ResultSender:
     def __init__(self, address: str) -> None:
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
         self._socket.set(zmq.SNDHWM, 0)
+        self._socket.set(zmq.IPV6, 1)
         self._socket.connect(address)
         self._socket.send(b"")  # see `ResultReceiver.connected`
         self._passes: queue.SimpleQueue[PassHandle] = queue.SimpleQueue()

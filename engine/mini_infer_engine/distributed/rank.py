@@ -39,10 +39,12 @@ class Rank:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._steps = context.socket(zmq.PULL)
         self._steps.set(zmq.RCVHWM, 0)
+        self._steps.set(zmq.IPV6, 1)
         self._steps.connect(addresses.steps[config.rank])
         self._transfer = context.socket(zmq.DEALER)
         self._transfer.set(zmq.IDENTITY, str(config.rank).encode())
         self._transfer.set(zmq.LINGER, 0)
+        self._transfer.set(zmq.IPV6, 1)
         self._transfer.connect(addresses.transfer)
         self.signs = Signs(addresses.signs, config.rank, self._lost)
         is_last_stage = config.rank == num_ranks(config.settings) - config.settings.tensor_parallel_size

@@ -177,6 +177,7 @@ class Signs:
         socket = context.socket(zmq.DEALER)
         socket.set(zmq.IDENTITY, str(self._rank).encode())
         socket.set(zmq.LINGER, 1000)
+        socket.set(zmq.IPV6, 1)
         socket.connect(self._address)
         while self._silent < self._limit:
             socket.send(_encode(Alive()))

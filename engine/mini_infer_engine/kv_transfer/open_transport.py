@@ -2,6 +2,7 @@
 
 import logging
 
+from mini_infer_contract.extras import install_hint
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.kv_transfer.chosen_transport import ChosenTransport
 from mini_infer_engine.kv_transfer.cuda_ipc import CudaIpcMemory
@@ -53,7 +54,7 @@ def _open_nixl(choice: TransportChoice, engine_id: str, memory: KVMemory, rank: 
     except ImportError as error:
         here = "cuda-ipc" if memory.device == "cuda" else "shm"
         raise ModelError(
-            f"KV transfer needs NIXL, which cannot be loaded ({error}): pip install 'mini-infer[disaggregated]'; "
+            f"KV transfer needs NIXL, which cannot be loaded ({error}): {install_hint('disaggregated')}; "
             f"between engines of one host --kv-transport {here} needs none, and --role unified --transfer-port 0 "
             "switches KV transfer off."
         ) from None

@@ -185,7 +185,7 @@ class Taker:
             socket.setsockopt(zmq.IDENTITY, identity.encode())
             socket.setsockopt(zmq.LINGER, 0)
             socket.setsockopt(zmq.SNDHWM, 0)
-            socket.setsockopt(zmq.IPV6, int("[" in address))
+            socket.setsockopt(zmq.IPV6, 1)  # a name may have addresses of either family
             for option, value in _KEEPALIVE:
                 socket.setsockopt(option, value)
             socket.connect(address)

@@ -10,9 +10,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+import msgspec
+
 from mini_infer_contract.api_keys import configured_keys
 from mini_infer_contract.engine_options import BATCHING, KV_TRANSFER, MODEL, PARALLEL, SPECULATION, EngineOptions
 from mini_infer_contract.interpreter import import_to_stay
+from mini_infer_contract.listening import bound_socket, usable_host
 from mini_infer_contract.logs import configure_logging
 from mini_infer_contract.open_files import raise_open_file_limit
 from mini_infer_contract.tls import server_tls
@@ -94,6 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(options: argparse.Namespace, settings: EngineSettings) -> int:
     """Take the port, find the model, start the core, serve."""
     server = options_from(options, ServerOptions)
+    server = msgspec.structs.replace(server, host=usable_host(server.host))
     try:
         keys = configured_keys(server.api_key, server.api_key_file)
     except (OSError, ValueError) as error:
@@ -167,7 +171,8 @@ def run(options: argparse.Namespace, settings: EngineSettings) -> int:
         host, port = listening.getsockname()[:2]
         scheme = "https" if tls else "http"
         shown = f"[{host}]" if ":" in host else host
-        logger.info("mini-infer %s serves %s at %s://%s:%d", __version__, ", ".join(names), scheme, shown, port)
+        where, model = f"{scheme}://{shown}:{port}", ", ".join(names)
+        logger.info("mini-infer %s: listening at %s; loading %s, which it serves once ready", __version__, where, model)
         failure = serve(listening, text, cores, server, settings, keys, tls)
     if failure:
         # Only now that the cores have ended: whoever shows the end of this process quotes its last line.
@@ -190,15 +195,11 @@ def _find_model(settings: EngineSettings) -> Path:
 
 def listen(host: str, port: int) -> socket.socket:
     """The listening socket, taken before anything slow: a busy port should say so at once."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
-        listening.bind((host, port))
+        listening = bound_socket(host, port)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listening.listen(4096)
     except (OSError, OverflowError) as error:
-        listening.close()
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise StartError(f"cannot listen on {host}:{port} ({reason}): choose another --port or --host") from None
     return listening

@@ -8,11 +8,14 @@ keep its GPU until its grace period ends. The images have it blocked until here,
 import signal
 import sys
 
+from mini_infer_contract.extras import missing_packages_name_the_extra
+
 
 def main() -> int:
     """The command. Returns the exit status."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    from mini_infer_engine.server.cli import main as serve
+    with missing_packages_name_the_extra("mini-infer-serve", "engine"):
+        from mini_infer_engine.server.cli import main as serve
 
-    return serve()
+        return serve()

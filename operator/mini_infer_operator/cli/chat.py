@@ -149,7 +149,7 @@ def _only_model(base: str) -> str:
         except (ValueError, KeyError, TypeError):
             raise ChatError(f"{base}/v1/models is no list of models: is --url that of an OpenAI server?") from None
     if not names:
-        raise ChatError(f"{base} has no model that is ready: try again shortly")
+        raise ChatError(f"no model is ready yet at {base}: engines are loading, `mini-infer status` shows them")
     if len(names) > 1:
         raise ChatError(f"{base} serves {', '.join(names)}: choose one with --model")
     return names[0]

@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-_TUNE = "mini_infer_engine.tuning.command"
+from mini_infer_contract.extras import missing_packages_name_the_extra
+
+_TUNE = """
+import runpy
+from mini_infer_contract.extras import missing_packages_name_the_extra
+with missing_packages_name_the_extra("mini-infer tune", "engine"):
+    runpy.run_module("mini_infer_engine.tuning.command", run_name="__main__", alter_sys=True)
+"""
 _DESCRIPTION = """\
 Serve language models: on this machine as processes, or look at what the operator would do in a cluster.
 
@@ -48,7 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
     up.add_argument("-f", "--file", type=Path, required=True, metavar="CR", help="YAML or JSON, one InferenceService")
     up.add_argument("--port", type=_port, default=8080, help="of the gateway (default: 8080)")
     up.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1; 0.0.0.0 for other machines)"
+        "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1; `::` for other machines)"
     )
     up.add_argument("-v", "--verbose", action="store_true", help="also print the logs of engines and gateway")
 
@@ -157,9 +164,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = build_parser()
     given, unknown = parser.parse_known_args(arguments)
     if given.command == "tune":
-        return subprocess.run([sys.executable, "-m", _TUNE, *unknown], check=False).returncode
+        return subprocess.run([sys.executable, "-c", _TUNE, *unknown], check=False).returncode
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    extra = "all" if given.command == "up" else "operator"
+    with missing_packages_name_the_extra(f"mini-infer {given.command}", extra):
+        return _run(given)
+
+
+def _run(given: argparse.Namespace) -> int:
     if given.command == "up":
         from mini_infer_operator.local.up import up
 

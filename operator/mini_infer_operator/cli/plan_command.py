@@ -11,6 +11,7 @@ from mini_infer_operator.objects.render import render
 from mini_infer_operator.observe import Observed
 from mini_infer_operator.parse import InvalidServiceError, parse_service, read_file
 from mini_infer_operator.plan.plan import make_plan
+from mini_infer_operator.pod_security import PodSecurity
 from mini_infer_operator.yaml_output import to_yaml
 
 
@@ -26,6 +27,8 @@ def show_plan(path: Path, form: str, images: EngineImages) -> int:
         if (failure := images.failure(service)) is not None:
             print(f"mini-infer plan: {service.metadata.name}: {failure.message}", file=sys.stderr)
             return 2
+        if (refusal := PodSecurity().failure(service, service.roles)) is not None:
+            print(f"mini-infer plan: {service.metadata.name}: by default {refusal.message}", file=sys.stderr)
         plan = make_plan(service, Observed(default_image=images.default_for(service)), datetime.now(UTC))
         manifests += render(service, plan, {}, None)
         for workload in plan.workloads:

@@ -76,12 +76,14 @@ def in_cluster(command: str, work: Callable[[KubernetesClient], Awaitable[int]],
     """Run `work` with a connection; errors become one line. The exit code."""
 
     async def connected() -> int:
-        async with KubernetesClient(find_access()) as client:
+        async with KubernetesClient(await asyncio.to_thread(find_access)) as client:
             return await work(client)
 
     try:
         return asyncio.run(connected())
-    except (AccessError, cluster.NotFoundError) as error:
+    except AccessError as error:
+        message = f"{error}; and nothing runs in this folder: `mini-infer up -f FILE`"
+    except cluster.NotFoundError as error:
         message = str(error)
     except ApiError as error:
         message = f"the API server says: {error.message}"

@@ -25,7 +25,7 @@ def apply_crd() -> int:
 
 
 async def _apply() -> None:
-    async with KubernetesClient(find_access()) as client:
+    async with KubernetesClient(await asyncio.to_thread(find_access)) as client:
         for crd in custom_resource_definitions():
             await _apply_one(client, crd)
 

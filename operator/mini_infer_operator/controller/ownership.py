@@ -81,4 +81,4 @@ class ServiceOwnership:
         identity = {"name": metadata["name"], "namespace": metadata["namespace"], "uid": metadata["uid"]}
         manifest = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": identity, "status": status}
         written = await self._api.apply_status(manifest, manager=self._manager, force=force)
-        self._cache.put(KIND, written)
+        self._cache.written(KIND, written)

@@ -1,11 +1,13 @@
 """One kind of objects, listed and then watched for ever, into the cache. Decides nothing.
 
 The API server ends a watch after WATCH_S, and about once a minute it sends a bookmark: a connection that is silent for
-longer than SILENCE_S is dead, whatever TCP says. What was seen last stays while the API server is away.
+longer than SILENCE_S is dead, whatever TCP says. What was seen last stays while the API server is away. A list every
+RELIST_S removes whatever a watch failed to report.
 """
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -21,6 +23,8 @@ from mini_infer_operator.objects.kinds import Kind, path_of
 
 WATCH_S = 600
 SILENCE_S = 100.0
+RELIST_S = 600.0
+"""At the latest after this long a watch ends and everything is listed anew."""
 LIST_TIMEOUT_S = 60.0
 PAGE = 500
 """Objects an answer to a list; more are asked for in pages."""
@@ -57,6 +61,8 @@ class Reflector:
         self._selector = {"labelSelector": selector} if selector else {}
         self._changed = changed
         self._version: str | None = None
+        self._relist_at_s = 0.0
+        """time.monotonic() from which the next watch begins with a list."""
 
     async def run(self) -> None:
         """List and watch until cancelled; errors only delay."""
@@ -64,8 +70,9 @@ class Reflector:
         while True:
             self.heard_s = time.monotonic()
             try:
-                if self._version is None:
+                if self._version is None or time.monotonic() >= self._relist_at_s:
                     self._version = await self._list()
+                    self._relist_at_s = time.monotonic() + RELIST_S * random.uniform(0.8, 1.0)
                     self.synced.set()
                 await self._watch()
                 failures = 0
@@ -113,18 +120,20 @@ class Reflector:
             self._cache.unserved.remove(self.kind.name)
             for key in self._cache.keys(KIND):
                 self._changed(key)
-        for key in self._cache.replace(self.kind.name, self._namespace, found):
+        version = str(answer["metadata"]["resourceVersion"])
+        for key in self._cache.replace(self.kind.name, self._namespace, found, int(version)):
             self._changed(key)
-        return str(answer["metadata"]["resourceVersion"])
+        return version
 
     async def _watch(self) -> None:
-        """One watch, until the server ends it."""
+        """One watch, until the server ends it, at the latest when a list is due."""
+        limit_s = min(WATCH_S * random.uniform(0.8, 1.2), self._relist_at_s - time.monotonic())
         query = {
             **self._selector,
             "watch": "true",
             "allowWatchBookmarks": "true",
             "resourceVersion": str(self._version),
-            "timeoutSeconds": str(int(WATCH_S * random.uniform(0.8, 1.2))),
+            "timeoutSeconds": str(max(1, math.ceil(limit_s))),
         }
         timeouts = aiohttp.ClientTimeout(sock_connect=10, sock_read=SILENCE_S)
         path = path_of(self.kind.name, self._namespace)
@@ -138,12 +147,13 @@ class Reflector:
         if kind == "ERROR":
             raise ApiError(found.get("code", 500), found.get("reason", ""), found.get("message", ""))
         metadata = found["metadata"]
-        self._version = metadata["resourceVersion"]
-        if kind == "BOOKMARK":
-            return
+        self._version, version = metadata["resourceVersion"], int(metadata["resourceVersion"])
+        changed = set[ServiceKey | None]()
         if kind == "DELETED":
-            key = self._cache.drop(self.kind.name, metadata["namespace"], metadata["name"])
-        else:
-            key = self._cache.put(self.kind.name, found)
-        if key is not None:
-            self._changed(key)
+            namespace, name, uid = metadata["namespace"], metadata["name"], metadata["uid"]
+            changed.add(self._cache.drop(self.kind.name, namespace, name, uid=uid, version=version))
+        elif kind != "BOOKMARK":
+            changed.add(self._cache.put(self.kind.name, found))
+        for key in changed | self._cache.advance(self.kind.name, self._namespace, version):
+            if key is not None:
+                self._changed(key)

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 import aiohttp
 
-from mini_infer_contract.kubernetes_access import AccessError, find_access
+from mini_infer_contract.kubernetes_access import AccessError, ClusterAccess, find_access
 from mini_infer_contract.kubernetes_client import KubernetesClient
 from mini_infer_contract.logs import configure_logging
 from mini_infer_contract.resources import KIND, LABEL_SERVICE
@@ -125,13 +125,13 @@ class Controller:
                 self._metrics.rollout_ended(*ended)
 
 
-async def run_operator(settings: OperatorSettings) -> None:
+async def run_operator(settings: OperatorSettings, access: ClusterAccess) -> None:
     """Run until SIGINT or SIGTERM. Owns every task that it starts."""
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     cache, metrics = ObjectCache(), OperatorMetrics()
-    async with KubernetesClient(find_access(), metrics.request_seen) as client, aiohttp.ClientSession() as session:
+    async with KubernetesClient(access, metrics.request_seen) as client, aiohttp.ClientSession() as session:
         crd = ServedCrd(client)
         await crd.look()
         api = KubernetesApi(client, crd.fit_status)
@@ -180,10 +180,10 @@ def main() -> None:
     settings = parse_settings()
     configure_logging(settings.log_level)
     try:
-        find_access()
+        access = find_access()
     except AccessError as error:
         sys.exit(f"mini-infer-operator: {error}")
-    asyncio.run(run_operator(settings))
+    asyncio.run(run_operator(settings, access))
 
 
 if __name__ == "__main__":

@@ -5,12 +5,13 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mini_infer_contract.command_line import parse_flags, port_number, seconds, whole_number
 from mini_infer_operator import __version__
 from mini_infer_operator.images import EngineImages
+from mini_infer_operator.pod_security import DEFAULT_SECRETS, PROFILES, PodSecurity
 
 ENVIRONMENT_PREFIX = "MINI_INFER_"
 """MINI_INFER_ENGINE_IMAGE stands in for --engine-image, and so on; a flag wins."""
@@ -40,6 +41,8 @@ class OperatorSettings:
     """Services that may roll to a new default image at a time; 0: none ever does, only edits bring it."""
     max_rolling_gpus: float = float("inf")
     """GPUs that these may take beside those that they have."""
+    pod_security: PodSecurity = field(default_factory=PodSecurity)
+    """What new pods may do, and which Secrets and ServiceAccounts they may have."""
     health_port: int = 8081
     """Serves /healthz (alive: a watch event lately, queue not stuck) and /readyz."""
     resync_s: float = 300.0
@@ -133,6 +136,28 @@ def parse_settings(
         help="GPUs that these rollouts may take beside those that their services have (default: no limit)",
     )
     parser.add_argument(
+        "--pod-security",
+        default=default("pod-security", "restricted"),
+        choices=PROFILES,
+        help="the Pod Security Standard that templates of services must keep: hostPath, privileged containers, host "
+        "namespaces and added capabilities need privileged, user 0 baseline (default: restricted)",
+    )
+    parser.add_argument(
+        "--allow-secrets",
+        metavar="A,B*",
+        type=_patterns,
+        default=default("allow-secrets", ",".join(DEFAULT_SECRETS)),
+        help="Secrets that services may give their pods, as shell patterns of NAME or NAMESPACE/NAME; * for all "
+        f"(default: {','.join(DEFAULT_SECRETS)})",
+    )
+    parser.add_argument(
+        "--allow-service-accounts",
+        metavar="A,B*",
+        type=_patterns,
+        default=default("allow-service-accounts", ""),
+        help="ServiceAccounts that services may give their pods, and whose tokens, in the same form (default: none)",
+    )
+    parser.add_argument(
         "--health-port",
         type=port_number,
         metavar="PORT",
@@ -164,10 +189,17 @@ def parse_settings(
         allow_ingress_from=given.allow_ingress_from,
         max_rolling_services=given.max_rolling_services,
         max_rolling_gpus=given.max_rolling_gpus,
+        pod_security=PodSecurity(
+            profile=given.pod_security, secrets=given.allow_secrets, service_accounts=given.allow_service_accounts
+        ),
         health_port=given.health_port,
         resync_s=given.resync_seconds,
         log_level=given.log_level,
     )
+
+
+def _patterns(text: str) -> tuple[str, ...]:
+    return tuple(part for piece in text.split(",") if (part := piece.strip()))
 
 
 def _identity(text: str) -> str:

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import shlex
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from pathlib import Path
 import aiohttp
 
 from mini_infer_contract.api_keys import API_KEY_ENV
+from mini_infer_contract.extras import install_hint
 from mini_infer_contract.resources import InferenceService
 from mini_infer_operator.controller.queue import WorkQueue
 from mini_infer_operator.local.backend import LocalBackend, file_version, notices, refuse_elsewhere
@@ -57,7 +59,8 @@ def up(path: Path, host: str, port: int, *, verbose: bool) -> int:
         print(f"mini-infer up: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"mini-infer up: {error}", file=sys.stderr)
+        where = error.filename or Path(".mini-infer").resolve()
+        print(f"mini-infer up: cannot write {where}: {error.strerror or error}", file=sys.stderr)
         return 1
 
 
@@ -127,12 +130,22 @@ async def _greet(backend: LocalBackend, gateway: SupervisedProcess, url: str, fo
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": QUESTION}]})
     key = f' -H "authorization: Bearer ${API_KEY_ENV}"' if has_key else ""
     curl = f"curl {url}/v1/chat/completions{key} -H 'content-type: application/json' -d {shlex.quote(body)}"
-    chat = f"OPENAI_API_KEY=${API_KEY_ENV} mini-infer chat" if has_key else "mini-infer chat"
+    command = shlex.quote(command_path())
+    chat = f"OPENAI_API_KEY=${API_KEY_ENV} {command} chat" if has_key else f"{command} chat"
     keys = f"key ${API_KEY_ENV}" if has_key else "any key"
     _say(
         f"\n{model} answers at {url}/v1 (OpenAI API, {keys}). Try:\n\n  {curl}\n\n  {chat} --url {url}\n\n"
         f"Logs are in {folder}. Ctrl-C ends everything."
     )
+
+
+def command_path(name: str = "mini-infer") -> str:
+    """How to call one of our commands from here: by its bare name only where the shell finds this very one."""
+    beside = Path(sys.executable).parent / name
+    if not beside.exists() or shutil.which(name) == str(beside):
+        return name
+    here = Path.cwd()
+    return str(beside.relative_to(here)) if beside.is_relative_to(here) else str(beside)
 
 
 async def _follow_file(path: Path, changed: Callable[[], None]) -> None:
@@ -192,7 +205,7 @@ def _locked(path: Path) -> Iterator[None]:
 def _require_installed() -> None:
     for module, extra in ((ENGINE, "engine"), (GATEWAY, "gateway")):
         if importlib.util.find_spec(module.split(".", 1)[0]) is None:
-            raise UpError(f"the {extra} is not installed here: pip install 'mini-infer[all]'")
+            raise UpError(f"the {extra} is not installed here: {install_hint('all')}")
 
 
 def _say(line: str) -> None:

@@ -1,5 +1,6 @@
 """The few requests that the operator makes of the API server, on plain dictionaries. Knows no policy."""
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -33,7 +34,7 @@ class KubernetesApi:
     @classmethod
     async def connect(cls) -> "KubernetesApi":
         """By the pod's service account, else by KUBECONFIG or ~/.kube/config."""
-        return cls(KubernetesClient(find_access()))
+        return cls(KubernetesClient(await asyncio.to_thread(find_access)))
 
     async def close(self) -> None:
         """Close the connections."""

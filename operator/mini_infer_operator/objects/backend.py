@@ -25,7 +25,7 @@ from mini_infer_operator.controller.settings import OperatorSettings
 from mini_infer_operator.images import gpus_of_one_engine
 from mini_infer_operator.objects.api import KubernetesApi, RefusedError
 from mini_infer_operator.objects.cache import ObjectCache, ServiceKey
-from mini_infer_operator.objects.drift import additions
+from mini_infer_operator.objects.drift import SOMEBODY, Drift, additions, changes
 from mini_infer_operator.objects.history import held_spec, remembered, spec_of, with_history
 from mini_infer_operator.objects.kinds import CHILD_KINDS
 from mini_infer_operator.objects.names import engines_service_name
@@ -109,6 +109,10 @@ class ClusterBackend:
             return failure
         revisions, settings = self._ours("ControllerRevision", service), self._settings
         frozen = frozen_templates(self._workloads(service), revisions)
+        new = {w.role for w in plan.workloads if w.launch is not None and (w.role, w.revision) not in frozen}
+        failure = settings.pod_security.failure(service, new)
+        if failure is not None:
+            return failure
         manifests = render(service, plan, frozen, settings.engine_image_pull_policy, settings.allow_ingress_from)
         current = next((workload.revision for workload in plan.workloads if workload.launch is not None), None)
         spec = service.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -144,7 +148,7 @@ class ClusterBackend:
         written = await self._api.apply_status(
             {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": identity, "status": status}
         )
-        self._cache.put(KIND, written)
+        self._cache.written(KIND, written)
 
     def _scalers(self) -> list[Object]:
         return self._cache.of_service(SCALER_KIND, self._namespace, self._name)
@@ -157,12 +161,12 @@ class ClusterBackend:
             if replicas is not None:
                 change = {"spec": {"replicas": replicas}}
                 written = await self._api.merge(SCALER_KIND, self._namespace, name, change)
-                self._cache.put(SCALER_KIND, written or scaler)
+                self._cache.written(SCALER_KIND, written or scaler)
             wanted = scaler_status(scaler, scalers, spec, status)
             if wanted != scaler.get("status"):
                 identity = {"name": name, "namespace": self._namespace, "uid": scaler["metadata"]["uid"]}
                 manifest = {"apiVersion": f"{GROUP}/{VERSION}", "kind": SCALER_KIND, "metadata": identity}
-                self._cache.put(SCALER_KIND, await self._api.apply_status({**manifest, "status": wanted}))
+                self._cache.written(SCALER_KIND, await self._api.apply_status({**manifest, "status": wanted}))
 
     def record_event(
         self, about: Mapping[str, Any], reason: str, message: str, event_type: EventType = "Normal"
@@ -236,7 +240,7 @@ class ClusterBackend:
             change = {"metadata": {"labels": {LABEL_DRAINING: "true" if chosen else None}, "annotations": annotations}}
             written = await self._api.merge("Pod", self._namespace, metadata["name"], change)
             if written is not None:
-                self._cache.put("Pod", written)
+                self._cache.written("Pod", written)
 
     async def _write(self, service: InferenceService, manifest: Object) -> PermanentFailure | None:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
@@ -244,7 +248,7 @@ class ClusterBackend:
         try:
             if live is None and kind not in _APPLIED_TO_CREATE:
                 try:
-                    self._cache.put(kind, await self._api.create(manifest))
+                    self._cache.written(kind, await self._api.create(manifest))
                     return None
                 except ApiError as error:
                     if error.status != 409:
@@ -256,7 +260,12 @@ class ClusterBackend:
                     f"{kind} {name} exists and does not belong to this service: delete it, or rename the service",
                 )
             if live is None or not is_applied(live, manifest):
-                self._cache.put(kind, await self._api.apply(manifest))
+                known = self._children[kind].get(name)
+                drifts = changes(known, manifest) if known is not None and "spec" in manifest else []
+                written = await self._api.apply(manifest)
+                self._cache.written(kind, written)
+                if is_applied(written, manifest):
+                    self._report_drift(manifest, drifts, "it was put back")
             elif kind == "Deployment":
                 await self._repair(service, live, manifest)
         except RefusedError as error:
@@ -274,11 +283,16 @@ class ClusterBackend:
         if written["metadata"]["resourceVersion"] == version:
             self._cache.set_unrepairable("Deployment", self._namespace, live["metadata"]["name"])
             return
-        self._cache.put("Deployment", written)
+        self._cache.written("Deployment", written)
+        self._report_drift(manifest, drifts, "it was removed")
+
+    def _report_drift(self, manifest: Object, drifts: Sequence[Drift], repair: str) -> None:
         stored = self._cache.get(KIND, self._namespace, self._name)
         for drift in drifts if stored is not None else ():
-            told = f"Deployment {live['metadata']['name']}: {drift.manager} had set {drift.path}; it was removed"
-            self.record_event(stored or {}, "DriftRepaired", told, "Warning")
+            verb = "removed" if drift.manager == SOMEBODY else "set"
+            child = f"{manifest['kind']} {manifest['metadata']['name']}"
+            message = f"{child}: {drift.manager} had {verb} {drift.path}; {repair}"
+            self.record_event(stored or {}, "DriftRepaired", message, "Warning")
 
 
 def _is_paused(stored: Object) -> bool:

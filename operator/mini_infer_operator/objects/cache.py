@@ -1,9 +1,14 @@
-"""What the API server holds for our services, kept by watches, so that reconciling reads nothing. Sends no requests.
+"""What the API server stores of our services, kept by watches, so that reconciling reads nothing. Sends no requests.
+
+Two sources write here. The feed (lists and watches) is complete: at any moment it has reported everything up to its
+version. Answers to the operator's own writes arrive beside it, early or late. An answer is kept only while it is newer
+than the feed, and must be confirmed by the feed; so an object that was deleted never comes back by a late answer.
+client-go's MutationCache follows the same rule.
 
 Objects are kept as JSON: as dictionaries they take eight times the memory, and most are not looked at for minutes.
 """
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +21,9 @@ from mini_infer_operator.objects.trim import trimmed
 Object = dict[str, Any]
 ServiceKey = tuple[str, str]
 """Namespace and name of an InferenceService."""
+MOST_TOMBSTONES = 10_000
+"""Deleted objects that are remembered, over all kinds. An answer is at most 30 s late (the client's time-out), and a
+cluster does not delete this many of our objects in that time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,44 +41,95 @@ class ObjectCache:
         self._entries: dict[str, dict[tuple[str, str], _Entry]] = defaultdict(dict)
         self._of_service: dict[tuple[str, str, str], set[str]] = defaultdict(set)
         self._unrepairable: dict[tuple[str, str, str], int] = {}
+        self._complete: dict[tuple[str, str | None], int] = {}
+        """Up to which version the feed of a kind, in a namespace or in all, has reported everything."""
+        self._unconfirmed: dict[str, set[tuple[str, str]]] = defaultdict(set)
+        """By kind, the objects of which an answer is newer than what the feed reported."""
+        self._tombstones: dict[tuple[str, str, str, str], int] = {}
+        """By kind, namespace, name and uid, the version at which the object was deleted."""
+        self._buried: deque[tuple[str, str, str, str]] = deque()
         self.unserved: set[str] = set()
         """Kinds that this cluster does not know."""
 
     def put(self, kind: str, found: Mapping[str, Any]) -> ServiceKey | None:
-        """Keep this version, unless a newer one is known. Returns whose object it is, or None if it is no news."""
-        metadata = found["metadata"]
-        key = (metadata["namespace"], metadata["name"])
-        version, service = int(metadata["resourceVersion"]), service_of(kind, found)
-        before = self._entries[kind].get(key)
-        if before is not None and before.uid == metadata["uid"] and version <= before.version:
-            return None
-        if before is not None and before.service != service:
-            self.drop(kind, *key)
-        self._entries[kind][key] = _Entry(version, metadata["uid"], service, msgspec.json.encode(trimmed(kind, found)))
-        self._of_service[kind, key[0], service].add(key[1])
-        return key[0], service
+        """Keeps a version that the feed reports, unless a newer one is known, or the object's deletion is.
 
-    def drop(self, kind: str, namespace: str, name: str) -> ServiceKey | None:
-        """It is gone. Returns whose object it was, or None if it was not known."""
-        entry = self._entries[kind].pop((namespace, name), None)
-        self._unrepairable.pop((kind, namespace, name), None)
-        if entry is None:
-            return None
-        index = (kind, namespace, entry.service)
-        self._of_service[index].discard(name)
-        if not self._of_service[index]:
-            del self._of_service[index]
-        return namespace, entry.service
+        Returns the service whose object it is, or None if nothing changed.
+        """
+        key, uid, version = _identity(found)
+        changed = self._keep(kind, found)
+        entry = self._entries[kind].get(key)
+        if entry is not None and (entry.uid, entry.version) == (uid, version):
+            self._unconfirmed[kind].discard(key)
+        return changed
 
-    def replace(self, kind: str, namespace: str | None, found: Iterable[Mapping[str, Any]]) -> set[ServiceKey]:
-        """A list shows these: all there are, in one namespace or in all. Returns whose objects changed, or are gone."""
-        changed, listed = set[ServiceKey | None](), set[tuple[str, str]]()
-        for item in found:
-            listed.add((item["metadata"]["namespace"], item["metadata"]["name"]))
+    def written(self, kind: str, found: Mapping[str, Any]) -> ServiceKey | None:
+        """Keeps the answer to a write of our own until the feed reports the object, or passes its version without it.
+
+        Returns None, and changes nothing, if the feed is as far as this version already: what the feed reported stands.
+        """
+        key, _, version = _identity(found)
+        known = self._entries[kind].get(key)
+        reported = max(self._complete.get((kind, key[0]), 0), self._complete.get((kind, None), 0))
+        if version <= reported or (known is not None and version <= known.version):
+            return None
+        changed = self._keep(kind, found)
+        if changed is not None:
+            self._unconfirmed[kind].add(key)
+        return changed
+
+    def drop(
+        self, kind: str, namespace: str, name: str, *, uid: str | None = None, version: int | None = None
+    ) -> ServiceKey | None:
+        """Removes an object that was deleted: the one with this uid, at this version, where they are given.
+
+        Returns the service whose object it was, or None if it was not known, or if a newer object has its name.
+        """
+        entry = self._entries[kind].get((namespace, name))
+        if entry is not None:
+            uid, version = uid or entry.uid, entry.version if version is None else version
+        if uid is not None and version is not None:
+            self._bury((kind, namespace, name, uid), version)
+        if entry is None or (version is not None and version < entry.version):
+            return None
+        return self._remove(kind, (namespace, name))
+
+    def replace(
+        self, kind: str, namespace: str | None, found: Iterable[Mapping[str, Any]], version: int | None = None
+    ) -> set[ServiceKey]:
+        """Makes a list the content: all there is at `version`, in one namespace or in all. Answers from later on stay.
+
+        Returns the services whose objects changed or are gone.
+        """
+        listed = {_identity(item)[0]: item for item in found}
+        changed = set[ServiceKey | None]()
+        for key in [key for key in self._entries[kind] if namespace is None or key[0] == namespace]:
+            entry = self._entries[kind][key]
+            is_newer = version is not None and entry.version > version
+            if is_newer and key in self._unconfirmed[kind]:
+                continue
+            if key not in listed or is_newer:  # confirmed and newer than a list: the API server was restored
+                self._bury((kind, *key, entry.uid), entry.version if version is None else min(entry.version, version))
+                changed.add(self._remove(kind, key))
+        for key, item in listed.items():
+            self._tombstones.pop((kind, *key, _identity(item)[1]), None)
             changed.add(self.put(kind, item))
-        known = [key for key in self._entries[kind] if namespace is None or key[0] == namespace]
-        changed |= {self.drop(kind, *key) for key in known if key not in listed}
+        if version is not None:
+            self._complete[kind, namespace] = version
         return {key for key in changed if key is not None}
+
+    def advance(self, kind: str, namespace: str | None, version: int) -> set[ServiceKey]:
+        """Notes that the feed has reported everything up to `version`; answers that it did not confirm are removed.
+
+        Returns the services whose objects were removed.
+        """
+        self._complete[kind, namespace] = max(version, self._complete.get((kind, namespace), 0))
+        passed = [
+            key
+            for key in self._unconfirmed[kind]
+            if (namespace is None or key[0] == namespace) and self._entries[kind][key].version <= version
+        ]
+        return {changed for key in passed if (changed := self._remove(kind, key)) is not None}
 
     def get(self, kind: str, namespace: str, name: str) -> Object | None:
         """A copy of the object, trimmed, or None if it is not known."""
@@ -96,6 +155,42 @@ class ObjectCache:
     def keys(self, kind: str) -> list[tuple[str, str]]:
         """Namespaces and names of all objects of a kind."""
         return list(self._entries[kind])
+
+    def _keep(self, kind: str, found: Mapping[str, Any]) -> ServiceKey | None:
+        key, uid, version = _identity(found)
+        service, before = service_of(kind, found), self._entries[kind].get(key)
+        if before is not None and before.uid == uid and version <= before.version:
+            return None
+        if version <= self._tombstones.get((kind, *key, uid), -1):
+            return None
+        if before is not None and before.service != service:
+            self._remove(kind, key)
+        self._entries[kind][key] = _Entry(version, uid, service, msgspec.json.encode(trimmed(kind, found)))
+        self._of_service[kind, key[0], service].add(key[1])
+        return key[0], service
+
+    def _remove(self, kind: str, key: tuple[str, str]) -> ServiceKey:
+        entry = self._entries[kind].pop(key)
+        self._unrepairable.pop((kind, *key), None)
+        self._unconfirmed[kind].discard(key)
+        index = (kind, key[0], entry.service)
+        self._of_service[index].discard(key[1])
+        if not self._of_service[index]:
+            del self._of_service[index]
+        return key[0], entry.service
+
+    def _bury(self, grave: tuple[str, str, str, str], version: int) -> None:
+        if grave not in self._tombstones:
+            self._buried.append(grave)
+        self._tombstones[grave] = max(version, self._tombstones.get(grave, version))
+        while len(self._buried) > MOST_TOMBSTONES:
+            self._tombstones.pop(self._buried.popleft(), None)
+
+
+def _identity(found: Mapping[str, Any]) -> tuple[tuple[str, str], str, int]:
+    """Namespace and name, uid and version of an object."""
+    metadata = found["metadata"]
+    return (metadata["namespace"], metadata["name"]), metadata["uid"], int(metadata["resourceVersion"])
 
 
 def service_of(kind: str, found: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ def engines_service(service: InferenceService, plan: Plan) -> Manifest:
         "kind": "Service",
         "metadata": child_metadata(service, engines_service_name(service.metadata.name), {}),
         "spec": {
+            "ipFamilyPolicy": "PreferDualStack",
             "selector": {LABEL_SERVICE: service.metadata.name, **role},
             "ports": [{"name": "http", "port": HTTP_PORT, "targetPort": "http", "protocol": "TCP"}],
         },

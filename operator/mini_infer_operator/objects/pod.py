@@ -13,6 +13,7 @@ from mini_infer_contract.launch import (
     REPLAY_PORT,
     TRANSFER_PORT,
 )
+from mini_infer_contract.listening import ANY_HOST
 from mini_infer_contract.resources import (
     ANNOTATION_MODEL,
     ANNOTATION_SERVICE_CREATED,
@@ -132,7 +133,7 @@ def _container(launch: Launch, pull_policy: str | None, *, is_worker: bool) -> d
         "args": serve_arguments(
             launch,
             Addresses(
-                host="0.0.0.0",
+                host=ANY_HOST,
                 http_port=HTTP_PORT,
                 events_port=EVENTS_PORT,
                 replay_port=REPLAY_PORT,

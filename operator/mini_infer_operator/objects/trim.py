@@ -8,14 +8,16 @@ from mini_infer_contract.resources import FIELD_MANAGER
 _POD_METADATA = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp", "deletionTimestamp", "labels")
 _POD_SPEC = ("nodeName", "terminationGracePeriodSeconds")
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+_WITH_DRIFT = {"Deployment", "LeaderWorkerSet", "Service", "PodDisruptionBudget", "NetworkPolicy"}
 _NO_COPY = {"managedFields", "annotations"}
 
 
 def trimmed(kind: str, found: Mapping[str, Any]) -> dict[str, Any]:
     """The object without what nobody reads.
 
-    Of `managedFields` there stays, for Deployments, what others than the operator wrote into `spec`, and for all kinds
-    the time of the operator's own last write, as `metadata.lastApplied`.
+    Of `managedFields` there stays, for the kinds that drift.py looks at, what others than the operator wrote into
+    `spec`, and beside it, as `metadata.ownFields`, what the operator owns there. For all kinds there stays the time of
+    the operator's own last write, as `metadata.lastApplied`.
     """
     metadata = found["metadata"]
     if kind == "Pod":
@@ -31,14 +33,15 @@ def trimmed(kind: str, found: Mapping[str, Any]) -> dict[str, Any]:
     ours = [entry["time"] for entry in fields if entry.get("manager") == FIELD_MANAGER and "time" in entry]
     if ours:
         short["lastApplied"] = max(ours)
-    if kind == "Deployment":
+    if kind in _WITH_DRIFT:
+        written = [entry for entry in fields if "f:spec" in entry.get("fieldsV1", {})]
         short["managedFields"] = [
             {"manager": entry.get("manager", ""), "fieldsV1": {"f:spec": entry["fieldsV1"]["f:spec"]}}
-            for entry in fields
+            for entry in written
             if entry.get("manager") != FIELD_MANAGER
-            and not entry.get("subresource")
-            and "f:spec" in entry.get("fieldsV1", {})
         ]
+        if short["managedFields"]:
+            short["ownFields"] = [e["fieldsV1"]["f:spec"] for e in written if e.get("manager") == FIELD_MANAGER]
     return {**found, "metadata": short}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from mini_infer_contract.kubernetes_access import ClusterAccess
+from mini_infer_contract.kubernetes_access import AccessError, ClusterAccess
 from mini_infer_contract.kubernetes_client import KubernetesClient
 from mini_infer_operator.controller import reflector as reflector_module
 from mini_infer_operator.controller.reflector import Reflector
@@ -59,6 +59,13 @@ class ApiServer:
 class World:
     def __init__(self, server: ApiServer, cache: ObjectCache, reflector: Reflector, changed: list[ServiceKey]) -> None:
         self.server, self.cache, self.reflector, self.changed = server, cache, reflector, changed
+        self.failing_credentials = 0
+        """Requests that still find no credentials."""
+
+    def authorization(self) -> None:
+        if self.failing_credentials:
+            self.failing_credentials -= 1
+            raise AccessError("credential plugin: no session")
 
     def names(self) -> set[str]:
         return {name for _, name in self.cache.keys("Pod")}
@@ -76,10 +83,12 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
     await site.start()
     port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
     changed: list[ServiceKey] = []
-    async with KubernetesClient(ClusterAccess(f"http://127.0.0.1:{port}", lambda: None, None)) as client:
+    access = ClusterAccess(f"http://127.0.0.1:{port}", lambda: world.authorization(), None)
+    async with KubernetesClient(access) as client:
         cache = ObjectCache()
         reflector = Reflector(client, cache, BY_NAME["Pod"], None, "label", changed.append)
-        yield World(server, cache, reflector, changed)
+        world = World(server, cache, reflector, changed)
+        yield world
     await runner.cleanup()
 
 
@@ -139,3 +148,31 @@ async def test_what_was_seen_stays_while_the_api_server_is_away(world: World) ->
 async def test_a_silent_connection_is_dead(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reflector_module, "SILENCE_S", 0.05)
     await run_until(world, lambda: len(world.server.watched_from) >= 2)
+
+
+async def test_a_list_removes_what_the_watch_never_reported_when_it_is_due(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reflector_module, "RELIST_S", 0.0)
+    world.server.pods = [pod("a", 10), pod("b", 11)]
+    world.server.pods_after_a_watch = [pod("b", 11)]
+    world.server.watches = [[("BOOKMARK", BOOKMARK)]]
+    await run_until(world, lambda: len(world.server.watched_from) == 2)
+    assert world.server.lists == 2
+    assert world.names() == {"b"}
+    assert ("n", "service-a") in world.changed[2:]
+
+
+async def test_a_late_answer_is_no_news_when_the_watch_reported_the_deletion(world: World) -> None:
+    world.server.watches = [[("ADDED", pod("a", 60)), ("DELETED", pod("a", 62))]]
+    await run_until(world, lambda: len(world.server.watched_from) == 2)
+    assert world.cache.written("Pod", pod("a", 61)) is None
+    assert world.names() == set()
+
+
+async def test_the_watch_goes_on_when_credentials_fail_for_a_while(world: World) -> None:
+    world.server.pods = [pod("a", 10)]
+    world.failing_credentials = 3
+    await run_until(world, lambda: len(world.server.watched_from) == 1)
+    assert world.failing_credentials == 0
+    assert world.names() == {"a"}

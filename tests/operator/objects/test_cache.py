@@ -1,5 +1,8 @@
+from collections.abc import Iterator
+from itertools import permutations, product
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -75,3 +78,123 @@ def test_it_holds_what_a_plain_dictionary_would(events: list[tuple[str, str, str
             held = {item["metadata"]["name"] for item in cache.of_service("Pod", "n", owner)}
             assert held == {key for key, item in plain.items() if item["metadata"]["labels"][SERVICE] == owner}
         assert set(cache.keys("Pod")) == {("n", key) for key in plain}
+
+
+BORN, LAST = 5, 10
+HISTORY = {4: None, BORN: "old", 6: "old", 7: "old", 8: None, 9: "new", LAST: "new"}
+"""By version, the uid of the pod `a`: created by us, changed, changed by us, deleted, created by us again, changed."""
+OURS = (5, 7, 9)
+"""The versions of our own writes, whose answers arrive at any time."""
+Step = tuple[str, int]
+
+
+def orders() -> Iterator[list[Step]]:
+    """Every order of six events with three answers among them, which overtake each other, and a list in any place."""
+    for places in product(range(BORN, LAST + 2), repeat=len(OURS)):
+        for answers in permutations(zip(places, OURS, strict=True)):
+            for listed in range(BORN - 1, LAST + 1):
+                steps: list[Step] = []
+                for version in range(BORN, LAST + 2):
+                    steps += [("answer", ours) for place, ours in answers if place == version]
+                    steps += [("list", version)] if version == listed else []
+                    steps += [("event", version)] if listed < version <= LAST or listed < BORN else []
+                yield [step for step in steps if step[1] <= LAST]
+
+
+def take(cache: ObjectCache, step: str, version: int) -> None:
+    uid, before = HISTORY[version], HISTORY[version - 1]
+    found = [pod("a", version, uid=uid)] if uid else []
+    if step == "answer":
+        cache.written("Pod", found[0])
+    elif step == "list":
+        cache.replace("Pod", None, found, version)
+    elif found:
+        cache.put("Pod", found[0])
+    else:
+        cache.drop("Pod", "n", "a", uid=before, version=version)
+    if step != "answer":
+        cache.advance("Pod", None, version)
+
+
+def seen(cache: ObjectCache) -> tuple[str, int] | None:
+    found = cache.get("Pod", "n", "a")
+    return (found["metadata"]["uid"], int(found["metadata"]["resourceVersion"])) if found else None
+
+
+def test_an_answer_never_undoes_what_the_watch_reported_when_it_arrives_at_any_time() -> None:
+    for steps in orders():
+        cache, reported = ObjectCache(), BORN - 1
+        cache.replace("Pod", None, (), reported)
+        for step, version in steps:
+            take(cache, step, version)
+            reported = version if step != "answer" else reported
+            later = [(uid, at) if uid else None for at, uid in HISTORY.items() if at >= reported]
+            assert seen(cache) in later, (steps, step, version)
+        assert seen(cache) == ("new", LAST), steps
+
+
+def test_an_answer_is_no_news_when_the_deletion_was_reported() -> None:
+    cache = ObjectCache()
+    cache.put("Pod", pod("a", 5))
+    cache.put("Pod", pod("a", 6))
+    cache.drop("Pod", "n", "a")
+    assert cache.put("Pod", pod("a", 6)) is None
+    assert cache.written("Pod", pod("a", 6)) is None
+    assert cache.keys("Pod") == []
+
+
+def test_an_answer_is_no_news_when_a_list_no_longer_had_the_object() -> None:
+    """The object was created and deleted while the watch was broken: nothing else was ever reported of it."""
+    cache = ObjectCache()
+    cache.replace("Pod", None, (), 20)
+    assert cache.written("Pod", pod("a", 15)) is None
+    assert cache.written("Pod", pod("b", 21)) == ("n", "s")
+    assert cache.replace("Pod", None, (), 20) == set()
+    assert cache.keys("Pod") == [("n", "b")]
+    assert cache.replace("Pod", None, (), 22) == {("n", "s")}
+
+
+def test_an_answer_is_dropped_when_the_watch_passes_it_without_the_object() -> None:
+    cache = ObjectCache()
+    cache.written("Pod", pod("a", 7))
+    cache.written("Pod", pod("far", 7, namespace="m"))
+    assert cache.advance("Pod", "n", 6) == set()
+    assert cache.advance("Pod", "n", 7) == {("n", "s")}
+    assert cache.keys("Pod") == [("m", "far")]
+
+
+def test_an_older_deletion_does_not_remove_when_the_name_is_used_again() -> None:
+    cache = ObjectCache()
+    cache.put("Pod", pod("a", 5, uid="old"))
+    cache.written("Pod", pod("a", 8, uid="new"))
+    assert cache.drop("Pod", "n", "a", uid="old", version=7) is None
+    assert seen(cache) == ("new", 8)
+
+
+def test_an_object_is_back_when_it_matches_the_selector_again() -> None:
+    """A watch with a label selector reports DELETED for an object that lost the label, and goes on to exist."""
+    cache = ObjectCache()
+    cache.put("Pod", pod("a", 5))
+    cache.drop("Pod", "n", "a", uid="u", version=6)
+    assert cache.put("Pod", pod("a", 7)) == ("n", "s")
+
+
+def test_a_list_wins_when_the_api_server_was_restored_from_a_backup() -> None:
+    cache = ObjectCache()
+    for name in "ab":
+        cache.put("Pod", pod(name, 50))
+    cache.drop("Pod", "n", "b", uid="u", version=60)
+    cache.replace("Pod", None, [pod("a", 40), pod("b", 41)], 45)
+    assert seen(cache) == ("u", 40)
+    assert cache.keys("Pod") == [("n", "a"), ("n", "b")]
+
+
+@pytest.mark.parametrize("kept", [10, 100])
+def test_tombstones_are_bounded_when_many_objects_are_deleted(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mini_infer_operator.objects.cache.MOST_TOMBSTONES", kept)
+    cache = ObjectCache()
+    for number in range(200):
+        cache.put("Pod", pod(str(number), 5, uid=str(number)))
+        cache.drop("Pod", "n", str(number))
+    remembered = [n for n in range(200) if cache.put("Pod", pod(str(n), 5, uid=str(n))) is None]
+    assert remembered == list(range(200 - kept, 200))

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from mini_infer_operator.objects.drift import Drift, additions
+from mini_infer_operator.objects.drift import SOMEBODY, Drift, additions, changes
 
 MANIFEST = {
     "spec": {
@@ -75,3 +75,56 @@ def test_managers_that_may_add_are_ignored() -> None:
     found = live("linkerd", {"f:containers": {'k:{"name":"proxy"}': {}}})
     assert additions(found, MANIFEST)
     assert additions(found, MANIFEST, ["linkerd"]) == []
+
+
+def stored(manager: str, fields: dict[str, Any], *, own: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
+    managed = [{"manager": manager, "fieldsV1": {"f:spec": fields}}] if fields else []
+    return {"metadata": {"managedFields": managed, "ownFields": [own]}, "spec": {**MANIFEST["spec"], **spec}}
+
+
+def engine(**fields: Any) -> dict[str, Any]:
+    (container,) = MANIFEST["spec"]["template"]["spec"]["containers"]  # type: ignore[index]
+    return {"template": {"spec": {"containers": [{**container, **fields}]}}}
+
+
+IN_ENGINE = {"f:template": {"f:spec": {"f:containers": {ENGINE: {"f:env": {'k:{"name":"HOME"}': {"f:value": {}}}}}}}}
+MANIFEST_WITH_HOME = {"spec": {**MANIFEST["spec"], **engine(env=[{"name": "HOME", "value": "/tmp"}])}}
+REPLICAS: dict[str, Any] = {"f:replicas": {}}
+
+
+@pytest.mark.parametrize(
+    ("found", "drifts"),
+    [
+        (stored("kubectl", REPLICAS, own={}, spec={"replicas": 5}), [Drift("kubectl", "spec.replicas")]),
+        (stored("kubectl", REPLICAS, own={}, spec={}), []),
+        (stored("kubectl", {}, own=REPLICAS, spec={"replicas": 5}), []),
+        (stored("kubectl", REPLICAS, own=REPLICAS, spec={"replicas": 5}), []),
+    ],
+    ids=["set by another", "set to what it is", "decided by the operator", "shared, decided by the operator"],
+)
+def test_a_changed_field_is_drift_when_the_operator_lost_it(found: dict[str, Any], drifts: list[Drift]) -> None:
+    assert changes(found, MANIFEST) == drifts
+
+
+@pytest.mark.parametrize(
+    ("fields", "spec", "drift"),
+    [
+        (IN_ENGINE, engine(env=[{"name": "HOME", "value": "/root"}]), Drift("kubectl", "env[HOME].value")),
+        ({}, engine(env=[{"name": "HOME"}]), Drift(SOMEBODY, "env[HOME].value")),
+        ({}, engine(env=[]), Drift(SOMEBODY, "env[HOME]")),
+    ],
+    ids=["changed", "value removed", "variable removed"],
+)
+def test_a_variable_is_drift_when_it_is_changed_or_removed(
+    fields: dict[str, Any], spec: dict[str, Any], drift: Drift
+) -> None:
+    path = f"spec.template.spec.containers[engine].{drift.path}"
+    found = stored("kubectl", fields, own={}, spec=spec)
+    assert changes(found, MANIFEST_WITH_HOME) == [Drift(drift.manager, path)]
+
+
+def test_a_quantity_is_no_drift_when_it_is_written_another_way() -> None:
+    limits = {"f:template": {"f:spec": {"f:containers": {ENGINE: {"f:resources": {"f:limits": {"f:memory": {}}}}}}}}
+    manifest = {"spec": {**MANIFEST["spec"], **engine(resources={"limits": {"memory": "1Gi"}})}}
+    found = stored("kubectl", limits, own={}, spec=engine(resources={"limits": {"memory": "1024Mi"}}))
+    assert changes(found, manifest) == []

@@ -1,0 +1,11 @@
+"""`mini-infer-gateway`: names the extra where packages are missing."""
+
+from mini_infer_contract.extras import missing_packages_name_the_extra
+
+
+def main() -> None:
+    """The command."""
+    with missing_packages_name_the_extra("mini-infer-gateway", "gateway"):
+        from mini_infer_gateway.cli import main as serve
+
+        serve()

@@ -1,0 +1,61 @@
+"""What the pods of a service may do on their node, and which credentials of their namespace they may have. Pure.
+
+Whoever may create InferenceServices chooses image and template of pods that the operator makes with rights of its own.
+Without limits that person gets the node by a hostPath volume, and every Secret and ServiceAccount of the namespace.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal, get_args
+
+from mini_infer_contract.resources import InferenceService, Reason
+from mini_infer_operator.pod_security_standards import Use, uses_of
+from mini_infer_operator.status import PermanentFailure
+
+Profile = Literal["restricted", "baseline", "privileged"]
+"""Kubernetes' Pod Security Standards: https://kubernetes.io/docs/concepts/security/pod-security-standards/"""
+PROFILES: tuple[Profile, ...] = get_args(Profile)
+DEFAULT_SECRETS = ("hub-token", "hf-token")
+"""Tokens for gated models, which `model.tokenSecret` is for."""
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodSecurity:
+    """The operator's limits. Names are shell patterns, of objects (`hub-*`) or with a namespace (`team-a/*`)."""
+
+    profile: Profile = "restricted"
+    secrets: tuple[str, ...] = DEFAULT_SECRETS
+    """Secrets that pods may be given as files or variables. Those for pulling images stay with the kubelet."""
+    service_accounts: tuple[str, ...] = ()
+    """ServiceAccounts whose identity pods may have; pods that name none have no token."""
+
+    def failure(self, service: InferenceService, roles: Collection[str]) -> PermanentFailure | None:
+        """Why pods of these roles must not be made: each field, and what allows it. None if they may."""
+        found = list(dict.fromkeys(self._violations(service, roles)))
+        if not found:
+            return None
+        more = f"; and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+        message = (
+            f"this operator does not allow {'; '.join(found[:_MOST_NAMED])}{more}. Remove the field, or ask whoever "
+            "runs the operator for the flag (chart: engine.podSecurity)"
+        )
+        return PermanentFailure(Reason.POD_SECURITY, message)
+
+    def _violations(self, service: InferenceService, roles: Collection[str]) -> Iterator[str]:
+        namespace, token = service.metadata.namespace, service.spec.model.token_secret
+        uses = [use for role in service.roles if role in roles for use in uses_of(role, service.roles[role])]
+        if token is not None and roles:
+            uses.insert(0, Use("spec.model.tokenSecret", secret=token.name))
+        for use in uses:
+            if use.profile is not None and PROFILES.index(use.profile) > PROFILES.index(self.profile):
+                yield f"{use.path} (it needs --pod-security={use.profile})"
+            if use.secret is not None and not _matches(namespace, use.secret, self.secrets):
+                yield f"{use.path} (it needs --allow-secrets={use.secret})"
+            if use.service_account is not None and not _matches(namespace, use.service_account, self.service_accounts):
+                yield f"{use.path} (it needs --allow-service-accounts={use.service_account})"
+
+
+def _matches(namespace: str, name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(f"{namespace}/{name}" if "/" in pattern else name, pattern) for pattern in patterns)
