@@ -33,6 +33,7 @@ class Watch:
     _lasting: dict[str, set[int]] = field(default_factory=dict)
     _workers: set[int] = field(default_factory=set)
     _read: dict[str, int] = field(default_factory=dict)
+    _ended: set[str] = field(default_factory=set)
 
     async def run(self) -> None:
         """Looks again and again until cancelled."""
@@ -46,12 +47,13 @@ class Watch:
     def _look(self, now_s: float) -> None:
         members = self.fleet.members()
         for name, process in self.fleet.processes.items():
-            if process.poll() is not None:
+            if process.poll() is not None and name not in self._ended:
+                self._ended.add(name)
                 self.found.note(f"{name} ended with {process.returncode}: {self.fleet.log(name)[-1500:]}")
         workers: set[int] = set()
         for name, processes in members.items():
             alive = {process.pid: process for process in processes}
-            for pid in self._lasting[name] - set(alive):
+            for pid in self._lasting.get(name, set()) - set(alive):
                 self.found.note(f"a process of {name} ended (pid {pid}): {self.fleet.log(name)[-1500:]}")
                 self._lasting[name].discard(pid)
             lasting = [alive[pid] for pid in self._lasting[name] if pid in alive]

@@ -14,6 +14,7 @@ from aiohttp import web
 from mini_infer_contract.events import (
     EVENTS_TOPIC,
     LOAD_TOPIC,
+    KVEvent,
     KVEventBatch,
     LoadReport,
     block_removed,
@@ -151,20 +152,30 @@ async def attack(fleet: Fleet, random: Random, found: Findings) -> None:
 
 
 def _batch(random: Random) -> KVEventBatch:
-    events: list[Any] = []
+    """Returns stored and removed blocks in chains whose parents are known, unknown, or their own children."""
+    keys = [bytes([number]) * 16 for number in range(40)]
+    events: list[KVEvent] = []
     for _ in range(random.randint(1, 5)):
-        hashes = [random.getrandbits(64) for _ in range(random.randint(1, 4))]
+        chosen = random.sample(keys, random.randint(1, 4))
         if random.random() < 0.8:
-            parent = random.choice((None, random.getrandbits(64)))
-            tokens = [random.randrange(4096) for _ in range(16 * len(hashes))]
-            events.append(block_stored(hashes, parent, tokens, 16))
+            tokens = [random.randrange(4096) for _ in range(16 * len(chosen))]
+            events.append(block_stored(chosen, random.choice((None, *keys)), tokens))
         else:
-            events.append(block_removed(hashes))
+            events.append(block_removed(chosen))
     return KVEventBatch(ts=random.choice((0.0, 1e12, -1.0)), events=events)
 
 
 def _load(random: Random) -> LoadReport:
-    return LoadReport(ts=random.random() * 1e10, running=random.randint(-5, 500), waiting=random.randint(-5, 500))
+    """Returns a load report with counts that no engine has."""
+    counts = [random.choice((0, 1, 500, -5, 2**40)) for _ in range(3)]
+    running, waiting, queued = counts
+    return LoadReport(
+        ts=random.random() * 1e10,
+        running=running,
+        waiting=waiting,
+        queued_tokens=queued,
+        kv_usage=random.uniform(-1, 3),
+    )
 
 
 def _json(value: Any) -> web.Response:

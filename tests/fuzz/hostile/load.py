@@ -1,6 +1,7 @@
 """What attackers share: findings, and a request whose answer only has to be an answer."""
 
 import asyncio
+import json
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,10 +37,12 @@ async def post(
     With `give_up_s` the client leaves after so long, as impatient ones do.
     """
     timeout = aiohttp.ClientTimeout(total=give_up_s or ANSWER_LIMIT_S)
+    wire = json.dumps(body, default=repr).encode("utf-8", "surrogatepass")
+    headers = {"content-type": "application/json", **(headers or {})}
     try:
         async with (
             aiohttp.ClientSession(timeout=timeout) as session,
-            session.post(url, json=body, headers=headers) as got,
+            session.post(url, data=wire, headers=headers) as got,
         ):
             await got.read()
             found.count(attacker, got.status)
