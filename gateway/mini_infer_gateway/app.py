@@ -20,6 +20,7 @@ from mini_infer_contract.asgi import Receive, Scope, Send
 from mini_infer_contract.dialects.anthropic_errors import errors_of
 from mini_infer_contract.dialects.responses import RESPONSES_PATH
 from mini_infer_contract.docs_page import DOCS_PAGE, DOCS_PATH
+from mini_infer_contract.http_server.connection import RESPONSE_WRITER
 from mini_infer_contract.launch import HEALTH_PATH, METRICS_PATH, MODELS_PATH, READY_PATH, REQUEST_ID_HEADER
 from mini_infer_contract.request_ids import request_id_in
 from mini_infer_contract.stored_responses.service import is_responses_path, methods_of
@@ -32,7 +33,6 @@ from mini_infer_gateway.fleet.prefill_rates import PrefillRates
 from mini_infer_gateway.fleet.registry import Fleet
 from mini_infer_gateway.fleet.transfer_rates import TransferRates
 from mini_infer_gateway.http.asgi import Sender, send_bytes, send_error, send_json, websocket_denial
-from mini_infer_gateway.http.connections import RESPONSE_WRITER
 from mini_infer_gateway.http.upstream import Upstream
 from mini_infer_gateway.index.prefix_index import PrefixIndex
 from mini_infer_gateway.loop_lag import LoopLag

@@ -17,6 +17,7 @@ import msgspec
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.asgi import Headers, Receive, Scope, Send
+from mini_infer_contract.http_server.client_link import CLIENT_LINK, ClientLink
 from mini_infer_contract.json_structure import check_structure
 from mini_infer_contract.launch import (
     FETCH_FROM_HEADER,
@@ -35,7 +36,6 @@ from mini_infer_gateway.fleet.transfer_rates import TransferRates
 from mini_infer_gateway.flow_control.controller import FlowController, Placement
 from mini_infer_gateway.flow_control.flow_queue import IMMEDIATE
 from mini_infer_gateway.http.asgi import ClientGoneError, client_gone, no_room, read_body, send_error
-from mini_infer_gateway.http.connections import CLIENT_LINK, ClientLink
 from mini_infer_gateway.http.forms import boundary_of, form_fields, with_model_field
 from mini_infer_gateway.http.headers import to_endpoint
 from mini_infer_gateway.http.keepalive import KeepAlive
