@@ -119,6 +119,7 @@ class Gateway:
             self.metrics,
             self._clock,
             bodies,
+            keys,
         )
         self.responses = Responses(settings, self.fleet, self._generate, bodies, shares.responses_bytes)
         self.loop_lag = LoopLag()

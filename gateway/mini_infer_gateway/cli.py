@@ -266,7 +266,25 @@ def _add_key_flags(parser: argparse.ArgumentParser) -> None:
         help="keys of clients; other users of this machine can read them here, but not in a file or in the environment "
         f"variable {API_KEY_ENV}, which holds one more",
     )
-    group.add_argument("--api-key-file", metavar="FILE", help="keys of clients, one a line; read again when it changes")
+    group.add_argument(
+        "--api-key-file",
+        metavar="FILE",
+        help="keys of clients, one a line, such as KEY name=team-a weight=2 max-priority=-1; read again when changed",
+    )
+    group.add_argument(
+        "--max-priority",
+        type=int,
+        metavar="N",
+        default=0,
+        help="the lowest number, which goes first, that a request may have as its priority, where its key's line in "
+        "--api-key-file has none (default: 0)",
+    )
+    group.add_argument(
+        "--no-cache-salt-by-key",
+        dest="cache_salt_by_key",
+        action="store_false",
+        help="clients of different keys share prefix caches, so that they can find out how others' prompts begin",
+    )
     group.add_argument(
         "--engine-api-key-file",
         metavar="FILE",

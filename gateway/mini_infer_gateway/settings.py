@@ -80,6 +80,10 @@ class GatewaySettings:
     api_key_file: str | None = None
     engine_api_key: str = field(default="", repr=False)
     """Sent to engines with every request."""
+    max_priority: int = 0
+    """The lowest number, which goes first, that clients' requests may have as their priority; keys may have another."""
+    cache_salt_by_key: bool = True
+    """Clients of different API keys share no prefix cache."""
     cors: CorsPolicy = field(default_factory=CorsPolicy)
     """Which pages' scripts may use it from a browser."""
     tls: TlsFiles = field(default_factory=TlsFiles)

@@ -106,7 +106,15 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Keys of clients; with none here, in --api-key-file or in MINI_INFER_API_KEY (one more) anybody is answered. Other
     users of the machine can read these, but not those."""
     api_key_file: Annotated[str | None, Option(group=SERVER, unit="FILE", default_text="none")] = None
-    """Keys of clients, one a line; read again when it changes."""
+    """Keys of clients, one a line, such as KEY name=team-a max-priority=-1; read again when it changes."""
+    max_priority: Annotated[
+        int | None,
+        Option(group=SERVER, unit="N", low=-(2**31), high=2**31 - 1, default_text="none, as a gateway does it"),
+    ] = None
+    """The lowest number, which goes first, that a request may have as its priority, where its key's line in
+    --api-key-file has none."""
+    cache_salt_by_key: Annotated[bool, Option(group=SERVER)] = True
+    """Clients of different API keys share no prefix cache, so that nobody finds out how others' prompts begin."""
     responses_max_bytes: Annotated[
         int, Option(group=SERVER, flag="responses-memory", unit="SIZE", low=0, is_size=True)
     ] = 64 * 2**20
