@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from mini_infer_contract import launch
+from mini_infer_contract.api_docs import DOCS_PATHS, FAVICON_PATH, OPENAPI_PATH
 from mini_infer_contract.api_errors import ApiError
 
 API_KEY_ENV: Final = "MINI_INFER_API_KEY"
@@ -34,8 +35,9 @@ FREE_PATHS: Final = frozenset(
         "/ping",
         "/version",
         "/load",
-        "/docs",
-        "/openapi.json",
+        OPENAPI_PATH,
+        FAVICON_PATH,
+        *DOCS_PATHS,
     )
 )
 """Asked without a key: probes, metrics, descriptions, and what an operator counts; /drain begins one only for its own

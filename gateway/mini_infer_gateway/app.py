@@ -10,16 +10,17 @@ import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from urllib.parse import unquote
 
 from mini_infer_contract.access_log import CLIENT_LEFT, log_request
+from mini_infer_contract.api_docs import DOCS_PATHS, FAVICON_PATH, docs_file
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.api_keys import ApiKeys
 from mini_infer_contract.asgi import Receive, Scope, Send
 from mini_infer_contract.dialects.anthropic_errors import errors_of
 from mini_infer_contract.dialects.responses import RESPONSES_PATH
-from mini_infer_contract.docs_page import DOCS_PAGE, DOCS_PATH
 from mini_infer_contract.http_server.connection import RESPONSE_WRITER
 from mini_infer_contract.launch import HEALTH_PATH, METRICS_PATH, MODELS_PATH, READY_PATH, REQUEST_ID_HEADER
 from mini_infer_contract.request_ids import request_id_in
@@ -282,7 +283,8 @@ class Gateway:
             MODELS_PATH: Page(lambda send: send_json(send, 200, operations.models(self.fleet))),
             "/health": Page(self._say_health_as_vllm),
             "/ping": as_vllm,
-            DOCS_PATH: Page(lambda send: send_bytes(send, 200, DOCS_PAGE, b"text/html; charset=utf-8")),
+            FAVICON_PATH: Page(_send_nothing),
+            **{path: Page(partial(_send_docs, path)) for path in DOCS_PATHS},
             "/version": Page(lambda send: send_json(send, 200, {"version": __version__})),
             "/load": Page(lambda send: send_json(send, 200, {"server_load": self._generate.in_flight})),
         }
@@ -356,6 +358,16 @@ def _port(scope: Scope) -> int:
     """Of ours, to which the client has connected."""
     port: int = scope["server"][1]
     return port
+
+
+async def _send_docs(path: str, send: Send) -> None:
+    file = docs_file(path)
+    await send_bytes(send, 200, file.body, file.media_type.encode(), file.headers)
+
+
+async def _send_nothing(send: Send) -> None:
+    await send({"type": "http.response.start", "status": 204, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
 
 
 def _not_found(path: str) -> ApiError:

@@ -152,8 +152,8 @@ class LimitedConnection(HttpToolsProtocol):
         if self.has_direct_writes:
             cast("Scope", self.scope)[CLIENT_LINK] = self._link
         self._began_s, self._in_head, self._is_new, self._kept_s = time.monotonic(), True, False, None
-        self._received_bytes = self._piece_bytes
-        self._head_pieces = self._body_bytes = self._since_body_bytes = 0
+        self._received_bytes = self._since_body_bytes = self._piece_bytes
+        self._head_pieces = self._body_bytes = 0
 
     def on_headers_complete(self) -> None:
         """Hands the request to the application. ApiError: its head cannot be served."""
@@ -278,7 +278,7 @@ class LimitedConnection(HttpToolsProtocol):
         if self._in_head:
             if self._received_bytes > most and self._began_s is not None:
                 self._refuse(_too_large("headers have", most))
-        elif self._began_s is not None and (self._since_body_bytes > most or len(self.headers) > _MAX_TRAILERS):
+        elif self._began_s is not None and (self._since_body_bytes > 2 * most or len(self.headers) > _MAX_TRAILERS):
             self._refuse(_too_large("chunk extensions or trailers have", most))
         if len(self.pipeline) > MAX_PIPELINED_REQUESTS or self._pipelined_bytes > MAX_PIPELINED_BYTES:
             self._refuse(ApiError(429, "too many requests wait on this connection for the first one's answer: open "
@@ -310,7 +310,7 @@ class LimitedConnection(HttpToolsProtocol):
             return
         if self._is_answering():
             self._refusal = error
-            self.flow.pause_reading()
+            self.flow.resume_reading()  # What comes is dropped, and that the client leaves is seen.
             if self.cycle is not self._running and not self._in_head and self._began_s is not None:
                 self._note(error)
                 self._abort()  # The application would wait for the rest of a body that is not parsed any more.
