@@ -280,7 +280,7 @@ async def test_the_request_before_is_answered_when_the_one_behind_is_malformed()
 
 async def test_too_many_pipelined_requests_end_the_connection() -> None:
     async with served(app, LIMITS) as there:
-        reader, writer = await there.connect()
+        _, writer = await there.connect()
         writer.write(GET.replace(b"GET /", b"GET /wait") + GET * (MAX_PIPELINED_REQUESTS + 2))
         await until(lambda: any(one._refusal is not None for one in there.connections))
         writer.close()

@@ -56,7 +56,7 @@ def test_a_connection_is_refused_when_all_of_its_peer_have_requests() -> None:
     for _ in range(2):
         busy = Held(peers, "10.0.0.1")
         peers.serve(busy, busy.peer)
-    with pytest.raises(ApiError, match="too_many|10.0.0.1") as refused:
+    with pytest.raises(ApiError) as refused:
         Held(peers, "10.0.0.1")
     assert (refused.value.status, refused.value.code) == (503, "too_many_connections")
     assert Held(peers, "10.0.0.2").is_open
