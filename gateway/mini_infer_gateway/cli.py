@@ -172,8 +172,8 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
         default=(),
         metavar="HOST,...",
         help="hosts that clients may name in the Host header, without ports; *.example.com: all below; *: all; others "
-        "get 421 (default: loopback names where --host is a loopback address and there are no API keys, as web pages "
-        "could pretend to be from here otherwise; else all)",
+        "get 421 (default: no domain where --host is a loopback address and there are no API keys, as web pages could "
+        "pretend to be from here otherwise; else all)",
     )
     for name, help_text in {
         "connect-timeout": "for a connection to an engine",

@@ -51,7 +51,7 @@ class GatewaySettings:
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     """What clients may do with connections."""
     allowed_hosts: tuple[str, ...] = ()
-    """Hosts that it answers for, "*" for all; empty: loopback alone where only this machine reaches it without a key,
+    """Hosts that it answers for, "*" for all; empty: no domain where only this machine reaches it without a key,
     else all."""
     max_queue: int = 1024
     """Requests of one model that may wait at the gateway for an endpoint with room; 0: none waits here."""

@@ -1,7 +1,8 @@
 """Which hosts a server answers for, and pages of which origins may change its state: protection from web pages.
 
 A page whose name resolves to 127.0.0.1 (DNS rebinding) is of the same origin as a server on loopback, so that a browser
-lets it read answers; only the Host header tells the two apart. Pure: headers in, an error out.
+lets it read answers; only the Host header tells the two apart. It names the page's domain then, never an address and
+never a name without a dot, which public DNS does not resolve. Pure: headers in, an error out.
 """
 
 from collections.abc import Iterable
@@ -13,7 +14,6 @@ from mini_infer_contract.api_errors import ApiError
 
 ANY: Final = "*"
 _SAFE_METHODS: Final = (b"GET", b"HEAD", b"OPTIONS")
-LOOPBACK_NAMES: Final = ("localhost",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +24,8 @@ class AllowedHosts:
     """Without ports, in lower case; IPv6 addresses without brackets; `*.example.com` stands for all names below it."""
     origins: tuple[str, ...] = ()
     """Of pages that may change state from elsewhere, as CORS allows them; `*`: all."""
-    loopback: bool = False
-    """Loopback addresses are allowed too."""
+    undotted: bool = False
+    """Addresses, names without a dot and requests without a Host are allowed too: no web page comes by those."""
 
     def refusal(
         self, method: bytes, headers: Iterable[tuple[bytes, bytes]], *, opens_websocket: bool
@@ -54,24 +54,21 @@ class AllowedHosts:
     def _allows(self, name: str) -> bool:
         if name in self.names or any(one[0:2] == "*." and name.endswith(one[1:]) for one in self.names):
             return True
-        try:
-            return self.loopback and ip_address(name).is_loopback
-        except ValueError:
-            return False
+        return self.undotted and ("." not in name or _is_address(name))
 
 
 def allowed_hosts(wanted: tuple[str, ...], host: str, *, has_keys: bool, origins: tuple[str, ...] = ()) -> AllowedHosts:
     """The hosts of a server that listens at `host`.
 
-    Without `wanted`, a server on loopback that asks for no key answers for loopback names and addresses alone: whoever
-    is on its machine may use it, the web pages in a browser there may not. Every other server answers for all hosts,
-    as probes and clients come by addresses and names that it does not know.
+    Without `wanted`, a server on loopback that asks for no key answers for no domain: whoever is on its machine may use
+    it, the web pages in a browser there may not. Every other server answers for all hosts, as clients come by names
+    that it does not know.
     """
     if wanted:
         return AllowedHosts(names=tuple(map(_name_of, wanted)), origins=origins)
     if has_keys or not is_loopback(host):
         return AllowedHosts(origins=origins)
-    return AllowedHosts(names=(*LOOPBACK_NAMES, _name_of(host)), origins=origins, loopback=True)
+    return AllowedHosts(names=("*.localhost", _name_of(host)), origins=origins, undotted=True)
 
 
 def is_loopback(host: str) -> bool:
@@ -82,6 +79,14 @@ def is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _name_of(host: str) -> str:

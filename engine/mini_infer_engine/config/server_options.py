@@ -128,7 +128,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
             group=SERVER,
             unit="HOST,...",
             is_list=True,
-            default_text="loopback names where --host is a loopback address and there are no API keys, else all",
+            default_text="no domain where --host is a loopback address and there are no API keys, else all",
         ),
     ] = ()
     """Hosts that clients may name in the Host header, without ports; *.example.com: all below; *: all; others get 421,

@@ -94,5 +94,8 @@ def _wanted_priority(fields: dict[str, Any]) -> int | None:
 def _with_fields(body: bytes, fields: dict[str, Any]) -> bytes:
     """A JSON object with these fields in place of its own: of two fields of one name the last counts."""
     end = body.rindex(b"}")
-    comma = b"" if body[:end].rstrip().endswith(b"{") else b","
-    return b"%b%b%b" % (body[:end], comma, msgspec.json.encode(fields)[1:])
+    last = end - 1
+    while body[last] in b" \t\r\n":
+        last -= 1
+    comma = b"" if body[last] == ord("{") else b","
+    return b"".join((memoryview(body)[:end], comma, msgspec.json.encode(fields)[1:]))

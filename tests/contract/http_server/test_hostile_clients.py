@@ -319,7 +319,7 @@ async def test_a_head_that_cannot_be_served_is_refused_by_its_kind(sent: bytes, 
 
 
 async def test_another_host_is_refused_when_the_server_answers_for_loopback_alone() -> None:
-    async with served(app, LIMITS, AllowedHosts(names=("localhost",), loopback=True), WEBSOCKET) as there:
+    async with served(app, LIMITS, AllowedHosts(names=("localhost",), undotted=True), WEBSOCKET) as there:
         assert await refusal(there, GET.replace(b"host: x", b"host: evil.example")) == (421, "host_not_allowed")
         cross = b"POST / HTTP/1.1\r\nhost: localhost\r\norigin: https://evil.example\r\ncontent-length: 0\r\n\r\n"
         assert await refusal(there, cross) == (403, "origin_not_allowed")
