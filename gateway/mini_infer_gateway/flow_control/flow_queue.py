@@ -25,6 +25,9 @@ IMMEDIATE = -(1 << 40)
 """The priority of what never waits here: it takes no place in a batch."""
 PLACED_AT_ONCE = 32
 """Requests that one look at an endpoint places: bounds the time that it takes; the next look goes on."""
+MOST_UNREPORTED = 8
+"""Requests of API keys that an engine has before its report counts them (every 20 ms): what waits there is in its order
+of arrival, and no key's share counts for it any more."""
 OFFERS = 8
 """Waiting requests that one look of an idle endpoint routes again: bounds its cost."""
 
@@ -75,9 +78,11 @@ class FlowQueue:
         self._outlet, self._backlog, self._rates, self._max_queue = outlet, backlog, rates, max_queue
         self._windows: dict[str, Window] = {}
         self._predictions: dict[str, WaitPrediction] = {}
+        self._has_keys = False
 
     def offer(self, entry: QueuedRequest, now_s: float) -> bool:
         """Sends a new request or lets it wait; False: there is no endpoint for it. QueueFullError: too many wait."""
+        self._has_keys |= bool(entry.flow.name)
         decision = self._outlet.route(entry, now_s)
         if decision is None:
             return False
@@ -136,7 +141,10 @@ class FlowQueue:
     def _has_room(self, endpoint: str) -> bool:
         window = self._windows.get(endpoint)
         window_s = window.seconds if window else FIRST_WINDOW_S
-        return has_room(self._outlet.load(endpoint), self._rates.tokens_per_s(endpoint), window_s)
+        load = self._outlet.load(endpoint)
+        if self._has_keys and load.reported and load.unreported >= MOST_UNREPORTED * load.engines:
+            return False
+        return has_room(load, self._rates.tokens_per_s(endpoint), window_s)
 
     def _full(self, entry: QueuedRequest, decision: Decision) -> str | None:
         """Of the endpoints that it needs the first without room for it; None: it may go."""

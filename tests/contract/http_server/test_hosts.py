@@ -15,7 +15,7 @@ def host(name: str) -> tuple[bytes, bytes]:
 
 
 LOCAL = ["localhost", "LOCALHOST:8080", "a.localhost", "127.0.0.1:8080", "[::1]:80", "[::1]", "10.0.0.1", "machine", ""]
-DOMAINS = ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil.example", "x.localhost.example."]
+DOMAINS = ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil.example", "x.localhost.example"]
 
 
 @pytest.mark.parametrize("listening", ["127.0.0.1", "localhost", "::1"])
