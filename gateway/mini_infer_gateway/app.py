@@ -40,6 +40,7 @@ from mini_infer_gateway.loop_lag import LoopLag
 from mini_infer_gateway.memory import BodyBudget, share_out
 from mini_infer_gateway.metrics import EndpointFigures, Metrics, StateCollector
 from mini_infer_gateway.paths import CHAT_PATH, ENGINE_PATHS
+from mini_infer_gateway.pipeline.clients import GRANT
 from mini_infer_gateway.pipeline.generate import FACTS, INTERNAL_ERROR, Generate
 from mini_infer_gateway.pipeline.responses import Responses
 from mini_infer_gateway.prompts.tokenizers import Tokenizers, read_tokenizers
@@ -213,6 +214,9 @@ class Gateway:
     def _key_refusal(self, scope: Scope) -> ApiError | None:
         """Operators' own port asks for no key: clients do not reach it."""
         if _port(scope) == self.settings.admin_port:
+            return None
+        if (grant := self._keys.grant(scope["headers"])) is not None:
+            scope[GRANT] = grant
             return None
         return self._keys.refusal(scope.get("method", "GET"), scope["path"], scope["headers"])
 

@@ -132,7 +132,8 @@ class LimitedConnection(HttpToolsProtocol):
             refusal = error.__context__
             self._refuse(refusal if isinstance(refusal, ApiError) else _malformed(error))
             return
-        self._check_sizes()
+        if self._in_head or self._began_s is not None or self.pipeline:
+            self._check_sizes()
 
     def pause_writing(self) -> None:
         """Notes since when the client reads nothing."""

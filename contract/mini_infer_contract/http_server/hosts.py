@@ -68,7 +68,7 @@ def allowed_hosts(wanted: tuple[str, ...], host: str, *, has_keys: bool, origins
         return AllowedHosts(names=tuple(map(_name_of, wanted)), origins=origins)
     if has_keys or not is_loopback(host):
         return AllowedHosts(origins=origins)
-    return AllowedHosts(names=("*.localhost", _name_of(host)), origins=origins, undotted=True)
+    return AllowedHosts(names=("127.0.0.1", "localhost", "*.localhost", _name_of(host)), origins=origins, undotted=True)
 
 
 def is_loopback(host: str) -> bool:

@@ -173,7 +173,8 @@ class FlowController:
     def finish(self, placement: Placement) -> None:
         """It is over, however it ended."""
         self._ledger.finish(placement.flight)
-        self._backlog.shares.charge(placement.flow, TOKENS_PER_SECOND * max(0.0, self._clock() - placement.sent_s))
+        if placement.flow.name:
+            self._backlog.shares.charge(placement.flow, TOKENS_PER_SECOND * max(0.0, self._clock() - placement.sent_s))
         if placement.prefill_flight:
             self._end_prefill(placement.prefill_flight)
         self._pump(placement.flight.endpoint)

@@ -206,11 +206,11 @@ class FlowQueue:
 
     def _send(self, entry: QueuedRequest, decision: Decision, now_s: float) -> None:
         self._prediction(entry.pool).placed(now_s, still_waiting=self._backlog.depth(entry.pool) > 0)
-        if entry.flow not in (waiting := self._backlog.flows()):
-            self._backlog.shares.join(entry.flow)
-        self._backlog.shares.dispatch(
-            entry.flow, _uncached(entry, decision, (decision.prefill or decision.decode).name), waiting
-        )
+        if self._has_keys:
+            if entry.flow not in (waiting := self._backlog.flows()):
+                self._backlog.shares.join(entry.flow)
+            computes = decision.prefill or decision.decode
+            self._backlog.shares.dispatch(entry.flow, _uncached(entry, decision, computes.name), waiting)
         self._outlet.send(entry, decision, now_s)
 
     def _predict(self, entry: QueuedRequest, endpoint: str) -> float:

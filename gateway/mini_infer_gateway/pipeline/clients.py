@@ -1,12 +1,12 @@
 """Who a request is from, by its API key: whose share it takes, which priority it may have, which cache it shares."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
 
 from mini_infer_contract.api_keys import ApiKeys, KeyGrant, clamped, grant_of, salted
+from mini_infer_contract.asgi import Scope
 from mini_infer_contract.launch import SERVICE_TIER_PRIORITIES
 from mini_infer_gateway.fleet.fair_shares import NO_KEY, Flow
 from mini_infer_gateway.paths import EnginePath
@@ -45,6 +45,8 @@ class Client:
 
 
 ANYBODY: Final = Client()
+GRANT: Final = "mini_infer_key_grant"
+"""In a scope: what its API key may do, where that has been looked up."""
 
 
 class Clients:
@@ -60,9 +62,9 @@ class Clients:
         )
         self._known: dict[KeyGrant, Client] = {}
 
-    def of(self, headers: Iterable[tuple[bytes, bytes]]) -> Client:
-        """The client of a request with these headers, which has been let in."""
-        grant = self._keys.grant(headers)
+    def of(self, scope: Scope) -> Client:
+        """The client of a request, which has been let in."""
+        grant = scope.get(GRANT) or self._keys.grant(scope["headers"])
         if grant is None:
             return self._anybody
         if (known := self._known.get(grant)) is None:

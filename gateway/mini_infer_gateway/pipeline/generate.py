@@ -165,7 +165,7 @@ class Generate:
             asked = asked_model(row, fields, self._fleet.catalog.listed)
             names = self._fleet.resolve(asked)
             model = asked
-            client = self._clients.of(scope["headers"])
+            client = self._clients.of(scope)
             facts |= client.facts
             body, fields = client.rewritten(row, body, fields) if body and not boundary else (body, fields)
             call = self._call(row, scope, arrived_s, fields, model, body, send, held)
