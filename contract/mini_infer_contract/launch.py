@@ -43,6 +43,8 @@ REQUEST_ID_HEADER = "x-request-id"
 DRAINING_HEADER = "x-mini-infer-draining"
 """On a 503 of an engine that drains: the gateway tries another pod and does not count a failure."""
 
+SERVICE_TIER_PRIORITIES = {"priority": -1, "fast": -1, "flex": 1}
+"""The priorities that OpenAI's service tiers stand for."""
 QUEUE_TIMEOUT_HEADER = "x-mini-infer-queue-timeout"
 """Of a client: seconds that its request may wait at the gateway for an engine with room; among requests of one priority
 those that must go sooner go first."""

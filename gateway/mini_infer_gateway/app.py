@@ -10,16 +10,18 @@ import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from urllib.parse import unquote
 
 from mini_infer_contract.access_log import CLIENT_LEFT, log_request
+from mini_infer_contract.api_docs import DOCS_PATHS, FAVICON_PATH, docs_file
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.api_keys import ApiKeys
 from mini_infer_contract.asgi import Receive, Scope, Send
 from mini_infer_contract.dialects.anthropic_errors import errors_of
 from mini_infer_contract.dialects.responses import RESPONSES_PATH
-from mini_infer_contract.docs_page import DOCS_PAGE, DOCS_PATH
+from mini_infer_contract.http_server.connection import RESPONSE_WRITER
 from mini_infer_contract.launch import HEALTH_PATH, METRICS_PATH, MODELS_PATH, READY_PATH, REQUEST_ID_HEADER
 from mini_infer_contract.request_ids import request_id_in
 from mini_infer_contract.stored_responses.service import is_responses_path, methods_of
@@ -32,13 +34,13 @@ from mini_infer_gateway.fleet.prefill_rates import PrefillRates
 from mini_infer_gateway.fleet.registry import Fleet
 from mini_infer_gateway.fleet.transfer_rates import TransferRates
 from mini_infer_gateway.http.asgi import Sender, send_bytes, send_error, send_json, websocket_denial
-from mini_infer_gateway.http.connections import RESPONSE_WRITER
 from mini_infer_gateway.http.upstream import Upstream
 from mini_infer_gateway.index.prefix_index import PrefixIndex
 from mini_infer_gateway.loop_lag import LoopLag
 from mini_infer_gateway.memory import BodyBudget, share_out
 from mini_infer_gateway.metrics import EndpointFigures, Metrics, StateCollector
 from mini_infer_gateway.paths import CHAT_PATH, ENGINE_PATHS
+from mini_infer_gateway.pipeline.clients import GRANT
 from mini_infer_gateway.pipeline.generate import FACTS, INTERNAL_ERROR, Generate
 from mini_infer_gateway.pipeline.responses import Responses
 from mini_infer_gateway.prompts.tokenizers import Tokenizers, read_tokenizers
@@ -119,6 +121,7 @@ class Gateway:
             self.metrics,
             self._clock,
             bodies,
+            keys,
         )
         self.responses = Responses(settings, self.fleet, self._generate, bodies, shares.responses_bytes)
         self.loop_lag = LoopLag()
@@ -212,6 +215,9 @@ class Gateway:
         """Operators' own port asks for no key: clients do not reach it."""
         if _port(scope) == self.settings.admin_port:
             return None
+        if (grant := self._keys.grant(scope["headers"])) is not None:
+            scope[GRANT] = grant
+            return None
         return self._keys.refusal(scope.get("method", "GET"), scope["path"], scope["headers"])
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -281,7 +287,8 @@ class Gateway:
             MODELS_PATH: Page(lambda send: send_json(send, 200, operations.models(self.fleet))),
             "/health": Page(self._say_health_as_vllm),
             "/ping": as_vllm,
-            DOCS_PATH: Page(lambda send: send_bytes(send, 200, DOCS_PAGE, b"text/html; charset=utf-8")),
+            FAVICON_PATH: Page(_send_nothing),
+            **{path: Page(partial(_send_docs, path)) for path in DOCS_PATHS},
             "/version": Page(lambda send: send_json(send, 200, {"version": __version__})),
             "/load": Page(lambda send: send_json(send, 200, {"server_load": self._generate.in_flight})),
         }
@@ -355,6 +362,16 @@ def _port(scope: Scope) -> int:
     """Of ours, to which the client has connected."""
     port: int = scope["server"][1]
     return port
+
+
+async def _send_docs(path: str, send: Send) -> None:
+    file = docs_file(path)
+    await send_bytes(send, 200, file.body, file.media_type.encode(), file.headers)
+
+
+async def _send_nothing(send: Send) -> None:
+    await send({"type": "http.response.start", "status": 204, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
 
 
 def _not_found(path: str) -> ApiError:

@@ -11,11 +11,14 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import msgspec
-import uvicorn
 
 from mini_infer_contract.api_keys import API_KEY_ENV, ENGINE_API_KEY_ENV, configured_keys, keys_in
 from mini_infer_contract.command_line import parse_flags, port_number, seconds, whole_number
 from mini_infer_contract.cors import CorsPolicy
+from mini_infer_contract.http_server.connection import limited
+from mini_infer_contract.http_server.hosts import allowed_hosts
+from mini_infer_contract.http_server.limits import ConnectionLimits
+from mini_infer_contract.http_server.server import connections_for, server_config
 from mini_infer_contract.interpreter import favour_event_loop
 from mini_infer_contract.listening import bound_socket
 from mini_infer_contract.logs import FORMATS, configure_logging
@@ -25,8 +28,7 @@ from mini_infer_gateway import __version__
 from mini_infer_gateway.app import Gateway
 from mini_infer_gateway.endpoints.base import EndpointSource
 from mini_infer_gateway.endpoints.static_file import StaticFile
-from mini_infer_gateway.http.connections import ConnectionLimits, limited
-from mini_infer_gateway.http.server import DrainingServer, websocket_settings
+from mini_infer_gateway.http.server import DrainingServer
 from mini_infer_gateway.memory import parse_size
 from mini_infer_gateway.routing.policies import POLICIES
 from mini_infer_gateway.settings import GatewaySettings
@@ -164,6 +166,15 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
         "5 %% of --memory-limit)",
     )
     _add_connection_limits(parser, defaults.connections)
+    parser.add_argument(
+        "--allowed-hosts",
+        type=_names,
+        default=(),
+        metavar="HOST,...",
+        help="hosts that clients may name in the Host header, without ports; *.example.com: all below; *: all; others "
+        "get 421 (default: no domain where --host is a loopback address and there are no API keys, as web pages could "
+        "pretend to be from here otherwise; else all)",
+    )
     for name, help_text in {
         "connect-timeout": "for a connection to an engine",
         "head-timeout": "for a response to begin, on one endpoint",
@@ -217,13 +228,19 @@ def _size(text: str) -> int:
 def _add_connection_limits(parser: argparse.ArgumentParser, defaults: ConnectionLimits) -> None:
     group = parser.add_argument_group("clients' connections")
     for name, unit, help_text in (
-        ("max_connections", "N", "more get 503"),
+        ("max_connections", "N", "more get 503, or take the place of those that wait without a request"),
+        (
+            "max_connections_per_peer",
+            "N",
+            "the same of one address, or of one /64 of IPv6; a proxy in front of the gateway is one address",
+        ),
         ("max_header_bytes", "N", "of one request; more get 431"),
         ("idle_timeout_s", "SECONDS", "for a new connection's first request to begin"),
         ("head_timeout_s", "SECONDS", "for a request's headers to arrive; later ones get 408"),
         ("body_timeout_s", "SECONDS", "for a body to arrive, and more for its length: see --client-min-body-rate"),
         ("min_body_rate", "BYTES", "a second that a body must come at; slower ones get 408"),
         ("write_timeout_s", "SECONDS", "for a client to read anything of what waits for it"),
+        ("websocket_idle_timeout_s", "SECONDS", "without a message on a WebSocket"),
     ):
         default = getattr(defaults, name)
         flag = "--client-" + name.removesuffix("_s").replace("_", "-")
@@ -249,7 +266,25 @@ def _add_key_flags(parser: argparse.ArgumentParser) -> None:
         help="keys of clients; other users of this machine can read them here, but not in a file or in the environment "
         f"variable {API_KEY_ENV}, which holds one more",
     )
-    group.add_argument("--api-key-file", metavar="FILE", help="keys of clients, one a line; read again when it changes")
+    group.add_argument(
+        "--api-key-file",
+        metavar="FILE",
+        help="keys of clients, one a line, such as KEY name=team-a weight=2 max-priority=-1; read again when changed",
+    )
+    group.add_argument(
+        "--max-priority",
+        type=int,
+        metavar="N",
+        default=0,
+        help="the lowest number, which goes first, that a request may have as its priority, where its key's line in "
+        "--api-key-file has none (default: 0)",
+    )
+    group.add_argument(
+        "--no-cache-salt-by-key",
+        dest="cache_salt_by_key",
+        action="store_false",
+        help="clients of different keys share prefix caches, so that they can find out how others' prompts begin",
+    )
     group.add_argument(
         "--engine-api-key-file",
         metavar="FILE",
@@ -337,15 +372,6 @@ def make_source(settings: GatewaySettings) -> EndpointSource:
     return KubernetesWatch(settings.namespace, settings.kubeconfig)
 
 
-_OTHER_OPEN_FILES = 64
-"""Standard streams, sockets of events, modules and tokenizers that are being read."""
-
-
-def connections_for(open_files: int, wanted: int) -> int:
-    """Clients' connections for a limit of open files: each may need one to an engine, too."""
-    return max(1, min(wanted, (open_files - _OTHER_OPEN_FILES) // 2))
-
-
 def listen(host: str, port: int) -> socket.socket:
     """A bound socket. SystemExit says what is wrong with the address."""
     try:
@@ -391,17 +417,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         gateway = Gateway(settings, make_source(settings), keys, upstream_tls)
     except ValueError as error:
         raise SystemExit(f"mini-infer-gateway: {error}") from None
-    config = uvicorn.Config(
+    hosts = allowed_hosts(
+        settings.allowed_hosts, settings.host, has_keys=bool(keys), origins=settings.cors.allowed_origins
+    )
+    config = server_config(
         gateway,
+        limited(replace(settings.connections, max_connections=most), hosts, has_direct_writes=True),
+        settings.max_body_bytes,
         loop="auto",
-        http=limited(replace(settings.connections, max_connections=most)),
-        **websocket_settings(settings.max_body_bytes),
         lifespan="on",
-        log_config=None,
-        access_log=False,
-        server_header=False,
         date_header=False,
-        proxy_headers=False,
         backlog=BACKLOG,
         timeout_graceful_shutdown=int(settings.shutdown_timeout_s),
     )

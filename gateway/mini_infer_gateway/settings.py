@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 
 from mini_infer_contract.cors import CorsPolicy
+from mini_infer_contract.http_server.hosts import is_loopback
+from mini_infer_contract.http_server.limits import ConnectionLimits
 from mini_infer_contract.launch import MAX_BODY_BYTES
 from mini_infer_contract.logs import LogFormat
 from mini_infer_contract.tls import TlsFiles
-from mini_infer_gateway.http.connections import ConnectionLimits
 from mini_infer_gateway.routing.policies import Policy
 
 
@@ -50,6 +50,9 @@ class GatewaySettings:
     """The same as an engine's: what it would refuse is refused here."""
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     """What clients may do with connections."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Hosts that it answers for, "*" for all; empty: no domain where only this machine reaches it without a key,
+    else all."""
     max_queue: int = 1024
     """Requests of one model that may wait at the gateway for an endpoint with room; 0: none waits here."""
     queue_timeout_s: float = 60.0
@@ -77,6 +80,10 @@ class GatewaySettings:
     api_key_file: str | None = None
     engine_api_key: str = field(default="", repr=False)
     """Sent to engines with every request."""
+    max_priority: int = 0
+    """The lowest number, which goes first, that clients' requests may have as their priority; keys may have another."""
+    cache_salt_by_key: bool = True
+    """Clients of different API keys share no prefix cache."""
     cors: CorsPolicy = field(default_factory=CorsPolicy)
     """Which pages' scripts may use it from a browser."""
     tls: TlsFiles = field(default_factory=TlsFiles)
@@ -107,9 +114,4 @@ class GatewaySettings:
     @property
     def is_loopback(self) -> bool:
         """Nobody but this machine can reach it."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.host)

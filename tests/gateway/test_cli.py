@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mini_infer_gateway.cli import connections_for, listen, make_source, parse
+from mini_infer_contract.http_server.server import connections_for
+from mini_infer_gateway.cli import listen, make_source, parse
 from mini_infer_gateway.settings import GatewaySettings
 
 

@@ -33,7 +33,7 @@ async def metric(gateway: RunningGateway, name: str) -> float:
 
 
 async def test_requests_wait_until_the_engine_has_room_and_go_by_priority() -> None:
-    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint, max_priority=-3) as gateway:
         await gateway.settled()
         await busy(gateway, engine)
         asked = []
@@ -51,7 +51,7 @@ async def test_requests_wait_until_the_engine_has_room_and_go_by_priority() -> N
 
 
 async def test_who_must_go_sooner_goes_first() -> None:
-    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint, max_priority=-3) as gateway:
         await gateway.settled()
         await busy(gateway, engine)
         asked = []
@@ -83,7 +83,7 @@ async def test_a_full_queue_says_when_to_come_back() -> None:
 
 
 async def test_a_higher_priority_takes_the_last_ones_place() -> None:
-    async with FakeEngine("a") as engine, running_gateway(engine.endpoint, max_queue=1) as gateway:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint, max_priority=-3, max_queue=1) as gateway:
         await gateway.settled()
         await busy(gateway, engine)
         first = asyncio.ensure_future(status_of(gateway, "first"))

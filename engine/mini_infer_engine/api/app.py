@@ -10,11 +10,11 @@ from starlette.responses import Response
 from starlette.routing import WebSocketRoute
 
 from mini_infer_contract import launch
+from mini_infer_contract.api_docs import DOCS_PATHS, FAVICON_PATH, OPENAPI_PATH, docs_file
 from mini_infer_contract.api_errors import ApiError, read_json_object
 from mini_infer_contract.api_keys import ApiKeys
 from mini_infer_contract.dialects.anthropic import COUNT_TOKENS_PATH, MESSAGES_PATH
 from mini_infer_contract.dialects.responses import RESPONSES_PATH
-from mini_infer_contract.docs_page import DOCS_PAGE, DOCS_PATH, OPENAPI_PATH
 from mini_infer_contract.stored_responses.service import COUNT_PATH, ResponsesService
 from mini_infer_engine import __version__
 from mini_infer_engine.api.access_log import AccessLog
@@ -64,7 +64,8 @@ def make_app(front: ApiServerState, keys: ApiKeys | None = None) -> FastAPI:
         ("/v1/models/{name:path}", "GET", lambda request: _model(front, request)),
         ("/tokenize", "POST", lambda request: tokenize(front, request)),
         ("/detokenize", "POST", lambda request: detokenize(front, request)),
-        (DOCS_PATH, "GET", lambda request: _docs()),
+        *((path, "GET", lambda request: _docs(request.url.path)) for path in DOCS_PATHS),
+        (FAVICON_PATH, "GET", lambda request: _nothing()),
         (OPENAPI_PATH, "GET", lambda request: _openapi()),
         (launch.HEALTH_PATH, "GET", lambda request: _health(front)),
         ("/health", "GET", lambda request: _health_as_vllm(front)),
@@ -129,8 +130,14 @@ async def _health_as_vllm(front: ApiServerState) -> Response:
     return Response(status_code=200 if is_up else 503)
 
 
-async def _docs() -> Response:
-    return Response(DOCS_PAGE, media_type="text/html; charset=utf-8")
+async def _docs(path: str) -> Response:
+    file = docs_file(path)
+    headers = {name.decode(): value.decode() for name, value in file.headers}
+    return Response(file.body, headers=headers, media_type=file.media_type)
+
+
+async def _nothing() -> Response:
+    return Response(status_code=204)
 
 
 async def _openapi() -> Response:

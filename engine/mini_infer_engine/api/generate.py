@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.api_keys import SALTED_BY_KEY, KeyGrant, salted
 from mini_infer_contract.launch import KEEPALIVE_COMMENT, KV_FALLBACK_HEADER
 from mini_infer_contract.prompt import PromptEncoder
 from mini_infer_contract.request_timeout import request_timeout_s, timed_out
@@ -24,6 +25,7 @@ from mini_infer_engine.api.dialects.base import Dialect, GenerationSpec, Rendere
 from mini_infer_engine.api.dialects.openai_shapes import usage
 from mini_infer_engine.api.generation import Generation
 from mini_infer_engine.api.http import error_response, json_response, read_json, request_id
+from mini_infer_engine.api.key_check import GRANT
 from mini_infer_engine.api.kv_source import kv_source
 from mini_infer_engine.api.output_grammar import output_grammar
 from mini_infer_engine.api.state import ApiServerState
@@ -100,6 +102,7 @@ class GenerationResponse(Response):
         raw = await read_json(self._request, state.options.max_body_bytes, state.options.body_timeout_s)
         with state.admission.body(len(raw)):
             spec = _with_options(self._dialect.parse(await read_large_json_object(raw)), state.options)
+            spec = _of_key(spec, self._request.scope.get("state", {}).get(GRANT), state.options)
             try:
                 if spec.parsing is not None:
                     check_parsing(state.text.formats, spec.parsing)
@@ -147,6 +150,16 @@ class GenerationResponse(Response):
             core.leave(generation)
             generation.count_unfinished()
             watcher.cancel()
+
+
+def _of_key(spec: GenerationSpec, grant: KeyGrant | None, options: ServerOptions) -> GenerationSpec:
+    """The priority and the cache salt that the request's key allows; a gateway has salted its clients' already."""
+    lowest = options.max_priority if grant is None or grant.max_priority is None else grant.max_priority
+    if lowest is not None and spec.priority < lowest:
+        spec = replace(spec, priority=lowest)
+    if grant is None or not options.cache_salt_by_key or spec.cache_salt.startswith(SALTED_BY_KEY):
+        return spec
+    return replace(spec, cache_salt=salted(grant, spec.cache_salt))
 
 
 def _with_options(spec: GenerationSpec, options: ServerOptions) -> GenerationSpec:

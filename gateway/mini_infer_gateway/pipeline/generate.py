@@ -16,7 +16,9 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.api_keys import ApiKeys
 from mini_infer_contract.asgi import Headers, Receive, Scope, Send
+from mini_infer_contract.http_server.client_link import CLIENT_LINK, ClientLink
 from mini_infer_contract.json_structure import check_structure
 from mini_infer_contract.launch import (
     FETCH_FROM_HEADER,
@@ -35,7 +37,6 @@ from mini_infer_gateway.fleet.transfer_rates import TransferRates
 from mini_infer_gateway.flow_control.controller import FlowController, Placement
 from mini_infer_gateway.flow_control.flow_queue import IMMEDIATE
 from mini_infer_gateway.http.asgi import ClientGoneError, client_gone, no_room, read_body, send_error
-from mini_infer_gateway.http.connections import CLIENT_LINK, ClientLink
 from mini_infer_gateway.http.forms import boundary_of, form_fields, with_model_field
 from mini_infer_gateway.http.headers import to_endpoint
 from mini_infer_gateway.http.keepalive import KeepAlive
@@ -45,6 +46,7 @@ from mini_infer_gateway.memory import BodyBudget, HeldBody
 from mini_infer_gateway.metrics import Metrics, Outcome, outcome_of
 from mini_infer_gateway.paths import EnginePath
 from mini_infer_gateway.pipeline.attempt import AttemptError, Exchange, StreamCutError
+from mini_infer_gateway.pipeline.clients import ANYBODY, Client, Clients
 from mini_infer_gateway.pipeline.continuation import Continuation
 from mini_infer_gateway.pipeline.continuations import continuation_of
 from mini_infer_gateway.pipeline.retries import KILLS_LIMIT, Attempts, Failure, RetryBudget
@@ -56,8 +58,6 @@ from mini_infer_gateway.settings import GatewaySettings
 
 BYTES_PER_TOKEN = 4
 """To weigh a prompt that was not tokenised."""
-MOST_PRIORITY = 1 << 31
-"""What an engine takes."""
 FACTS = "mini_infer_facts"
 """In a scope: what is known of the request beside its head, for its line in the log."""
 CLIENT_CLOSED_REQUEST = 499
@@ -100,6 +100,7 @@ class _Call:
     """For its line in the log."""
     boundary: bytes = b""
     """Its body is a form, of which this separates the parts; empty: it is JSON."""
+    client: Client = ANYBODY
 
     def leave_queue_by(self, fail: Callable[[Exception], None]) -> None:
         """`fail` ends its wait for an endpoint, should its client go."""
@@ -134,8 +135,10 @@ class Generate:
         metrics: Metrics,
         clock: Callable[[], float],
         bodies: BodyBudget,
+        keys: ApiKeys | None = None,
     ) -> None:
         self._bodies = bodies
+        self._clients = Clients(settings, keys or ApiKeys())
         self._settings, self._fleet, self._router, self._tokenizers = settings, fleet, router, tokenizers
         self._index, self._upstream = index, upstream
         self._metrics, self._clock = metrics, clock
@@ -162,7 +165,11 @@ class Generate:
             asked = asked_model(row, fields, self._fleet.catalog.listed)
             names = self._fleet.resolve(asked)
             model = asked
+            client = self._clients.of(scope)
+            facts |= client.facts
+            body, fields = client.rewritten(row, body, fields) if body and not boundary else (body, fields)
             call = self._call(row, scope, arrived_s, fields, model, body, send, held)
+            call.client = client
             call.boundary = boundary
             del body, fields  # The call lets go of them with the answer's first byte.
             exchange = call.exchange
@@ -322,7 +329,11 @@ class Generate:
             raise ClientGoneError
 
         placement = await self.flow.place(
-            request, partial(self._names_now, call.model, names), call.request_id, call.leave_queue_by
+            request,
+            partial(self._names_now, call.model, names),
+            call.request_id,
+            call.leave_queue_by,
+            call.arrived_s + call.patience_s,
         )
         if placement is None:
             raise no_endpoint(call.model)
@@ -369,13 +380,15 @@ class Generate:
         unknown = 0 if call.boundary else len(call.client_body) // BYTES_PER_TOKEN
         tokens = max((prompt.tokens for prompt in prompts.values()), default=unknown)
         # What takes no part in a batch takes no place in the queue either: it goes before all that wait.
-        priority = _priority(call.fields) if call.row.generates else IMMEDIATE
+        priority = call.client.priority(call.fields) if call.row.generates else IMMEDIATE
+        order_patience_s = call.patience_s if call.client.orders_by_deadline else inf
         return RoutingRequest(
             call.model,
             tokens,
             prompts,
             may_split=call.row.continued is not None and _has_one_prompt(prompts),
-            order=self.flow.order(priority, call.arrived_s, call.patience_s),
+            order=self.flow.order(priority, call.arrived_s, order_patience_s),
+            flow=call.client.flow,
         )
 
     async def _attempt(self, call: _Call, request: RoutingRequest, placement: Placement) -> None:
@@ -562,12 +575,6 @@ def _patience_s(headers: Headers) -> float:
     except ValueError:
         return inf
     return max(0.0, patience_s) if patience_s == patience_s else inf
-
-
-def _priority(fields: dict[str, Any]) -> int:
-    """VLLM's field: lower goes first. An engine refuses what is no integer."""
-    priority = fields.get("priority")
-    return max(-MOST_PRIORITY, min(MOST_PRIORITY, priority)) if isinstance(priority, int) else 0
 
 
 def _elsewhere(request: RoutingRequest, decision: Decision) -> RoutingRequest:

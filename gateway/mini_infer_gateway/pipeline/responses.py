@@ -8,13 +8,13 @@ from typing import Any
 
 from mini_infer_contract.asgi import Receive, Scope, Send
 from mini_infer_contract.dialects.responses import RESPONSES_PATH, chat_body
+from mini_infer_contract.http_server.client_link import CLIENT_LINK
 from mini_infer_contract.json_structure import check_structure
 from mini_infer_contract.stored_responses.service import Generator, ResponsesService
 from mini_infer_contract.stored_responses.store import ResponseStore
 from mini_infer_contract.stored_responses.websocket import WebSocketSession
 from mini_infer_gateway.fleet.registry import Fleet
 from mini_infer_gateway.http.asgi import ClientGoneError, no_room, read_body
-from mini_infer_gateway.http.connections import CLIENT_LINK
 from mini_infer_gateway.memory import BodyBudget, HeldBody
 from mini_infer_gateway.paths import ENGINE_PATHS, EnginePath
 from mini_infer_gateway.pipeline.generate import VALUE_BYTES, Generate, asked_model

@@ -8,6 +8,7 @@ import msgspec
 from pydantic import Field
 
 from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.launch import SERVICE_TIER_PRIORITIES
 from mini_infer_contract.prompt import PromptEncoder
 from mini_infer_engine.api.dialects.base import GenerationSpec, OutputLimit
 from mini_infer_engine.api.dialects.chat_parts import chat_delta, chat_message
@@ -98,13 +99,12 @@ class ChatDialect:
         return ChatRenderer(spec, request_id, model, decoder)
 
 
-_PRIORITIES = {"priority": -1, "fast": -1, "flex": 1}
 """Of OpenAI's service tiers, among requests that name none."""
 
 
 def _priority(request: ChatRequest) -> int:
     """A number that the client sends goes before a tier."""
-    return _PRIORITIES.get(request.service_tier or "", 0) if request.priority is None else request.priority
+    return SERVICE_TIER_PRIORITIES.get(request.service_tier or "", 0) if request.priority is None else request.priority
 
 
 def _continued(request: ChatRequest) -> Sequence[str]:
