@@ -431,7 +431,10 @@ class Scheduler:
         return 1
 
     def _plan_admissions(self, step: Step, budget: int, computing: "_Computing") -> None:
-        """Let waiting sequences in, in order; none overtakes one that lacks pages, or the long ones would starve."""
+        """Let waiting sequences in, in order; none overtakes one that lacks pages, or the long ones would starve.
+
+        One that waits for pages that other engines pin is overtaken: those pages come back whatever runs here.
+        """
         index = 0
         while budget and self._free_slots and index < len(self.waiting) and index < HELD_BACK_LIMIT:
             sequence = self.waiting[index]
@@ -456,6 +459,9 @@ class Scheduler:
                     sequence.state = State.RECEIVING
                     insort(self.receiving, sequence, key=_order)
                     step.receiving.append(sequence)
+            elif self._is_kept_out_by_pins(sequence):
+                step.kept_out.append(sequence)
+                index += 1
             else:
                 self._refused = (sequence, self.pool.num_free, len(self.running))
                 return
@@ -488,6 +494,11 @@ class Scheduler:
         waiting = next((sequence for sequence in self.receiving if sequence.lacks_keys), None)
         if waiting is not None:
             waiting.add_keys(HASHED_AHEAD)
+
+    def _is_kept_out_by_pins(self, sequence: Sequence) -> bool:
+        """True if pages that only transfers use leave fewer than the sequence needs when nothing else runs."""
+        num_needed = self.pool.pages_for(len(sequence.token_ids) + 1)
+        return num_needed > self.pool.num_pages - self.pool.num_only_pinned
 
     def _was_refused(self, sequence: Sequence) -> bool:
         """Whether it lacked pages before and nothing got better: saves the search for its prefix in every step."""
@@ -533,6 +544,7 @@ class Scheduler:
         else:
             sequence.num_computed = hit.num_tokens
         sequence.state = State.RUNNING
+        sequence.kept_out_s = None
         sequence.num_published = len(hit.pages) * pool.page_size // BLOCK_SIZE_TOKENS
         if sequence.num_cached is None:
             sequence.num_cached = hit.num_tokens
