@@ -65,8 +65,12 @@ class Engine:
         *,
         record_events: bool = True,
         grammars: GrammarCompiler | None = None,
+        chunk_alignment: int = 1,
     ) -> None:
-        """`grammars`: None where there is no tokenizer; then no output can be held to one."""
+        """`grammars`: None where there is no tokenizer; then no output can be held to one.
+
+        `chunk_alignment`: prompts are cut into chunks at multiples of so many tokens.
+        """
         self._transfers = GuardedConnector(None)
         cache = None
         if settings.enable_prefix_caching:
@@ -93,6 +97,7 @@ class Engine:
             chunk_limit=settings.long_prefill_token_threshold or token_budget,
             speculation=self._speculation,
             num_stages=settings.pipeline_parallel_size,
+            chunk_alignment=chunk_alignment,
         )
         self._runner = runner
         self._num_stages = settings.pipeline_parallel_size

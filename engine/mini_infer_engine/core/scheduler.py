@@ -47,8 +47,11 @@ class Scheduler:
         swap_space: SwapSpace = NO_SWAP,
         speculation: "SpeculationPlanner | None" = None,
         num_stages: int = 1,
+        chunk_alignment: int = 1,
     ) -> None:
-        """`num_stages`: of the pipeline that passes go through."""
+        """`num_stages`: of the pipeline that passes go through. Chunks of prompts end at multiples of
+        `chunk_alignment`, as far as a pass has room for so many tokens, or with their prompt.
+        """
         self.pool = pool
         self.cache = cache
         self.waiting: list[Sequence] = []
@@ -67,7 +70,8 @@ class Scheduler:
         self._max_num_seqs = max_num_seqs
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
         self._token_budget = token_budget
-        self._chunk_limit = chunk_limit
+        self._chunk_limit = max(chunk_limit, chunk_alignment)
+        self._chunk_alignment = chunk_alignment
         self._refused: tuple[Sequence, int, int] | None = None
         self._turns = PipelineTurns(num_stages) if num_stages > 1 else None
 
@@ -369,9 +373,14 @@ class Scheduler:
         return True
 
     def _plan_chunk(self, step: Step, sequence: Sequence, budget: int, computing: "_Computing") -> int:
-        """The next chunk of a prefill. Returns its tokens, notes in `computing` the block that it fills first."""
+        """The next chunk of a prefill. Returns its tokens, notes in `computing` the block that it fills first.
+
+        Returns 0, and plans nothing, where there is no room for tokens up to the next multiple of the alignment.
+        """
         start = sequence.num_computed
-        count = min(sequence.num_prefill - start, budget, self._chunk_limit)
+        count = self._chunk_size(sequence, budget, is_alone=not step.batch.rows)
+        if not count:
+            return 0
         if start < sequence.num_prompt_told:
             count = min(count, sequence.num_prompt_told - start)  # what follows is still to be told
         end = start + count
@@ -407,6 +416,15 @@ class Scheduler:
         if self.cache is not None and (block + 1) * BLOCK_SIZE_TOKENS <= sequence.num_prefill:
             computing.add(sequence, block)
         return count
+
+    def _chunk_size(self, sequence: Sequence, budget: int, *, is_alone: bool) -> int:
+        """Tokens of the next chunk. One that is alone in its pass is never empty, whatever its alignment."""
+        start = sequence.num_computed
+        count = min(sequence.num_prefill - start, budget, self._chunk_limit)
+        too_many = (start + count) % self._chunk_alignment if start + count < sequence.num_prefill else 0
+        if too_many < count:
+            return count - too_many
+        return count if is_alone else 0
 
     @staticmethod
     def _plan_next_token(step: Step, sequence: Sequence) -> int:
