@@ -38,6 +38,8 @@ class GuardedConnector:
         """Ids of requests for which `take` owes a result."""
         self._came: list[Received | NotReceived] = []
         """Results that the next `take` returns beside the connector's."""
+        self._takes = True
+        """False after a `take` that has raised: what it has not returned is no reason to call it again at once."""
         self._stats = NO_TRANSFERS
 
     @property
@@ -73,13 +75,15 @@ class GuardedConnector:
         """True if `take` has something to return."""
         if (connector := self.connector) is None:
             return False
-        return bool(self._came) or self._call("has_news", lambda: connector.has_news(now_s), otherwise=False)
+        has_news = self._takes and self._call("has_news", lambda: connector.has_news(now_s), otherwise=False)
+        return has_news or bool(self._came)
 
     def take(self, now_s: float, prefill_tokens_per_s: float) -> Work:
         """Returns what has happened since the last call. If the connector raises, all that is awaited is computed here."""
         if (connector := self.connector) is None:
             return Work()
         work = self._call("take", lambda: connector.take(now_s, prefill_tokens_per_s), None)
+        self._takes = work is not None
         if work is None:
             work = Work(came=[_fault_of(request_id) for request_id in sorted(self._receiving)])
         work.came.extend(self._came)

@@ -212,8 +212,8 @@ class TransferConnector:
         log.error("KV transfer is switched off (%s: %s): all prompts are computed here", type(failure).__name__, failure)
         message = "this engine's KV transfer has failed"
         awaited = [taking.request.request_id for taking in self._taking.values()]
-        work.came += [NotReceived(request_id, "transfer_failed", message) for request_id in awaited]
-        work.abort += self._giving
+        work.came.extend(NotReceived(request_id, "transfer_failed", message) for request_id in awaited)
+        work.abort.extend(self._giving)
         self._giving.clear()
         self._next_grants.clear()
         for pages in self._pins.values():
@@ -226,8 +226,9 @@ class TransferConnector:
         match event:
             case events.Taken(job, num_tokens, token_id, logprobs, num_cached):
                 request = self._taking[job].request
+                num_tokens = min(num_tokens, self._known(job))
                 if token_id is None:  # all is there, and the last known token is computed for what follows it
-                    num_tokens = min(num_tokens, self._known(job) - 1)
+                    num_tokens = max(0, min(num_tokens, self._known(job) - 1))
                 elif fault := first_token_fault(token_id, logprobs, request.sampling, self._vocab_size):
                     message = f"the other engine has sent a wrong first token: {fault}"
                     work.came.append(NotReceived(request.request_id, "bad_message", message))
