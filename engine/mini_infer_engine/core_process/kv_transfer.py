@@ -19,7 +19,7 @@ from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.request import Request
 from mini_infer_engine.dry.dry_run import DryRun
 from mini_infer_engine.kv_transfer.checkpoint_digest import checkpoint_digest
-from mini_infer_engine.kv_transfer.connector import TransferConnector
+from mini_infer_engine.kv_transfer.connector import ANY_VOCABULARY, TransferConnector, any_request
 from mini_infer_engine.kv_transfer.layout import KVMemory
 from mini_infer_engine.kv_transfer.taker import TakerLimits
 from mini_infer_engine.kv_transfer.transfer_port import TransferPort
@@ -78,8 +78,9 @@ def start_transfer(
     memory: KVMemory,
     open_transport: OpenTransport,
     weights: "Future[str]",
-    check: Callable[[Request], None],
-    vocab_size: int,
+    *,
+    check: Callable[[Request], None] = any_request,
+    vocab_size: int = ANY_VOCABULARY,
 ) -> TransferWorker:
     """Listen, and let the engine exchange keys and values from now on. `memory`: of this rank.
 

@@ -202,12 +202,12 @@ def serve(config: CoreConfig, folder: Path) -> None:
                 built.memory,
                 built.open_transport,
                 weights,
-                partial(
+                check=partial(
                     check_peer_request,
                     max_model_len=built.model.max_model_len,
                     vocab_size=built.model.vocab_size,
                 ),
-                built.model.vocab_size,
+                vocab_size=built.model.vocab_size,
             )
         gc.collect()
         gc.freeze()  # what is here now stays: without, each full collection walks all of it while requests wait

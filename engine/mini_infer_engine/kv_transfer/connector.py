@@ -31,6 +31,9 @@ _PREFIX = "kv-transfer/"
 _RETAINED_LEASES = 6.0
 """Leases for which a prompt is retained for whoever its proxy sends: the proxy may take its time, and nobody renews."""
 
+ANY_VOCABULARY = 1 << 32
+"""More tokens than a model has: any token id is valid."""
+
 log = logging.getLogger(__name__)
 
 
@@ -77,7 +80,7 @@ class TransferConnector:
         queued_tokens: Callable[[], int],
         retained_share: float = 0.5,
         check: Callable[[Request], None] = any_request,
-        vocab_size: int = 1 << 32,
+        vocab_size: int = ANY_VOCABULARY,
     ) -> None:
         """`advertised`: host and port that others reach the transfer port by.
 
@@ -136,9 +139,9 @@ class TransferConnector:
         source, job, request = sequence.kv_source, next(self._jobs), sequence.request
         assert source is not None
         first = sequence.num_computed
-        mine = sequence.pages[first // self._pool.page_size :]
-        self._pin(mine)
-        self._taking[job] = _Taking(request, mine)
+        pages = list(sequence.pages)
+        self._pin(pages)
+        self._taking[job] = _Taking(request, pages)
         known = sequence.token_ids[sequence.num_prompt :].tolist()
         wanted = msgspec.structs.replace(
             request,
@@ -148,8 +151,7 @@ class TransferConnector:
             kv_source=None,
             holds_kv=False,
         )
-        pages, num_tokens = list(sequence.pages), len(sequence.token_ids)
-        self._worker.do(events.Take(job, wanted, source, pages, first, num_tokens))
+        self._worker.do(events.Take(job, wanted, source, pages, first, len(sequence.token_ids)))
 
     def cancel(self, sequence: Sequence) -> None:
         """See `KVConnector.cancel`."""
@@ -328,9 +330,8 @@ class TransferConnector:
         end = num_tokens if is_whole else num_tokens - num_tokens % giving.alignment
         if end <= giving.sent:
             return
-        first_page = giving.sent // self._pool.page_size
         pages, serial = list(sequence.pages), next(self._serials)
-        pinned = pages[first_page : self._pool.pages_for(end)]
+        pinned = pages[: self._pool.pages_for(end)]
         self._pin(pinned)
         self._pins[giving.key, serial] = pinned
         self._worker.do(events.Give(giving.key, serial, pages, giving.sent, end, layers))
@@ -421,6 +422,7 @@ class TransferConnector:
     # -- Pins
 
     def _pin(self, pages: list[int]) -> None:
+        """Pins pages from token 0 on: in the prefix cache a block must not outlive the one before it."""
         self._pool.pin(pages)
         self._pinned += len(pages)
 
