@@ -38,6 +38,8 @@ _HAND_OVER_S = 0.00002
 other, which has been woken, waits for the interpreter's lock; by measurement 0.25 ms at each end of a prefill."""
 _MESSAGES_A_TURN = 256
 """That are taken from the port at once: jobs on their way are looked at between."""
+_MAX_FAULTY_TURNS = 100
+"""In a row, after which the thread counts as failed: then nothing moves, and leases do not end."""
 _URGENT = (events.Take, events.PrefillAsked, events.GiveEnd, events.Taken)
 """What a first token waits for."""
 
@@ -136,8 +138,16 @@ class TransferWorker:
     def _run(self) -> None:
         try:
             self._transport.enter_thread()
+            num_faulty = 0
             while not self._stopping:
-                self._turn()
+                try:
+                    self._turn()
+                    num_faulty = 0
+                except Exception as error:
+                    num_faulty += 1
+                    self._faults.record("a turn of the transfer thread", error)
+                    if num_faulty >= _MAX_FAULTY_TURNS:
+                        raise
         except BaseException as error:
             log.exception("the thread of KV transfer fails: nothing moves any more")
             self.failure = error
