@@ -40,8 +40,12 @@ log = logging.getLogger(__name__)
 @dataclass(slots=True)
 class _Taking:
     request: Request
+    address: str
+    """Of the engine that it comes from."""
     pages: list[int]
     """Pinned."""
+    is_given_up: bool = False
+    """Nothing comes any more, and the other engine may still write: it has not said that it stopped."""
 
 
 @dataclass(slots=True)
@@ -107,6 +111,8 @@ class TransferConnector:
         """Pages that are written from or read by others, by key and serial; -1 for a grant."""
         self._next_grants: list[events.Grant] = []
         """Cached blocks may be what a launched pass is still writing: they are granted once that is done."""
+        self._unasked: list[NotReceived] = []
+        """Sequences that are not received because their peer hangs."""
         self._skipped: Counter[str] = Counter()
         self._expired = 0
         self._faults = FaultLog()
@@ -138,10 +144,15 @@ class TransferConnector:
         """See `KVConnector.receive`."""
         source, job, request = sequence.kv_source, next(self._jobs), sequence.request
         assert source is not None
+        if any(taking.is_given_up and taking.address == source.address for taking in self._taking.values()):
+            self.skip("peer_hangs")
+            message = f"{source.address} has not settled an earlier transfer: more would only pin more pages"
+            self._unasked.append(NotReceived(request.request_id, "peer_hangs", message))
+            return
         first = sequence.num_computed
         pages = list(sequence.pages)
         self._pin(pages)
-        self._taking[job] = _Taking(request, pages)
+        self._taking[job] = _Taking(request, source.address, pages)
         known = sequence.token_ids[sequence.num_prompt :].tolist()
         wanted = msgspec.structs.replace(
             request,
@@ -163,7 +174,7 @@ class TransferConnector:
         """See `KVConnector.has_news`."""
         worker = self._worker
         has_failed = worker.failure is not None and not self._is_off
-        return bool(self._next_grants or not worker.events.empty() or has_failed) or self._held_leases.has_expired(now_s)
+        return bool(self._next_grants or self._unasked or not worker.events.empty() or has_failed) or self._held_leases.has_expired(now_s)
 
     def take(self, now_s: float, prefill_tokens_per_s: float) -> Work:
         """See `KVConnector.take`."""
@@ -173,7 +184,8 @@ class TransferConnector:
         for grant in self._next_grants:
             self._worker.do(grant)
         self._next_grants.clear()
-        work = Work()
+        work = Work(came=list(self._unasked))
+        self._unasked.clear()
         self._worker.drain_wakes()
         while True:
             try:
@@ -238,7 +250,9 @@ class TransferConnector:
                 num_cached = min(num_cached, len(request.prompt_token_ids) - 1)
                 work.came.append(Received(request.request_id, num_tokens, token_id, logprobs, num_cached))
             case events.NotTaken(job, reason, message):
-                work.came.append(NotReceived(self._taking[job].request.request_id, reason, message))
+                taking = self._taking[job]
+                taking.is_given_up = True
+                work.came.append(NotReceived(taking.request.request_id, reason, message))
             case events.Settled(job):
                 self._unpin(self._taking.pop(job).pages)
             case events.PrefillAsked():

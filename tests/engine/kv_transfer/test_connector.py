@@ -127,6 +127,22 @@ def test_fallback_waits_when_a_hung_peer_may_still_write_to_its_first_pages() ->
     assert engine.scheduler.pool.usage == 0
 
 
+def test_nothing_more_is_requested_from_a_peer_that_has_not_settled_a_transfer() -> None:
+    engine, worker, _ = make()
+    engine.add(request("r", 20, kv_source=FROM_PEER))
+    steps(engine, 1)
+    worker.send_news(events.NotTaken(0, "late", ""))
+    steps(engine, 3)
+    engine.add(request("s", 20, kv_source=FROM_PEER))
+    assert [output.kv_fallback for output in steps(engine) if output.kv_fallback] == ["peer_hangs"]
+    assert [type(command) for command in worker.done] == [events.Take]
+    worker.send_news(events.Settled(0))
+    engine.add(request("t", 20, kv_source=FROM_PEER))
+    steps(engine, 2)
+    assert [type(command) for command in worker.done] == [events.Take, events.Take]
+    assert engine.stats().kv_transfer.fallbacks == {"peer_hangs": 1}
+
+
 @pytest.mark.parametrize(
     "taken",
     [
