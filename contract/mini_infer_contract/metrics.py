@@ -96,7 +96,7 @@ ENGINE_KV_TRANSFER_PINNED_PAGES = "mini_infer_engine_kv_transfer_pinned_pages"
 ENGINE_KV_TRANSFER_FAULTS = "mini_infer_engine_kv_transfer_faults_total"
 """Counter: messages of other engines that are none, and exceptions; each has cost that message or one transfer."""
 ENGINE_KV_TRANSFER_FAILED = "mini_infer_engine_kv_transfer_failed"
-"""Gauge: 1 when KV transfer has ended by a fault, and all prompts are computed here until the engine is started anew."""
+"""Gauge: 1 when KV transfer has ended by a fault: all prompts are computed here until the engine is started anew."""
 ENGINE_PREFILL_RATE = "mini_infer_engine_prefill_tokens_per_second"
 """Gauge: prompt tokens computed a second in passes with prompts, as measured lately."""
 

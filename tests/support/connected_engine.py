@@ -51,7 +51,7 @@ def connect(engine: Engine, *, lease_s: float = 30.0, **more: Any) -> tuple[Fake
     """Gives an engine a connector. `more` are the connector's keywords."""
     worker = FakeWorker()
     connector = TransferConnector(
-        cast(TransferWorker, worker),
+        cast("TransferWorker", worker),
         engine.scheduler,
         "revision",
         ("host", 1),

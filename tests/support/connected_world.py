@@ -92,7 +92,9 @@ class ConnectedWorld(World):
                     events.Given("nobody", number),
                     events.Gone("nobody"),
                     events.KVAsked("nobody", [], "", "", 0),
-                    events.PrefillAsked("nobody", Request(request_id="x", prompt_token_ids=[], sampling=SamplingParams()), 0, 1),
+                    events.PrefillAsked(
+                        "nobody", Request(request_id="x", prompt_token_ids=[], sampling=SamplingParams()), 0, 1
+                    ),
                 )
             )
         )

@@ -1,4 +1,4 @@
-"""A transfer thread with real sockets and a pretended transport, and what a peer may say to it: rightly, and mutated."""
+"""A transfer thread with real sockets and a pretended transport, and what peers say to it: right and mutated."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -125,7 +125,7 @@ def transfer_worker(
     memory = KVMemory(address=0, num_pages=64, device="cpu", device_index=0, layout=LAYOUT)
     identity = Identity(engine_id=engine_id, weights="w", memory=memory)
     limits = TakerLimits(lease_s=30.0, timeout_s=timeout_s)
-    worker = TransferWorker(identity, cast(Transport, transport), router, "unified", limits)
+    worker = TransferWorker(identity, cast("Transport", transport), router, "unified", limits)
     worker.start()
     try:
         yield worker, f"tcp://127.0.0.1:{port}"

@@ -112,9 +112,7 @@ class GenerationResponse(Response):
                 held.enter_context(state.admission.choices(spec.num_prompts * spec.copies))
                 prompts, sampling = await checked(state, model, spec, len(raw))
                 headers = self._request.headers
-                is_trusted = trusts_sender(
-                    state.options.kv_transfer_trust, state.peer_secret, headers.get(PEER_HEADER)
-                )
+                is_trusted = trusts_sender(state.options.kv_transfer_trust, state.peer_secret, headers.get(PEER_HEADER))
                 source = kv_source(headers, spec.kv_transfer_params, is_trusted=is_trusted)
             except ParameterError as error:
                 raise spec.in_clients_words(bad_parameter(error)) from None

@@ -53,7 +53,7 @@ class GuardedConnector:
             return "no_transfer"
         reason = self._call("refuses", lambda: connector.refuses(request), FAULT)
         if reason:
-            self._call("skip", lambda: connector.skip(reason), None)
+            self._runs("skip", lambda: connector.skip(reason))
         return reason
 
     def receive(self, sequence: Sequence) -> None:
@@ -62,14 +62,14 @@ class GuardedConnector:
             return
         request_id = sequence.request.request_id
         self._receiving.add(request_id)
-        if not self._call("receive", lambda: connector.receive(sequence) or True, otherwise=False):
+        if not self._runs("receive", lambda: connector.receive(sequence)):
             self._came.append(_fault_of(request_id))
 
     def cancel(self, sequence: Sequence) -> None:
         """Says that nobody waits for a sequence's keys and values any more."""
         self._receiving.discard(sequence.request.request_id)
         if (connector := self.connector) is not None:
-            self._call("cancel", lambda: connector.cancel(sequence), None)
+            self._runs("cancel", lambda: connector.cancel(sequence))
 
     def has_news(self, now_s: float) -> bool:
         """True if `take` has something to return."""
@@ -79,7 +79,7 @@ class GuardedConnector:
         return has_news or bool(self._came)
 
     def take(self, now_s: float, prefill_tokens_per_s: float) -> Work:
-        """Returns what has happened since the last call. If the connector raises, all that is awaited is computed here."""
+        """Returns what has happened since the last call. If the connector raises, whatever is awaited fails."""
         if (connector := self.connector) is None:
             return Work()
         work = self._call("take", lambda: connector.take(now_s, prefill_tokens_per_s), None)
@@ -98,24 +98,26 @@ class GuardedConnector:
 
     def launched(self, sequence: Sequence, num_tokens: int, layers: LayerProgress) -> None:
         """Says that a pass which computes a sequence's first `num_tokens` tokens has begun."""
-        if (connector := self.connector) is not None:
-            done = self._call("launched", lambda: connector.launched(sequence, num_tokens, layers) or True, otherwise=False)
-            self._refuse_unless(sequence, done=done)
+        if (connector := self.connector) is not None and not self._runs(
+            "launched", lambda: connector.launched(sequence, num_tokens, layers)
+        ):
+            self._refuse(sequence)
 
     def computed(self, sequence: Sequence, num_tokens: int) -> None:
         """Says that a sequence's first `num_tokens` tokens have been computed."""
-        if (connector := self.connector) is not None:
-            done = self._call("computed", lambda: connector.computed(sequence, num_tokens) or True, otherwise=False)
-            self._refuse_unless(sequence, done=done)
+        if (connector := self.connector) is not None and not self._runs(
+            "computed", lambda: connector.computed(sequence, num_tokens)
+        ):
+            self._refuse(sequence)
 
-    def _refuse_unless(self, sequence: Sequence, *, done: bool) -> None:
-        if not done and self.gives(sequence):
+    def _refuse(self, sequence: Sequence) -> None:
+        if self.gives(sequence):
             self.accept_failed(sequence.request.request_id, "what was computed could not be handed over")
 
     def accept_failed(self, request_id: str, message: str) -> None:
         """Says that a request of another engine cannot be served."""
         if (connector := self.connector) is not None:
-            self._call("accept_failed", lambda: connector.accept_failed(request_id, message), None)
+            self._runs("accept_failed", lambda: connector.accept_failed(request_id, message))
 
     def divert(self, outputs: list[Output]) -> list[Output]:
         """Returns the outputs of this engine's own requests."""
@@ -125,7 +127,7 @@ class GuardedConnector:
     def drop(self, request_id: str) -> None:
         """Says that a request whose keys and values were to be retained was aborted."""
         if (connector := self.connector) is not None:
-            self._call("drop", lambda: connector.drop(request_id), None)
+            self._runs("drop", lambda: connector.drop(request_id))
 
     @property
     def stats(self) -> KVTransferStats:
@@ -140,6 +142,15 @@ class GuardedConnector:
     def record(self, place: str, error: BaseException) -> None:
         """Counts and logs a fault in the engine's handling of one transfer."""
         self._faults.record(place, error)
+
+    def _runs(self, name: str, procedure: Callable[[], None]) -> bool:
+        """Returns True if a procedure of the connector has not raised."""
+        try:
+            procedure()
+        except Exception as error:
+            self._faults.record(f"{name} of the connector", error)
+            return False
+        return True
 
     def _call(self, name: str, function: Callable[[], Result], otherwise: Result) -> Result:
         try:

@@ -174,7 +174,9 @@ class TransferConnector:
         """See `KVConnector.has_news`."""
         worker = self._worker
         has_failed = worker.failure is not None and not self._is_off
-        return bool(self._next_grants or self._unasked or not worker.events.empty() or has_failed) or self._held_leases.has_expired(now_s)
+        return bool(
+            self._next_grants or self._unasked or not worker.events.empty() or has_failed
+        ) or self._held_leases.has_expired(now_s)
 
     def take(self, now_s: float, prefill_tokens_per_s: float) -> Work:
         """See `KVConnector.take`."""
@@ -223,7 +225,9 @@ class TransferConnector:
         that others read are free, for nobody is told any more that a read counts.
         """
         self._is_off = True
-        log.error("KV transfer is switched off (%s: %s): all prompts are computed here", type(failure).__name__, failure)
+        log.error(
+            "KV transfer is switched off (%s: %s): all prompts are computed here", type(failure).__name__, failure
+        )
         message = "this engine's KV transfer has failed"
         awaited = [taking.request.request_id for taking in self._taking.values()]
         work.came.extend(NotReceived(request_id, "transfer_failed", message) for request_id in awaited)

@@ -234,7 +234,7 @@ class Giver:
         """Forgets the peer that greeted first of those without open jobs, if there are too many peers."""
         if len(self._peers) < MAX_PEERS:
             return True
-        busy = {job.peer for job in (*self._prefills.values(), *self._reads.values())}
+        busy = {prefill.peer for prefill in self._prefills.values()} | {read.peer for read in self._reads.values()}
         idle = next((peer for peer in self._peers if peer not in busy), None)
         if idle is not None:
             self._transport.remove_peer(self._peers.pop(idle).engine_id)
@@ -358,13 +358,18 @@ class Giver:
 
     def _end_faulty(self, key: str, job: "_Prefill | _Read") -> None:
         """Ends a job that cannot be gone on with. A write that cannot be looked at any more counts as ended."""
-        if isinstance(job, _Prefill) and job.write is not None:
-            if not (job.is_wanted and isinstance(job.write.motion, StagedGift)):
-                self._tell(events.Given(key, job.write.give.serial))
-                if not job.write.ends_give and job.waiting:
-                    job.waiting.popleft()
-                job.write = None
+        write = job.write if isinstance(job, _Prefill) else None
+        if isinstance(job, _Prefill) and write is not None and not self._ends_by_itself(job, write):
+            self._tell(events.Given(key, write.give.serial))
+            if not write.ends_give and job.waiting:
+                job.waiting.popleft()
+            job.write = None
         self._fail(key, job.peer, job.job)
+
+    @staticmethod
+    def _ends_by_itself(prefill: _Prefill, write: _Write) -> bool:
+        """True if a write through slots is to be abandoned first: its slots come back as its parts end."""
+        return prefill.is_wanted and isinstance(write.motion, StagedGift)
 
     def give(self, give: events.Give) -> None:
         """Write what has been computed."""

@@ -31,7 +31,7 @@ METHODS = (
 )
 
 
-class Weird(Exception):
+class WeirdError(Exception):
     """No exception that anybody expects."""
 
 
@@ -48,7 +48,7 @@ class Connector:
     def _called(self, name: str) -> None:
         self.calls.add(name)
         if name == self.raising:
-            raise Weird(name)
+            raise WeirdError(name)
 
     def refuses(self, request: Request) -> str:
         self._called("refuses")

@@ -169,7 +169,7 @@ def test_engine_goes_on_when_a_peer_sends_a_first_token_that_cannot_be(taken: ev
 
 @pytest.mark.parametrize("logprob", [math.nan, math.inf])
 def test_prompt_is_computed_here_when_log_probabilities_are_no_numbers(logprob: float) -> None:
-    engine, worker, connector = make(vocab_size=50)
+    engine, worker, _connector = make(vocab_size=50)
     asked = request("r", 100, kv_source=FROM_PEER)
     asked = msgspec.structs.replace(asked, sampling=msgspec.structs.replace(asked.sampling, logprobs=1))
     engine.add(asked)
@@ -251,7 +251,7 @@ EVENTS = (
 )
 
 
-class Weird(Exception):
+class WeirdError(Exception):
     """No exception that anybody expects."""
 
 
@@ -271,7 +271,7 @@ def test_engine_goes_on_when_handling_an_event_raises(
 
     def raising(event: events.Event, work: Any) -> None:
         if isinstance(event, kind):
-            raise Weird(kind.__name__)
+            raise WeirdError(kind.__name__)
         handle(event, work)
 
     monkeypatch.setattr(connector, "_handle", raising)
@@ -285,12 +285,12 @@ def test_engine_goes_on_when_handling_an_event_raises(
 
 
 def test_engine_computes_everything_itself_when_the_transfer_thread_has_failed() -> None:
-    engine, worker, connector = make(retained_share=1.0)
+    engine, worker, _connector = make(retained_share=1.0)
     last_of(engine, request("retained", 20, holds_kv=True))
     engine.add(request("r", 40, max_tokens=3, kv_source=FROM_PEER))
     worker.send_news(asked_for("p/0", wanted(20)))
     steps(engine, 1)
-    worker.failure = Weird("the thread")
+    worker.failure = WeirdError("the thread")
     outputs = steps(engine)
     assert [output.kv_fallback for output in outputs if output.kv_fallback] == ["transfer_failed"]
     assert {output.request_id for output in outputs if output.finish_reason} == {"r"}

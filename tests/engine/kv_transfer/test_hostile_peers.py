@@ -1,4 +1,4 @@
-"""Messages that no honest engine sends, over real sockets: each costs its sender, and neither thread nor engine ends."""
+"""Messages that no honest engine sends, over real sockets: each costs its sender, and no thread ends."""
 
 import random
 import time
@@ -125,7 +125,9 @@ def test_giving_thread_goes_on_when_frames_are_random(context: "zmq.Context[zmq.
         whole = wire.encode(wire.Hello(party("peer")))
         for _ in range(500):
             cut = whole[: draw.randrange(len(whole))] + draw.randbytes(draw.randrange(40))
-            frames = [draw.choice((b"", draw.randbytes(draw.randrange(200)), cut)) for _ in range(draw.choice((1, 1, 3)))]
+            frames = [
+                draw.choice((b"", draw.randbytes(draw.randrange(200)), cut)) for _ in range(draw.choice((1, 1, 3)))
+            ]
             peer.socket.send_multipart(frames)
         nested = Peer(context, address, "nested")
         nested.socket.send(b"\x91" * 100_000)

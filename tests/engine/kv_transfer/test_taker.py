@@ -268,7 +268,9 @@ def test_new_job_greets_anew_when_the_transport_to_a_peer_has_failed_under_load(
 
 
 @pytest.mark.parametrize(
-    "part", [(0, 0, (0, 1)), (-1, 16, (0, 1)), (0, 41, (0, 1)), (0, 16, (0, 5)), (0, 16, (3, 3)), (16, 0, (0, 1))], ids=str
+    "part",
+    [(0, 0, (0, 1)), (-1, 16, (0, 1)), (0, 41, (0, 1)), (0, 16, (0, 5)), (0, 16, (3, 3)), (16, 0, (0, 1))],
+    ids=str,
 )
 def test_part_is_put_nowhere_when_it_is_not_of_its_job(world: World, part: tuple[int, int, tuple[int, int]]) -> None:
     world.take(1)

@@ -1,4 +1,4 @@
-"""Two transfer threads, in one of which something raises: the transfer ends, the next one succeeds, both threads live."""
+"""Two transfer threads, in one of which something raises: the transfer ends, and the next one succeeds."""
 
 import time
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ PLACES = (
 )
 
 
-class Weird(Exception):
+class WeirdError(Exception):
     """No exception that anybody expects."""
 
 
@@ -73,7 +73,7 @@ def test_threads_go_on_when_a_handler_raises(
     target = getattr(getattr(pair, side), part)
 
     def raising(*_: Any, **__: Any) -> Any:
-        raise Weird(method)
+        raise WeirdError(method)
 
     with monkeypatch.context() as patched:
         patched.setattr(target, method, raising, raising=True)
@@ -88,7 +88,7 @@ def test_threads_go_on_when_a_handler_raises(
         assert time.monotonic() < end_s, "nothing is taken any more"
 
 
-@pytest.mark.parametrize("error", [SystemExit(1), Weird("in each turn")], ids=["once", "in each turn"])
+@pytest.mark.parametrize("error", [SystemExit(1), WeirdError("in each turn")], ids=["once", "in each turn"])
 def test_peers_lose_an_engine_whose_thread_fails(
     pair: Pair, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -158,7 +158,12 @@ HOSTILE = ([], {}, 0, -1, 10**30, 1.5, True, "", "\x00", "x" * 4096, [[]], {"a":
 
 
 def test_engine_lives_when_trusted_kv_transfer_params_have_any_value(trusting: Side) -> None:
-    right = {"do_remote_prefill": True, "do_remote_decode": False, "remote_host": "127.0.0.1", "remote_port": free_port()}
+    right = {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "remote_host": "127.0.0.1",
+        "remote_port": free_port(),
+    }
     right |= {"remote_request_id": "x", "remote_engine_id": "e", "remote_block_ids": [[1]], "tp_size": 1}
     for name in right:
         for value in HOSTILE:
