@@ -32,7 +32,6 @@ class NixlStaging:
         """Fill a slot with what this rank gives."""
         giver, begin = self._memory.layout, slot * self.buffer.slot_bytes
         given = blocks(giver, rank, taker, span)
-        self._check_fits(sum(block.size for block in given))
         for block in given:
             self._copies.gather(giver, taker, span, block, begin + block.offset)
         return _Copy(self._copies.mark(), sum(block.size for block in given))
@@ -41,15 +40,12 @@ class NixlStaging:
         """Put what peers have written to a slot for this rank where it belongs."""
         taker, begin = self._memory.layout, slot * self.buffer.slot_bytes
         taken = blocks_for(giver, taker, rank, span)
-        self._check_fits(sum(block.size for block, _ in taken))
+        num_bytes = sum(block.size for block, _ in taken)
+        if num_bytes > self.buffer.slot_bytes:  # by what a peer says of it: other slots are others'
+            raise TransportError(f"a part of {num_bytes} bytes does not fit into a slot of {self.buffer.slot_bytes}")
         for block, offset in taken:
             self._copies.scatter(giver, taker, span, block, begin + offset)
-        return _Copy(self._copies.mark(), sum(block.size for block, _ in taken))
-
-    def _check_fits(self, num_bytes: int) -> None:
-        """Raises TransportError if a part is larger than a slot: what a peer says of it must reach no other slot."""
-        if num_bytes > self.buffer.slot_bytes:
-            raise TransportError(f"a part of {num_bytes} bytes does not fit into a slot of {self.buffer.slot_bytes}")
+        return _Copy(self._copies.mark(), num_bytes)
 
 
 class _Copy:
