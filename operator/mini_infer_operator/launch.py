@@ -144,11 +144,20 @@ def serve_arguments(
         f"--events-port={addresses.events_port}",
         f"--replay-port={addresses.replay_port}",
         f"--drain-timeout={drain_s:g}",
-        *((f"--role={launch.role}", f"--transfer-port={addresses.transfer_port}") if launch.moves_cache else ()),
+        *(_transfer_arguments(launch, addresses) if launch.moves_cache else ()),
         *parallel_arguments(launch.parallelism),
         *((f"--nnodes={nodes}",) if nodes > 1 else ()),
         *launch.arguments,
     ]
+
+
+def _transfer_arguments(launch: Launch, addresses: Addresses) -> tuple[str, ...]:
+    """Engines trust their clients until they know the service's secret: gateways have no token to send yet."""
+    return (
+        f"--role={launch.role}",
+        f"--transfer-port={addresses.transfer_port}",
+        "--kv-transfer-trust=clients",
+    )
 
 
 def grace_s(launch: Launch) -> float:

@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.api_keys import SALTED_BY_KEY, KeyGrant, salted
 from mini_infer_contract.launch import KEEPALIVE_COMMENT, KV_FALLBACK_HEADER
+from mini_infer_contract.peer_auth import PEER_HEADER
 from mini_infer_contract.prompt import PromptEncoder
 from mini_infer_contract.request_timeout import request_timeout_s, timed_out
 from mini_infer_contract.sliced_json import read_large_json_object
@@ -27,6 +28,7 @@ from mini_infer_engine.api.generation import Generation
 from mini_infer_engine.api.http import error_response, json_response, read_json, request_id
 from mini_infer_engine.api.key_check import GRANT
 from mini_infer_engine.api.kv_source import kv_source
+from mini_infer_engine.api.kv_trust import trusts_sender
 from mini_infer_engine.api.output_grammar import output_grammar
 from mini_infer_engine.api.state import ApiServerState
 from mini_infer_engine.config.generation import GenerationDefaults
@@ -109,7 +111,9 @@ class GenerationResponse(Response):
                 model = state.admit(spec.model)
                 held.enter_context(state.admission.choices(spec.num_prompts * spec.copies))
                 prompts, sampling = await checked(state, model, spec, len(raw))
-                source = kv_source(self._request.headers, spec.kv_transfer_params)
+                headers = self._request.headers
+                is_trusted = trusts_sender(state.options.kv_transfer_trust, state.peer_secret, headers.get(PEER_HEADER))
+                source = kv_source(headers, spec.kv_transfer_params, is_trusted=is_trusted)
             except ParameterError as error:
                 raise spec.in_clients_words(bad_parameter(error)) from None
             except ApiError as error:

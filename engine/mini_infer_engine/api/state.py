@@ -11,6 +11,7 @@ from typing import Protocol
 
 from mini_infer_contract.api_errors import ApiError, unknown_model
 from mini_infer_contract.launch import DRAINING_HEADER, Role
+from mini_infer_contract.peer_auth import PeerSecret
 from mini_infer_engine.api.admission import Admission
 from mini_infer_engine.api.dialects.base import GenerationSpec
 from mini_infer_engine.api.generation import Generation
@@ -61,6 +62,8 @@ class ApiServerState:
     options: ServerOptions
     max_running: int
     """Choices that the engine works on at once."""
+    peer_secret: PeerSecret | None = None
+    """The service's secret, by whose token its gateway is known; None: the engine knows no gateway."""
     in_flight: int = field(default=0, init=False)
     """Requests for text, from the first byte of their header to the last of their answer."""
     idle: asyncio.Event = field(default_factory=asyncio.Event, init=False)

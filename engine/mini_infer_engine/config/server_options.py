@@ -43,6 +43,10 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     """Give keys and values to other engines, and take theirs, by this port of control; 0: do not, which goes with
     --role unified alone."""
+    kv_transfer_trust: Annotated[Literal["gateway", "clients"], Option(group=SERVER)] = "gateway"
+    """Whose kv_transfer_params and headers that name other engines count: those of the service's gateway, which sends
+    its token, or those of all clients, which is for the proxies of vLLM and llm-d; a client that is trusted can have
+    the engine take keys and values from any host, which then answer other clients' prompts."""
     max_body_bytes: Annotated[int, Option(group=SERVER, flag="max-body-size", unit="SIZE", low=1, is_size=True)] = (
         MAX_BODY_BYTES
     )

@@ -4,6 +4,7 @@ import hashlib
 import logging
 import os
 import socket
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -15,9 +16,10 @@ import zmq
 from mini_infer_contract.listening import tcp_address
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core.engine import Engine
+from mini_infer_engine.core.request import Request
 from mini_infer_engine.dry.dry_run import DryRun
 from mini_infer_engine.kv_transfer.checkpoint_digest import checkpoint_digest
-from mini_infer_engine.kv_transfer.connector import TransferConnector
+from mini_infer_engine.kv_transfer.connector import ANY_VOCABULARY, TransferConnector, any_request
 from mini_infer_engine.kv_transfer.layout import KVMemory
 from mini_infer_engine.kv_transfer.taker import TakerLimits
 from mini_infer_engine.kv_transfer.transfer_port import TransferPort
@@ -76,9 +78,13 @@ def start_transfer(
     memory: KVMemory,
     open_transport: OpenTransport,
     weights: "Future[str]",
+    *,
+    check: Callable[[Request], None] = any_request,
+    vocab_size: int = ANY_VOCABULARY,
 ) -> TransferWorker:
     """Listen, and let the engine exchange keys and values from now on. `memory`: of this rank.
 
+    `check` raises ValueError if another engine requests what no client may.
     ValueError: the port is taken, or the transport that was asked for is not there.
     """
     engine_id = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
@@ -97,6 +103,9 @@ def start_transfer(
         lease_s=settings.kv_transfer_lease,
         falls_back=settings.kv_transfer_fallback,
         queued_tokens=partial(getattr, scheduler, "num_queued_tokens"),
+        retained_share=settings.kv_transfer_retained_share,
+        check=check,
+        vocab_size=vocab_size,
     )
     worker.start()
     log.info("KV transfer: role %s, transport %s, control at port %d", where.role, transport.name, where.port)

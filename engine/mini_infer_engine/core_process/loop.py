@@ -33,6 +33,7 @@ from mini_infer_engine.core_process import messages
 from mini_infer_engine.core_process.build import build_engine
 from mini_infer_engine.core_process.core_config import CoreConfig
 from mini_infer_engine.core_process.kv_transfer import begin_identity, start_transfer
+from mini_infer_engine.core_process.peer_requests import check_peer_request
 from mini_infer_engine.core_process.publisher import EventPublisher
 from mini_infer_engine.distributed.last_words import say
 from mini_infer_engine.kv_transfer.worker import TransferWorker
@@ -45,6 +46,9 @@ logger = logging.getLogger(__name__)
 _PARENT_CHECK_S = 1.0
 _LINGER_MS = 500
 """For the last words to the front."""
+_HEARTBEAT_S = 5.0
+"""Between two messages of a core that has work and can do none before another engine gives back pages: it waits, and
+does not hang."""
 _LOST_S = 0.5
 """From the end of a group of ranks until the process is ended, if it does not leave by itself: its last words are said
 already, and a hung rank has taken three of the five seconds in which all is over (see `signs`)."""
@@ -84,6 +88,7 @@ class CoreLoop:
         self._front = front
         """The HTTP process's identity on the ROUTER socket."""
         self._sent_stats = EngineStats()
+        self._sent_s = 0.0
         self._role = role
 
     def run(self) -> None:
@@ -124,6 +129,10 @@ class CoreLoop:
                     self._engine.add(request)
                 except ValueError as error:
                     self._refused.append(_refusal(request.request_id, str(error)))
+                except Exception as error:  # whatever a client has sent, it ends its own request alone
+                    logger.exception("request %s cannot be taken", request.request_id)
+                    reason = f"the engine cannot take this request ({type(error).__name__}); its log says why"
+                    self._refused.append(_failure(request.request_id, reason))
             case messages.Abort(request_ids):
                 for request_id in request_ids:
                     self._engine.abort(request_id)
@@ -142,14 +151,19 @@ class CoreLoop:
 
     def _send(self, outputs: list[Output]) -> None:
         """All outputs of a step in one message; the numbers go with them, or alone where they have changed."""
-        stats = self._engine.stats()
-        if outputs or stats != self._sent_stats:
-            self._sent_stats = stats
+        stats, now_s = self._engine.stats(), time.monotonic()
+        is_due = self._engine.only_receives and now_s - self._sent_s >= _HEARTBEAT_S
+        if outputs or is_due or stats != self._sent_stats:
+            self._sent_stats, self._sent_s = stats, now_s
             send(self._router, self._front, messages.StepOutputs(outputs, stats))
 
 
 def _refusal(request_id: str, reason: str) -> Output:
     return Output(request_id=request_id, token_ids=[], finish_reason="error", error=reason, is_refusal=True)
+
+
+def _failure(request_id: str, reason: str) -> Output:
+    return Output(request_id=request_id, token_ids=[], finish_reason="error", error=reason)
 
 
 def send(router: zmq.Socket[bytes], front: bytes, message: messages.CoreMessage) -> None:
@@ -160,6 +174,7 @@ def send(router: zmq.Socket[bytes], front: bytes, message: messages.CoreMessage)
 def serve(config: CoreConfig, folder: Path) -> None:
     """Build the engine while the front waits, then run it. What goes wrong is told to the front before it is raised."""
     context = zmq.Context()
+    transfer: TransferWorker | None = None
     router = context.socket(zmq.ROUTER)
     router.set(zmq.SNDHWM, 0)
     router.set(zmq.RCVHWM, 0)
@@ -176,7 +191,6 @@ def serve(config: CoreConfig, folder: Path) -> None:
             import_to_stay("torch")
         watched = _watched(config, folder) if has_ranks else None
         built = build_engine(config.settings, config.dry_run, watched=watched, moves_kv=moves_kv)
-        transfer = None
         if weights is not None:
             sys.setswitchinterval(_SWITCH_S)
             transfer = start_transfer(
@@ -188,6 +202,12 @@ def serve(config: CoreConfig, folder: Path) -> None:
                 built.memory,
                 built.open_transport,
                 weights,
+                check=partial(
+                    check_peer_request,
+                    max_model_len=built.model.max_model_len,
+                    vocab_size=built.model.vocab_size,
+                ),
+                vocab_size=built.model.vocab_size,
             )
         gc.collect()
         gc.freeze()  # what is here now stays: without, each full collection walks all of it while requests wait
@@ -195,8 +215,6 @@ def serve(config: CoreConfig, folder: Path) -> None:
         send(router, front, messages.Ready(msgspec.structs.replace(built.model, kv_transport=kv_transport)))
         role = config.transfer.role
         CoreLoop(built.engine, router, publisher, config.parent_pid, front, transfer, role).run()
-        if transfer is not None:
-            transfer.stop()
         publisher.close()
     except Exception as error:
         expected = isinstance(error, ValueError | OSError | RunnerLostError)
@@ -205,6 +223,8 @@ def serve(config: CoreConfig, folder: Path) -> None:
             logger.exception("the core process fails")
         raise SystemExit(1) from None
     finally:
+        if transfer is not None:  # before its sockets are closed, which are its thread's
+            transfer.stop()
         context.destroy(linger=_LINGER_MS)
 
 
