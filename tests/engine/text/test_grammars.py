@@ -7,7 +7,8 @@ from tokenizers import Tokenizer
 
 from mini_infer_engine.dry.vocabulary import EOS_TOKEN_IDS, TURN_START_ID, dry_assets
 from mini_infer_engine.model_path import DEMO_DIRECTORY
-from mini_infer_engine.structured.grammar import Grammar, GrammarError, of_choice, of_regex
+from mini_infer_engine.structured.grammar import Grammar, of_choice, of_regex
+from mini_infer_engine.structured.limits import GrammarError
 from mini_infer_engine.structured.params import GrammarRequest
 from mini_infer_engine.text import grammars
 from mini_infer_engine.text.grammars import Grammars, special_tokens

@@ -14,7 +14,7 @@ EXPRESSIONS = ["[0-9]{2,6}", "(yes|no)", "a*", "[^b]+"] * 5
 @pytest.fixture(scope="module")
 def matchers() -> list[LLMatcher]:
     compiler = GrammarCompiler(lambda: dry_assets().files["tokenizer.json"], VOCAB_SIZE, EOS_TOKEN_IDS)
-    return [compiler.compile(of_regex(expression).text).result() for expression in EXPRESSIONS]
+    return [compiler.compile(of_regex(expression)).result() for expression in EXPRESSIONS]
 
 
 def chosen(times_s: list[float], fills: int) -> list[int]:
