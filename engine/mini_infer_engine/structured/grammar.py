@@ -171,7 +171,10 @@ def _regex(pattern: str) -> str:
 
 
 def _document(*parts: Mapping[str, Any]) -> Grammar:
-    return Grammar(json.dumps({"grammars": parts}))
+    try:
+        return Grammar(json.dumps({"grammars": parts}))
+    except ValueError:
+        raise GrammarError("a number in it has more digits than can be enforced") from None
 
 
 def _name(grammar: Grammar) -> str:

@@ -55,6 +55,8 @@ SLOW_COMPILE_S = 0.1
 CORE_STACK_BYTES = 64 << 20
 """The stacks of threads that compile grammars and compute masks in the core: what recurses within a worker's stack
 while it is proved has sixteen times as much later on."""
+_MOST_DIGITS = 100
+"""Of a number that are looked at: Python takes quadratic time to read thousands."""
 
 
 class GrammarError(ValueError):
@@ -175,12 +177,15 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-def _states_of(multiple_of: object) -> Decimal:
+def _states_of(multiple_of: object) -> int:
     """Returns the number that the digits make, without the point and trailing zeros."""
     if isinstance(multiple_of, bool) or not isinstance(multiple_of, int | float):
-        return Decimal(0)
+        return 0
     number = Decimal(multiple_of if isinstance(multiple_of, int) else repr(multiple_of))
-    return Decimal((0, number.normalize().as_tuple().digits, 0)) if number.is_finite() else Decimal(0)
+    if not number.is_finite():
+        return 0
+    digits = "".join(map(str, number.as_tuple().digits)).strip("0")
+    return int(digits[:_MOST_DIGITS] or 0)
 
 
 def _resolved(root: Any, reference: object) -> Any:

@@ -131,7 +131,8 @@ def _die_with_parent() -> None:
 def main() -> None:
     """Run as `python -m mini_infer_engine.structured.proving.process FD`; started by prover.py alone."""
     show_crashes()  # of this process: a worker that dies says nothing, for its parent does
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the parent decides when this ends
+    for number in (signal.SIGINT, signal.SIGTERM):  # of a terminal or a supervisor: the parent decides when this ends
+        signal.signal(number, signal.SIG_IGN)
     control = socket.socket(fileno=int(sys.argv[1]))
     try:
         tokenizer = vocabulary(receive_document(control).decode())

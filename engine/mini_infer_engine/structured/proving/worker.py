@@ -21,6 +21,7 @@ from mini_infer_engine.structured.limits import (
     PROOF_STACK_BYTES,
 )
 from mini_infer_engine.structured.parser_limits import parser_limits
+from mini_infer_engine.structured.proving.dead_ends import DEAD_END, has_dead_pattern, is_dead_end
 from mini_infer_engine.structured.proving.messages import Proof
 
 LONGEST_FAULT = 1000
@@ -29,7 +30,6 @@ _WALKS = 4
 _WALK_STEPS = 12
 _WALK_S = 0.006
 """Masks beyond the first of each walk are computed only while all walks have taken less: the client waits for them."""
-_DEAD_END = "NoExtensionBias"
 
 
 def limit_this_process() -> None:
@@ -60,6 +60,8 @@ def _fault(tokenizer: LLTokenizer, text: str) -> str:
     matcher = LLMatcher(tokenizer, text, log_level=0, limits=parser_limits())
     if matcher.is_error():
         return matcher.get_error().strip() or "it does not compile"
+    if has_dead_pattern(tokenizer, text):
+        return DEAD_END
     started = time.perf_counter()
     for seed in range(_WALKS):
         output, chooser = matcher.deep_copy(), random.Random(seed)
@@ -79,25 +81,17 @@ def _next_token(output: LLMatcher, chooser: random.Random) -> str:
     mask = np.frombuffer(output.compute_bitmask(), dtype=np.uint8)
     if (took := time.process_time() - started) > MAX_MASK_S:
         return f"one of its first masks takes {took:.2f} s of CPU, and at most {MAX_MASK_S:g} are allowed: simplify it"
+    if is_dead_end(output):
+        return DEAD_END
     if output.is_error():
-        fault = output.get_error().strip()
-        if _DEAD_END in fault or _DEAD_END in output.stop_reason():
-            return _dead_end()
-        return f"{fault.partition(chr(10))[0]}: simplify it"
+        return f"{output.get_error().strip().partition(chr(10))[0]}: simplify it"
     if output.is_stopped():
-        return _dead_end() if _DEAD_END in output.stop_reason() else ""
+        return ""
     allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
     if not len(allowed):
-        return _dead_end()
+        return DEAD_END
     output.consume_token(int(allowed[chooser.randrange(len(allowed))]))
     return output.get_error().partition("\n")[0].strip() if output.is_error() else ""
-
-
-def _dead_end() -> str:
-    return (
-        "some outputs that it allows cannot be completed, as where patternProperties match no other names than "
-        "properties does: leave out what nothing can match"
-    )
 
 
 def _memory_bytes() -> tuple[int, int]:
