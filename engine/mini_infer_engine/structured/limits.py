@@ -23,7 +23,7 @@ MAX_DEFINITIONS = 5000
 """Schemas in `$defs` and `definitions`."""
 MAX_ENUM_VALUES = 20_000
 """Of all `enum`s together."""
-MAX_MULTIPLE_OF = 100_000
+MAX_MULTIPLE_OF = 10_000
 """Of the digits of `multipleOf`, without trailing zeros and the point: the automaton has that many states."""
 MAX_LITERAL_CHARACTERS = 8192
 """Of one constant text or pattern: each token within a constant costs time and memory that grow with what is left."""
@@ -32,8 +32,9 @@ MAX_RULE_DEPTH = 128
 MAX_RULES = 5000
 """Of one grammar in Lark or GBNF."""
 
-MAX_GRAMMAR_BYTES = 64 << 20
-"""Memory that a worker may take to compile a grammar and compute its first masks."""
+MAX_GRAMMAR_BYTES = 32 << 20
+"""Memory that a worker may take to compile a grammar and compute its first masks: a hundred times what schemas in use
+need."""
 MAX_CPU_S = 1.0
 """CPU seconds that this may take: a hundred times what schemas in use need."""
 MAX_WALL_S = 8.0
@@ -48,7 +49,7 @@ MAX_GRAMMARS_WAITING = 64
 """New grammars of one client that wait for those; more are refused with 429."""
 PROOF_STACK_BYTES = 4 << 20
 """The stack of a worker."""
-MAX_KEPT_BYTES = 256 << 20
+MAX_KEPT_BYTES = 64 << 20
 """Memory of compiled grammars that the core keeps for requests to come; the oldest goes first."""
 SLOW_COMPILE_S = 0.1
 """CPU seconds from which on a grammar is compiled in a line of its own, behind which no other waits."""

@@ -27,9 +27,10 @@ from mini_infer_engine.structured.proving.messages import Proof
 LONGEST_FAULT = 1000
 """Characters of an error: llguidance shows where in a grammar it is, and lines may be long."""
 _WALKS = 4
-_WALK_STEPS = 12
+_WALK_STEPS = 16
+_FEWEST_STEPS = 4
 _WALK_S = 0.006
-"""Masks beyond the first of each walk are computed only while all walks have taken less: the client waits for them."""
+"""Masks beyond the first few of each walk are computed only while all walks have taken less: the client waits."""
 
 
 def limit_this_process() -> None:
@@ -66,7 +67,7 @@ def _fault(tokenizer: LLTokenizer, text: str) -> str:
     for seed in range(_WALKS):
         output, chooser = matcher.deep_copy(), random.Random(seed)
         for step in range(_WALK_STEPS):
-            if step and time.perf_counter() - started > _WALK_S:
+            if step >= _FEWEST_STEPS and time.perf_counter() - started > _WALK_S:
                 break
             if fault := _next_token(output, chooser):
                 return fault
