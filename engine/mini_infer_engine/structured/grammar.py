@@ -17,6 +17,7 @@ from mini_infer_engine.structured.limits import (
     check_json_depth,
     check_lark,
     check_literal,
+    check_regex,
     check_schema,
 )
 
@@ -77,6 +78,7 @@ def of_json_schema(
         "lenient": strict is False,
     }
     if whitespace.is_allowed:
+        check_regex(whitespace.pattern, "whitespace_pattern")
         options["whitespace_pattern"] = whitespace.pattern
     return _document({"json_schema": rules | {"x-guidance": options}})
 
@@ -88,7 +90,7 @@ def of_json_object(whitespace: Whitespace = ANY_WHITESPACE) -> Grammar:
 
 def of_regex(pattern: str) -> Grammar:
     """A text that the regex matches as a whole; syntax of Rust's regex crate, without look-around."""
-    check_literal(pattern, "the regex")
+    check_regex(pattern, "the regex")
     return of_lark(f"start: {_regex(pattern)}")
 
 

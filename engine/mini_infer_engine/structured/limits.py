@@ -27,6 +27,9 @@ MAX_MULTIPLE_OF = 10_000
 """Of the digits of `multipleOf`, without trailing zeros and the point: the automaton has that many states."""
 MAX_LITERAL_CHARACTERS = 8192
 """Of one constant text or pattern: each token within a constant costs time and memory that grow with what is left."""
+MAX_RULES_CHARACTERS = 65_536
+"""Of all constants of a grammar in Lark or GBNF, and of one terminal with those that it refers to: the library joins
+neighbours to one constant."""
 MAX_RULE_DEPTH = 128
 """Of rules of Lark or GBNF that refer to each other in a row."""
 MAX_RULES = 5000
@@ -88,6 +91,45 @@ def check_literal(text: str, name: str) -> None:
     """Raises GrammarError if a constant or a pattern is longer than masks can be computed for in time."""
     if len(text) > MAX_LITERAL_CHARACTERS:
         raise GrammarError(f"{name} has {len(text)} characters; at most {MAX_LITERAL_CHARACTERS} can be enforced")
+
+
+_REGEX_TOKEN = re.compile(
+    r"\\[pPxuU]\{[^}]*\}|\\.|\[(?:\^?\](?=[^\]]*\]))?(?:[^\]\\]|\\.)*\]|\{(\d+)(?:,\d*)?\}|.", re.DOTALL
+)
+
+
+def check_regex(pattern: str, name: str) -> None:
+    """Raises GrammarError if a regex, its counted repetitions written out, is too long a constant."""
+    check_literal(pattern, name)
+    if (length := regex_length(pattern)) > MAX_LITERAL_CHARACTERS:
+        raise GrammarError(
+            f"{name} repeats so that it matches no less than about {length} characters; at most "
+            f"{MAX_LITERAL_CHARACTERS} can be enforced"
+        )
+
+
+def regex_length(pattern: str) -> int:
+    """Returns about how many characters a regex has with repetitions written out as often as they must occur.
+
+    The library writes out what repeats, and does so at once when an output comes to it. Alternatives count together.
+    """
+    groups, last = [0], 0
+    for token in _REGEX_TOKEN.finditer(pattern):
+        text = token[0]
+        if token[1]:
+            count = max(1, int(token[1][:12]))
+            groups[-1] += last * (count - 1)
+            last *= count
+        elif text == "(":
+            groups.append(0)
+            last = 0
+        elif text == ")" and len(groups) > 1:
+            last = groups.pop()
+            groups[-1] += last
+        elif text not in ("|", "?", "*", "+"):
+            last = 1
+            groups[-1] += 1
+    return sum(groups)
 
 
 def _inside(value: object) -> list[object]:
@@ -164,14 +206,14 @@ def _check_keywords(node: Mapping[str, Any]) -> None:
             "number: round it"
         )
     if _is_text(pattern := node.get("pattern")):
-        check_literal(pattern, "a pattern")
+        check_regex(pattern, "a pattern")
     for values in (node.get("enum"), [node.get("const")]):
         for value in values if isinstance(values, list) else ():
             if _is_text(value):
                 check_literal(value, "a string in enum or const")
     for keyword in ("properties", "patternProperties"):
         for name in _mapping(node, keyword):
-            check_literal(name, f"a name in {keyword}")
+            (check_regex if keyword == "patternProperties" else check_literal)(name, f"a name in {keyword}")
 
 
 def _is_text(value: object) -> bool:
@@ -240,9 +282,11 @@ _LARK_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 def check_lark(lark: str) -> None:
     """Raises GrammarError if the rules of a client's Lark grammar are too many, too long or refer too deeply."""
-    for text in _LARK_TEXT.finditer(lark):
-        if text[0][0] in '"/' and not text[0].startswith("//"):
-            check_literal(text[0], "a string or regex of the grammar")
+    texts = [text[0] for text in _LARK_TEXT.finditer(lark) if text[0][0] in '"/' and not text[0].startswith("//")]
+    for text in texts:
+        (check_literal if text[0] == '"' else check_regex)(text, "a string or regex of the grammar")
+    if (total := sum(map(len, texts))) > MAX_RULES_CHARACTERS:
+        raise GrammarError(f"the grammar's texts have {total} characters; at most {MAX_RULES_CHARACTERS} can be enforced")
     bare = _LARK_TEXT.sub(" ", lark)
     rules = list(_LARK_RULE.finditer(bare))
     if len(rules) > MAX_RULES:
@@ -255,3 +299,49 @@ def check_lark(lark: str) -> None:
         edges.setdefault(id(names[rule[1]]), []).extend(names[name] for name in found if name in names)
     if _longest_chain(edges) > MAX_RULE_DEPTH:
         raise GrammarError(f"more than {MAX_RULE_DEPTH} rules of the grammar refer to each other in a row")
+    _check_terminals(lark)
+
+
+_LARK_COUNT = re.compile(r"(?:~\s*|\{)(\d+)")
+
+
+def _check_terminals(lark: str) -> None:
+    """Raises GrammarError if a terminal or rule, with the terminals that it refers to, is too long a constant.
+
+    Counts that repeat a part are taken for counts of the whole: a grammar comes nowhere near the limit by chance.
+    """
+    bodies = _bodies(lark)
+    lengths: dict[str, int] = {}
+
+    def length(name: str, depth: int) -> int:
+        if name not in lengths:
+            lengths[name] = 0  # of one that refers to itself, which the library refuses
+            lengths[name] = _length(bodies[name], depth)
+        return lengths[name]
+
+    def _length(body: str, depth: int) -> int:
+        texts = _LARK_TEXT.findall(body)
+        total = sum(regex_length(text) if text[0] == "/" else len(text) for text in texts)
+        bare = _LARK_TEXT.sub(" ", body)
+        if depth < MAX_RULE_DEPTH:
+            total += sum(length(name, depth + 1) for name in _LARK_NAME.findall(bare) if name in bodies and name.isupper())
+        for count in _LARK_COUNT.findall(bare):
+            total *= max(1, int(count[:6]))
+        return min(total, 1 << 60)
+
+    for name in bodies:
+        if length(name, 0) > MAX_RULES_CHARACTERS:
+            raise GrammarError(
+                f"{name[:40]} of the grammar is, written out, longer than {MAX_RULES_CHARACTERS} characters: shorten it"
+            )
+
+
+def _bodies(lark: str) -> dict[str, str]:
+    """What stands behind the colon of each rule and terminal, its texts included."""
+    masked = _LARK_TEXT.sub(lambda text: "\x00" * len(text[0]), lark)
+    rules = list(_LARK_RULE.finditer(masked))
+    ends = [*(rule.start() for rule in rules[1:]), len(lark)]
+    bodies: dict[str, str] = {}
+    for rule, end in zip(rules, ends, strict=True):
+        bodies[rule[1]] = bodies.get(rule[1], "") + lark[rule.end() : end]
+    return bodies

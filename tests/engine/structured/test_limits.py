@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mini_infer_engine.structured import limits
-from mini_infer_engine.structured.grammar import of_choice, of_json_schema, of_lark_or_gbnf, of_regex
+from mini_infer_engine.structured.grammar import Whitespace, of_choice, of_json_schema, of_lark_or_gbnf, of_regex
 from mini_infer_engine.structured.limits import (
     MAX_DEFINITIONS,
     MAX_ENUM_VALUES,
@@ -76,6 +76,46 @@ def test_depth_is_the_longest_way_where_definitions_are_shared() -> None:
 def test_a_schema_that_exceeds_a_limit_is_refused_by_its_name(schema: dict[str, Any], limit: object) -> None:
     with pytest.raises(GrammarError, match=str(limit)):
         of_json_schema(schema)
+
+
+@pytest.mark.parametrize(
+    ("regex", "length"),
+    [
+        ("abc", 3),
+        ("a{3}b", 4),
+        ("(ab){2,9}c", 5),
+        ("((ab){10}c){10}", 210),
+        (r"[a-z\]]{4}\d{2}\p{L}{3}\{5", 11),
+        ("(a|b){0,5}", 2),
+        ("a{,3}", 5),
+        ("[]a]{2}", 2),
+        ("((x{1000}){1000}){1000}", 10**9),
+        ("x{99999999999999999999}", 999_999_999_999),
+        (")(", 1),
+    ],
+)
+def test_the_length_of_a_regex_counts_its_repetitions(regex: str, length: int) -> None:
+    assert limits.regex_length(regex) == length
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: of_regex("z{20}((ab){100}){50}"),
+        lambda: of_json_schema({"type": "array", "prefixItems": [{}, {"pattern": "^((ab){100}){50}$"}]}),
+        lambda: of_json_schema({"patternProperties": {"^((ab){100}){50}$": {}}}),
+        lambda: of_json_schema({}, whitespace=Whitespace(pattern="( {100}){100}")),
+        lambda: of_lark_or_gbnf("start: /(x{100}){100}/"),
+        lambda: of_lark_or_gbnf("start: " + " ".join([f'"{LONG[:8000]}"'] * 10)),
+        lambda: of_lark_or_gbnf(f'start: "a" T\nT: {" ".join(["A"] * 50)}\nA: "{LONG[:8000]}"'),
+        lambda: of_lark_or_gbnf(f'start: "a" T\nT: A~50\nA: "{LONG[:8000]}"'),
+        lambda: of_lark_or_gbnf(f'start: "a" "{LONG[:8000]}"{{50}}'),
+    ],
+)  # fmt: skip
+def test_a_constant_that_is_made_by_repetition_is_refused(build: Any) -> None:
+    """The library writes it out, for seconds, when an output comes to it."""
+    with pytest.raises(GrammarError, match="at most|longer than"):
+        build()
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,13 @@ safe to compile there. The process ends after one grammar, and with it all memor
 """
 
 import contextlib
+import json
 import os
 import random
 import resource
 import signal
 import time
+from collections.abc import Iterator
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
@@ -63,6 +65,9 @@ def _fault(tokenizer: LLTokenizer, text: str) -> str:
         return matcher.get_error().strip() or "it does not compile"
     if has_dead_pattern(tokenizer, text):
         return DEAD_END
+    for pattern in patterns_in(text):
+        if fault := _next_token(_alone(tokenizer, pattern), random.Random(0)):
+            return f"pattern {pattern[:40]!r}: {fault}"
     started = time.perf_counter()
     for seed in range(_WALKS):
         output, chooser = matcher.deep_copy(), random.Random(seed)
@@ -74,6 +79,33 @@ def _fault(tokenizer: LLTokenizer, text: str) -> str:
             if output.is_stopped():
                 break
     return ""
+
+
+def patterns_in(text: str) -> Iterator[str]:
+    """The regexes of a grammar's schemas. A lexer looks into one only when an output comes to it."""
+    if '"pattern' not in text:
+        return
+    found, pending = set[str](), [json.loads(text)]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, list):
+            pending += item
+        elif isinstance(item, dict):
+            pending += item.values()
+            named = item.get("patternProperties")
+            found |= {item["pattern"]} if isinstance(item.get("pattern"), str) else set()
+            found |= set(named) if isinstance(named, dict) else set()
+    yield from sorted(found)
+
+
+def _alone(tokenizer: LLTokenizer, pattern: str) -> LLMatcher:
+    """An output that begins within a string of this pattern."""
+    schema = {"type": "string", "pattern": pattern}
+    output = LLMatcher(
+        tokenizer, json.dumps({"grammars": [{"json_schema": schema}]}), log_level=0, limits=parser_limits()
+    )
+    output.try_consume_tokens(tokenizer.tokenize_str('"'))
+    return output
 
 
 def _next_token(output: LLMatcher, chooser: random.Random) -> str:
