@@ -165,9 +165,7 @@ def step_costs(compiler: GrammarCompiler, steps: int = 200) -> dict[str, Any]:
     """
     grammar = of_json_schema(LONG)
     sampling = SamplingParams(grammar=grammar)
-    matchers = [
-        GrammarMatcher(compiler.compile(grammar).result(), sampling, VOCAB_SIZE, EOS) for _ in range(BATCH)
-    ]
+    matchers = [GrammarMatcher(compiler.compile(grammar).result(), sampling, VOCAB_SIZE, EOS) for _ in range(BATCH)]
     jobs = [(matcher.library, line) for line, matcher in enumerate(matchers)]
     bits = np.zeros((BATCH, words_of(VOCAB_SIZE)), dtype=np.uint32)
     pools = {threads: LLExecutor(num_threads=threads) for threads in (2, 4, 8) if threads < available_cores()}

@@ -77,7 +77,9 @@ class ServerMetrics(Collector):
             finished.add_metric([reason], count)
         yield finished
         ended = CounterMetricFamily(
-            names.ENGINE_GRAMMAR_WORKERS_ENDED, "Workers ended while they checked a grammar.", labels=[names.LABEL_LIMIT]
+            names.ENGINE_GRAMMAR_WORKERS_ENDED,
+            "Workers ended while they checked a grammar.",
+            labels=[names.LABEL_LIMIT],
         )
         for limit in ENDS:
             ended.add_metric([limit], self.grammar_worker_ends.get(limit, 0))

@@ -16,7 +16,7 @@ from mini_infer_engine.structured.limits import (
     GrammarError,
     check_json_depth,
     check_lark,
-    check_literal,
+    check_literals,
     check_regex,
     check_schema,
 )
@@ -99,8 +99,7 @@ def of_choice(choices: Sequence[str]) -> Grammar:
     if not choices:
         raise GrammarError("there is nothing to choose from: give at least one string")
     different = dict.fromkeys(choices)
-    for text in different:
-        check_literal(text, "a choice")
+    check_literals(different, "a choice")
     if len(different) <= _MOST_RULES:
         return of_lark("start: " + " | ".join(map(literal, different)))
     texts = [literal(text) for text in different if text]
@@ -203,7 +202,9 @@ def _rewritten(schema: Any, allows_additional_properties: bool) -> Any:
     rewritten: dict[str, Any] = {}
     for keyword, value in schema.items():
         if keyword in _MAPS_OF_SCHEMAS and isinstance(value, Mapping):
-            rewritten[keyword] = {name: _rewritten(inner, allows_additional_properties) for name, inner in value.items()}
+            rewritten[keyword] = {
+                name: _rewritten(inner, allows_additional_properties) for name, inner in value.items()
+            }
         elif keyword in _VALUES:
             rewritten[keyword] = value
         elif keyword != "format" or not isinstance(value, str) or value in FORMATS:

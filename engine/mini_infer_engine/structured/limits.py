@@ -5,7 +5,7 @@ Knows no tokenizer; never recurses on what a client sends.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -30,6 +30,9 @@ MAX_LITERAL_CHARACTERS = 8192
 MAX_RULES_CHARACTERS = 65_536
 """Of all constants of a grammar in Lark or GBNF, and of one terminal with those that it refers to: the library joins
 neighbours to one constant."""
+MAX_LONG_CHARACTERS = 32_768
+"""Of all choices, or all values of `enum` and `const`, that have more than a thousand: the lexer follows those that
+begin alike beside each other."""
 MAX_RULE_DEPTH = 128
 """Of rules of Lark or GBNF that refer to each other in a row."""
 MAX_RULES = 5000
@@ -59,6 +62,7 @@ SLOW_COMPILE_S = 0.1
 CORE_STACK_BYTES = 64 << 20
 """The stacks of threads that compile grammars and compute masks in the core: what recurses within a worker's stack
 while it is proved has sixteen times as much later on."""
+_LONG_CHARACTERS = 1000
 _MOST_DIGITS = 100
 """Of a number that are looked at: Python takes quadratic time to read thousands."""
 
@@ -85,6 +89,19 @@ def check_json_depth(value: object, name: str) -> None:
         depth, level = depth + 1, inside
         if depth > MAX_JSON_DEPTH:
             raise GrammarError(f"the {name} nests deeper than {MAX_JSON_DEPTH} levels: flatten it, or use $ref")
+
+
+def check_literals(texts: Iterable[str], name: str) -> None:
+    """Raises GrammarError if one of the constants is too long, or many of them are long."""
+    long = 0
+    for text in texts:
+        check_literal(text, name)
+        long += len(text) if len(text) > _LONG_CHARACTERS else 0
+    if long > MAX_LONG_CHARACTERS:
+        raise GrammarError(
+            f"those of {name} that are longer than {_LONG_CHARACTERS} characters have {long} together; at most "
+            f"{MAX_LONG_CHARACTERS} can be enforced"
+        )
 
 
 def check_literal(text: str, name: str) -> None:
@@ -148,7 +165,7 @@ def check_schema(schema: Any) -> None:
     """Raises GrammarError if the schema exceeds one of this module's limits, and says which."""
     counts = {"properties": 0, "definitions": 0, "enum": 0}
     most = {"properties": MAX_PROPERTIES, "definitions": MAX_DEFINITIONS, "enum": MAX_ENUM_VALUES}
-    pending, edges = [schema], dict[int, list[Any]]()
+    pending, edges, texts = [schema], dict[int, list[Any]](), list[str]()
     while pending:
         node = pending.pop()
         if id(node) in edges or not isinstance(node, Mapping):
@@ -156,7 +173,8 @@ def check_schema(schema: Any) -> None:
         _check_keywords(node)
         counts["properties"] += len(_mapping(node, "properties")) + len(_mapping(node, "patternProperties"))
         counts["definitions"] += len(_mapping(node, "$defs")) + len(_mapping(node, "definitions"))
-        counts["enum"] += len(node["enum"]) if isinstance(node.get("enum"), list) else 0
+        counts["enum"] += len(_values(node))
+        texts += [value for value in (*_values(node), node.get("const")) if isinstance(value, str)]
         for name, count in counts.items():
             if count > most[name]:
                 raise GrammarError(f"the schema has more than {most[name]} {name}: split or shorten it")
@@ -166,11 +184,17 @@ def check_schema(schema: Any) -> None:
         pending += edges[id(node)]
         pending += _mapping(node, "$defs").values()
         pending += _mapping(node, "definitions").values()
+    check_literals(texts, "a string in enum or const")
     if _longest_chain(edges) > MAX_SCHEMA_DEPTH:
         raise GrammarError(
             f"the schema nests deeper than {MAX_SCHEMA_DEPTH} schemas, followed through $ref: shorten the chain of "
             "definitions"
         )
+
+
+def _values(node: Mapping[str, Any]) -> list[Any]:
+    values = node.get("enum")
+    return values if isinstance(values, list) else []
 
 
 def _mapping(node: Mapping[str, Any], keyword: str) -> Mapping[str, Any]:
@@ -205,12 +229,8 @@ def _check_keywords(node: Mapping[str, Any]) -> None:
             f"the digits of a multipleOf, without the point and trailing zeros, are more than {MAX_MULTIPLE_OF} as a "
             "number: round it"
         )
-    if _is_text(pattern := node.get("pattern")):
+    if isinstance(pattern := node.get("pattern"), str):
         check_regex(pattern, "a pattern")
-    for values in (node.get("enum"), [node.get("const")]):
-        for value in values if isinstance(values, list) else ():
-            if _is_text(value):
-                check_literal(value, "a string in enum or const")
     for keyword in ("properties", "patternProperties"):
         for name in _mapping(node, keyword):
             (check_regex if keyword == "patternProperties" else check_literal)(name, f"a name in {keyword}")
@@ -286,7 +306,9 @@ def check_lark(lark: str) -> None:
     for text in texts:
         (check_literal if text[0] == '"' else check_regex)(text, "a string or regex of the grammar")
     if (total := sum(map(len, texts))) > MAX_RULES_CHARACTERS:
-        raise GrammarError(f"the grammar's texts have {total} characters; at most {MAX_RULES_CHARACTERS} can be enforced")
+        raise GrammarError(
+            f"the grammar's texts have {total} characters; at most {MAX_RULES_CHARACTERS} can be enforced"
+        )
     bare = _LARK_TEXT.sub(" ", lark)
     rules = list(_LARK_RULE.finditer(bare))
     if len(rules) > MAX_RULES:
@@ -324,7 +346,9 @@ def _check_terminals(lark: str) -> None:
         total = sum(regex_length(text) if text[0] == "/" else len(text) for text in texts)
         bare = _LARK_TEXT.sub(" ", body)
         if depth < MAX_RULE_DEPTH:
-            total += sum(length(name, depth + 1) for name in _LARK_NAME.findall(bare) if name in bodies and name.isupper())
+            total += sum(
+                length(name, depth + 1) for name in _LARK_NAME.findall(bare) if name in bodies and name.isupper()
+            )
         for count in _LARK_COUNT.findall(bare):
             total *= max(1, int(count[:6]))
         return min(total, 1 << 60)

@@ -1,5 +1,3 @@
-from collections.abc import Iterator
-
 import pytest
 
 from mini_infer_engine.dry.vocabulary import dry_assets
@@ -18,8 +16,8 @@ from mini_infer_engine.structured.proving.prover import Prover
 
 
 @pytest.fixture(scope="module")
-def grammars() -> Iterator[GrammarChecker]:
-    yield GrammarChecker(lambda: dry_assets().files["tokenizer.json"])
+def grammars() -> GrammarChecker:
+    return GrammarChecker(lambda: dry_assets().files["tokenizer.json"])
 
 
 @pytest.mark.parametrize(

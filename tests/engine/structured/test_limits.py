@@ -26,7 +26,7 @@ LONG = "x" * (MAX_LITERAL_CHARACTERS + 1)
 
 def _properties(count: int, required: int = 0) -> dict[str, Any]:
     names = [f"p{index}" for index in range(count)]
-    return {"type": "object", "properties": dict.fromkeys(names, {}), "required": names[:required]}
+    return {"type": "object", "properties": {name: {} for name in names}, "required": names[:required]}
 
 
 @pytest.mark.parametrize("link", LINKS.values(), ids=LINKS)
@@ -59,7 +59,7 @@ def test_depth_is_the_longest_way_where_definitions_are_shared() -> None:
         ({"$defs": {f"d{index}": {} for index in range(MAX_DEFINITIONS + 1)}}, MAX_DEFINITIONS),
         ({"definitions": {f"d{index}": {} for index in range(MAX_DEFINITIONS + 1)}}, MAX_DEFINITIONS),
         ({"enum": list(range(MAX_ENUM_VALUES + 1))}, MAX_ENUM_VALUES),
-        ({"anyOf": [{"enum": list(range(MAX_ENUM_VALUES // 2 + 1))}, {"enum": [*"abc"] * MAX_ENUM_VALUES}]}, MAX_ENUM_VALUES),
+        ({"anyOf": [{"enum": list(range(MAX_ENUM_VALUES // 2 + 1))}, {"enum": [None] * 15_000}]}, MAX_ENUM_VALUES),
         (costly(PRIME), "multipleOf"),
         ({"multipleOf": 0.0123456789}, "multipleOf"),
         ({"multipleOf": 10**5000 + 1}, "multipleOf"),
@@ -101,6 +101,8 @@ def test_the_length_of_a_regex_counts_its_repetitions(regex: str, length: int) -
 @pytest.mark.parametrize(
     "build",
     [
+        lambda: of_choice([f"{LONG[:8000]}{index}" for index in range(5)]),
+        lambda: of_json_schema({"items": {"enum": [f"{LONG[:8000]}{index}" for index in range(5)]}}),
         lambda: of_regex("z{20}((ab){100}){50}"),
         lambda: of_json_schema({"type": "array", "prefixItems": [{}, {"pattern": "^((ab){100}){50}$"}]}),
         lambda: of_json_schema({"patternProperties": {"^((ab){100}){50}$": {}}}),
@@ -114,7 +116,7 @@ def test_the_length_of_a_regex_counts_its_repetitions(regex: str, length: int) -
 )  # fmt: skip
 def test_a_constant_that_is_made_by_repetition_is_refused(build: Any) -> None:
     """The library writes it out, for seconds, when an output comes to it."""
-    with pytest.raises(GrammarError, match="at most|longer than"):
+    with pytest.raises(GrammarError, match=r"at most|longer than"):
         build()
 
 
@@ -176,6 +178,6 @@ def test_texts_are_limited_wherever_they_stand() -> None:
 
 
 def test_no_check_recurses_on_what_a_client_sends() -> None:
-    deep: Any = reduce(lambda inner, _: {"not": inner}, range(100_000), {})
+    deep: Any = reduce(lambda inner, _: {"not": inner}, range(20_000), {})
     with pytest.raises(GrammarError, match=str(MAX_SCHEMA_DEPTH)):
         limits.check_schema(deep)

@@ -81,10 +81,13 @@ class _Workers:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.texts: list[str] = []
         self.go_on = threading.Event()
+        self.three_began = threading.Event()
         monkeypatch.setattr(Prover, "prove", lambda prover, text: self.prove(text))
 
     def prove(self, text: str) -> Proof:
         self.texts.append(text)
+        if len(self.texts) == 3:
+            self.three_began.set()
         self.go_on.wait(60)
         return Proof()
 
@@ -98,9 +101,7 @@ async def test_grammars_of_one_client_wait_for_each_other_and_hold_up_no_other(m
     greedy = [asyncio.create_task(checks.build_in_thread(_one_of(f"g{index}"), "greedy")) for index in range(10)]
     other = asyncio.create_task(checks.build_in_thread(_one_of("other"), "other"))
     try:
-        async with asyncio.timeout(60):
-            while len(workers.texts) < 3:
-                await asyncio.sleep(0.001)
+        assert await asyncio.to_thread(workers.three_began.wait, 60)
         assert [text for text in workers.texts if "other" in text]
         assert len(workers.texts) == 1 + grammars.MAX_GRAMMARS_PER_CLIENT
     finally:

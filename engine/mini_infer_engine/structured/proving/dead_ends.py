@@ -49,7 +49,9 @@ def _merged(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(members, list):
         return schema
     parts = [part for part in (schema, *members) if isinstance(part, dict)]
-    merged: dict[str, Any] = {"additionalProperties": all(part.get("additionalProperties") is not False for part in parts)}
+    merged: dict[str, Any] = {
+        "additionalProperties": all(part.get("additionalProperties") is not False for part in parts)
+    }
     for keyword in ("properties", "patternProperties"):
         found = [part[keyword] for part in parts if isinstance(part.get(keyword), dict)]
         if found:
@@ -63,15 +65,15 @@ def _ends_behind_comma(tokenizer: LLTokenizer, item: Mapping[str, Any]) -> bool:
     others = item.get("additionalProperties", True)
     schema = {
         "type": "object",
-        "properties": dict.fromkeys(names, {}),
-        "patternProperties": {
-            pattern: schema is not False for pattern, schema in item["patternProperties"].items()
-        },
+        "properties": {name: {} for name in names},
+        "patternProperties": {pattern: schema is not False for pattern, schema in item["patternProperties"].items()},
         "required": names,
         "additionalProperties": others is not False,
         "x-guidance": {"whitespace_flexible": False},
     }
-    output = LLMatcher(tokenizer, json.dumps({"grammars": [{"json_schema": schema}]}), log_level=0, limits=parser_limits())
+    output = LLMatcher(
+        tokenizer, json.dumps({"grammars": [{"json_schema": schema}]}), log_level=0, limits=parser_limits()
+    )
     written = ",".join(f"{json.dumps(name, ensure_ascii=False)}:1" for name in names)
     tokens = tokenizer.tokenize_str("{" + written + ("," if names else ""))
     if output.try_consume_tokens(tokens) < len(tokens):

@@ -5,6 +5,7 @@ It keeps that socket open until the worker has ended, and says how it ended. It 
 socket, that is, also when the parent dies.
 """
 
+import contextlib
 import ctypes
 import gc
 import os
@@ -99,10 +100,8 @@ class _Workers:
         os.close(ended)
         _, status = os.waitpid(worker.pid, 0)
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-        try:
+        with contextlib.suppress(OSError):  # nobody waits for it any more
             send_document(worker.channel, msgspec.json.encode(WorkerEnd(number, worker.has_timed_out)))
-        except OSError:
-            pass  # nobody waits for it any more
         worker.channel.close()
 
     def _end_overdue(self) -> None:

@@ -26,8 +26,14 @@ _MEANINGS: dict[int, tuple[str, str]] = {
     signal.SIGPROF: ("cpu", f"it takes more than {MAX_CPU_S:g} s of CPU to compile: simplify it"),
     signal.SIGXCPU: ("cpu", f"it takes more than {MAX_CPU_S:g} s of CPU to compile: simplify it"),
     signal.SIGABRT: ("memory", f"it takes more than {MAX_GRAMMAR_BYTES >> 20} MiB of memory to compile: simplify it"),
-    signal.SIGSEGV: ("stack", "it nests too deeply, perhaps by definitions or rules that refer to each other: flatten it"),
-    signal.SIGBUS: ("stack", "it nests too deeply, perhaps by definitions or rules that refer to each other: flatten it"),
+    signal.SIGSEGV: (
+        "stack",
+        "it nests too deeply, perhaps by definitions or rules that refer to each other: flatten it",
+    ),
+    signal.SIGBUS: (
+        "stack",
+        "it nests too deeply, perhaps by definitions or rules that refer to each other: flatten it",
+    ),
 }
 """By the signal that ends a worker: the limit that it met, and what the client is told."""
 

@@ -129,7 +129,7 @@ def _next_token(output: LLMatcher, chooser: random.Random) -> str:
 
 def _memory_bytes() -> tuple[int, int]:
     """Returns the size of the address space, and what is resident and shared with no file."""
-    with open("/proc/self/statm") as file:  # noqa: PTH123  # pathlib would allocate what is measured here
+    with open("/proc/self/statm") as file:  # pathlib would allocate what is measured here
         size, resident, shared = (int(pages) * resource.getpagesize() for pages in file.read().split()[:3])
     return size, resident - shared
 

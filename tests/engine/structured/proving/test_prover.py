@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -33,8 +32,8 @@ def made() -> Prover:
 
 
 @pytest.fixture(scope="module")
-def prover() -> Iterator[Prover]:
-    yield made()
+def prover() -> Prover:
+    return made()
 
 
 @pytest.mark.parametrize(
@@ -153,7 +152,7 @@ def test_grammars_are_proved_beside_each_other(prover: Prover) -> None:
 
 def _runs(pid: int) -> bool:
     try:
-        with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123  # it may be gone at any moment
+        with open(f"/proc/{pid}/stat") as file:  # it may be gone at any moment
             return file.read().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
