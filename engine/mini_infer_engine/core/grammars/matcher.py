@@ -47,8 +47,11 @@ class GrammarMatcher:
         if not self.library.is_error():
             return ""
         fault = first_line(self.library.get_error())
-        remedy = "; simplify it" if self.is_too_complex else ""
-        return f"{self._param} cannot be enforced any further: {fault}{remedy}"
+        return self.cannot_go_on(f"{fault}{'; simplify it' if self.is_too_complex else ''}")
+
+    def cannot_go_on(self, fault: str) -> str:
+        """Returns the error that ends its request."""
+        return f"{self._param} cannot be enforced any further: {fault}"
 
     @property
     def is_too_complex(self) -> bool:
