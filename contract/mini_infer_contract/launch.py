@@ -56,6 +56,10 @@ KV_FALLBACK_HEADER = "x-mini-infer-kv-fallback"
 FETCH_FROM_HEADER = "x-mini-infer-fetch-from"
 """Gateway to an engine: transfer address of another engine that holds a prefix of this prompt."""
 
+CLIENT_HEADER = "x-mini-infer-client"
+"""Gateway to an engine: an opaque name of the client that it speaks for, by which the engine limits what one client
+may have compiled at once. Gateways remove it from what clients send."""
+
 REQUEST_TIMEOUT_HEADER = "x-request-timeout"
 """Of a client: seconds that its whole request may take, at the gateway and at an engine; then it gets a 408, or an
 error in its stream."""

@@ -402,6 +402,8 @@ class LLM:
             grammar = self._text.grammars.build(of_structured_outputs(params.structured_outputs))
         except ParameterError as error:
             raise ValueError(f"prompt {index}: {error}") from None
+        except ApiError as error:
+            raise RuntimeError(f"prompt {index}: {error.message}") from None
         return msgspec.structs.replace(params, structured_outputs=None, grammar=grammar)
 
     def _check(self, index: int, token_ids: Sequence[int], params: Params) -> None:

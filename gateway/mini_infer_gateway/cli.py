@@ -21,7 +21,7 @@ from mini_infer_contract.http_server.limits import ConnectionLimits
 from mini_infer_contract.http_server.server import connections_for, server_config
 from mini_infer_contract.interpreter import favour_event_loop
 from mini_infer_contract.listening import bound_socket
-from mini_infer_contract.logs import FORMATS, configure_logging
+from mini_infer_contract.logs import FORMATS, configure_logging, show_crashes
 from mini_infer_contract.open_files import raise_open_file_limit
 from mini_infer_contract.tls import TlsFiles, client_context, server_tls
 from mini_infer_gateway import __version__
@@ -389,6 +389,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs until told to stop."""
+    show_crashes()
     # Prompts are spread over threads of ours, of low priority, and never over the library's own.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     settings = parse(arguments)

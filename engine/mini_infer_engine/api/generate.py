@@ -25,7 +25,7 @@ from mini_infer_engine.api.access_log import facts_of
 from mini_infer_engine.api.dialects.base import Dialect, GenerationSpec, Renderer, StreamRenderer
 from mini_infer_engine.api.dialects.openai_shapes import usage
 from mini_infer_engine.api.generation import Generation
-from mini_infer_engine.api.http import error_response, json_response, read_json, request_id
+from mini_infer_engine.api.http import client_of, error_response, json_response, read_json, request_id
 from mini_infer_engine.api.key_check import GRANT
 from mini_infer_engine.api.kv_source import kv_source
 from mini_infer_engine.api.kv_trust import trusts_sender
@@ -110,7 +110,7 @@ class GenerationResponse(Response):
                     check_parsing(state.text.formats, spec.parsing)
                 model = state.admit(spec.model)
                 held.enter_context(state.admission.choices(spec.num_prompts * spec.copies))
-                prompts, sampling = await checked(state, model, spec, len(raw))
+                prompts, sampling = await checked(state, model, spec, len(raw), client_of(self._request))
                 headers = self._request.headers
                 is_trusted = trusts_sender(state.options.kv_transfer_trust, state.peer_secret, headers.get(PEER_HEADER))
                 source = kv_source(headers, spec.kv_transfer_params, is_trusted=is_trusted)
@@ -209,11 +209,11 @@ def bad_parameter(error: ParameterError) -> ApiError:
 
 
 async def checked(
-    state: ApiServerState, model: ModelInfo, spec: GenerationSpec, size_bytes: int
+    state: ApiServerState, model: ModelInfo, spec: GenerationSpec, size_bytes: int, client: str = ""
 ) -> tuple[list[list[int]], SamplingParams]:
     """Prompts and parameters that the engine can serve. ApiError, ParameterError: it cannot.
 
-    `size_bytes`: of the request's body.
+    `size_bytes`: of the request's body; `client`: what limits on one client count by.
     """
     text, limit = state.text, spec.output_limit
     sampling = sampling_params(spec, text.defaults)
@@ -243,7 +243,7 @@ async def checked(
         if spec.beams is not None:
             param = request.param
             raise ParameterError(param, f"{param} does not go with use_beam_search = true: leave out one of them")
-        sampling = msgspec.structs.replace(sampling, grammar=await text.grammars.build_in_thread(request))
+        sampling = msgspec.structs.replace(sampling, grammar=await text.grammars.build_in_thread(request, client))
     return prompts, sampling
 
 

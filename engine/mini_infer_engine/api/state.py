@@ -77,6 +77,7 @@ class ApiServerState:
     def __post_init__(self) -> None:
         self.admission = Admission(self.max_running + self.options.max_waiting, self.options.max_tokenizing_bytes)
         self.idle.set()
+        self.metrics.grammar_worker_ends = self.text.grammars.ends
         self.role = self.metrics.role = self.options.role
 
     def switch_role(self, role: Role) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from mini_infer_contract.command_line import whole_number
+from mini_infer_contract.logs import show_crashes
 from mini_infer_engine import __version__
 from mini_infer_engine.compare.measure import Baseline, measure
 from mini_infer_engine.compare.report import draw, table, unknown_picture
@@ -36,6 +37,7 @@ _CPU_KV_CACHE_BYTES = 64_000_000
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command. Returns the exit status."""
+    show_crashes()
     parser = make_parser()
     options = parser.parse_args(arguments)
     if options.plot is not None and importlib.util.find_spec("matplotlib") is None:

@@ -23,7 +23,7 @@ import zmq
 from mini_infer_contract.events import Snapshot
 from mini_infer_contract.events import encode as encode_event
 from mini_infer_contract.interpreter import import_to_stay
-from mini_infer_contract.logs import configure_logging
+from mini_infer_contract.logs import configure_logging, show_crashes
 from mini_infer_engine.config.settings import num_ranks
 from mini_infer_engine.core.batch import RunnerLostError
 from mini_infer_engine.core.engine import Engine
@@ -262,6 +262,7 @@ def _watched(config: CoreConfig, folder: Path) -> "Watched":
 
 def main() -> None:
     """Run as `python -m mini_infer_engine.core_process.loop CONFIG`; started by core_process.py alone."""
+    show_crashes()
     config_path = Path(sys.argv[1])
     config = msgspec.json.decode(config_path.read_bytes(), type=CoreConfig)
     configure_logging(config.log_level, config.log_format, config.engine)

@@ -16,7 +16,7 @@ from mini_infer_contract.api_keys import configured_keys
 from mini_infer_contract.engine_options import BATCHING, KV_TRANSFER, MODEL, PARALLEL, SPECULATION, EngineOptions
 from mini_infer_contract.interpreter import import_to_stay
 from mini_infer_contract.listening import bound_socket, usable_host
-from mini_infer_contract.logs import configure_logging
+from mini_infer_contract.logs import configure_logging, show_crashes
 from mini_infer_contract.open_files import raise_open_file_limit
 from mini_infer_contract.tls import server_tls
 from mini_infer_engine import __version__
@@ -60,6 +60,7 @@ class StartError(Exception):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command. Returns the exit status."""
+    show_crashes()
     parser = make_parser()
     options, others = parser.parse_known_args(arguments)
     try:

@@ -108,6 +108,7 @@ class _Server:
         metrics = ServerMetrics(self._text.names[0], len(self._cores))
         lines = connect(self._cores, metrics, self._options, self._settings)
         max_running = self._settings.max_num_seqs * len(self._cores)
+        self._text.grammars.start()
         self._front = ApiServerState(self._text, lines.front, metrics, self._options, max_running)
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._on_terminate)

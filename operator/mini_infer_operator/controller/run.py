@@ -14,7 +14,7 @@ import aiohttp
 
 from mini_infer_contract.kubernetes_access import AccessError, ClusterAccess, find_access
 from mini_infer_contract.kubernetes_client import KubernetesClient
-from mini_infer_contract.logs import configure_logging
+from mini_infer_contract.logs import configure_logging, show_crashes
 from mini_infer_contract.resources import KIND, LABEL_SERVICE
 from mini_infer_operator.controller import gauges
 from mini_infer_operator.controller.apply_crd import apply_crd
@@ -175,6 +175,7 @@ async def _work_once_synced(
 
 def main() -> None:
     """Entry point."""
+    show_crashes()
     if sys.argv[1:] == ["--apply-crd"]:
         sys.exit(apply_crd())
     settings = parse_settings()

@@ -33,6 +33,16 @@ def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join(parts), "PYTHONUNBUFFERED": "1"}
 
 
+def children_of(pid: int) -> list[int]:
+    """Of all threads of a process."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sorted({int(child) for task in tasks for child in (task / "children").read_text().split()})
+
+
+def command_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+
+
 def free_port() -> int:
     return free_ports(1)[0]
 
@@ -116,8 +126,13 @@ class EngineServer:
     @property
     def core_pids(self) -> list[int]:
         """In the order of their engines."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return [int(child) for child in children]
+        return [child for child in children_of(self.process.pid) if "core_process.loop" in command_of(child)]
+
+    @property
+    def prover_pid(self) -> int:
+        """The process that workers which check grammars are forked from."""
+        (pid,) = (child for child in children_of(self.process.pid) if "proving.process" in command_of(child))
+        return pid
 
     @property
     def cpu_s(self) -> float:
