@@ -3,7 +3,7 @@
 import msgspec
 
 from mini_infer_engine.core.request import Request
-from mini_infer_engine.structured.grammar import MAX_CHARACTERS
+from mini_infer_engine.structured.limits import MAX_CHARACTERS
 from mini_infer_engine.text.validation import check_prompt, check_resumed, check_sampling
 
 _MAX_NAME = 4096
