@@ -205,7 +205,7 @@ def _facts(work: Work) -> dict[str, Any]:
 
 def bad_parameter(error: ParameterError) -> ApiError:
     """The answer to a value out of its range."""
-    return ApiError(400, str(error), param=error.param, code=error.code)
+    return ApiError(400, str(error), param=error.path, code=error.code)
 
 
 async def checked(

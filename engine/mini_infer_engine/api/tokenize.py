@@ -33,7 +33,7 @@ class TokenizeRequest(Body):
     return_token_strs: bool | None = None
 
 
-class DetokenizeRequest(Body):
+class DetokenizeRequest(Body, kw_only=True):
     """POST /detokenize."""
 
     model: str | None = None
@@ -58,7 +58,7 @@ def _ids(encoder: PromptEncoder, request: TokenizeRequest, body: dict[str, Any])
     if (request.prompt is None) == (request.messages is None):
         raise ApiError(400, "send either prompt or messages", param="prompt")
     if request.prompt is not None:
-        return text_ids(encoder, PromptText(request.prompt, request.add_special_tokens is not False), "prompt")
+        return text_ids(encoder, PromptText(request.prompt, request.add_special_tokens is not False), ("prompt",))
     check_messages(request.messages or ())
     return chat_ids(encoder, body)
 
