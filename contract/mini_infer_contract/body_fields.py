@@ -51,7 +51,12 @@ def read_body(
     except msgspec.ValidationError:
         pass  # found again below, field by field
     values, faults = _values(body, kind, unknown or UnknownFields())
-    return (None, faults) if faults else (msgspec.convert(values, kind), [])
+    if faults:
+        return None, faults
+    try:
+        return msgspec.convert(values, kind), []
+    except msgspec.ValidationError as error:  # the struct's own check of fields that do not go together
+        return None, [Fault((), (shortened(str(error)),), "invalid_value")]
 
 
 def quoted(value: object) -> str:

@@ -186,7 +186,8 @@ QWEN_CODER = """{% for message in messages %}<|im_start|>{{ message.role }}
 {% endif %}"""
 """Qwen3 Coder, and with other tags GLM 4.5 and MiniMax M2: arguments have to be an object."""
 
-HERMES = """{{ bos_token }}{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + (message.content or '') }}
+HERMES = """{{ bos_token }}{% for message in messages %}
+{{- '<|im_start|>' + message.role + '\n' + (message.content or '') }}
 {%- for call in message.tool_calls or [] %}
     {{- '<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' }}
     {{- call.function.arguments | tojson }}{{ '}\n</tool_call>' }}

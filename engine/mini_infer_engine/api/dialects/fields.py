@@ -6,7 +6,6 @@ Types are strict: nothing is converted. Ranges are checked in text/validation.py
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-import msgspec
 from msgspec import Meta, Struct, field
 
 from mini_infer_contract.api_errors import ApiError, Fault, refuse_field
@@ -241,10 +240,16 @@ def _grammar(request: GenerationFields) -> GrammarRequest | None:
     if asked is not None:
         says = (" and ", ("response_format",), " both say what the output must be: send one of them")
         raise ApiError.of_faults([Fault((name,), says, "invalid_value")])
-    try:
-        return of_structured_outputs(msgspec.convert(request.structured_outputs, StructuredOutputsParams))
-    except msgspec.ValidationError as error:
-        refuse_field(name, f"is wrong: {error}", code="invalid_value")
+    params, faults = read_body(request.structured_outputs, StructuredOutputsParams)
+    if params is None:
+        raise ApiError.of_faults([_within(name, fault) for fault in faults])
+    return of_structured_outputs(params)
+
+
+def _within(name: str, fault: Fault) -> Fault:
+    """The fault of what is in the field `name`; what the field's own check says names it already."""
+    rest = fault.rest if fault.path else tuple(str(part).removeprefix(name) for part in fault.rest)
+    return Fault((name, *fault.path), rest, fault.code)
 
 
 def _response_format(asked: ResponseFormat) -> GrammarRequest | None:

@@ -265,8 +265,8 @@ def test_what_an_output_is_held_to_is_asked_for_by_one_of_two_fields(
         ({"response_format": {"type": "structural_tag", "structures": []}}, "response_format"),
         ({"structured_outputs": {}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "a", "json_object": True}}, "structured_outputs"),
-        ({"structured_outputs": {"regex": 1}}, "structured_outputs"),
-        ({"structured_outputs": {"backend": "x", "regex": "a"}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": 1}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"backend": "x", "regex": "a"}}, "structured_outputs.backend"),
         ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "structured_outputs"),
     ],
 )
