@@ -30,7 +30,7 @@ def neutral_value(name: str) -> str:
 @pytest.mark.parametrize("name", sorted(_NEUTRAL))
 def test_a_neutral_flag_passes_wherever_it_and_its_value_stand(name: str) -> None:
     dashed = name.replace("_", "-")
-    is_off = name in SWITCHES and not _NEUTRAL[name][:1] == () and True not in _NEUTRAL[name]
+    is_off = name in SWITCHES and _NEUTRAL[name][:1] != () and True not in _NEUTRAL[name]
     if is_off and _NEUTRAL[name]:
         forms = [[f"--no-{dashed}"], [f"--no_{name}"]]
     elif name in SWITCHES:
