@@ -10,6 +10,7 @@ from typing import Any
 from mini_infer_contract.api_errors import FieldPath, refuse_field, renaming
 from mini_infer_contract.body_fields import UnknownFields
 from mini_infer_contract.dialects.anthropic_request import (
+    INVALID_JSON,
     ContentBlock,
     Conversation,
     CountTokensRequest,
@@ -245,7 +246,7 @@ def _assistant(message: MessageParam, where: FieldPath) -> Message:
         elif isinstance(block, ThinkingBlock):
             thoughts.append(block.thinking)
         elif isinstance(block, ToolUseBlock):
-            function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
+            function = {"name": block.name, "arguments": _arguments(block.input)}
             calls.append({"id": block.id, "type": "function", "function": function})
         elif not isinstance(block, RedactedThinkingBlock):
             refuse_field((*where, "content", index, "type"), "is tool_result, which stands in a user's message")
@@ -255,6 +256,13 @@ def _assistant(message: MessageParam, where: FieldPath) -> Message:
     if any(thoughts):
         turn["reasoning"] = "\n".join(thoughts)
     return turn
+
+
+def _arguments(given: dict[str, Any] | str | None) -> str:
+    """The arguments of an earlier call; what an answer of ours has wrapped is unwrapped again."""
+    if isinstance(given, dict) and list(given) == [INVALID_JSON]:
+        given = given[INVALID_JSON]
+    return given if isinstance(given, str) else json.dumps(given or {}, ensure_ascii=False)
 
 
 def _add(messages: list[Message], turn: Message) -> None:

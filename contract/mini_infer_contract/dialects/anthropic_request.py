@@ -46,6 +46,10 @@ class RedactedThinkingBlock(Struct, tag_field="type", tag="redacted_thinking"):
     data: str
 
 
+INVALID_JSON = "INVALID_JSON"
+"""The name under which Anthropic's documentation wraps arguments that are no JSON object, so that none are lost."""
+
+
 class DirectCaller(Struct):
     """The model itself has called the tool."""
 
@@ -57,7 +61,8 @@ class ToolUseBlock(Struct, tag_field="type", tag="tool_use"):
 
     id: str
     name: str
-    input: dict[str, Any]
+    input: dict[str, Any] | str | None
+    """An object; clients that could not read what the model wrote send it as a string."""
     cache_control: CacheControl | None = None
     caller: DirectCaller | None = None
     toolset_name: None = None
