@@ -31,6 +31,8 @@ def template_messages(
         else _message(message, ("messages", index), content_parts, calls)
         for index, message in enumerate(messages)
     ]
+    if calls.null_content:
+        normal = [turn for message in normal for turn in _with_null_content(message)]
     if developer_role or all(message["role"] != "developer" for message in normal):
         return normal
     return _with_one_system_message(normal, content_parts)
@@ -64,6 +66,20 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in tool.items() if name in _TOOL_FIELDS} | {"function": function}
 
 
+def _with_null_content(message: Message) -> list[Message]:
+    """A message with calls for a template that shows them where the content is null; text goes before in its own."""
+    if not message.get("tool_calls"):
+        return [message]
+    content = message["content"]
+    is_blank = (
+        not "".join(part["text"] for part in content).strip() if isinstance(content, list) else not content.strip()
+    )
+    if is_blank:
+        return [message | {"content": None}]
+    text = {name: value for name, value in message.items() if name != "tool_calls"}
+    return [text, {"role": message["role"], "content": None, "tool_calls": message["tool_calls"]}]
+
+
 def _is_plain(message: object) -> bool:
     """Whether it is a role and a text alone, as most are: nothing of it needs another form."""
     return (
@@ -87,8 +103,6 @@ def _message(message: object, where: FieldPath, content_parts: bool, form: CallF
         calls = _tool_calls(normal.pop("tool_calls", []), (*where, "tool_calls"), form)
         if calls:
             normal["tool_calls"] = calls
-            if form.null_content and not normal["content"]:
-                normal["content"] = None
         reasoning = normal.get("reasoning", normal.get("reasoning_content"))
         if reasoning is not None:
             if not isinstance(reasoning, str):

@@ -66,6 +66,17 @@ def test_the_prompt_is_that_of_transformers_when_a_call_is_in_the_history(style:
     assert "Zürich" in text
 
 
+@pytest.mark.parametrize("style", sorted(set(WITH_CALLS) - {"llama3", "mistral_tools"}))
+@pytest.mark.parametrize("content", ["Let me look.", " \n"])
+def test_the_prompt_shows_text_and_call_when_a_message_has_both(style: str, content: str) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = write_folder(Path(name), TOKENIZERS["byte_level"](), chat_template=WITH_CALLS[style])
+        encoder = PromptEncoder(PromptAssets.from_directory(folder))
+    text = chat_prompt_text(encoder, {"messages": conversation(ARGUMENTS, content)}).text
+    assert content.strip() in text
+    assert "get_weather" in text
+
+
 @pytest.mark.parametrize("style", WITH_CALLS)
 @pytest.mark.parametrize("arguments", BROKEN, ids=lambda text: text[:12])
 def test_the_prompt_shows_arguments_when_they_are_no_json(style: str, arguments: str) -> None:
