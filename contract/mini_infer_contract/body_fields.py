@@ -65,7 +65,10 @@ def quoted(value: object) -> str:
         value = dict(islice(value.items(), MAX_QUOTED))
     elif isinstance(value, str | list):
         value = value[:MAX_QUOTED]
-    return shortened(repr(value))
+    try:
+        return shortened(repr(value))
+    except (ValueError, RecursionError):  # an integer of thousands of digits; levels upon levels
+        return f"a value of type {type(value).__name__}"
 
 
 def unknown_field(path: FieldPath) -> Fault:

@@ -11,6 +11,7 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Literal
 
+from mini_infer_contract.api_errors import shortened
 from mini_infer_engine.core.request import SamplingParams
 
 GREEDY_TEMPERATURE = 1e-5
@@ -118,7 +119,7 @@ def all_out_of_range(sent: Mapping[str, object]) -> list[tuple[str, str]]:
     What is no number is looked at elsewhere.
     """
     return [
-        (row.name, f" is {value}; it must be {row.allowed}")
+        (row.name, f" is {shortened(str(value))}; it must be {row.allowed}")
         for row in PARAMETERS
         if row.allowed is not None
         and isinstance(value := sent.get(row.name), int | float)
@@ -137,5 +138,5 @@ def _out_of_range(*values: float | None) -> tuple[str, str] | None:
     """Of the values of _RANGES. Remembered, by type too: most requests have the same ones."""
     for (name, allowed), value in zip(_RANGES, values, strict=True):
         if value is not None and not allowed.holds(value):
-            return name, f"{name} is {value}; it must be {allowed}"
+            return name, f"{name} is {shortened(str(value))}; it must be {allowed}"
     return None
