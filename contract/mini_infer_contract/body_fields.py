@@ -17,6 +17,9 @@ UnknownFieldsMode = Literal["refuse", "warn"]
 _MAX_NESTED = 16
 """Unknown fields within one top-level field that are ignored; more are refused."""
 
+_MOST_FAULTS = 100
+"""Unknown fields that are counted: a body may have a hundred thousand, and others wait."""
+
 StructType = TypeVar("StructType", bound=msgspec.Struct)
 
 
@@ -88,7 +91,7 @@ def _values(
             continue
         if unknown.are_ignored:
             unknown.ignored.append((name,))
-        else:
+        elif len(faults) < _MOST_FAULTS:
             faults.append(unknown_field((name,)))
     for name, field in fields.items():
         if name in body:

@@ -71,7 +71,7 @@ class Work:
     """As the answer tells it."""
     streams: bool
     in_clients_words: Callable[[ApiError], ApiError]
-    ignored_fields: Sequence[str]
+    ignored_fields: Sequence[str] = ()
     """Names of fields of the request that were ignored."""
 
 
