@@ -26,8 +26,8 @@ from mini_infer_engine.api.dialects.base import Dialect, GenerationSpec, Rendere
 from mini_infer_engine.api.dialects.openai_shapes import usage
 from mini_infer_engine.api.generation import Generation
 from mini_infer_engine.api.http import client_of, error_response, json_response, read_json, request_id
-from mini_infer_engine.api.key_check import GRANT
 from mini_infer_engine.api.ignored_fields import ignored_header
+from mini_infer_engine.api.key_check import GRANT
 from mini_infer_engine.api.kv_source import kv_source
 from mini_infer_engine.api.kv_trust import trusts_sender
 from mini_infer_engine.api.output_grammar import output_grammar
