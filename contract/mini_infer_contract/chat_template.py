@@ -17,6 +17,7 @@ import jinja2.parser
 import jinja2.sandbox
 
 from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.call_form import call_form
 
 
 class ChatTemplate:
@@ -33,6 +34,7 @@ class ChatTemplate:
         self.knows_developer_role = "'developer'" in source or '"developer"' in source
         self.wants_content_parts = not self._shows("probe") and self._shows([{"type": "text", "text": "probe"}])
         """Content must come as a list of parts: the template shows no strings (those of some multimodal models)."""
+        self.call_form = call_form(source, self._probe)
 
     def render(
         self,
@@ -76,14 +78,18 @@ class ChatTemplate:
             message = f"the model's chat template refuses the messages: {error or type(error).__name__}"
             raise ApiError(400, message, param="messages", code="chat_template_error") from error
 
+    def _probe(self, messages: list[dict[str, Any]]) -> str | None:
+        try:
+            return self._render(messages, _PROBE_TOKENS, add_generation_prompt=True)
+        except ApiError:
+            return None
+
     def _shows(self, content: str | list[dict[str, str]]) -> bool:
         message = {"role": "user", "content": content}
-        try:
-            return "probe" in self._render([message], {}, add_generation_prompt=True)
-        except ApiError:
-            return False
+        return "probe" in (self._probe([message]) or "")
 
 
+_PROBE_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 _END_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 """Ends in a space so that a template that strips content shows by the missing space that it does. The same words as
 transformers': content that holds them has the same end there."""

@@ -61,8 +61,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     quantize_embeddings: Annotated[bool, Option(group=MODEL, in_resource=True)] = False
     """--quantization rounds the embeddings, too, to int8 with a scale a token; where the output layer is tied to them,
     it must be quantised, too."""
-    load_format: Annotated[Literal["auto", "dummy"], Option(group=MODEL, in_resource=True)] = "auto"
-    """auto: the model's weights; dummy: random ones, for benchmarks, where only config.json is needed."""
+    load_format: Annotated[Literal["auto", "safetensors", "dummy"], Option(group=MODEL, in_resource=True)] = "auto"
+    """auto, safetensors: the model's weights; dummy: random ones, for benchmarks, where only config.json is needed."""
     attention_backend: Annotated[
         Literal["auto", "torch", "flash", "triton"], Option(group=BATCHING, in_resource=True)
     ] = "auto"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 import msgspec
 from tokenizers import Tokenizer
 
-from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.api_errors import ApiError, FieldPath, refuse_field
 from mini_infer_contract.chat_template import ChatTemplate
 from mini_infer_contract.messages import template_messages, template_tools
 from mini_infer_contract.segments import MAX_CACHED_BYTES, Piece, SegmentEncoder, encode_whole
@@ -196,7 +196,7 @@ def chat_prompt_ids(encoder: PromptEncoder, body: dict[str, Any]) -> list[int]:
     """Token ids of a /v1/chat/completions body. ApiError 400 names the field at fault; see `chat_prompt_text`."""
     ids = encoder.encode(*chat_prompt_text(encoder, body))
     if not ids:
-        raise ApiError(400, "the messages render to an empty prompt", param="messages")
+        refuse_field("messages", "render to an empty prompt")
     return ids
 
 
@@ -213,6 +213,7 @@ def chat_prompt_text(encoder: PromptEncoder, body: dict[str, Any]) -> PromptText
         body.get("messages"),
         content_parts=template.wants_content_parts,
         developer_role=template.knows_developer_role,
+        calls=template.call_form,
     )
     text = encoder.render(
         messages,
@@ -228,13 +229,13 @@ def completion_prompt_ids(encoder: PromptEncoder | None, body: dict[str, Any]) -
     """Token ids of each prompt of a /v1/completions body; see `completion_prompts`."""
     prompts = []
     for index, prompt in enumerate(completion_prompts(body)):
-        where = _where(body, index)
+        where = prompt_path(body, index)
         if isinstance(prompt, PromptText):
             if encoder is None:
-                raise ApiError(400, f"{where} is text, but this server has no tokenizer: send token ids", param=where)
+                refuse_field(where, "is text, but this server has no tokenizer: send token ids")
             prompt = encoder.encode(*prompt)
         if not prompt:
-            raise ApiError(400, f"{where} is empty: send at least one token", param=where)
+            refuse_field(where, "is empty: send at least one token")
         prompts.append(prompt)
     return prompts
 
@@ -244,13 +245,14 @@ def completion_prompts(body: dict[str, Any]) -> list[PromptText | list[int]]:
     prompt = body.get("prompt")
     add_special_tokens = _flag(body, "add_special_tokens", True)
     if isinstance(prompt, list) and prompt and not is_token_ids(prompt):
-        return [_prompt(item, _where(body, index), add_special_tokens) for index, item in enumerate(prompt)]
-    return [_prompt(prompt, "prompt", add_special_tokens)]
+        return [_prompt(item, prompt_path(body, index), add_special_tokens) for index, item in enumerate(prompt)]
+    return [_prompt(prompt, ("prompt",), add_special_tokens)]
 
 
-def _where(body: dict[str, Any], index: int) -> str:
+def prompt_path(body: dict[str, Any], index: int) -> FieldPath:
+    """Returns where the prompt of this index stands in a body: several are a list."""
     prompt = body.get("prompt")
-    return f"prompt[{index}]" if isinstance(prompt, list) and prompt and not is_token_ids(prompt) else "prompt"
+    return ("prompt", index) if isinstance(prompt, list) and prompt and not is_token_ids(prompt) else ("prompt",)
 
 
 def is_token_ids(prompt: object) -> bool:
@@ -272,12 +274,12 @@ _RESERVED_KWARGS = {
 }
 
 
-def _prompt(prompt: object, where: str, add_special_tokens: bool) -> PromptText | list[int]:
+def _prompt(prompt: object, where: FieldPath, add_special_tokens: bool) -> PromptText | list[int]:
     if isinstance(prompt, str):
         return PromptText(prompt, add_special_tokens)
     if isinstance(prompt, list) and all(map(_is_token_id, prompt)):
         return prompt
-    raise ApiError(400, f"{where} must be a string or a list of token ids", param=where)
+    return refuse_field(where, "must be a string or a list of token ids")
 
 
 def _is_token_id(value: object) -> bool:
@@ -298,8 +300,7 @@ def _template_kwargs(body: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise ApiError(400, "chat_template_kwargs must be an object", param="chat_template_kwargs")
     if reserved := _RESERVED_KWARGS & given.keys():
-        name = f"chat_template_kwargs.{min(reserved)}"
-        raise ApiError(400, f"{name} cannot be set there", param=name)
+        refuse_field(("chat_template_kwargs", min(reserved)), "cannot be set there")
     kwargs = dict(given)
     effort = body.get("reasoning_effort")
     if effort is not None:

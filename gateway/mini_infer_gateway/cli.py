@@ -9,10 +9,12 @@ import socket
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 
 from mini_infer_contract.api_keys import API_KEY_ENV, ENGINE_API_KEY_ENV, configured_keys, keys_in
+from mini_infer_contract.body_fields import UnknownFieldsMode
 from mini_infer_contract.command_line import parse_flags, port_number, seconds, whole_number
 from mini_infer_contract.cors import CorsPolicy
 from mini_infer_contract.http_server.connection import limited
@@ -119,6 +121,13 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
         help="where there are prefill engines: a prompt of which the decode engine lacks more tokens than this is "
         "computed by one of them, any other by the decode engine itself; 0: all go to a prefill engine (default: "
         "whatever takes less time, by measured rates, queues and how many requests decode there)",
+    )
+    parser.add_argument(
+        "--unknown-fields",
+        choices=get_args(UnknownFieldsMode),
+        default=defaults.unknown_fields,
+        help="in responses that the gateway accepts before an engine sees them (background); all other requests are "
+        "judged by engines, by their own flag of this name (default: %(default)s)",
     )
     parser.add_argument("--seed", type=int, help="makes ties repeatable")
     parser.add_argument("--log-level", choices=LOG_LEVELS, default=defaults.log_level, help="(default: %(default)s)")

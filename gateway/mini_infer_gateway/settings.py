@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from mini_infer_contract.body_fields import UnknownFieldsMode
 from mini_infer_contract.cors import CorsPolicy
 from mini_infer_contract.http_server.hosts import is_loopback
 from mini_infer_contract.http_server.limits import ConnectionLimits
@@ -46,6 +47,8 @@ class GatewaySettings:
     """Of that, for responses of /v1/responses that are kept; None: memory.py's share."""
     responses_ttl_s: float = 86_400.0
     """For which such a response is kept after its last use."""
+    unknown_fields: UnknownFieldsMode = "refuse"
+    """What the gateway does with unknown fields of responses that it accepts before an engine sees them."""
     max_body_bytes: int = MAX_BODY_BYTES
     """The same as an engine's: what it would refuse is refused here."""
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)

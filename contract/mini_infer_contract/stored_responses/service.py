@@ -42,6 +42,8 @@ from mini_infer_contract.stored_responses.request import KEPT_HEADER, StoreView,
 from mini_infer_contract.stored_responses.store import LostResponseError, Owners, ResponseStore, StoredResponse
 
 COUNT_PATH = f"{RESPONSES_PATH}/input_tokens"
+COMPACT_PATH = f"{RESPONSES_PATH}/compact"
+"""OpenAI's, and not here: it is no response's id either."""
 MAX_BACKGROUND = 1024
 """Responses without a client that are generated at once: each holds its request's body."""
 _KEPT = KEPT_HEADER.encode()
@@ -56,6 +58,8 @@ def methods_of(path: str) -> frozenset[str]:
     """What one of its paths takes; empty: there is no such path."""
     if path in (RESPONSES_PATH, COUNT_PATH):
         return frozenset(("POST",))
+    if path == COMPACT_PATH:
+        return frozenset()
     _, _, what = path.removeprefix(RESPONSES_PATH + "/").partition("/")
     return _METHODS.get(what, frozenset())
 
@@ -98,6 +102,9 @@ class ResponsesService:
             _require(method, "POST", path)
             await self._post(scope, receive, send)
             return
+        if path == COMPACT_PATH:
+            message = f"{path} is not supported: contexts are not compacted here, send the items that are to be kept"
+            raise ApiError(404, message, code="unsupported_path")
         response_id, _, what = path.removeprefix(RESPONSES_PATH + "/").partition("/")
         owners = frozenset((owner_of(scope),))
         if what == "cancel":

@@ -15,7 +15,7 @@ from mini_infer_contract.api_errors import ApiError, read_json_object
 from mini_infer_contract.api_keys import ApiKeys
 from mini_infer_contract.dialects.anthropic import COUNT_TOKENS_PATH, MESSAGES_PATH
 from mini_infer_contract.dialects.responses import RESPONSES_PATH
-from mini_infer_contract.stored_responses.service import COUNT_PATH, ResponsesService
+from mini_infer_contract.stored_responses.service import COMPACT_PATH, COUNT_PATH, ResponsesService
 from mini_infer_engine import __version__
 from mini_infer_engine.api.access_log import AccessLog
 from mini_infer_engine.api.cors import Cors
@@ -87,6 +87,7 @@ def make_app(front: ApiServerState, keys: ApiKeys | None = None) -> FastAPI:
     for path, methods in (
         (RESPONSES_PATH, ["POST"]),
         (COUNT_PATH, ["POST"]),
+        (COMPACT_PATH, ["POST"]),
         (f"{RESPONSES_PATH}/{{response_id}}", ["GET", "DELETE"]),
         (f"{RESPONSES_PATH}/{{response_id}}/cancel", ["POST"]),
         (f"{RESPONSES_PATH}/{{response_id}}/input_items", ["GET"]),

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,6 +26,7 @@ from mini_infer_engine.api.dialects.base import Dialect, GenerationSpec, Rendere
 from mini_infer_engine.api.dialects.openai_shapes import usage
 from mini_infer_engine.api.generation import Generation
 from mini_infer_engine.api.http import client_of, error_response, json_response, read_json, request_id
+from mini_infer_engine.api.ignored_fields import ignored_header
 from mini_infer_engine.api.key_check import GRANT
 from mini_infer_engine.api.kv_source import kv_source
 from mini_infer_engine.api.kv_trust import trusts_sender
@@ -70,6 +71,8 @@ class Work:
     """As the answer tells it."""
     streams: bool
     in_clients_words: Callable[[ApiError], ApiError]
+    ignored_fields: Sequence[str] = ()
+    """Names of fields of the request that were ignored."""
 
 
 class GenerationResponse(Response):
@@ -103,8 +106,10 @@ class GenerationResponse(Response):
         state = self._state
         raw = await read_json(self._request, state.options.max_body_bytes, state.options.body_timeout_s)
         with state.admission.body(len(raw)):
-            spec = _with_options(self._dialect.parse(await read_large_json_object(raw)), state.options)
+            body, unknown = await read_large_json_object(raw), state.unknown_fields()
+            spec = _with_options(self._dialect.parse(body, unknown), state.options)
             spec = _of_key(spec, self._request.scope.get("state", {}).get(GRANT), state.options)
+            state.ignored_fields.note(unknown.names)
             try:
                 if spec.parsing is not None:
                     check_parsing(state.text.formats, spec.parsing)
@@ -137,6 +142,7 @@ class GenerationResponse(Response):
             told_model,
             spec.streams,
             spec.in_clients_words,
+            unknown.names,
         )
 
     async def _run(self, work: Work, scope: Scope, receive: Receive, send: Send) -> None:
@@ -205,7 +211,7 @@ def _facts(work: Work) -> dict[str, Any]:
 
 def bad_parameter(error: ParameterError) -> ApiError:
     """The answer to a value out of its range."""
-    return ApiError(400, str(error), param=error.param, code=error.code)
+    return ApiError(400, str(error), param=error.path, code=error.code)
 
 
 async def checked(
@@ -274,12 +280,17 @@ async def _whole(work: Work, scope: Scope, receive: Receive, send: Send) -> None
         # Two thousand embeddings take a fifth of a second to write.
         many = len(replies) > _MANY_REPLIES
         content = await asyncio.to_thread(work.renderer.whole, replies) if many else work.renderer.whole(replies)
-        await json_response(content, headers=_told_of(generation))(scope, receive, send)
+        await json_response(content, headers=_told_of(work))(scope, receive, send)
 
 
-def _told_of(generation: Generation) -> dict[str, str]:
-    """What the gateway is told of how it was made, in headers that it does not pass on."""
-    return {KV_FALLBACK_HEADER: generation.kv_fallback} if generation.kv_fallback else {}
+def _told_of(work: Work) -> dict[str, str]:
+    """How the answer was made, for the gateway, in headers that it does not pass on; and what was ignored, for all."""
+    fallback = work.generation.kv_fallback
+    return ({KV_FALLBACK_HEADER: fallback} if fallback else {}) | ignored_header(work.ignored_fields)
+
+
+def _stream_headers(work: Work) -> list[tuple[bytes, bytes]]:
+    return _STREAM_HEADERS + [(name.encode(), value.encode()) for name, value in _told_of(work).items()]
 
 
 @contextmanager
@@ -306,7 +317,7 @@ async def _stream(work: Work, scope: Scope, receive: Receive, send: Send, keepal
         while not (await asyncio.wait({first}, timeout=keepalive_s or None))[0]:
             if not begun:
                 begun = True
-                await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+                await send({"type": "http.response.start", "status": 200, "headers": _stream_headers(work)})
             await send({"type": "http.response.body", "body": KEEPALIVE_COMMENT, "more_body": True})
     finally:
         first.cancel()
@@ -315,8 +326,7 @@ async def _stream(work: Work, scope: Scope, receive: Receive, send: Send, keepal
         await error_response(work.in_clients_words(generation.error), scope)(scope, receive, send)
         return
     if not begun:
-        told = [(name.encode(), value.encode()) for name, value in _told_of(generation).items()]
-        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS + told})
+        await send({"type": "http.response.start", "status": 200, "headers": _stream_headers(work)})
     if not deltas and generation.error is not None:
         await send({"type": "http.response.body", "body": renderer.broken(work.in_clients_words(generation.error))})
         return

@@ -40,7 +40,7 @@ async def _rendered(
 ) -> list[dict[str, Any]]:
     raw = await read_json(http_request, state.options.max_body_bytes, state.options.body_timeout_s)
     with state.admission.body(len(raw)):
-        spec = dialect.parse(await read_large_json_object(raw))
+        spec = dialect.parse(await read_large_json_object(raw), state.unknown_fields())
         model = state.admit(spec.model)
         try:
             prompts, sampling = await checked(state, model, spec, len(raw), client_of(http_request))

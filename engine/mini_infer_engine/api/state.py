@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from mini_infer_contract.api_errors import ApiError, unknown_model
+from mini_infer_contract.body_fields import UnknownFields
 from mini_infer_contract.launch import DRAINING_HEADER, Role
 from mini_infer_contract.peer_auth import PeerSecret
 from mini_infer_engine.api.admission import Admission
 from mini_infer_engine.api.dialects.base import GenerationSpec
 from mini_infer_engine.api.generation import Generation
+from mini_infer_engine.api.ignored_fields import IgnoredFields
 from mini_infer_engine.api.kv_source import holds_kv
 from mini_infer_engine.api.metrics import ServerMetrics
 from mini_infer_engine.config.server_options import ServerOptions
@@ -72,6 +74,7 @@ class ApiServerState:
     role: Role = field(init=False)
     """What the engine is for, now."""
     admission: Admission = field(init=False)
+    ignored_fields: IgnoredFields = field(default_factory=IgnoredFields, init=False)
     _serials: Iterator[int] = field(default_factory=itertools.count, init=False)
 
     def __post_init__(self) -> None:
@@ -106,6 +109,10 @@ class ApiServerState:
     def start_drain(self) -> None:
         """From now on only what runs is finished."""
         self.metrics.draining = True
+
+    def unknown_fields(self) -> UnknownFields:
+        """Returns what decides about unknown fields of one request."""
+        return UnknownFields(self.options.unknown_fields)
 
     def admit(self, model: str | None) -> ModelInfo:
         """The core's model. ApiError: the server takes no requests now, or has no model of that name."""

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from mini_infer_contract.body_fields import UnknownFieldsMode
 from mini_infer_contract.cors import CorsPolicy
 from mini_infer_contract.engine_options import KV_TRANSFER, EngineOptions
 from mini_infer_contract.http_server.limits import ConnectionLimits
@@ -81,6 +82,9 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         float, Option(group=SERVER, flag="client-websocket-idle-timeout", unit="SECONDS", low=0, high=_DAY_S)
     ] = _LIMITS.websocket_idle_timeout_s
     """Without a message on a WebSocket."""
+    unknown_fields: Annotated[UnknownFieldsMode, Option(group=SERVER)] = "refuse"
+    """Fields of requests that this server does not know; refuse: a 400 names them; warn: they are ignored, and so are
+    hints such as verbosity; the answer's header x-ignored-fields and the log name them."""
     request_timeout_s: Annotated[
         float, Option(group=SERVER, flag="request-timeout", unit="SECONDS", low=0, high=_DAY_S)
     ] = 0

@@ -486,6 +486,14 @@ class Engine:
             raise RunnerFailedError(f"{MAX_FAILED_PASSES} passes in a row have failed, the last: {reason}") from error
         return outputs
 
+    def reset_prefix_cache(self) -> bool:
+        """Forgets what is cached of prompts. Returns False, and forgets nothing, while there is work."""
+        if self.has_work:
+            return False
+        if self.scheduler.cache is not None:
+            self.scheduler.cache.forget_all()
+        return True
+
     def take_events(self) -> list[KVEvent]:
         """What changed in the prefix cache since the last call, in order."""
         return self.scheduler.cache.take_events() if self.scheduler.cache is not None else []

@@ -33,7 +33,7 @@ from mini_infer_engine.dry.vocabulary import DRY_MODEL
 from mini_infer_engine.kv_transfer.transfer_port import TransferPort
 from mini_infer_engine.model_path import resolve_model
 from mini_infer_engine.server.flags import add_flags, options_from
-from mini_infer_engine.server.vllm_flags import vllm_flags
+from mini_infer_engine.server.vllm_flags import split_flags, vllm_flags
 
 logger = logging.getLogger(__name__)
 
@@ -62,9 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command. Returns the exit status."""
     show_crashes()
     parser = make_parser()
-    options, others = parser.parse_known_args(arguments)
+    own, vllms = split_flags(sys.argv[1:] if arguments is None else arguments, parser)
+    options, others = parser.parse_known_args(own)
     try:
-        without_effect = vllm_flags(others, parser, options.model or options.MODEL)
+        without_effect = vllm_flags([*others, *vllms], parser, options.model or options.MODEL)
     except ValueError as error:
         parser.error(str(error))
     if options.MODEL is not None and options.model not in (None, options.MODEL):

@@ -7,6 +7,7 @@ from secrets import token_hex
 from typing import Any
 
 from mini_infer_contract.asgi import Receive, Scope, Send
+from mini_infer_contract.body_fields import UnknownFields
 from mini_infer_contract.dialects.responses import RESPONSES_PATH, chat_body
 from mini_infer_contract.http_server.client_link import CLIENT_LINK
 from mini_infer_contract.json_structure import check_structure
@@ -90,7 +91,7 @@ class Responses:
 
     def _check(self, body: dict[str, Any]) -> str:
         """What the gateway can see at once: fields of the conversation, and the model's name, as engines tell it."""
-        chat_body(body)
+        chat_body(body, UnknownFields(self._settings.unknown_fields))
         model = asked_model(ENGINE_PATHS[RESPONSES_PATH], body, self._fleet.catalog.listed)
         endpoints = self._fleet.endpoints
         served = (endpoints[name].endpoint.model for name in self._fleet.resolve(model) if name in endpoints)

@@ -9,13 +9,14 @@ from typing import Any
 
 import msgspec
 
-from mini_infer_contract.dialects import anthropic, responses
 from mini_infer_contract.prompt import PromptText, completion_prompts
 from mini_infer_gateway.http.upstream import Upstream, UpstreamError
 from mini_infer_gateway.prompts.prompt_keys import (
     PromptReader,
     chat_prompts,
+    message_chat,
     message_prompts,
+    response_chat,
     response_prompts,
     text_prompts,
 )
@@ -36,8 +37,8 @@ log = logging.getLogger(__name__)
 
 _CHATS: Mapping[PromptReader, Callable[[dict[str, Any]], dict[str, Any]]] = {
     chat_prompts: lambda body: body,
-    message_prompts: anthropic.chat_body,
-    response_prompts: responses.chat_body,
+    message_prompts: message_chat,
+    response_prompts: response_chat,
 }
 
 

@@ -7,8 +7,9 @@ tokenised from the same characters. Knows no threads and no sockets.
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from mini_infer_contract.api_errors import ApiError, context_length
+from mini_infer_contract.api_errors import ApiError, context_length, renaming
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, block_keys
+from mini_infer_contract.body_fields import UnknownFields
 from mini_infer_contract.dialects import anthropic, responses
 from mini_infer_contract.prompt import PromptEncoder, PromptText, chat_prompt_text, completion_prompts
 from mini_infer_gateway.index.key_chain import KeyChain
@@ -44,14 +45,24 @@ def invocation_prompts(encoder: PromptEncoder, body: dict[str, Any]) -> list[Pro
     return chat_prompts(encoder, body) if "messages" in body else text_prompts(encoder, body)
 
 
+def message_chat(body: dict[str, Any]) -> dict[str, Any]:
+    """The chat of a message. Unknown fields are ignored here: the engine decides about them."""
+    return anthropic.chat_body(body, unknown=UnknownFields("warn"))
+
+
+def response_chat(body: dict[str, Any]) -> dict[str, Any]:
+    """The chat of a response. Unknown fields are ignored here: the engine decides about them."""
+    return responses.chat_body(body, UnknownFields("warn"))
+
+
 def message_prompts(encoder: PromptEncoder, body: dict[str, Any]) -> list[PromptText | list[int]]:
     """Of a message of Anthropic's API: one, that of the chat which asks for the same."""
-    return [chat_prompt_text(encoder, anthropic.chat_body(body))]
+    return [chat_prompt_text(encoder, message_chat(body))]
 
 
 def response_prompts(encoder: PromptEncoder, body: dict[str, Any]) -> list[PromptText | list[int]]:
     """Of a response whose input is the whole conversation: one, that of the chat which asks for the same."""
-    return [chat_prompt_text(encoder, responses.chat_body(body))]
+    return [chat_prompt_text(encoder, response_chat(body))]
 
 
 def text_prompts(encoder: PromptEncoder, body: dict[str, Any]) -> list[PromptText | list[int]]:
@@ -65,8 +76,10 @@ def embedding_prompts(encoder: PromptEncoder, body: dict[str, Any]) -> list[Prom
     try:
         return completion_prompts({"prompt": body.get("input")} | options)
     except ApiError as error:
-        param, message = (error.param or "input").replace("prompt", "input", 1), error.message
-        raise ApiError(error.status, message.replace("prompt", "input"), param=param, code=error.code) from None
+        raise error.renamed(_OF_EMBEDDINGS) from None
+
+
+_OF_EMBEDDINGS = renaming({("prompt",): ("input",)})
 
 
 def key_steps(

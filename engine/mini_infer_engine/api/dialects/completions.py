@@ -3,16 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from msgspec import Meta
 
 from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.body_fields import UnknownFields
 from mini_infer_contract.prompt import PromptEncoder, is_token_ids
 from mini_infer_engine.api.dialects.base import GenerationSpec, OutputLimit
 from mini_infer_engine.api.dialects.fields import MAX_CHOICES, GenerationFields, common_spec, parse_fields
 from mini_infer_engine.api.dialects.logprobs import CompletionLogprobs, joined, prompt_logprobs
-from mini_infer_engine.api.dialects.neutral import BOTH, COMPLETION
+from mini_infer_engine.api.dialects.neutral import BOTH, COMPLETION, Neutral
 from mini_infer_engine.api.dialects.openai_shapes import OpenAIRenderer, encode_json
 from mini_infer_engine.core.request import TokenLogprobs
 from mini_infer_engine.text.detokenizer import Decoder
@@ -24,16 +25,16 @@ DEFAULT_MAX_TOKENS = 16
 """OpenAI's."""
 
 
-class CompletionRequest(GenerationFields):
+class CompletionRequest(GenerationFields, kw_only=True):
     """POST /v1/completions."""
 
-    neutral = BOTH | COMPLETION
+    neutral: ClassVar[Neutral] = BOTH | COMPLETION
 
-    prompt: Any = Field(default=None)
+    prompt: Any = None
     """A string, token ids, or a list of these; checked where it becomes token ids."""
     echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=-1, le=MAX_LOGPROBS)] | None = None
-    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    logprobs: Annotated[int, Meta(ge=-1, le=MAX_LOGPROBS)] | None = None
+    best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
 
     @property
     def output_limit(self) -> OutputLimit:
@@ -47,9 +48,9 @@ class CompletionRequest(GenerationFields):
 class CompletionDialect:
     """A `Dialect`."""
 
-    def parse(self, body: dict[str, Any]) -> GenerationSpec:
+    def parse(self, body: dict[str, Any], unknown: UnknownFields | None = None) -> GenerationSpec:
         """See `Dialect`."""
-        request = parse_fields(body, CompletionRequest)
+        request = parse_fields(body, CompletionRequest, unknown)
         prompt = request.prompt
         are_several = isinstance(prompt, list) and not is_token_ids(prompt)
 
