@@ -136,6 +136,16 @@ class Metrics:
             [names.LABEL_OUTCOME],
             registry=registry,
         )
+        self._poison_refused = Counter(
+            names.GATEWAY_POISON_REFUSED,
+            "Requests refused because the same request ended engines before.",
+            registry=registry,
+        )
+        self._continuation_off = Counter(
+            names.GATEWAY_CONTINUATION_OFF,
+            "Streams that no other endpoint could go on with, since memory for bodies was short.",
+            registry=registry,
+        )
         self._gaps = Counter(
             names.GATEWAY_EVENT_GAPS, "Gaps in KV event sequences.", [names.LABEL_HEALED], registry=registry
         )
@@ -234,6 +244,14 @@ class Metrics:
     def continued(self, whole: bool) -> None:
         """A stream lost its endpoint; `whole`: the client got all of it nevertheless."""
         self._continuations.labels("whole" if whole else "broke").inc()
+
+    def poison_refused(self) -> None:
+        """A request was refused because it had ended engines before."""
+        self._poison_refused.inc()
+
+    def continuation_off(self) -> None:
+        """A stream began that no other endpoint can go on with, since memory for bodies is short."""
+        self._continuation_off.inc()
 
     def queue_waited(self, model: str, seconds: float, predicted_s: float | None) -> None:
         """A request was placed after waiting so long; `predicted_s`: what was expected, if it had to wait."""
