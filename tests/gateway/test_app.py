@@ -20,6 +20,7 @@ from mini_infer_contract.cors import CorsPolicy
 from mini_infer_contract.tls import ServerTls, TlsFiles, client_context
 from mini_infer_gateway import __version__
 from mini_infer_gateway.pipeline.attempt import Exchange
+from mini_infer_gateway.prompts.tokenizers import INLINE_BYTES
 from mini_infer_gateway.settings import GatewaySettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.running_gateway import RunningGateway, running_gateway, until
@@ -443,18 +444,24 @@ async def test_models_tell_the_parsers_that_their_engines_agree_on(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_request_leaves_nothing_for_the_garbage_collector(stream: bool) -> None:
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [("hello", 200), ("é" * 20_000, 400), ("a" * (INLINE_BYTES + 1), 400), ("\ud800" * 20_000, 400)],
+    ids=["answered", "tokens_on_a_thread", "characters_on_a_thread", "no_text"],
+)
+async def test_a_request_leaves_nothing_for_the_garbage_collector(text: str, status: int, stream: bool) -> None:
     """What refers to itself costs as much to be found as half of what the gateway does for a request."""
-    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
-        await gateway.settled()
-        gc.collect()
-        gc.disable()
-        try:
-            for _ in range(3):
-                async with gateway.chat("hello", stream=stream) as response:
-                    await response.read()
-            await until(lambda: not gateway.app._generate.in_flight)
-            left = [one for one in gc.get_objects() if isinstance(one, Exchange)]
-        finally:
-            gc.enable()
-        assert not left
+    async with FakeEngine("a") as engine:
+        engine.max_model_len = 30_000
+        async with running_gateway(engine.endpoint) as gateway:
+            await gateway.settled()
+            gc.collect()
+            gc.disable()
+            try:
+                for _ in range(3):
+                    async with gateway.chat(text, stream=stream) as response:
+                        await response.read()
+                    assert response.status == status
+                await until(lambda: not any(isinstance(one, Exchange) for one in gc.get_objects()), timeout_s=10.0)
+            finally:
+                gc.enable()
