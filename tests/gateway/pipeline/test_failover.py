@@ -196,6 +196,28 @@ async def test_thousands_of_failures_are_503_and_never_500() -> None:
             assert set(await statuses(gateway, 20)) == {503}
 
 
+async def test_a_hung_pod_without_reports_is_ejected_when_its_clients_give_up_early(quick: None) -> None:
+    """Each client waits a tenth of what the verdict takes."""
+    async with FakeEngine("hung", events=False) as hung, FakeEngine("good", events=False) as good:
+        async with running_gateway(hung.endpoint, good.endpoint, routing="round-robin") as gateway:
+            assert set(await statuses(gateway, 20)) == {200}
+            hung.hang = True
+            state = gateway.app.fleet.endpoints["hung"]
+
+            async def impatient() -> None:
+                while state.breaker.closed:
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(liveness.STUCK_S / 10), gateway.chat("hi") as response:
+                            await response.read()
+
+            async with asyncio.timeout(30.0):
+                await asyncio.gather(*(impatient() for _ in range(4)))
+            assert state.breaker.cause is breaker.Cause.SLOW
+            sent = len(hung.bodies)
+            assert set(await statuses(gateway, 20)) == {200}
+            assert len(hung.bodies) == sent
+
+
 @pytest.mark.parametrize("events", [True, False])
 async def test_a_pod_that_died_with_requests_in_flight_is_used_again_when_it_is_ready(events: bool) -> None:
     async with (
