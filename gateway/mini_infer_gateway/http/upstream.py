@@ -483,16 +483,30 @@ class Upstream:
             raise
         return response
 
-    async def fetch(self, url: str, path: str, timeout_s: float, headers: Headers | None = None) -> tuple[int, bytes]:
-        """GETs something whole: (status, body). Raises UpstreamError, also on a 5xx."""
-        return await self._whole(url, "GET", path, headers or [], b"", timeout_s)
+    async def fetch(
+        self,
+        url: str,
+        path: str,
+        timeout_s: float,
+        headers: Headers | None = None,
+        limit_bytes: int = FETCH_BYTES,
+    ) -> tuple[int, bytes]:
+        """GETs something whole: (status, body). Raises UpstreamError, also on a 5xx or above `limit_bytes`."""
+        return await self._whole(url, "GET", path, headers or [], b"", timeout_s, limit_bytes)
 
     async def post(self, url: str, path: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
         """The same for a question in JSON."""
         return await self._whole(url, "POST", path, [(b"content-type", b"application/json")], body, timeout_s)
 
     async def _whole(
-        self, url: str, method: str, path: str, headers: Headers, body: bytes, timeout_s: float
+        self,
+        url: str,
+        method: str,
+        path: str,
+        headers: Headers,
+        body: bytes,
+        timeout_s: float,
+        limit_bytes: int = FETCH_BYTES,
     ) -> tuple[int, bytes]:
         response = await self.request(url, method, path.encode(), headers, body, timeout_s)
         pieces, size = [], 0
@@ -500,8 +514,8 @@ class Upstream:
             while piece := await response.read(timeout_s):
                 pieces.append(piece)
                 size += len(piece)
-                if size > FETCH_BYTES:
-                    raise MalformedResponseError(f"{path} answers with more than {FETCH_BYTES} bytes")
+                if size > limit_bytes:
+                    raise MalformedResponseError(f"{path} answers with more than {limit_bytes} bytes")
         finally:
             response.close()
         if response.status >= 500:

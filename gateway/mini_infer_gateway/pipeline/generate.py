@@ -53,6 +53,7 @@ from mini_infer_gateway.pipeline.continuations import continuation_of
 from mini_infer_gateway.pipeline.poison_requests import KILLS_LIMIT, PoisonRequests, endpoints_ended
 from mini_infer_gateway.pipeline.retries import KILLS, Attempts, Failure, RetryBudget
 from mini_infer_gateway.pipeline.rewrite_model import with_model
+from mini_infer_gateway.pipeline.transfer_fields import refuse_transfer_fields
 from mini_infer_gateway.prompts.tokenizers import TOKEN_IDS, Tokenizers
 from mini_infer_gateway.routing.base import Decision, PromptKeys, RoutingRequest
 from mini_infer_gateway.routing.router import Router
@@ -169,6 +170,7 @@ class Generate:
             boundary = boundary_of(scope["headers"]) if row.takes_forms else b""
             body = await read_body(scope, receive, self._settings.max_body_bytes, held.grow, bool(boundary))
             fields = form_fields(body, boundary) if boundary else await self._read_fields(scope, body, held)
+            refuse_transfer_fields(fields)
             asked = asked_model(row, fields, self._fleet.catalog.listed)
             names = self._fleet.resolve(asked)
             model = asked

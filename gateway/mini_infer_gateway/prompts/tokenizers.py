@@ -31,6 +31,8 @@ INLINE_BYTES = 1 << 20
 """A body up to this size is rendered on the event loop, so that a long chat of which little is new needs no thread."""
 INLINE_MESSAGES = 256
 FETCH_TIMEOUT_S = 30.0
+MAX_ASSETS_BYTES = 128 << 20
+"""Of the files of one tokenizer: the largest known have 35 MB."""
 ASK = "ask"
 """In place of a folder: the server's own /tokenize is asked."""
 CACHE_FACTOR = 2
@@ -102,7 +104,9 @@ class Tokenizers:
         Raises NoPromptAssetsError, or UpstreamError where trying again helps.
         """
         headers = [(b"if-none-match", f'"{known_revision}"'.encode())] if known_revision in self._tokenizers else []
-        status, body = await self._upstream.fetch(endpoint.url, PROMPT_ASSETS_PATH, FETCH_TIMEOUT_S, headers)
+        status, body = await self._upstream.fetch(
+            endpoint.url, PROMPT_ASSETS_PATH, FETCH_TIMEOUT_S, headers, MAX_ASSETS_BYTES
+        )
         if status == 304:
             return HowItTokenises(known_revision, is_told=True)
         if status == 200:
@@ -110,6 +114,10 @@ class Tokenizers:
                 assets = msgspec.json.decode(body, type=PromptAssets)
             except msgspec.DecodeError as error:
                 raise NoPromptAssetsError(f"{PROMPT_ASSETS_PATH} cannot be used: {error}") from error
+            # The hash names a tokenizer that other endpoints share, so its own word for it does not count.
+            if assets.revision != (actual := PromptAssets.from_files(assets.files).revision):
+                message = f"{PROMPT_ASSETS_PATH} claims revision {assets.revision[:64]!r}, and its files are {actual}"
+                raise NoPromptAssetsError(message)
             return HowItTokenises(await self._add(assets), is_told=True)
         if status == 404 and _NO_TOKENIZER in body:
             self._tokenizers.setdefault(TOKEN_IDS, _Tokenizer(None, self._remembered, 0))
