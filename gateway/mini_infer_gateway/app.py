@@ -94,6 +94,8 @@ class Gateway:
             segments_bytes=shares.segments_bytes,
             named=read_tokenizers(settings.tokenizers),
             on_change=self._share_out,
+            on_template_failure=self.metrics.template_failed,
+            clock=self._clock,
         )
         self.rates, self.transfers, self.backlog = PrefillRates(), TransferRates(), Backlog()
         self.router = build_router(
@@ -196,7 +198,7 @@ class Gateway:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.responses.service.close()
         await self.fleet.close()
-        self.tokenizers.close()
+        await self.tokenizers.close()
         self.upstream.close()
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:

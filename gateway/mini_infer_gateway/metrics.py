@@ -146,6 +146,12 @@ class Metrics:
             "Streams that no other endpoint could go on with, since memory for bodies was short.",
             registry=registry,
         )
+        self._template_failures = Counter(
+            names.GATEWAY_TEMPLATE_FAILURES,
+            "Prompts that a process for chat templates could not render within its limits.",
+            [names.LABEL_REASON],
+            registry=registry,
+        )
         self._gaps = Counter(
             names.GATEWAY_EVENT_GAPS, "Gaps in KV event sequences.", [names.LABEL_HEALED], registry=registry
         )
@@ -248,6 +254,10 @@ class Metrics:
     def poison_refused(self) -> None:
         """A request was refused because it had ended engines before."""
         self._poison_refused.inc()
+
+    def template_failed(self, reason: str) -> None:
+        """A process for chat templates could not render a prompt within its limits."""
+        self._template_failures.labels(reason).inc()
 
     def continuation_off(self) -> None:
         """A stream began that no other endpoint can go on with, since memory for bodies is short."""

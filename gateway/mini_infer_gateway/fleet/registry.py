@@ -133,6 +133,10 @@ class Fleet:
         if was_closed and not breaker.closed:
             log.warning("endpoint %s did not give KV cache several times (%s), leaving it alone", name, fallback)
 
+    def why_not_tokenized_here(self, name: str) -> str:
+        """Why an endpoint's prompts are tokenised by its engine; "": they are tokenised here, or not at all."""
+        return self._tokenizers.reason(self.endpoints[name].subscriber.assets_revision)
+
     async def watch(self) -> None:
         """Ejects what stopped working, until cancelled."""
         await Watchdog(self.endpoints, self._upstream, self._clock).run()

@@ -494,9 +494,12 @@ class Upstream:
         """GETs something whole: (status, body). Raises UpstreamError, also on a 5xx or above `limit_bytes`."""
         return await self._whole(url, "GET", path, headers or [], b"", timeout_s, limit_bytes)
 
-    async def post(self, url: str, path: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
+    async def post(
+        self, url: str, path: str, body: bytes, timeout_s: float, limit_bytes: int = FETCH_BYTES
+    ) -> tuple[int, bytes]:
         """The same for a question in JSON."""
-        return await self._whole(url, "POST", path, [(b"content-type", b"application/json")], body, timeout_s)
+        headers = [(b"content-type", b"application/json")]
+        return await self._whole(url, "POST", path, headers, body, timeout_s, limit_bytes)
 
     async def _whole(
         self,

@@ -1,10 +1,19 @@
 """Tokenizers of foreign servers: what they claim, what they may cost."""
 
+import asyncio
+import json
+import time
+from typing import Any
+
 import msgspec
+import psutil
+import pytest
 
 from mini_infer_contract.prompt import PromptAssets
+from mini_infer_gateway.prompts import template_workers
+from mini_infer_gateway.prompts.tokenizer_form import UnknownFormError, check_form
 from tests.support.fake_engine import FakeEngine, byte_assets
-from tests.support.running_gateway import running_gateway, until
+from tests.support.running_gateway import RunningGateway, running_gateway, until
 
 
 def with_template(template: str) -> PromptAssets:
@@ -26,3 +35,106 @@ async def test_a_revision_is_computed_from_the_files_when_a_server_claims_anothe
             async with gateway.chat("hi") as response:
                 assert response.status == 200
                 assert int(response.headers["x-mini-infer-prompt-tokens"]) > 0
+
+
+HOSTILE = {
+    "folded": "{% set x = 'a' * 3000000000 %}{{ messages[0].content }}",
+    "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{{ a }}{% endfor %}{% endfor %}",
+    "folded_filter": "{{ 'a' | center(3000000000) }}",
+    "slow_method": "{% for a in range(99999) %}{{ '{:>900000}'.format(a) | wordwrap(1) | length }}{% endfor %}",
+    "long_source": "{# " + "x" * 100_000 + " #}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+}
+
+
+async def prompt_tokens(gateway: RunningGateway, text: str, model: str) -> int:
+    async with gateway.chat(text, model=model) as response:
+        assert response.status == 200
+        return int(response.headers["x-mini-infer-prompt-tokens"])
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_a_hostile_template_costs_its_own_model_when_two_models_share_a_gateway(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template_workers, "RENDER_TIMEOUT_S", 1.0)
+    async with FakeEngine("bad", model="bad") as bad, FakeEngine("good") as good:
+        bad.assets = with_template(HOSTILE[name])
+        bad.tokenizes = False
+        async with running_gateway(bad.endpoint, good.endpoint) as gateway:
+            await gateway.settled()
+            before = psutil.Process().memory_info().rss
+            jobs = [asyncio.ensure_future(prompt_tokens(gateway, "hi", "bad")) for _ in range(3)]
+            slowest_s = 0.0
+            while not all(job.done() for job in jobs):
+                began_s = time.monotonic()
+                assert await prompt_tokens(gateway, "hello there", "m") > 0
+                slowest_s = max(slowest_s, time.monotonic() - began_s)
+            await asyncio.gather(*jobs)
+            assert slowest_s < 1.0, "nothing holds the event loop"
+            assert psutil.Process().memory_info().rss - before < 200 << 20
+
+
+async def test_its_engine_tokenises_when_a_template_fails_in_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_workers, "RENDER_TIMEOUT_S", 1.0)
+    async with FakeEngine("a") as engine:
+        engine.assets = with_template(HOSTILE["folded_filter"])
+        async with running_gateway(engine.endpoint) as gateway:
+            await gateway.settled()
+            for _ in range(template_workers.FAILURES_LIMIT):
+                assert await prompt_tokens(gateway, "hi", "m") > 0
+            assert engine.tokenized
+            async with gateway.client.get(gateway.url + "/debug/endpoints") as response:
+                assert (await response.json())["endpoints"][0]["not_tokenized_here"]
+            told = gateway.app.metrics.text().decode()
+            assert 'mini_infer_gateway_template_failures_total{reason="memory"} 3.0' in told
+
+
+def with_tokenizer(**parts: Any) -> PromptAssets:
+    """The byte tokenizer with other parts."""
+    files = byte_assets().files
+    description = json.loads(files["tokenizer.json"])
+    description["model"] |= parts.pop("model", {})
+    return PromptAssets.from_files(files | {"tokenizer.json": json.dumps(description | parts)})
+
+
+def split(pattern: str) -> dict[str, Any]:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+UNKNOWN_FORMS: dict[str, dict[str, Any]] = {
+    "exponential_regex": {"pre_tokenizer": split(r"(a+)+$")},
+    "regex_in_a_sequence": {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [split(r"(\w+\s?)+$")]}},
+    "cubic_regex": {"pre_tokenizer": split(r"a*a*a*b")},
+    "huge_replacement": {"normalizer": {"type": "Replace", "pattern": {"String": "a"}, "content": "b" * 100_000}},
+    "regex_replacement": {"normalizer": {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": "b"}},
+    "huge_prefix": {"normalizer": {"type": "Prepend", "prepend": "b" * 100_000}},
+    "char_map": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+    "many_parts": {"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}] * 100}},
+    "dropout": {"model": {"dropout": 0.5}},
+    "unknown_kind": {"pre_tokenizer": {"type": "Other"}},
+    "no_kind": {"normalizer": {"normalizers": []}},
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN_FORMS)
+def test_a_tokenizer_is_not_loaded_when_the_cost_of_a_part_is_unknown(name: str) -> None:
+    with pytest.raises(UnknownFormError):
+        check_form(with_tokenizer(**UNKNOWN_FORMS[name]).files)
+
+
+def test_a_unigram_model_is_not_loaded_when_a_piece_is_too_long() -> None:
+    model = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["a" * 10_000, -1.0]]}
+    with pytest.raises(UnknownFormError):
+        check_form({"tokenizer.json": json.dumps({"model": model})})
+
+
+async def test_its_engine_tokenises_when_a_tokenizer_is_of_an_unknown_form() -> None:
+    async with FakeEngine("bad", model="bad") as bad, FakeEngine("good") as good:
+        bad.assets = with_tokenizer(**UNKNOWN_FORMS["exponential_regex"])
+        async with running_gateway(bad.endpoint, good.endpoint) as gateway:
+            await gateway.settled()
+            async with asyncio.timeout(10.0):
+                assert await prompt_tokens(gateway, "a" * 5_000 + "b", "bad") > 0
+                assert await prompt_tokens(gateway, "hello", "m") > 0
+            assert bad.tokenized
+            assert not good.tokenized
