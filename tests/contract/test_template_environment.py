@@ -14,7 +14,7 @@ from mini_infer_contract.template_budget import TemplateBudgetError, UnboundedOp
 from mini_infer_contract.template_environment import MAX_SOURCE_CHARACTERS, is_bounded
 from tests.contract import templates
 
-UNITS = 20_000_000
+UNITS = 5_000_000
 DOUBLE = "{% set ns = namespace(x='a' * 64) %}{% for i in range(60) %}"
 SHARED = "{% set a = ['x', 'y'] %}" + "{% set a = [a, a] %}" * 60
 HOSTILE = {
@@ -54,11 +54,14 @@ HOSTILE = {
     + "{% endcall %}" * 40,
     "searches": "{% for a in range(99999) %}{% set x = messages[0].content in messages[0].content %}{% endfor %}",
     "counts": "{% for a in range(99999) %}{% set x = messages[0].content.count('ab') %}{% endfor %}",
-    "equal": "{% set y = messages[0].content + '' %}{% for a in range(99999) %}{{ y == messages[0].content }}{% endfor %}",
+    "equal": "{% set y = messages[0].content + '' %}"
+    "{% for a in range(99999) %}{{ y == messages[0].content }}{% endfor %}",
     "upper": "{% for a in range(99999) %}{% set x = messages[0].content | upper %}{% endfor %}",
     "split": "{% for a in range(99999) %}{% set x = messages[0].content.split('a') %}{% endfor %}",
-    "selects": "{% for a in range(99999) %}{% set x = messages | selectattr('role', 'equalto', 'user') | list %}{% endfor %}",
-    "maps": "{% for a in range(9999) %}{% set x = messages | map(attribute='content') | map('upper') | join %}{% endfor %}",
+    "selects": "{% for a in range(99999) %}"
+    "{% set x = messages | selectattr('role', 'equalto', 'user') | list %}{% endfor %}",
+    "maps": "{% for a in range(9999) %}"
+    "{% set x = messages | map(attribute='content') | map('upper') | join %}{% endfor %}",
     "date": "{{ strftime_now('%Y' * 100000000) }}",
     "indent": "{{ messages | tojson(indent=2000000000) }}",
     "many_ranges": "{% for a in range(99999) %}{% set x = range(99999) | list %}{% endfor %}",
@@ -128,12 +131,7 @@ def test_a_client_gets_a_400_when_its_own_engine_renders_too_much(name: str) -> 
 @pytest.mark.parametrize("name", LEFT_TO_A_WORKER)
 def test_a_template_is_not_rendered_beside_others_when_its_work_cannot_be_told(name: str) -> None:
     source = LEFT_TO_A_WORKER[name]
-    try:
-        bounded = is_bounded(source)
-    except Exception as error:
-        assert type(error).__name__ == "TemplateSyntaxError"
-        return
-    if bounded:
+    if is_bounded(source):
         with pytest.raises((UnboundedOperationError, TemplateBudgetError)):
             render(source)
 

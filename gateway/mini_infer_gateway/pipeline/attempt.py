@@ -167,8 +167,8 @@ class Exchange:
 
         Raises AttemptError while the client has seen nothing, UpstreamError when the endpoint failed later on (the
         client has been told), StreamCutError (it has not, see `continuation`), ClientGoneError. Where no retry is left
-        the client gets even a 503, unless it says that its engine has ended. `on_first_byte` gets the status. Called again after StreamCutError, it goes on with
-        the stream.
+        the client gets even a 503, unless it says that its engine has ended. `on_first_byte` gets the status. Called
+        again after StreamCutError, it goes on with the stream.
         """
         self._moved = None
         self._begin_by_s = asyncio.get_running_loop().time() + head_timeout_s

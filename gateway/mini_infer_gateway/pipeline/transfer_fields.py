@@ -36,5 +36,5 @@ def _refuse(fields: Mapping[str, Any], path: Iterable[str]) -> None:
     for name in sorted(TRANSFER_FIELDS & fields.keys()):
         if fields[name] is not None:
             where = ".".join((*path, name))
-            message = f"{where} is for the gateway to choose, which says to engines where keys and values are: leave it out"
+            message = f"{where} is chosen by the gateway, which says to engines where keys and values are: leave it out"
             raise ApiError(400, message, param=where, code="unsupported_parameter")

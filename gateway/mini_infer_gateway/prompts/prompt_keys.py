@@ -80,8 +80,9 @@ def key_steps(
 ) -> Steps:
     """The keys of a body's prompts; without an encoder those of token ids alone.
 
-    `units`: of work that each rendering may do, see template_budget, whose errors are raised. ApiError 400: see contract.prompt, or a prompt has more than `max_tokens`. One that says of no field what is wrong
-    is one of the prompt, as at an engine.
+    `units` is the work that each rendering may do; the errors of template_budget are raised. ApiError 400: see
+    contract.prompt, or a prompt has more than `max_tokens`. One that says of no field what is wrong is one of the
+    prompt, as at an engine.
     """
     try:
         return (yield from _key_steps(encoder, remembered, read, body, max_tokens, units))

@@ -240,7 +240,7 @@ class _Process:
         except TimeoutError:
             raise _LimitError("time", f"it took longer than {timeout_s:g} s") from None
         except (asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError) as error:
-            raise _LimitError("memory", f"its process ended, for memory or otherwise ({type(error).__name__})") from None
+            raise _LimitError("memory", f"its process ended ({type(error).__name__})") from None
         self.is_broken = bool(answer.limit)
         if answer.limit:
             raise _LimitError(answer.limit, answer.error)

@@ -1,8 +1,8 @@
 """Whether a tokenizer from an engine's pod may run in the gateway: what it costs must follow from the text's length.
 
-A tokenizer.json is a program of its own: a regular expression may take exponential time, a replacement may make a text a
-million times longer, and the library gives no limits. So only forms are loaded whose cost is known; with any other, its
-own engine tokenises. Pure.
+A tokenizer.json is a program of its own: a regular expression may take exponential time, a replacement may make a text
+a million times longer, and the library gives no limits. So only forms are loaded whose cost is known; with any other,
+its own engine tokenises. Pure.
 """
 
 from collections.abc import Iterator, Mapping

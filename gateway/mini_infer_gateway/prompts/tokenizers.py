@@ -169,7 +169,8 @@ class Tokenizers:
             # A large vocabulary takes a second to build.
             encoder = await asyncio.to_thread(_encoder, assets, self._segments_bytes // CACHE_FACTOR, is_ours)
         except UnknownFormError as error:
-            log.warning("the tokenizer of revision %.12s is not run here, its engines tokenise: %s", assets.revision, error)
+            message = "the tokenizer of revision %.12s is not run here, its engines tokenise: %s"
+            log.warning(message, assets.revision, error)
             self._unusable[assets.revision] = str(error)
             return assets.revision
         except Exception as error:  # The files are foreign input: any library below may refuse them in its own way.

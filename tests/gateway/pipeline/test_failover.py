@@ -111,7 +111,8 @@ async def dies_at(poison: bytes, works_s: float) -> tuple[Endpoint, list[bytes],
 @pytest.mark.parametrize("works_s", [0.0, 0.2], ids=["at_once", "after_work"])
 async def test_two_engines_end_and_no_third_when_a_poison_request_comes_over_kept_connections(works_s: float) -> None:
     engines = [await dies_at(b"poison", works_s) for _ in range(6)]
-    async with running_gateway(*(endpoint for endpoint, _, _ in engines), max_attempts=6, routing="round-robin") as gateway:
+    endpoints = [endpoint for endpoint, _, _ in engines]
+    async with running_gateway(*endpoints, max_attempts=6, routing="round-robin") as gateway:
         assert set(await statuses(gateway, 12)) == {200}
         assert all(bodies for _, bodies, _ in engines), "there is a kept connection to each"
         base_url = f"{gateway.url}/v1"
@@ -198,24 +199,27 @@ async def test_thousands_of_failures_are_503_and_never_500() -> None:
 
 async def test_a_hung_pod_without_reports_is_ejected_when_its_clients_give_up_early(quick: None) -> None:
     """Each client waits a tenth of what the verdict takes."""
-    async with FakeEngine("hung", events=False) as hung, FakeEngine("good", events=False) as good:
-        async with running_gateway(hung.endpoint, good.endpoint, routing="round-robin") as gateway:
-            assert set(await statuses(gateway, 20)) == {200}
-            hung.hang = True
-            state = gateway.app.fleet.endpoints["hung"]
+    async with (
+        FakeEngine("hung", events=False) as hung,
+        FakeEngine("good", events=False) as good,
+        running_gateway(hung.endpoint, good.endpoint, routing="round-robin") as gateway,
+    ):
+        assert set(await statuses(gateway, 20)) == {200}
+        hung.hang = True
+        state = gateway.app.fleet.endpoints["hung"]
 
-            async def impatient() -> None:
-                while state.breaker.closed:
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(liveness.STUCK_S / 10), gateway.chat("hi") as response:
-                            await response.read()
+        async def impatient() -> None:
+            while state.breaker.closed:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(liveness.STUCK_S / 10), gateway.chat("hi") as response:
+                        await response.read()
 
-            async with asyncio.timeout(30.0):
-                await asyncio.gather(*(impatient() for _ in range(4)))
-            assert state.breaker.cause is breaker.Cause.SLOW
-            sent = len(hung.bodies)
-            assert set(await statuses(gateway, 20)) == {200}
-            assert len(hung.bodies) == sent
+        async with asyncio.timeout(30.0):
+            await asyncio.gather(*(impatient() for _ in range(4)))
+        assert state.breaker.cause is breaker.Cause.SLOW
+        sent = len(hung.bodies)
+        assert set(await statuses(gateway, 20)) == {200}
+        assert len(hung.bodies) == sent
 
 
 @pytest.mark.parametrize("events", [True, False])

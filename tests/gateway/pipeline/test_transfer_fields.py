@@ -32,7 +32,7 @@ def test_bodies_pass_when_they_name_no_other_engine(body: dict[str, Any]) -> Non
     refuse_transfer_fields(body)
 
 
-PATHS = {
+PATHS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
     "/v1/completions": {"prompt": "hi"},
     "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8},

@@ -29,7 +29,6 @@ async def render(workers: TemplateWorkers, name: str, template: str, body: dict[
 async def test_a_template_is_rendered_in_a_process_when_its_work_cannot_be_told() -> None:
     workers = TemplateWorkers(Clock())
     assert await render(workers, "good", GOOD) == [PromptText("user: hi", False)]
-    assert await render(workers, "good", "{{ raise_exception('no') }}" + GOOD) == [PromptText("user: hi", False)], "known"
     assert await render(workers, "refuses", "{{ raise_exception('no') }}") is None
     await workers.close()
 

@@ -21,7 +21,7 @@ def with_template(template: str) -> PromptAssets:
 
 
 async def test_a_revision_is_computed_from_the_files_when_a_server_claims_anothers() -> None:
-    """Whoever claims another team's hash for a template of its own costs itself its exact routing, whoever comes first."""
+    """Whoever claims another team's hash for a template of its own costs itself its exact routing."""
     honest = byte_assets()
     forged = msgspec.structs.replace(with_template("{{ raise_exception('poisoned') }}"), revision=honest.revision)
     async with FakeEngine("thief", model="t") as thief, FakeEngine("victim") as victim:
@@ -42,7 +42,7 @@ HOSTILE = {
     "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{{ a }}{% endfor %}{% endfor %}",
     "folded_filter": "{{ 'a' | center(3000000000) }}",
     "slow_method": "{% for a in range(99999) %}{{ '{:>900000}'.format(a) | wordwrap(1) | length }}{% endfor %}",
-    "long_source": "{# " + "x" * 100_000 + " #}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "long_source": "{# " + "x" * 100_000 + " #}" + "{% for a in range(99999) %}" * 2 + "{% endfor %}" * 2,
 }
 
 
