@@ -42,6 +42,7 @@ from mini_infer_gateway.metrics import EndpointFigures, Metrics, StateCollector
 from mini_infer_gateway.paths import CHAT_PATH, ENGINE_PATHS
 from mini_infer_gateway.pipeline.clients import GRANT
 from mini_infer_gateway.pipeline.generate import FACTS, INTERNAL_ERROR, Generate
+from mini_infer_gateway.pipeline.replicas import Replicas
 from mini_infer_gateway.pipeline.responses import Responses
 from mini_infer_gateway.prompts.tokenizers import Tokenizers, read_tokenizers
 from mini_infer_gateway.routing.pairing import Pairing
@@ -125,7 +126,18 @@ class Gateway:
             bodies,
             keys,
         )
-        self.responses = Responses(settings, self.fleet, self._generate, bodies, shares.responses_bytes)
+        self._replicas = Replicas(
+            settings.replica_host,
+            settings.replicas,
+            settings.port,
+            settings.connect_timeout_s,
+            settings.tls,
+            self._clock,
+            self.metrics.forwarded,
+        )
+        self.responses = Responses(
+            settings, self.fleet, self._generate, bodies, shares.responses_bytes, self._replicas
+        )
         self.loop_lag = LoopLag()
         self.metrics.registry.register(self.loop_lag)
         budget = self._generate.retry_budget
@@ -200,6 +212,7 @@ class Gateway:
         await self.fleet.close()
         await self.tokenizers.close()
         self.upstream.close()
+        self._replicas.close()
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI of a WebSocket: its handshake is refused as a request would be."""

@@ -165,6 +165,19 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
         help="of that, for responses of /v1/responses, which are kept here; the least recently used go first (default: "
         "5 %% of --memory-limit)",
     )
+    parser.add_argument(
+        "--replicas",
+        type=_names,
+        default=(),
+        metavar="HOST[:PORT],...",
+        help="where all replicas of this gateway listen, such as the name of a headless Service, of which each address "
+        "is one: a request to /v1/responses that goes on from a response of another replica is answered there",
+    )
+    parser.add_argument(
+        "--replica-host",
+        metavar="ADDRESS",
+        help="the address among them that is this one's own, such as its pod's (default: --host)",
+    )
     _add_connection_limits(parser, defaults.connections)
     parser.add_argument(
         "--allowed-hosts",
@@ -198,6 +211,8 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
         parser.error("--namespace and --kubeconfig need --kubernetes")
     if given["admin_port"] == given["port"]:
         parser.error("--admin-port must be another port than --port")
+    if given["replicas"] and not given["replica_host"]:
+        given["replica_host"] = given["host"]
     given["memory_limit_bytes"] = given.pop("memory_limit")
     given["responses_memory_bytes"] = given.pop("responses_memory")
     given["connections"] = ConnectionLimits(**{field.name: given.pop(field.name) for field in fields(ConnectionLimits)})

@@ -152,6 +152,12 @@ class Metrics:
             [names.LABEL_REASON],
             registry=registry,
         )
+        self._forwarded = Counter(
+            names.GATEWAY_RESPONSES_FORWARDED,
+            "Requests sent to the replica that keeps what they go on from.",
+            [names.LABEL_OUTCOME],
+            registry=registry,
+        )
         self._gaps = Counter(
             names.GATEWAY_EVENT_GAPS, "Gaps in KV event sequences.", [names.LABEL_HEALED], registry=registry
         )
@@ -258,6 +264,10 @@ class Metrics:
     def template_failed(self, reason: str) -> None:
         """A process for chat templates could not render a prompt within its limits."""
         self._template_failures.labels(reason).inc()
+
+    def forwarded(self, outcome: str) -> None:
+        """A request went to the replica that keeps what it goes on from."""
+        self._forwarded.labels(outcome).inc()
 
     def continuation_off(self) -> None:
         """A stream began that no other endpoint can go on with, since memory for bodies is short."""

@@ -46,6 +46,10 @@ class GatewaySettings:
     """Of that, for responses of /v1/responses that are kept; None: memory.py's share."""
     responses_ttl_s: float = 86_400.0
     """For which such a response is kept after its last use."""
+    replicas: tuple[str, ...] = ()
+    """Names of all replicas of this gateway in DNS: a response that another one keeps is gone on with there."""
+    replica_host: str | None = None
+    """Of this one among them, by which the others reach it."""
     max_body_bytes: int = MAX_BODY_BYTES
     """The same as an engine's: what it would refuse is refused here."""
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
