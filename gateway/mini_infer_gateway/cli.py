@@ -28,6 +28,7 @@ from mini_infer_gateway import __version__
 from mini_infer_gateway.app import Gateway
 from mini_infer_gateway.endpoints.base import EndpointSource
 from mini_infer_gateway.endpoints.static_file import StaticFile
+from mini_infer_gateway.fleet.name_owners import read_rules
 from mini_infer_gateway.http.server import DrainingServer
 from mini_infer_gateway.memory import parse_size
 from mini_infer_gateway.routing.policies import POLICIES
@@ -90,6 +91,14 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
         help="folder with the tokenizer of servers that do not tell how they tokenise, such as vLLM's: prompts go to "
         "where their prefix is cached, which is known exactly of those that publish KV events; once for each model. "
         '"ask": their own /tokenize is asked, which costs each request a round trip with its prompt',
+    )
+    parser.add_argument(
+        "--model-namespaces",
+        type=_names,
+        default=(),
+        metavar="MODEL=NAMESPACE,...",
+        help="only services of these namespaces may own the bare name of a model; *=NAMESPACE: all names that are not "
+        "named here (default: the oldest service that claims it, of any namespace)",
     )
     parser.add_argument("--routing", choices=POLICIES, default=defaults.routing, help="(default: %(default)s)")
     parser.add_argument(
@@ -213,6 +222,10 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
         parser.error("--admin-port must be another port than --port")
     if given["replicas"] and not given["replica_host"]:
         given["replica_host"] = given["host"]
+    try:
+        read_rules(given["model_namespaces"])
+    except ValueError as error:
+        parser.error(str(error))
     given["memory_limit_bytes"] = given.pop("memory_limit")
     given["responses_memory_bytes"] = given.pop("responses_memory")
     given["connections"] = ConnectionLimits(**{field.name: given.pop(field.name) for field in fields(ConnectionLimits)})

@@ -158,6 +158,15 @@ class Metrics:
             [names.LABEL_OUTCOME],
             registry=registry,
         )
+        self._names_changed = Counter(
+            names.GATEWAY_MODEL_NAMES_CHANGED,
+            "Bare model names that go from one service to another.",
+            [names.LABEL_STATE],
+            registry=registry,
+        )
+        self._source_failures = Counter(
+            names.GATEWAY_SOURCE_FAILURES, "Ends of the source of endpoints.", registry=registry
+        )
         self._gaps = Counter(
             names.GATEWAY_EVENT_GAPS, "Gaps in KV event sequences.", [names.LABEL_HEALED], registry=registry
         )
@@ -268,6 +277,14 @@ class Metrics:
     def forwarded(self, outcome: str) -> None:
         """A request went to the replica that keeps what it goes on from."""
         self._forwarded.labels(outcome).inc()
+
+    def name_changed(self, is_held: bool) -> None:
+        """A bare model name goes to another service; `is_held`: it will."""
+        self._names_changed.labels("held" if is_held else "changed").inc()
+
+    def source_failed(self) -> None:
+        """The source of endpoints ended and is started again."""
+        self._source_failures.inc()
 
     def continuation_off(self) -> None:
         """A stream began that no other endpoint can go on with, since memory for bodies is short."""

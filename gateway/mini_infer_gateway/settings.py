@@ -26,6 +26,8 @@ class GatewaySettings:
     """None: pods of all namespaces."""
     kubeconfig: str | None = None
     """None: the pod's own service account, or else the usual places."""
+    model_namespaces: tuple[str, ...] = ()
+    """MODEL=NAMESPACE: which namespaces' services may own a bare model name; *: those that are not named."""
     routing: Policy = "prefix"
     max_local_prefill_tokens: int | None = None
     """Uncached prompt tokens that a decode engine computes itself beside prefill engines; None: learned."""

@@ -18,7 +18,8 @@ import zstandard
 from mini_infer_contract.api_keys import ApiKeys
 from mini_infer_contract.cors import CorsPolicy
 from mini_infer_contract.tls import ServerTls, TlsFiles, client_context
-from mini_infer_gateway import __version__
+from mini_infer_gateway import __version__, app
+from mini_infer_gateway.endpoints.base import Listed, Publish
 from mini_infer_gateway.pipeline.attempt import Exchange
 from mini_infer_gateway.prompts.tokenizers import INLINE_BYTES
 from mini_infer_gateway.settings import GatewaySettings
@@ -465,3 +466,38 @@ async def test_a_request_leaves_nothing_for_the_garbage_collector(text: str, sta
                 await until(lambda: not any(isinstance(one, Exchange) for one in gc.get_objects()), timeout_s=10.0)
             finally:
                 gc.enable()
+
+
+async def test_a_gateway_is_not_ready_and_starts_its_source_again_when_that_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(app, "FIRST_SOURCE_PAUSE_S", 0.2)
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
+        runs, fail = 0, asyncio.Event()
+        run = gateway.source.run
+
+        async def failing(publish: Publish) -> None:
+            nonlocal runs
+            runs += 1
+            if runs == 1:
+                publish([Listed(engine.endpoint)])
+                await fail.wait()
+                raise RuntimeError("the source broke")
+            await run(publish)
+
+        monkeypatch.setattr(gateway.source, "run", failing)
+        source = next(task for task in gateway.app._tasks if task.get_name() == "endpoint source")
+        source.cancel()
+        gateway.app._tasks.append(asyncio.create_task(gateway.app._follow_source()))
+        await until(lambda: runs == 1)
+        fail.set()
+        await until(lambda: bool(gateway.app._source_failure))
+        async with gateway.client.get(gateway.url + "/readyz") as response:
+            assert response.status == 503
+            assert "the source broke" in (await response.json())["status"]
+        async with gateway.chat("hi") as response:
+            assert response.status == 200, "the last list stays"
+        await until(lambda: runs == 2 and not gateway.app._source_failure)
+        async with gateway.client.get(gateway.url + "/readyz") as response:
+            assert response.status == 200
+        assert "mini_infer_gateway_endpoint_source_failures_total 1.0" in gateway.app.metrics.text().decode()

@@ -30,7 +30,7 @@ LOOK_AGAIN_S = 1.0
 """The same where an id names none of them: a replica may have started since."""
 RESOLVE_TIMEOUT_S = 2.0
 
-_TAG = re.compile(r"[a-z]+_([0-9a-f]{%d})[0-9a-f]{16,}" % TAG_CHARACTERS)
+_TAG = re.compile(rf"[a-z]+_([0-9a-f]{{{TAG_CHARACTERS}}})[0-9a-f]{{16,}}")
 _OWN_HEADERS = (b"x-mini-infer-pod", b"x-mini-infer-index", b"x-mini-infer-reason")
 _FROM_CLIENTS = (QUEUE_TIMEOUT_HEADER.encode(),)
 

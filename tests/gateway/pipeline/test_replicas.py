@@ -1,4 +1,4 @@
-"""Responses at several replicas of the gateway, as the chart's default has two: real processes, any of which may be asked."""
+"""Responses at two replicas of the gateway, as the chart's default has them: real processes, any of which is asked."""
 
 import asyncio
 import json
@@ -96,44 +96,57 @@ async def test_no_conversation_is_lost_when_its_turns_reach_different_replicas(t
 
 
 async def test_a_response_is_deleted_for_all_when_any_replica_is_asked_to(tmp_path: Path) -> None:
-    async with FakeEngine("a") as engine, replicas(tmp_path, engine) as ((first, _), (second, _)):
-        async with client_of(first) as one, client_of(second) as two:
-            made = await one.responses.create(model="m", input="hi")
-            await two.responses.delete(made.id)
-            for client in (one, two):
-                with pytest.raises(openai.NotFoundError):
-                    await client.responses.retrieve(made.id)
-            background = await one.responses.create(model="m", input="hi", background=True)
-            async with asyncio.timeout(20.0):
-                while (await two.responses.retrieve(background.id)).status in ("queued", "in_progress"):  # noqa: ASYNC110 -- as clients do
-                    await asyncio.sleep(0.02)
+    async with (
+        FakeEngine("a") as engine,
+        replicas(tmp_path, engine) as ((first, _), (second, _)),
+        client_of(first) as one,
+        client_of(second) as two,
+    ):
+        made = await one.responses.create(model="m", input="hi")
+        await two.responses.delete(made.id)
+        for client in (one, two):
+            with pytest.raises(openai.NotFoundError):
+                await client.responses.retrieve(made.id)
+        background = await one.responses.create(model="m", input="hi", background=True)
+        async with asyncio.timeout(20.0):
+            while (await two.responses.retrieve(background.id)).status in ("queued", "in_progress"):  # noqa: ASYNC110 -- as clients do
+                await asyncio.sleep(0.02)
 
 
 async def test_a_key_reads_only_its_own_when_another_replica_keeps_it(tmp_path: Path) -> None:
     flags = ("--api-key", "one", "two")
-    async with FakeEngine("a") as engine, replicas(tmp_path, engine, *flags) as ((first, _), (second, _)):
-        async with client_of(first) as one, client_of(second, "two") as two, client_of(second, "none") as stranger:
-            made = await one.responses.create(model="m", input="hi")
-            with pytest.raises(openai.NotFoundError):
-                await two.responses.retrieve(made.id)
-            with pytest.raises(openai.BadRequestError) as caught:
-                await two.responses.create(model="m", input="more", previous_response_id=made.id)
-            assert caught.value.code == "previous_response_not_found"
-            with pytest.raises(openai.AuthenticationError):
-                await stranger.responses.retrieve(made.id)
+    async with (
+        FakeEngine("a") as engine,
+        replicas(tmp_path, engine, *flags) as ((first, _), (second, _)),
+        client_of(first) as one,
+        client_of(second, "two") as two,
+        client_of(second, "none") as stranger,
+    ):
+        made = await one.responses.create(model="m", input="hi")
+        with pytest.raises(openai.NotFoundError):
+            await two.responses.retrieve(made.id)
+        with pytest.raises(openai.BadRequestError) as caught:
+            await two.responses.create(model="m", input="more", previous_response_id=made.id)
+        assert caught.value.code == "previous_response_not_found"
+        with pytest.raises(openai.AuthenticationError):
+            await stranger.responses.retrieve(made.id)
 
 
 async def test_a_conversation_is_not_found_when_its_replica_is_gone(tmp_path: Path) -> None:
-    async with FakeEngine("a") as engine, replicas(tmp_path, engine) as ((first, process), (second, _)):
-        async with client_of(first) as one, client_of(second) as two:
-            made = await one.responses.create(model="m", input="hi")
-            process.kill()
-            await process.wait()
-            with pytest.raises(openai.BadRequestError) as caught:
-                await two.responses.create(model="m", input="more", previous_response_id=made.id)
-            assert caught.value.code == "previous_response_not_found"
-            with pytest.raises(openai.NotFoundError):
-                await two.responses.retrieve(made.id)
+    async with (
+        FakeEngine("a") as engine,
+        replicas(tmp_path, engine) as ((first, process), (second, _)),
+        client_of(first) as one,
+        client_of(second) as two,
+    ):
+        made = await one.responses.create(model="m", input="hi")
+        process.kill()
+        await process.wait()
+        with pytest.raises(openai.BadRequestError) as caught:
+            await two.responses.create(model="m", input="more", previous_response_id=made.id)
+        assert caught.value.code == "previous_response_not_found"
+        with pytest.raises(openai.NotFoundError):
+            await two.responses.retrieve(made.id)
 
 
 async def test_an_answer_ends_when_its_client_leaves_the_replica_that_sent_it_on(tmp_path: Path) -> None:
