@@ -13,8 +13,8 @@ from typing import Any
 
 OPERATION = 64
 """Units of a node of a template that is evaluated, at least."""
-DEFAULT_UNITS = 1 << 31
-"""Of one rendering: a conversation of 16 MiB takes less than a quarter of it."""
+DEFAULT_UNITS = 1 << 29
+"""Of one rendering, about a second: a conversation of 16 MiB takes less than half of it."""
 MAX_INTEGER_BITS = 256
 """Of the result of a template's arithmetic; templates count messages."""
 

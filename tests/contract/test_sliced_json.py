@@ -115,7 +115,7 @@ async def test_long_lists_of_numbers_are_what_they_are_in_one_go_when_they_are_d
 
 
 def test_no_slice_takes_long_when_a_million_token_ids_are_decoded() -> None:
-    text = ('{"prompt": [%s]}' % long_list(1_000_000)).encode()
+    text = f'{{"prompt": [{long_list(1_000_000)}]}}'.encode()
     with patch.object(sliced_json, "SLICE_BYTES", 1 << 17):
         slices = sum(1 for _ in sliced_json.decode_numbers_in_slices(text))
     assert slices > len(text) // (1 << 17)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 import time
 from typing import Any
 
@@ -9,8 +10,10 @@ import msgspec
 import psutil
 import pytest
 
+from mini_infer_contract.chat_template import ChatTemplate
 from mini_infer_contract.prompt import PromptAssets
-from mini_infer_gateway.prompts import template_workers
+from mini_infer_gateway.paths import ENGINE_PATHS
+from mini_infer_gateway.prompts import prompt_keys, template_workers
 from mini_infer_gateway.prompts.tokenizer_form import UnknownFormError, check_form
 from tests.support.fake_engine import FakeEngine, byte_assets
 from tests.support.running_gateway import RunningGateway, running_gateway, until
@@ -138,3 +141,69 @@ async def test_its_engine_tokenises_when_a_tokenizer_is_of_an_unknown_form() -> 
                 assert await prompt_tokens(gateway, "hello", "m") > 0
             assert bad.tokenized
             assert not good.tokenized
+
+
+def tool_transcript() -> dict[str, Any]:
+    """254 messages with several calls of tools each, 440 KB."""
+    function = {"name": "read", "arguments": {"path": "a/b", "lines": [1, 2, 3], "options": {"deep": "x" * 200}}}
+    calls = [{"id": f"c{number}", "type": "function", "function": function} for number in range(6)]
+    turn = [{"role": "assistant", "content": "", "tool_calls": calls}, {"role": "tool", "content": "done " * 200}]
+    return {"messages": turn * 127}
+
+
+def many_tools() -> dict[str, Any]:
+    properties = {f"p{number}": {"type": "string", "description": "x" * 60} for number in range(100)}
+    function = {"name": "f", "parameters": {"type": "object", "properties": properties}}
+    return {"messages": BODY, "tools": [{"type": "function", "function": function}] * 60}
+
+
+BODY = [{"role": "user", "content": "hi"}]
+HEAVY: dict[str, dict[str, Any]] = {
+    "tool_transcript": tool_transcript(),
+    "many_tools": many_tools(),
+    "token_ids": {"prompt": list(range(149_000))},
+    "many_messages": {"messages": BODY * 2_000},
+}
+
+
+@pytest.mark.parametrize("name", HEAVY)
+async def test_the_event_loop_does_no_work_on_a_prompt_when_that_is_heavy(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = set[str]()
+
+    def noted(function: Any) -> Any:
+        def called(*args: Any, **kwargs: Any) -> Any:
+            threads.add(threading.current_thread().name)
+            return function(*args, **kwargs)
+
+        return called
+
+    monkeypatch.setattr(ChatTemplate, "render", noted(ChatTemplate.render))
+    monkeypatch.setattr(prompt_keys, "block_keys", noted(prompt_keys.block_keys))
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
+        await gateway.settled()
+        threads.clear()
+        body = {"model": "m"} | HEAVY[name]
+        path = "/v1/completions" if "prompt" in body else "/v1/chat/completions"
+        row, tokenizers = ENGINE_PATHS[path], gateway.app.tokenizers
+        revision = gateway.app.fleet.endpoints["a"].subscriber.assets_revision
+        size = len(json.dumps(body))
+        assert row.prompts
+        keys = await tokenizers.keys(row.prompts, body, size, [revision], None, lambda: False)
+        assert keys[revision].tokens > 1000 or name == "many_tools"
+        assert threads
+        assert all(thread.startswith("tokenize") for thread in threads)
+
+
+async def test_a_template_moves_to_a_thread_when_it_does_too_much_for_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A small body does not say how much its template makes of it."""
+    async with FakeEngine("a") as engine:
+        engine.assets = with_template(
+            "{% for a in range(2000) %}{% for m in messages %}{% set x = m.content | upper %}{% endfor %}{% endfor %}ok"
+        )
+        async with running_gateway(engine.endpoint) as gateway:
+            await gateway.settled()
+            assert await prompt_tokens(gateway, "hi", "m") == 2
