@@ -103,9 +103,7 @@ def decode_in_slices(body: bytes, at_once: AtOnce = read_json_object) -> Generat
     return restored
 
 
-def decode_numbers_in_slices(
-    body: bytes, at_once: AtOnce = read_json_object
-) -> Generator[None, None, dict[str, Any]]:
+def decode_numbers_in_slices(body: bytes, at_once: AtOnce = read_json_object) -> Generator[None, None, dict[str, Any]]:
     """What `at_once` makes of a body with long lists of whole numbers, and its errors; yields between slices."""
     mark = f"\0{secrets.token_hex(8)}:"
     parts: list[bytes] = []
