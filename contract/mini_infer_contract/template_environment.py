@@ -40,7 +40,7 @@ MAX_DEPTH = 100
 
 _FILTERS = frozenset(
     (
-        *("abs", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first", "float", "int", "items"),
+        *("abs", "capitalize", "count", "d", "default", "e", "escape", "first", "float", "int", "items"),
         *("join", "last", "length", "list", "lower", "map", "reject", "rejectattr", "replace", "reverse", "round"),
         *("safe", "select", "selectattr", "string", "title", "tojson", "trim", "upper"),
     )
@@ -80,7 +80,10 @@ def template_environment(strict: bool) -> "TemplateEnvironment":
     )
     environment.is_strict = strict
     environment.filters["tojson"] = _to_json  # Jinja's own escapes HTML
-    environment.filters = {name: _charged(name, function) for name, function in environment.filters.items()}
+    environment.filters = {
+        name: _refused(name, function) if strict and name not in _FILTERS else _charged(name, function)
+        for name, function in environment.filters.items()
+    }
     environment.filters |= {"_add": _add, "_compare": _compare, "_loop": charged_iteration, "_slice": _slice}
     environment.filters |= {"_concat": _concat, "_spend": _spend}
     for name in _COMPARED:
@@ -291,6 +294,7 @@ def _runs_known(name: str, args: list[nodes.Expr]) -> bool:
 def _charged(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """A filter that pays for its value before it begins."""
     at = 1 if hasattr(function, "jinja_pass_arg") else 0
+    parameters, charge_parameters = _PARAMETERS.get(name, ((), None))
 
     @wraps(function)
     def filtered(*args: Any, **kwargs: Any) -> Any:
@@ -298,26 +302,79 @@ def _charged(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         if name in _LAZY:
             return function(*args[:at], charged_iteration(value, 8 * OPERATION), *args[at + 1 :], **kwargs)
         charge(4 * OPERATION)
-        if name in ("list", "join", "first", "last") and isinstance(value, Iterator):
-            value = list(charged_iteration(value, OPERATION)) if name in ("list", "join") else value
+        if name in ("list", "join") and isinstance(value, Iterator):
+            value = list(charged_iteration(value, OPERATION))
             args = (*args[:at], value, *args[at + 1 :])
         if name not in _WITHOUT_COPY:
             charge_value(args[at:])
-        if name == "join":
-            _charge_join(str(kwargs.get("d", args[at + 1] if len(args) > at + 1 else "")), value)
-        elif name == "replace" and len(args) > at + 2:
-            _charge_replace(str(value), str(args[at + 1]), str(args[at + 2]))
-        elif name == "tojson":
-            indent = kwargs.get("indent") or 0
-            charge_value(value)
-            charge(_MAX_INDENT_UNITS * (indent if isinstance(indent, int) else len(str(indent))))
+        if charge_parameters:
+            charge_parameters(value, dict(zip(parameters, args[at + 1 :], strict=False)) | kwargs)
         return function(*args, **kwargs)
 
     return filtered
 
 
+def _refused(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter whose work cannot be told beforehand, where that is refused."""
+
+    @wraps(function)
+    def refused(*args: Any, **kwargs: Any) -> NoReturn:
+        raise UnboundedOperationError(f"the filter {name}")
+
+    return refused
+
+
 _WITHOUT_COPY = frozenset(("length", "count", "default", "d", "first", "last", "safe", "items", "tojson"))
-_MAX_INDENT_UNITS = 4096
+_MAX_INDENT = 16
+"""Characters before a line of JSON for each level."""
+_MAX_PRECISION = 16
+
+
+def _charge_join_filter(value: Any, given: dict[str, Any]) -> None:
+    _charge_join(str(given.get("d", "")), value)
+
+
+def _charge_replace_filter(value: Any, given: dict[str, Any]) -> None:
+    _charge_replace(str(value), str(given.get("old", "")), str(given.get("new", "")))
+
+
+def _charge_json(value: Any, given: dict[str, Any]) -> None:
+    """Charges for the text that `tojson` makes: each value with what stands before its line."""
+    indent, separators = given.get("indent") or 0, given.get("separators") or ()
+    indent = len(indent) if isinstance(indent, str) else indent
+    if not isinstance(indent, int) or indent > _MAX_INDENT or any(len(str(part)) > _MAX_INDENT for part in separators):
+        raise UnboundedOperationError("tojson with a long indent or separator")
+    rest = [(value, 1)]
+    while rest:
+        one, depth = rest.pop()
+        charge(2 * OPERATION + indent * depth)
+        if isinstance(one, str):
+            charge(6 * len(one) if given.get("ensure_ascii") else 2 * len(one))
+        elif isinstance(one, dict):
+            rest += [(part, depth + 1) for pair in one.items() for part in pair]
+        elif isinstance(one, list | tuple):
+            rest += [(part, depth + 1) for part in one]
+
+
+def _charge_round(value: Any, given: dict[str, Any]) -> None:
+    precision = given.get("precision", 0)
+    if not isinstance(precision, int) or abs(precision) > _MAX_PRECISION:
+        raise UnboundedOperationError("round with a precision")
+
+
+def _charge_characters(value: Any, given: dict[str, Any]) -> None:
+    """Each character of a text is worked on by itself."""
+    charge(OPERATION * len(value) if isinstance(value, str) else 0)
+
+
+_PARAMETERS: dict[str, tuple[tuple[str, ...], Callable[[Any, dict[str, Any]], None] | None]] = {
+    "join": (("d", "attribute"), _charge_join_filter),
+    "replace": (("old", "new", "count"), _charge_replace_filter),
+    "round": (("precision", "method"), _charge_round),
+    "tojson": (("ensure_ascii", "indent", "separators", "sort_keys"), _charge_json),
+    **dict.fromkeys(("title", "list", "escape", "e"), ((), _charge_characters)),
+}
+"""Names of a filter's parameters behind its value, and what they cost."""
 
 
 def _charged_test(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -340,6 +397,9 @@ def _charge_method(owner: Any, name: str, args: tuple[Any, ...]) -> None:
             raise UnboundedOperationError("join of a generator")
     elif name == "replace" and len(args) >= 2:
         _charge_replace(owner, str(args[0]), str(args[1]))
+    elif name in ("split", "rsplit", "splitlines"):
+        between = str(args[0]) if name != "splitlines" and args and args[0] else ""
+        charge(len(owner) + 2 * OPERATION * owner.count(between) if between else 8 * len(owner))
     elif name not in ("startswith", "endswith", "removeprefix", "removesuffix"):
         charge(len(owner))
 

@@ -64,6 +64,16 @@ HOSTILE = {
     "{% set x = messages | map(attribute='content') | map('upper') | join %}{% endfor %}",
     "date": "{{ strftime_now('%Y' * 100000000) }}",
     "indent": "{{ messages | tojson(indent=2000000000) }}",
+    "replace_by_name": DOUBLE + "{% set ns.x = ns.x | replace(old='a', new='aa') %}{% endfor %}",
+    "join_by_name": DOUBLE + "{% set ns.x = [1, 2, 3] | join(d=ns.x) %}{% endfor %}",
+    "indent_in_place": "{{ messages | tojson(false, 2000000000) }}",
+    "separators": DOUBLE + "{% set ns.x = [1, 2, 3] | tojson(separators=(ns.x, '')) %}{% endfor %}",
+    "deep_indent": "{% set ns = namespace(x=[]) %}{% for i in range(900) %}{% set ns.x = [ns.x, 1] %}{% endfor %}"
+    "{% for i in range(9999) %}{% set y = ns.x | tojson(indent=16) %}{% endfor %}",
+    "precision": "{{ 2.5 | round(1000000000, 'ceil') }}",
+    "letters": "{% set x = (messages[0].content * 40) | list %}",
+    "words": "{% set x = (messages[0].content * 40).split('a') %}",
+    "filter_in_a_list": "{{ ['a'] | map(*['center', 3000000000]) | list }}",
     "many_ranges": "{% for a in range(99999) %}{% set x = range(99999) | list %}{% endfor %}",
 }
 LEFT_TO_A_WORKER = {
@@ -112,7 +122,7 @@ def test_work_and_memory_are_bounded_when_a_template_is_hostile(name: str) -> No
     tracemalloc.start()
     began_s = time.thread_time()
     try:
-        with pytest.raises((TemplateBudgetError, ApiError)):
+        with pytest.raises((TemplateBudgetError, UnboundedOperationError, ApiError)):
             render(source)
         _, peak = tracemalloc.get_traced_memory()
     finally:
@@ -121,7 +131,8 @@ def test_work_and_memory_are_bounded_when_a_template_is_hostile(name: str) -> No
     assert time.thread_time() - began_s < 10.0, "of seconds that tracing multiplies"
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+# A model's own template may use in its own engine what has no bound, such as the filter `center`.
+@pytest.mark.parametrize("name", sorted(HOSTILE.keys() - {"filter_in_a_list"}))
 def test_a_client_gets_a_400_when_its_own_engine_renders_too_much(name: str) -> None:
     with pytest.raises(ApiError) as caught:
         render(HOSTILE[name], strict=False)

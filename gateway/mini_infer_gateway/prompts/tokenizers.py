@@ -36,7 +36,7 @@ INLINE_BYTES = 48 << 10
 INLINE_MESSAGES = 256
 INLINE_UNITS = 4 << 20
 """Of work that a template may do on the event loop: about 20 ms if it is made to, a tenth of that for a chat."""
-THREAD_UNITS, UNITS_A_BYTE = 16 << 20, 8
+THREAD_UNITS, UNITS_A_BYTE = 16 << 20, 4
 """The same on a thread, and what each byte of the body adds. What is more goes to a process of its own."""
 FETCH_TIMEOUT_S = 30.0
 MAX_ASSETS_BYTES = 128 << 20
