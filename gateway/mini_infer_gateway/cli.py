@@ -222,6 +222,8 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
         parser.error("--admin-port must be another port than --port")
     if given["replicas"] and not given["replica_host"]:
         given["replica_host"] = given["host"]
+    if given["replicas"] and given["replica_host"] in ("0.0.0.0", "::"):
+        parser.error("--replicas needs --replica-host, the address by which the others reach this one")
     try:
         read_rules(given["model_namespaces"])
     except ValueError as error:
