@@ -9,7 +9,7 @@ transformers.
 import datetime
 import json
 from collections.abc import Callable, Iterator
-from functools import wraps
+from functools import lru_cache, wraps
 from types import BuiltinMethodType
 from typing import Any, NoReturn, cast
 
@@ -73,8 +73,9 @@ _UNBOUNDED_NODES = (
 _DICT_ATTRIBUTES = frozenset(dir(dict))
 
 
+@lru_cache(maxsize=2)
 def template_environment(strict: bool) -> "TemplateEnvironment":
-    """The environment for templates of models. `strict` refuses what `is_bounded` tells of."""
+    """The environment that templates of models share. `strict` refuses what `is_bounded` tells of."""
     environment = TemplateEnvironment(
         trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
     )

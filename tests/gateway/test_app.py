@@ -236,6 +236,7 @@ async def test_clients_need_a_key_and_engines_get_the_gateways_own() -> None:
             assert "x-request-id" in response.headers
         for page in ("/v1/models", "/v1/models/m", "/nothing"):
             assert await status_of(gateway, gateway.url + page) == 401
+        await until(lambda: gateway.app.fleet.is_ready)
         for page in ("/healthz", "/health", "/version"):
             assert await status_of(gateway, gateway.url + page) == 200
         for page in ADMIN_PAGES:

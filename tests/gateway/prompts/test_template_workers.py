@@ -1,7 +1,6 @@
 """Templates in processes: limits of memory and time, turns between models, and what a failure costs."""
 
 import asyncio
-import time
 from typing import Any
 
 import pytest
@@ -56,16 +55,13 @@ async def test_a_limit_costs_one_request_and_then_one_model_when_a_template_is_h
 
 async def test_other_models_wait_for_no_queue_when_one_models_template_is_slow() -> None:
     """With two processes one of them is free for others at any time, since a model has one turn at a time."""
-    workers = TemplateWorkers(Clock(), timeout_s=3.0, workers=2)
+    workers = TemplateWorkers(Clock(), timeout_s=60.0, workers=2)
     await render(workers, "good", GOOD)
     slow = [asyncio.ensure_future(render(workers, "slow", SLOW)) for _ in range(5)]
     await asyncio.sleep(0)
-    await render(workers, "good", GOOD)  # The second process starts.
-    began_s = time.monotonic()
     for _ in range(5):
         await render(workers, "good", GOOD)
-    assert time.monotonic() - began_s < 2.0
-    assert not any(job.done() for job in slow[2:])
+    assert not any(job.done() for job in slow)
     await workers.close()
     for job in slow:
         job.cancel()
