@@ -60,6 +60,9 @@ _OTHERS = {
 }
 """Further ones of public models, of which only that they take time in proportion to a text is known."""
 
+_LITERALS = re.compile(r"(?:\(\?i:)?['A-Za-z|]{1,64}\)?")
+"""Some words, such as a family's contractions."""
+
 _NORMAL_FORMS = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase"}
 
 
@@ -76,7 +79,7 @@ def can_be_cut(tokenizer: Tokenizer) -> bool:
 
 def alternatives_are_known(pattern: str) -> bool:
     """True if a regular expression is made of alternatives that take time in proportion to a text."""
-    return set(_alternatives(pattern)) <= _KNOWN | _OTHERS
+    return all(one in _KNOWN or one in _OTHERS or _LITERALS.fullmatch(one) for one in _alternatives(pattern))
 
 
 def next_cut(text: str, start: int, end: int) -> int:

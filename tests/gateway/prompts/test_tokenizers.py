@@ -15,6 +15,7 @@ from mini_infer_contract.prompt import PromptAssets
 from mini_infer_gateway.paths import ENGINE_PATHS
 from mini_infer_gateway.prompts import prompt_keys, template_workers
 from mini_infer_gateway.prompts.tokenizer_form import UnknownFormError, check_form
+from tests.contract.test_text_slices import PATTERNS
 from tests.support.fake_engine import FakeEngine, byte_assets
 from tests.support.running_gateway import RunningGateway, running_gateway, until
 
@@ -129,6 +130,17 @@ def test_a_unigram_model_is_not_loaded_when_a_piece_is_too_long() -> None:
     model = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["a" * 10_000, -1.0]]}
     with pytest.raises(UnknownFormError):
         check_form({"tokenizer.json": json.dumps({"model": model})})
+
+
+DEEPSEEK_V3 = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@pytest.mark.parametrize("pattern", [*filter(None, PATTERNS.values()), DEEPSEEK_V3, r"\p{N}{1,3}", "(?i:'s|'t)|\\s+"])
+def test_a_tokenizer_is_loaded_when_its_words_are_those_of_a_public_model(pattern: str) -> None:
+    check_form(with_tokenizer(pre_tokenizer=split(pattern)).files)
 
 
 async def test_its_engine_tokenises_when_a_tokenizer_is_of_an_unknown_form() -> None:
