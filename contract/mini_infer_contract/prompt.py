@@ -5,7 +5,7 @@ An engine serves its tokenizer files under a content hash (`PromptAssets`); engi
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -94,28 +94,14 @@ class PromptText(NamedTuple):
     """BOS and such around it, where the tokenizer has them."""
 
 
-class PromptEncoder:
-    """Renders, encodes and decodes for one model. It may be shared by threads."""
+class ChatTemplates:
+    """Renders conversations for one model."""
 
-    def __init__(self, assets: PromptAssets, cache_bytes: int = MAX_CACHED_BYTES) -> None:
-        """ValueError: a file is broken, and which. `cache_bytes`: of pieces of text and their ids."""
-        loaded = load_tokenizer(assets.files)
-        self.revision = assets.revision
-        self.tokenizer: Tokenizer = loaded.tokenizer
-        self.special_tokens = loaded.special_tokens
-        """By name, such as "eos_token"."""
-        self.segments = SegmentEncoder(loaded.tokenizer, cache_bytes)
-        self._templates = {name: ChatTemplate(source) for name, source in loaded.chat_templates.items()}
-        self.template_sources = tuple(loaded.chat_templates.values())
-        """Of all the model's chat templates."""
-        self._adds_special_tokens = loaded.tokenizer.num_special_tokens_to_add(False) > 0
-        self._around = _tokens_around(loaded.tokenizer) if self._adds_special_tokens else ([], [])
-
-    def special_token_id(self, name: str) -> int | None:
-        """The id of a special token by its name ("eos_token", "bos_token", ...), None where the model has none."""
-        token = self.special_tokens.get(name)
-        token_id: int | None = None if token is None else self.tokenizer.token_to_id(token)
-        return token_id
+    def __init__(self, sources: Mapping[str, str], special_tokens: dict[str, str], *, strict: bool = False) -> None:
+        """`sources` by name; `special_tokens` by name, such as "eos_token". ValueError: a source is no template."""
+        self.special_tokens = special_tokens
+        self._templates = {name: ChatTemplate(source, strict) for name, source in sources.items()}
+        self.template_sources = dict(sources)
 
     def chat_template(self, with_tools: bool) -> ChatTemplate:
         """The template for a conversation: the model's one for tools, if it has two. ApiError 400: it has none."""
@@ -147,6 +133,29 @@ class PromptEncoder:
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
         )
+
+
+class PromptEncoder(ChatTemplates):
+    """Renders, encodes and decodes for one model. It may be shared by threads."""
+
+    def __init__(self, assets: PromptAssets, cache_bytes: int = MAX_CACHED_BYTES, *, strict: bool = False) -> None:
+        """ValueError: a file is broken, and which. `cache_bytes`: of pieces of text and their ids.
+
+        `strict`: see `ChatTemplate`.
+        """
+        loaded = load_tokenizer(assets.files)
+        super().__init__(loaded.chat_templates, loaded.special_tokens, strict=strict)
+        self.revision = assets.revision
+        self.tokenizer: Tokenizer = loaded.tokenizer
+        self.segments = SegmentEncoder(loaded.tokenizer, cache_bytes)
+        self._adds_special_tokens = loaded.tokenizer.num_special_tokens_to_add(False) > 0
+        self._around = _tokens_around(loaded.tokenizer) if self._adds_special_tokens else ([], [])
+
+    def special_token_id(self, name: str) -> int | None:
+        """The id of a special token by its name ("eos_token", "bos_token", ...), None where the model has none."""
+        token = self.special_tokens.get(name)
+        token_id: int | None = None if token is None else self.tokenizer.token_to_id(token)
+        return token_id
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Token ids of a text, with special tokens that stand in it; `add_special_tokens`: BOS and such around it."""
@@ -200,7 +209,7 @@ def chat_prompt_ids(encoder: PromptEncoder, body: dict[str, Any]) -> list[int]:
     return ids
 
 
-def chat_prompt_text(encoder: PromptEncoder, body: dict[str, Any]) -> PromptText:
+def chat_prompt_text(encoder: ChatTemplates, body: dict[str, Any]) -> PromptText:
     """The text of a /v1/chat/completions body. ApiError 400 names the field at fault.
 
     Reads messages, tools, tool_choice, documents, add_generation_prompt, continue_final_message, chat_template_kwargs,

@@ -8,7 +8,7 @@ import contextlib
 import logging
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -27,7 +27,7 @@ from mini_infer_contract.request_ids import request_id_in
 from mini_infer_contract.stored_responses.service import is_responses_path, methods_of
 from mini_infer_gateway import __version__
 from mini_infer_gateway.api import operations
-from mini_infer_gateway.endpoints.base import EndpointSource
+from mini_infer_gateway.endpoints.base import EndpointSource, Listed, Service
 from mini_infer_gateway.fleet.backlog import Backlog
 from mini_infer_gateway.fleet.load import LoadLedger
 from mini_infer_gateway.fleet.prefill_rates import PrefillRates
@@ -42,12 +42,15 @@ from mini_infer_gateway.metrics import EndpointFigures, Metrics, StateCollector
 from mini_infer_gateway.paths import CHAT_PATH, ENGINE_PATHS
 from mini_infer_gateway.pipeline.clients import GRANT
 from mini_infer_gateway.pipeline.generate import FACTS, INTERNAL_ERROR, Generate
+from mini_infer_gateway.pipeline.replicas import Replicas
 from mini_infer_gateway.pipeline.responses import Responses
 from mini_infer_gateway.prompts.tokenizers import Tokenizers, read_tokenizers
 from mini_infer_gateway.routing.pairing import Pairing
 from mini_infer_gateway.routing.policies import build_router
 from mini_infer_gateway.settings import GatewaySettings
 
+FIRST_SOURCE_PAUSE_S, LONGEST_SOURCE_PAUSE_S = 1.0, 30.0
+"""Until a source of endpoints that ended is started again."""
 EXPIRE_EVERY_S = 5.0
 EXPIRE_PAUSE_S = 0.002
 """Between two parts of it: requests go on."""
@@ -94,6 +97,8 @@ class Gateway:
             segments_bytes=shares.segments_bytes,
             named=read_tokenizers(settings.tokenizers),
             on_change=self._share_out,
+            on_template_failure=self.metrics.template_failed,
+            clock=self._clock,
         )
         self.rates, self.transfers, self.backlog = PrefillRates(), TransferRates(), Backlog()
         self.router = build_router(
@@ -123,7 +128,16 @@ class Gateway:
             bodies,
             keys,
         )
-        self.responses = Responses(settings, self.fleet, self._generate, bodies, shares.responses_bytes)
+        self._replicas = Replicas(
+            settings.replica_host,
+            settings.replicas,
+            settings.port,
+            settings.connect_timeout_s,
+            settings.tls,
+            self._clock,
+            self.metrics.forwarded,
+        )
+        self.responses = Responses(settings, self.fleet, self._generate, bodies, shares.responses_bytes, self._replicas)
         self.loop_lag = LoopLag()
         self.metrics.registry.register(self.loop_lag)
         budget = self._generate.retry_budget
@@ -138,6 +152,8 @@ class Gateway:
         )
         self._admin_pages, self._client_pages = self._make_admin_pages(), self._make_client_pages()
         self._tasks: list[asyncio.Task[None]] = []
+        self._source_failure = ""
+        """Why the list of endpoints is not kept up to date."""
         self.stopping = False
         """Set when a shutdown begins: no longer ready, and every connection ends with its next answer."""
 
@@ -176,13 +192,12 @@ class Gateway:
     async def start(self) -> None:
         """Begins to look for endpoints."""
         self._tasks = [
-            asyncio.create_task(self._source.run(self.fleet.update), name="endpoint source"),
+            asyncio.create_task(self._follow_source(), name="endpoint source"),
             asyncio.create_task(self.fleet.watch(), name="watchdog"),
             asyncio.create_task(self._expire(), name="expire guesses"),
             asyncio.create_task(self._generate.flow.look(lambda: list(self.fleet.endpoints)), name="look at the queue"),
             asyncio.create_task(self.loop_lag.run(), name="event loop lag"),
         ]
-        self._tasks[0].add_done_callback(self._source_ended)
 
     def stop_gently(self) -> None:
         """From now on it is not ready, and connections end with their next answer."""
@@ -196,8 +211,9 @@ class Gateway:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.responses.service.close()
         await self.fleet.close()
-        self.tokenizers.close()
+        await self.tokenizers.close()
         self.upstream.close()
+        self._replicas.close()
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI of a WebSocket: its handshake is refused as a request would be."""
@@ -301,11 +317,12 @@ class Gateway:
 
     @property
     def _is_ready(self) -> bool:
-        return self.fleet.is_ready and not self.stopping
+        return self.fleet.is_ready and not self.stopping and not self._source_failure
 
     async def _say_ready(self, send: Send) -> None:
         ready = self._is_ready
-        status = "ready" if ready else "stopping" if self.stopping else "waiting for endpoints"
+        waits = self._source_failure or "waiting for endpoints"
+        status = "ready" if ready else "stopping" if self.stopping else waits
         await send_json(send, 200 if ready else 503, {"status": status})
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
@@ -337,9 +354,23 @@ class Gateway:
             )
         self.index.limit(self.settings.index_max_blocks or shares.index_blocks)
 
-    def _source_ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()):
-            log.critical("the endpoint source ended, the last list stays: %s", error, exc_info=error)
+    async def _follow_source(self) -> None:
+        """Until cancelled. A source that ends is started again; the last list stays, and the gateway is not ready."""
+        pause_s = FIRST_SOURCE_PAUSE_S
+        while True:
+            try:
+                await self._source.run(self._published)
+                self._source_failure = "the source of endpoints ended"
+            except Exception as error:
+                self._source_failure = f"the source of endpoints failed: {type(error).__name__}: {error}"[:500]
+                log.critical("the endpoint source failed, the last list stays: %s", error, exc_info=error)
+            self.metrics.source_failed()
+            await asyncio.sleep(pause_s)
+            pause_s = min(LONGEST_SOURCE_PAUSE_S, 2 * pause_s)
+
+    def _published(self, listed: Sequence[Listed], services: Sequence[Service] | None = None) -> None:
+        self.fleet.update(listed, services)
+        self._source_failure = ""
 
     def _figures(self) -> Iterator[EndpointFigures]:
         now_s = self._clock()

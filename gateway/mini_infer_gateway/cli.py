@@ -30,6 +30,7 @@ from mini_infer_gateway import __version__
 from mini_infer_gateway.app import Gateway
 from mini_infer_gateway.endpoints.base import EndpointSource
 from mini_infer_gateway.endpoints.static_file import StaticFile
+from mini_infer_gateway.fleet.name_owners import read_rules
 from mini_infer_gateway.http.server import DrainingServer
 from mini_infer_gateway.memory import parse_size
 from mini_infer_gateway.routing.policies import POLICIES
@@ -92,6 +93,14 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
         help="folder with the tokenizer of servers that do not tell how they tokenise, such as vLLM's: prompts go to "
         "where their prefix is cached, which is known exactly of those that publish KV events; once for each model. "
         '"ask": their own /tokenize is asked, which costs each request a round trip with its prompt',
+    )
+    parser.add_argument(
+        "--model-namespaces",
+        type=_names,
+        default=(),
+        metavar="MODEL=NAMESPACE,...",
+        help="only services of these namespaces may own the bare name of a model; *=NAMESPACE: all names that are not "
+        "named here (default: the oldest service that claims it, of any namespace)",
     )
     parser.add_argument("--routing", choices=POLICIES, default=defaults.routing, help="(default: %(default)s)")
     parser.add_argument(
@@ -174,6 +183,19 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
         help="of that, for responses of /v1/responses, which are kept here; the least recently used go first (default: "
         "5 %% of --memory-limit)",
     )
+    parser.add_argument(
+        "--replicas",
+        type=_names,
+        default=(),
+        metavar="HOST[:PORT],...",
+        help="where all replicas of this gateway listen, such as the name of a headless Service, of which each address "
+        "is one: a request to /v1/responses that goes on from a response of another replica is answered there",
+    )
+    parser.add_argument(
+        "--replica-host",
+        metavar="ADDRESS",
+        help="the address among them that is this one's own, such as its pod's (default: --host)",
+    )
     _add_connection_limits(parser, defaults.connections)
     parser.add_argument(
         "--allowed-hosts",
@@ -207,6 +229,14 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
         parser.error("--namespace and --kubeconfig need --kubernetes")
     if given["admin_port"] == given["port"]:
         parser.error("--admin-port must be another port than --port")
+    if given["replicas"] and not given["replica_host"]:
+        given["replica_host"] = given["host"]
+    if given["replicas"] and given["replica_host"] in ("0.0.0.0", "::"):
+        parser.error("--replicas needs --replica-host, the address by which the others reach this one")
+    try:
+        read_rules(given["model_namespaces"])
+    except ValueError as error:
+        parser.error(str(error))
     given["memory_limit_bytes"] = given.pop("memory_limit")
     given["responses_memory_bytes"] = given.pop("responses_memory")
     given["connections"] = ConnectionLimits(**{field.name: given.pop(field.name) for field in fields(ConnectionLimits)})

@@ -27,6 +27,8 @@ class GatewaySettings:
     """None: pods of all namespaces."""
     kubeconfig: str | None = None
     """None: the pod's own service account, or else the usual places."""
+    model_namespaces: tuple[str, ...] = ()
+    """MODEL=NAMESPACE: which namespaces' services may own a bare model name; *: those that are not named."""
     routing: Policy = "prefix"
     max_local_prefill_tokens: int | None = None
     """Uncached prompt tokens that a decode engine computes itself beside prefill engines; None: learned."""
@@ -49,6 +51,10 @@ class GatewaySettings:
     """For which such a response is kept after its last use."""
     unknown_fields: UnknownFieldsMode = "refuse"
     """What the gateway does with unknown fields of responses that it accepts before an engine sees them."""
+    replicas: tuple[str, ...] = ()
+    """Names of all replicas of this gateway in DNS: a response that another one keeps is gone on with there."""
+    replica_host: str | None = None
+    """Of this one among them, by which the others reach it."""
     max_body_bytes: int = MAX_BODY_BYTES
     """The same as an engine's: what it would refuse is refused here."""
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)

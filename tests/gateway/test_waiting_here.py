@@ -3,6 +3,7 @@
 import asyncio
 
 import aiohttp
+import pytest
 
 from tests.support.fake_engine import FakeEngine
 from tests.support.running_gateway import RunningGateway, running_gateway, until
@@ -147,3 +148,19 @@ async def test_tokenising_never_waits() -> None:
         await busy(gateway, engine)
         async with gateway.client.post(gateway.url + "/tokenize", json={"model": "m", "prompt": "x"}) as response:
             assert response.status == 200
+
+
+async def test_a_request_stays_counted_nowhere_when_an_error_of_ours_ends_it_after_its_placement(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
+        await gateway.settled()
+
+        def broken(*_: object) -> None:
+            raise RuntimeError("an error of the gateway's own")
+
+        monkeypatch.setattr(gateway.app._generate, "_ask_for_ids", broken)
+        for _ in range(3):
+            async with gateway.chat("hi") as response:
+                assert response.status == 500
+        assert gateway.app.ledger.in_flight("a") == 0

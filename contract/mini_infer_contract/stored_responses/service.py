@@ -68,6 +68,10 @@ _METHODS = {"": frozenset(("GET", "DELETE")), "cancel": frozenset(("POST",)), "i
 """By what follows the id of a response."""
 
 
+async def _nowhere(scope: Scope, body: dict[str, Any], receive: Receive, send: Send) -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generator:
     """What the service stands before."""
@@ -86,13 +90,18 @@ class Generator:
     """Of what it answers."""
     may_be_second: bool
     """Another that keeps responses may stand before it, and says so with `KEPT_HEADER`."""
+    elsewhere: Callable[[Scope, dict[str, Any], Receive, Send], Awaitable[bool]] = _nowhere
+    """Has a request answered by another server that keeps what its body goes on from. False: there is none."""
 
 
 class ResponsesService:
     """Requests of all clients."""
 
-    def __init__(self, store: ResponseStore, generator: Generator, clock: Callable[[], float] = time.monotonic) -> None:
-        self.store, self.generator, self._clock = store, generator, clock
+    def __init__(
+        self, store: ResponseStore, generator: Generator, clock: Callable[[], float] = time.monotonic, tag: str = ""
+    ) -> None:
+        """`tag`: hexadecimal, written into the ids of responses."""
+        self.store, self.generator, self._clock, self._tag = store, generator, clock, tag
         self._background: dict[str, tuple[BackgroundResponse, asyncio.Task[None]]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -135,6 +144,8 @@ class ResponsesService:
             await self.generator.answer(scope, receive, send)  # It is kept by whoever has sent it on.
             return
         body = await read_large_json_object(await self.generator.read(scope, receive))
+        if await self.generator.elsewhere(scope, body, receive, send):
+            return
         turn, passed = self.begin(body, owner_of(scope))
         del body
         if scope["path"] == COUNT_PATH:
@@ -149,7 +160,7 @@ class ResponsesService:
     def begin(self, body: dict[str, Any], owner: str, connection: str = "") -> tuple[Turn, bytes]:
         """A client's body as a turn, and for whoever generates. ApiError 400: see `begin_turn`."""
         now_s, created_at = self._clock(), int(time.time())
-        view = StoreView(self.store, owner, now_s, created_at, self.generator.max_body_bytes, connection)
+        view = StoreView(self.store, owner, now_s, created_at, self.generator.max_body_bytes, self._tag, connection)
         return begin_turn(body, view)
 
     async def generate(

@@ -49,7 +49,7 @@ class TextModel:
         """None: token ids in, token ids out."""
         self.defaults = defaults
         self.encoder = None if assets is None else PromptEncoder(assets)
-        templates = [] if self.encoder is None else self.encoder.template_sources
+        templates = [] if self.encoder is None else self.encoder.template_sources.values()
         self.formats = output_formats(templates, parsers)
         """How the model writes calls of tools and thinking."""
         self.grammars = Grammars(None if self.encoder is None else self.encoder.tokenizer)

@@ -24,6 +24,8 @@ from mini_infer_gateway.prompts.prompt_keys import (
 TOKENIZE_PATH = "/tokenize"
 TIMEOUT_S = 5.0
 """Later its word is not worth the wait: the prompt goes by load."""
+ANSWER_BYTES = 32 << 20
+"""Of the ids of one prompt as JSON."""
 MOST_PROMPTS = 8
 """Of one request: more are routed by load."""
 _CHAT_FIELDS = (
@@ -76,6 +78,11 @@ class AskedTokenizer:
         self._urls: list[str] = []
         """Of servers that have answered, the one to be asked next first."""
 
+    def add_server(self, url: str) -> None:
+        """Asks this one too, until it fails to answer."""
+        if url not in self._urls:
+            self._urls.append(url)
+
     async def try_server(self, url: str) -> bool:
         """Whether this one tells how it tokenises; it is asked from now on. Raises UpstreamError."""
         tells = await self._ask(url, {"prompt": "a"}) is not None
@@ -116,7 +123,7 @@ class AskedTokenizer:
     async def _ask(self, url: str, question: dict[str, Any]) -> list[int] | None:
         """None: it refuses."""
         body = msgspec.json.encode({"model": self._model} | question)
-        status, answer = await self._upstream.post(url, TOKENIZE_PATH, body, TIMEOUT_S)
+        status, answer = await self._upstream.post(url, TOKENIZE_PATH, body, TIMEOUT_S, ANSWER_BYTES)
         if status != 200:
             return None
         try:
