@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import msgspec
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.processors import TemplateProcessing
 
@@ -73,6 +74,34 @@ def _load(files: Mapping[str, str]) -> LoadedTokenizer:
     tokenizer.encode_special_tokens = bool(config.get("split_special_tokens", False))
     special_tokens = {name: token.content for name, token in named.items()}
     return LoadedTokenizer(tokenizer, special_tokens, _chat_templates(files, config))
+
+
+class _AddedTokenEntry(msgspec.Struct):
+    id: int
+    content: str
+
+
+class _AddedTokens(msgspec.Struct):
+    added_tokens: list[_AddedTokenEntry] = []
+
+
+def declared_token_id(files: Mapping[str, str], name: str) -> int | None:
+    """Returns the id of a special token such as "eos_token" without making the tokenizer, which takes a second.
+
+    None where the files name no such token, or have it among their ordinary ones. ValueError: a file is broken.
+    """
+    config = _json(files, "special_tokens_map.json") | _json(files, "tokenizer_config.json")
+    token = config.get(name)
+    content = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(content, str):
+        return None
+    declared = config.get("added_tokens_decoder")
+    if isinstance(declared, dict):
+        found = (key for key, added in declared.items() if isinstance(added, dict) and added.get("content") == content)
+        if (key := next(found, "")).isdecimal():
+            return int(key)
+    added_tokens = msgspec.json.decode(files.get("tokenizer.json", "{}"), type=_AddedTokens).added_tokens
+    return next((added.id for added in added_tokens if added.content == content), None)
 
 
 def _json(files: Mapping[str, str], name: str) -> dict[str, Any]:

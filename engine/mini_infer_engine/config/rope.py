@@ -35,6 +35,18 @@ class RopeParameters:
     partial: float = 1.0
     """Share of a head's dimensions that are rotated: the first ones of the checkpoint."""
 
+    def context(self, max_position_embeddings: int) -> int:
+        """Returns how many positions the model serves, derived as vLLM derives its `max_model_len`.
+
+        Files say `max_position_embeddings` of before YaRN or linear interpolation; those of llama3 and longrope, of
+        after.
+        """
+        if self.type == "linear":
+            return int(max_position_embeddings * self.factor)
+        if self.type == "yarn":
+            return int(self.original_max_position_embeddings * self.factor)
+        return max_position_embeddings
+
     def rotary_dim(self, head_dim: int) -> int:
         """Dimensions of a head that are rotated."""
         return int(head_dim * self.partial)

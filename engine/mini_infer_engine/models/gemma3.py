@@ -50,6 +50,7 @@ class Gemma3ForCausalLM(DecoderModel):
             "norm_offset": 1.0,
             "default_head_dim": _DEFAULT_HEAD_DIM,
             "default_tie": True,
+            "extends_context": False,  # max_position_embeddings has the factor already
         }
         return ModelConfig(**parse_decoder(fields, architecture, eos_token_ids, **different))
 

@@ -146,15 +146,21 @@ def test_the_server_ends_with_one_line(case: str, good: dict[str, Path], tmp_pat
 @pytest.mark.parametrize(
     ("generation", "config", "tokenizer", "expected"),
     [
-        ({"eos_token_id": 7}, {"eos_token_id": 8}, {}, (7,)),
-        ({}, {"eos_token_id": 8}, {}, (8,)),
+        ({"eos_token_id": 7}, {"eos_token_id": 8}, {}, (7, 8, 2)),
+        ({"eos_token_id": [2, 7]}, {"eos_token_id": 7}, {}, (2, 7)),
+        ({}, {"eos_token_id": 8}, {}, (8, 2)),
+        ({}, {"eos_token_id": 8}, {"eos_token": ...}, (8,)),
+        ({}, {"eos_token_id": 8}, {"eos_token": "<|not in the vocabulary|>"}, (8,)),
+        ({}, {"eos_token_id": -1}, {}, (2,)),
+        ({"eos_token_id": [-1, 10**12]}, {"eos_token_id": 10**6}, {}, (2,)),
+        ({"eos_token_id": -1}, {}, {"eos_token": ...}, ()),
         ({}, {}, {}, (2,)),
         ({}, {}, {"eos_token": {"content": "<|im_end|>"}}, (2,)),
         ({}, {}, {"eos_token": ...}, ()),
         ({}, {}, {"eos_token": "<|not in the vocabulary|>"}, ()),
     ],
 )
-def test_eos_is_the_tokenizers_where_no_other_file_names_one(
+def test_texts_end_at_any_eos_when_config_generation_config_and_tokenizer_name_different_ones(
     generation: dict[str, Any],
     config: dict[str, Any],
     tokenizer: dict[str, Any],
