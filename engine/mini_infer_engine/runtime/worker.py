@@ -22,7 +22,13 @@ from mini_infer_engine.models.kv_spec import KVQuantization, KVSpec
 from mini_infer_engine.models.registry import model_class
 from mini_infer_engine.models.sparse_decoder import SparseConfig
 from mini_infer_engine.models.weights.checkpoint import Checkpoint
-from mini_infer_engine.models.weights.loader import fill_randomly, load_weights, open_checkpoint
+from mini_infer_engine.models.weights.loader import (
+    fill_randomly,
+    fit_checkpoint,
+    load_weights,
+    open_checkpoint,
+    with_stored_head,
+)
 from mini_infer_engine.quantization.layers import quantize_layers
 from mini_infer_engine.quantization.on_load import Quantization, quantize_on_load, round_alike
 from mini_infer_engine.runtime.calibration import calibrate, calibrates, calibration_rows
@@ -79,7 +85,7 @@ class ModelWorker:
         draft = cls._load_draft(settings, config, directory, device, dtype)
         head = _load_head(settings, config, device, dtype)
         model = _fill_model(model, checkpoint, settings, device, dtype)
-        return cls(config, model, device, dtype, collectives, draft, head, kv_quantization, link)
+        return cls(model.config, model, device, dtype, collectives, draft, head, kv_quantization, link)
 
     @classmethod
     def _load_draft(
@@ -108,7 +114,7 @@ class ModelWorker:
         )
         model, checkpoint = _open_model(own, found.config, found.directory, dtype)
         model = _fill_model(model, checkpoint, own, device, dtype)
-        return cls(found.config, model, device, dtype)
+        return cls(model.config, model, device, dtype)
 
     @property
     def weight_bytes(self) -> int:
@@ -238,6 +244,11 @@ def _open_model(
     settings: EngineSettings, config: ModelConfig, directory: Path | None, dtype: torch.dtype
 ) -> tuple[DecoderModel, Checkpoint | None]:
     """The model without memory, and the checkpoint that fits it: what does not fit is said before memory is taken."""
+    checkpoint = None
+    if settings.load_format != "dummy":
+        assert directory is not None, "only dummy weights need no folder"
+        checkpoint = open_checkpoint(directory, config)
+        config = with_stored_head(config, checkpoint, directory)
     _check_quantization(settings, config)
     model = _on_meta(
         config,
@@ -246,10 +257,9 @@ def _open_model(
         rounds_head=settings.quantize_lm_head,
         rounds_embeddings=settings.quantize_embeddings,
     )
-    if settings.load_format == "dummy":
-        return model, None
-    assert directory is not None, "only dummy weights need no folder"
-    return model, open_checkpoint(model, directory)
+    if checkpoint is not None and directory is not None:
+        fit_checkpoint(model, checkpoint, directory)
+    return model, checkpoint
 
 
 def _fill_model(
