@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.gguf.architectures import frequency_factors_tensor, model_config
+from mini_infer_engine.gguf.architectures import FACTORS_TENSORS, model_config
 from mini_infer_engine.gguf.header import GgufHeader
 from mini_infer_engine.gguf.tokenizer import tokenizer_files
 
 POINTER = "gguf.json"
 """The file of a folder that names the GGUF file with its weights."""
-_FORM = 2
+_FORM = 3
 """Of what is written; another number makes other folders."""
 
 
@@ -65,8 +65,11 @@ def model_folder(path: Path) -> Path:
 
 def folder_files(header: GgufHeader) -> dict[str, Any]:
     """The folder's files by name, as objects. ModelError: what the file holds cannot be served."""
+    tensors = header.tensors
     return {
-        "config.json": model_config(header, _frequency_factors(header)),
+        "config.json": model_config(
+            header, {name: _factors(header, name) for name in FACTORS_TENSORS if name in tensors}
+        ),
         **tokenizer_files(header),
         POINTER: {"file": str(header.path)},
     }
@@ -78,10 +81,8 @@ def weights_file(directory: Path) -> Path | None:
     return Path(json.loads(pointer.read_text("utf-8"))["file"]) if pointer.is_file() else None
 
 
-def _frequency_factors(header: GgufHeader) -> list[float] | None:
-    tensor = header.tensors.get(frequency_factors_tensor())
-    if tensor is None:
-        return None
+def _factors(header: GgufHeader, name: str) -> list[float]:
+    tensor = header.tensors[name]
     if tensor.encoding != "F32":
         raise ModelError(f"{header.path}: tensor {tensor.name} is of type {tensor.encoding}, and must be F32.")
     with header.path.open("rb") as file:

@@ -25,7 +25,7 @@ class TokenBytes:
         """Returns the bytes of one token, which may be part of a character; none of an id that is no token."""
         piece = self.piece(token_id)
         if piece is not None and self._kinds == {"ByteLevel"}:
-            alphabet = _byte_level_alphabet()
+            alphabet = byte_level_alphabet()
             if all(character in alphabet for character in piece):
                 return bytes(alphabet[character] for character in piece)
             return piece.encode()
@@ -60,7 +60,7 @@ def _leaves(part: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @cache
-def _byte_level_alphabet() -> dict[str, int]:
+def byte_level_alphabet() -> dict[str, int]:
     """GPT-2's letters for bytes: printable ones stand for themselves, others for letters from U+0100 on."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
