@@ -31,7 +31,8 @@ from mini_infer_engine.models.weights.loader import (
 )
 from mini_infer_engine.quantization.layers import quantize_layers
 from mini_infer_engine.quantization.on_load import Quantization, quantize_on_load, round_alike
-from mini_infer_engine.runtime.calibration import calibrate, calibrates, calibration_rows
+from mini_infer_engine.runtime.calibration import calibrate, calibrates, calibration_rows, restore
+from mini_infer_engine.runtime.calibration_cache import calibration_file, keep_calibrated, read_calibrated
 from mini_infer_engine.runtime.kv_choice import kv_quantization_of
 from mini_infer_engine.speculation.draft_files import find_draft, resolve_speculative_model
 from mini_infer_engine.speculation.head import SpeculativeHead, load_head
@@ -79,6 +80,7 @@ class ModelWorker:
         parallel = replace(collectives.parallel, whole_experts=settings.enable_expert_parallel)
         config = replace(config, tensor_parallel=parallel, stage=_stage(config, link))
         model_class(config.architecture).check_split(config)
+        _warn_of_slow_products(settings, config, device)
         kv_quantization = kv_quantization_of(settings, config, device)
         model, checkpoint = _open_model(settings, config, directory, dtype)
         round_alike(model, collectives)
@@ -144,10 +146,31 @@ class ModelWorker:
             how = f"{kind} weights are rounded to the nearest{'' if kind == 'int4' else ', not smoothed'}"
             log.warning("%s: calibration needs a tokenizer.json, plain KV and no pipeline.", how)
             return
-        begin = time.monotonic()
+        file = None
+        if directory is not None and self.collectives.parallel.size == 1:
+            file = calibration_file(directory, rows, kind, self.dtype, self.device)
+            if self._restore(file):
+                log.info("%s weights were calibrated before, and are read from %s", kind, file)
+                return
+        layers, begin = len(self.model.layers), time.monotonic()
+        log.info("%s weights are calibrated with %d tokens, %d layers: it may take minutes", kind, rows.numel(), layers)
         with torch.inference_mode():
-            calibrate(self.model, rows.to(self.device), kind, self.collectives)
+            made = calibrate(self.model, rows.to(self.device), kind, self.collectives)
         log.info("%s weights were calibrated with %d tokens in %.1f s", kind, rows.numel(), time.monotonic() - begin)
+        if file is not None:
+            keep_calibrated(file, made)
+
+    def _restore(self, file: Path) -> bool:
+        """Returns True if the layers are rounded as an earlier start has calibrated them."""
+        if (kept := read_calibrated(file)) is None:
+            return False
+        try:
+            with torch.inference_mode():
+                restore(self.model, kept)
+        except ValueError as error:
+            log.warning("%s is of another model (%s): weights are calibrated again", file, error)
+            return False
+        return True
 
     def finish_loading(self, max_positions: int) -> None:
         """See `DecoderModel.finish_loading`."""
@@ -197,6 +220,17 @@ def _dtype(settings: EngineSettings, config: ModelConfig, device: torch.device) 
         return torch.float32 if settings.dtype == "float32" else torch.bfloat16
     # float16 checkpoints run in bfloat16: the same size, and no overflow.
     return torch.float32 if device.type == "cpu" or config.dtype == "float32" else torch.bfloat16
+
+
+def _warn_of_slow_products(settings: EngineSettings, config: ModelConfig, device: torch.device) -> None:
+    """On a CPU quantised weights save memory and cost time: plain torch widens them for each product."""
+    kind = settings.quantization or ("the checkpoint's" if config.quantization is not None else None)
+    if device.type != "cpu" or kind is None:
+        return
+    if kind == "fp8":
+        log.warning("on a CPU fp8 weights are rounded and then widened: they take as much memory and time as others")
+    else:
+        log.warning("on a CPU %s quantised weights save memory, but are slower than those of no quantization", kind)
 
 
 def _check_quantization(settings: EngineSettings, config: ModelConfig) -> None:
