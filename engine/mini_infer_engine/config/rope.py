@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.config.fields import Fields
+from mini_infer_engine.config.fields import MOST, Fields
 
 RopeType = Literal["none", "default", "linear", "llama3", "yarn", "longrope"]
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
@@ -42,9 +42,9 @@ class RopeParameters:
         after.
         """
         if self.type == "linear":
-            return int(max_position_embeddings * self.factor)
+            return int(min(max_position_embeddings * self.factor, MOST))
         if self.type == "yarn":
-            return int(self.original_max_position_embeddings * self.factor)
+            return int(min(self.original_max_position_embeddings * self.factor, MOST))
         return max_position_embeddings
 
     def rotary_dim(self, head_dim: int) -> int:

@@ -74,7 +74,7 @@ class ModelWorker:
 
         """
         device = choose_device(settings)
-        dtype = _dtype(settings, config, device)
+        dtype = dtype_of(settings, config, device)
         if settings.enable_expert_parallel and not (isinstance(config, SparseConfig) and config.sparse_layers):
             raise ModelError(f"{config.architecture} has no experts: leave enable_expert_parallel out for this model.")
         parallel = replace(collectives.parallel, whole_experts=settings.enable_expert_parallel)
@@ -215,7 +215,8 @@ def weight_bytes(model: DecoderModel) -> int:
     return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
 
 
-def _dtype(settings: EngineSettings, config: ModelConfig, device: torch.device) -> torch.dtype:
+def dtype_of(settings: EngineSettings, config: ModelConfig, device: torch.device) -> torch.dtype:
+    """Returns what the model computes in, and its weights are in where they are not quantised."""
     if settings.dtype != "auto":
         return torch.float32 if settings.dtype == "float32" else torch.bfloat16
     # float16 checkpoints run in bfloat16: the same size, and no overflow.
@@ -269,6 +270,9 @@ def _on_meta(
                 quantize_layers(model, config.quantization)
             if quantization is not None:
                 quantize_on_load(model, quantization, rounds_head=rounds_head, rounds_embeddings=rounds_embeddings)
+    except (RuntimeError, TypeError) as error:  # what torch raises for sizes that overflow
+        reason = str(error).partition("\n")[0]
+        raise ModelError(f"config.json asks for layers that no memory holds ({reason}): repair its sizes.") from None
     finally:
         torch.set_default_dtype(usual)
     return model
