@@ -10,8 +10,8 @@ from typing import Any, cast
 from mini_infer_engine.config.errors import ModelError
 
 _REQUIRED = object()
-MOST = 2**31 - 1
-"""The largest size that a file may name: far more than any model has, and no index overflows."""
+MOST = 2**40
+"""The largest size that a file may name: far more than any model has."""
 
 
 class Fields:

@@ -38,13 +38,14 @@ class RopeParameters:
     def context(self, max_position_embeddings: int) -> int:
         """Returns how many positions the model serves, derived as vLLM derives its `max_model_len`.
 
-        Files say `max_position_embeddings` of before YaRN or linear interpolation; those of llama3 and longrope, of
-        after.
+        Files may say `max_position_embeddings` of before YaRN or linear interpolation; those of llama3 and longrope,
+        of after. A file that says more than YaRN's factor makes of the original context is taken at its word.
         """
         if self.type == "linear":
             return int(min(max_position_embeddings * self.factor, MOST))
         if self.type == "yarn":
-            return int(min(self.original_max_position_embeddings * self.factor, MOST))
+            extended = int(min(self.original_max_position_embeddings * self.factor, MOST))
+            return max(extended, max_position_embeddings)
         return max_position_embeddings
 
     def rotary_dim(self, head_dim: int) -> int:

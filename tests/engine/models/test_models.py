@@ -288,6 +288,7 @@ LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
         ("Llama", {"rope_scaling": {"type": "default"}}, 128),
         ("Qwen2", {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}}, 512),
         ("Qwen3", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 96}}, 384),
+        ("Qwen3", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32}}, 128),
         ("Qwen3Moe", {"rope_parameters": {"rope_type": "yarn", "factor": 2.5, "rope_theta": 1e4}}, 320),
         ("Llama", {"rope_scaling": {"type": "yarn", "factor": 4, "original_max_position_embeddings": 32}}, 128),
         ("Llama", {"rope_scaling": {"type": "yarn", "original_max_position_embeddings": 32}}, 128),
