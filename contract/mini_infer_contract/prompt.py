@@ -27,6 +27,9 @@ FILE_NAMES = (
     "config.json",  # transformers chooses the tokenizer's class by its model_type
 )
 
+MAX_FILE_BYTES = 100_000_000
+"""Of one file: the largest vocabularies have a third of it, and engines send the files to gateways."""
+
 
 class PromptAssets(msgspec.Struct, frozen=True, kw_only=True):
     """The text files that turn a conversation into token ids, and the hash that names them."""
@@ -80,6 +83,8 @@ def _tokens_around(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
 
 
 def _text(path: Path) -> str:
+    if (size := path.stat().st_size) > MAX_FILE_BYTES:
+        raise ValueError(f"{path.name} has {size:,} bytes, and at most {MAX_FILE_BYTES:,} are read: it is no such file")
     try:
         return path.read_text("utf-8")
     except UnicodeDecodeError as error:

@@ -41,6 +41,7 @@ from mini_infer_engine.text.bad_words import with_bad_words
 from mini_infer_engine.text.detokenizer import Decoder
 from mini_infer_engine.text.output_text import OutputText
 from mini_infer_engine.text.text_model import TextModel
+from mini_infer_engine.text.token_bytes import TokenBytes
 from mini_infer_engine.text.validation import ParameterError, check_prompt, check_sampling
 
 log = logging.getLogger(__name__)
@@ -163,6 +164,7 @@ class LLM:
             self._engine, self.model_info = built.engine, built.model
         self._ids = itertools.count()
         self._engine_lock = threading.Lock()
+        self._token_bytes = None if self._text.decoder is None else TokenBytes(self._text.decoder)
         self._decoded_tokens: dict[int, str] = {}
         """Those of which log probabilities were told; as many as the vocabulary has at most."""
         # What is here now stays: full collections, a tenth of a second each, need not walk it while requests run. When
@@ -409,12 +411,11 @@ class LLM:
         return by_token
 
     def _decoded(self, token_id: int) -> str | None:
-        encoder = self._text.encoder
-        if encoder is None:
+        if self._token_bytes is None:
             return None
         text = self._decoded_tokens.get(token_id)
         if text is None:
-            text = self._decoded_tokens[token_id] = encoder.decode([token_id], skip_special_tokens=False)
+            text = self._decoded_tokens[token_id] = self._token_bytes.text(token_id)
         return text
 
     def _finished(self, waiting: dict[str, _Reply]) -> Iterator[_Reply]:

@@ -130,8 +130,8 @@ class CompletionRenderer(OpenAIRenderer):
 
     def __init__(self, spec: GenerationSpec, request_id: str, model: str, decoder: Decoder | None) -> None:
         super().__init__(spec, request_id, model, decoder)
-        choices = range(spec.num_prompts * spec.copies)
-        self._logprobs = [CompletionLogprobs(self._names, spec.resume_token_ids) for _ in choices]
+        self._logprobs: list[CompletionLogprobs] = []
+        """Of each choice of a stream."""
         self._prompt_positions: dict[int, list[TokenLogprobs]] = {}
         """Of choices whose prompt is still to be echoed: its log probabilities so far."""
         self._prompt_ids: list[Sequence[int]] = []
@@ -164,15 +164,24 @@ class CompletionRenderer(OpenAIRenderer):
         if self._spec.echo:
             choice["text"] = self._prompt_text(index, reply.request.prompt_token_ids) + choice["text"]
         if self._tells_logprobs:
-            logprobs = self._logprobs[index]
-            parts = (
-                [logprobs.of_prompt(reply.request.prompt_token_ids, reply.prompt_logprobs)] if self._spec.echo else []
-            )
+            logprobs, parts = self._logprobs_of(reply), list[dict[str, Any]]()
+            if self._spec.echo:
+                text = self._prompt_text(index, reply.request.prompt_token_ids)
+                parts.append(logprobs.of_prompt(reply.prompt_logprobs, text))
             parts += [] if self._spec.echo_alone else [logprobs.of_output(reply.logprobs)]
             choice["logprobs"] = reduce(joined, parts)
         if self._spec.return_prompt_token_ids:
             choice["prompt_token_ids"] = reply.request.prompt_token_ids
         return choice
+
+    def _logprobs_of(self, reply: OutputText) -> CompletionLogprobs:
+        request = reply.request
+        return CompletionLogprobs(
+            self._names,
+            request.prompt_token_ids,
+            self._spec.resume_token_ids,
+            skip_special_tokens=request.sampling.skip_special_tokens,
+        )
 
     def whole_logprobs(self, reply: OutputText) -> dict[str, Any]:
         """Made in `_choice`, which knows the choice's place."""
@@ -196,6 +205,8 @@ class CompletionRenderer(OpenAIRenderer):
     def begin(self, replies: Sequence[OutputText]) -> bytes:
         """See `Renderer`."""
         super().begin(replies)
+        if self._tells_logprobs:
+            self._logprobs = [self._logprobs_of(reply) for reply in replies]
         if self._spec.return_prompt_token_ids and not self._spec.resume_token_ids:
             prompts = [encode_json(reply.request.prompt_token_ids) for reply in replies]
             self.once_in_choice = {index: b',"prompt_token_ids":' + ids for index, ids in enumerate(prompts)}
@@ -214,12 +225,10 @@ class CompletionRenderer(OpenAIRenderer):
             return b""
         del self._prompt_positions[delta.index]
         prompt = self._prompt_ids[delta.index]
-        logprobs = b"null"
+        text, logprobs = self._prompt_text(delta.index, prompt), b"null"
         if self._tells_logprobs:
-            logprobs = encode_json(self._logprobs[delta.index].of_prompt(prompt, positions))
-        echoed = self.chunk(
-            Delta("", [], delta.index), self.text_delta(self._prompt_text(delta.index, prompt)), logprobs
-        )
+            logprobs = encode_json(self._logprobs[delta.index].of_prompt(positions, text))
+        echoed = self.chunk(Delta("", [], delta.index), self.text_delta(text), logprobs)
         return echoed + super().event(self._told(delta))
 
     def _told(self, delta: Delta) -> Delta:
