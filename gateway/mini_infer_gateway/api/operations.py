@@ -66,6 +66,7 @@ def endpoints(fleet: Fleet, index: PrefixIndex, ledger: LoadLedger, now_s: float
                 "revision": state.endpoint.revision,
                 "state": state.phase(now_s),
                 "index": state.index_kind(now_s),
+                "events": state.subscriber.events_state,
                 "held_blocks": index.held_blocks(name),
                 "in_flight": ledger.in_flight(name),
                 "running": load.running,

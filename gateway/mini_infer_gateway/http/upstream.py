@@ -9,7 +9,7 @@ import re
 import socket
 import ssl
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import cast
@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from mini_infer_contract.peer_auth import PEER_HEADER
 from mini_infer_gateway.http.awake_timeout import awake_timeout
 
 Headers = list[tuple[bytes, bytes]]
@@ -45,6 +46,7 @@ KEEPALIVE = {
 }
 """A node that vanished is noticed within about eleven seconds (tcp(7); what a system does not have is left out)."""
 
+_PROOF = PEER_HEADER.encode() + b": %s\r\n"
 _NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")
 _CONTROLS = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
@@ -411,6 +413,8 @@ class Upstream:
         """
         self._connect_timeout_s = connect_timeout_s
         self._credentials: Headers = [(b"authorization", b"Bearer " + api_key.encode())] if api_key else []
+        self.proofs: Mapping[str, bytes] = {}
+        """By an endpoint's URL, the value of PEER_HEADER that it gets with every request; the registry's to set."""
         self._idle: dict[Address, list[Response]] = {}
         self._tls, self._server_name = tls or ssl.create_default_context(), server_name
 
@@ -437,6 +441,8 @@ class Upstream:
         if self._credentials:
             headers = [*(header for header in headers if header[0] != b"authorization"), *self._credentials]
         lines += [b"%s: %s\r\n" % header for header in headers]
+        if proof := self.proofs.get(url):
+            lines.append(_PROOF % proof)
         lines.append(b"content-length: %d\r\n\r\n" % len(body))
         head = b"".join(lines)
         while True:
