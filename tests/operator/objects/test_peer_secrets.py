@@ -25,6 +25,7 @@ from tests.support.services import changed
 
 SERVICE = parse_service(changed({"metadata": {"name": "chat", "namespace": "team", "uid": "u1"}}))
 ROOT = PeerSecret(bytes(range(32)))
+NOW = datetime(2026, 11, 28, 12, tzinfo=UTC)
 
 
 class Api:
@@ -65,8 +66,10 @@ def secrets_of(api: Api, clock: list[float] | None = None) -> PeerSecrets:
     return PeerSecrets(cast("KubernetesApi", api), "system/mini-infer", lambda: times[0])
 
 
-def pod(age: timedelta, reason: str = "ContainerCreating", annotation: bool = True) -> dict[str, Any]:
-    created = (datetime.now(UTC) - age).strftime("%Y-%m-%dT%H:%M:%SZ")
+def pod(
+    age: timedelta, reason: str = "ContainerCreating", annotation: bool = True, now: datetime | None = None
+) -> dict[str, Any]:
+    created = ((now or datetime.now(UTC)) - age).strftime("%Y-%m-%dT%H:%M:%SZ")
     annotations = {ANNOTATION_PEER_AUTH: "service"} if annotation else {}
     waiting = [{"state": {"waiting": {"reason": reason}}}]
     return {
@@ -132,16 +135,16 @@ async def test_the_secret_is_written_again_when_pods_wait_for_it() -> None:
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        (pod(MISSED_AFTER + timedelta(seconds=5)), True),
-        (pod(MISSED_AFTER + timedelta(seconds=5), "CreateContainerConfigError"), True),
-        (pod(timedelta(seconds=5)), False),
-        (pod(timedelta(hours=1), "CrashLoopBackOff"), False),
-        (pod(timedelta(hours=1), annotation=False), False),
+        (pod(MISSED_AFTER + timedelta(seconds=5), now=NOW), True),
+        (pod(MISSED_AFTER + timedelta(seconds=5), "CreateContainerConfigError", now=NOW), True),
+        (pod(timedelta(seconds=5), now=NOW), False),
+        (pod(timedelta(hours=1), "CrashLoopBackOff", now=NOW), False),
+        (pod(timedelta(hours=1), annotation=False, now=NOW), False),
         ({"metadata": {"creationTimestamp": "2026-11-28T12:00:00Z", "annotations": {}}}, False),
     ],
 )
 def test_a_pod_may_miss_its_secret_when_its_containers_are_not_made(found: dict[str, Any], expected: bool) -> None:
-    assert may_miss_secret(found, datetime.now(UTC)) is expected
+    assert may_miss_secret(found, NOW) is expected
 
 
 def test_engines_mount_the_secret_and_are_told_its_file_in_new_revisions_alone() -> None:
