@@ -40,8 +40,8 @@ FREE_PATHS: Final = frozenset(
         *DOCS_PATHS,
     )
 )
-"""Asked without a key: probes, metrics, descriptions, and what an operator counts; /drain begins one only for its own
-machine. None tells what anybody has asked."""
+"""Asked without a key: probes, metrics, descriptions, and what an operator counts; POST /drain has a guard of its own
+(the engine's api/admin_guard.py). None tells what anybody has asked."""
 
 LOOK_EVERY_S: Final = 1.0
 """How often a file of keys is looked at, when requests come."""

@@ -55,6 +55,7 @@ EXPIRE_EVERY_S = 5.0
 EXPIRE_PAUSE_S = 0.002
 """Between two parts of it: requests go on."""
 
+DEBUG_PATH = "/debug/endpoints"
 _GET = frozenset(("GET", "HEAD"))
 
 log = logging.getLogger(__name__)
@@ -228,8 +229,8 @@ class Gateway:
             await self.responses.websocket(scope, receive, send)
 
     def _key_refusal(self, scope: Scope) -> ApiError | None:
-        """Operators' own port asks for no key: clients do not reach it."""
-        if _port(scope) == self.settings.admin_port:
+        """Operators' own port asks for a key where it names tenants' engines, and for none by probes and metrics."""
+        if _port(scope) == self.settings.admin_port and scope["path"] != DEBUG_PATH:
             return None
         if (grant := self._keys.grant(scope["headers"])) is not None:
             scope[GRANT] = grant
@@ -289,7 +290,7 @@ class Gateway:
             METRICS_PATH: Page(
                 lambda send: send_bytes(send, 200, self.metrics.text(), b"text/plain; version=0.0.4; charset=utf-8")
             ),
-            "/debug/endpoints": Page(
+            DEBUG_PATH: Page(
                 lambda send: send_json(
                     send, 200, operations.endpoints(self.fleet, self.index, self.ledger, self._clock())
                 )

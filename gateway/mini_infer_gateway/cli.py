@@ -25,6 +25,7 @@ from mini_infer_contract.interpreter import favour_event_loop
 from mini_infer_contract.listening import bound_socket
 from mini_infer_contract.logs import FORMATS, configure_logging, show_crashes
 from mini_infer_contract.open_files import raise_open_file_limit
+from mini_infer_contract.peer_auth import PeerSecret, read_peer_secret
 from mini_infer_contract.tls import TlsFiles, client_context, server_tls
 from mini_infer_gateway import __version__
 from mini_infer_gateway.app import Gateway
@@ -241,6 +242,7 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
     given["responses_memory_bytes"] = given.pop("responses_memory")
     given["connections"] = ConnectionLimits(**{field.name: given.pop(field.name) for field in fields(ConnectionLimits)})
     given["engine_api_key"] = _engine_key(given.pop("engine_api_key_file"))
+    given["peer_secret"] = _peer_secret(given.pop("peer_key_file"))
     given["api_key"] = tuple(given["api_key"])
     given["cors"] = CorsPolicy(**{field.name: given.pop(field.name) for field in fields(CorsPolicy)})
     given["tls"] = TlsFiles(**{field.name: given.pop(field.name) for field in fields(TlsFiles)})
@@ -329,6 +331,12 @@ def _add_key_flags(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help=f"holds the key that is sent to engines (default: what {ENGINE_API_KEY_ENV} says, else none)",
     )
+    group.add_argument(
+        "--peer-key-file",
+        metavar="FILE",
+        help="the root secret (64 hexadecimal digits, `openssl rand -hex 32`) that proves to engines that the gateway "
+        "belongs to their service: without it those that want proof tell it no KV events (default: none)",
+    )
 
 
 def _add_cors_flags(parser: argparse.ArgumentParser) -> None:
@@ -394,6 +402,16 @@ def _engine_key(file: str | None) -> str:
         return keys_in(Path(file).read_text())[0]
     except (OSError, UnicodeDecodeError, IndexError) as error:
         raise SystemExit(f"mini-infer-gateway: no key in --engine-api-key-file {file}: {error}") from None
+
+
+def _peer_secret(file: str | None) -> PeerSecret | None:
+    """Returns the root secret. Raises SystemExit if the file has none."""
+    if file is None:
+        return None
+    try:
+        return read_peer_secret(Path(file))
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"mini-infer-gateway: --peer-key-file: {error}") from None
 
 
 def make_source(settings: GatewaySettings) -> EndpointSource:

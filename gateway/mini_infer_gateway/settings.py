@@ -9,6 +9,7 @@ from mini_infer_contract.http_server.hosts import is_loopback
 from mini_infer_contract.http_server.limits import ConnectionLimits
 from mini_infer_contract.launch import MAX_BODY_BYTES
 from mini_infer_contract.logs import LogFormat
+from mini_infer_contract.peer_auth import PeerSecret
 from mini_infer_contract.tls import TlsFiles
 from mini_infer_gateway.routing.policies import Policy
 
@@ -93,6 +94,8 @@ class GatewaySettings:
     """The lowest number, which goes first, that clients' requests may have as their priority; keys may have another."""
     cache_salt_by_key: bool = True
     """Clients of different API keys share no prefix cache."""
+    peer_secret: PeerSecret | None = None
+    """The root secret that proves to engines that the gateway belongs to their service; None: it proves nothing."""
     cors: CorsPolicy = field(default_factory=CorsPolicy)
     """Which pages' scripts may use it from a browser."""
     tls: TlsFiles = field(default_factory=TlsFiles)

@@ -239,8 +239,11 @@ async def test_clients_need_a_key_and_engines_get_the_gateways_own() -> None:
         await until(lambda: gateway.app.fleet.is_ready)
         for page in ("/healthz", "/health", "/version"):
             assert await status_of(gateway, gateway.url + page) == 200
-        for page in ADMIN_PAGES:
-            assert await status_of(gateway, gateway.admin_url + page) == 200
+        assert await status_of(gateway, gateway.admin_url + "/metrics") == 200
+        debug = gateway.admin_url + "/debug/endpoints"  # it names every tenant's engines
+        assert await status_of(gateway, debug) == 401
+        async with gateway.client.get(debug, headers={"x-api-key": "sk-1"}) as response:
+            assert response.status == 200
         assert engine.bodies == []
         body = {"model": "m", "prompt": "hi"}
         for headers in ({"authorization": "Bearer sk-1"}, {"x-api-key": "sk-1"}):

@@ -48,6 +48,17 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Whose kv_transfer_params and headers that name other engines count: those of the service's gateway, which sends
     its token, or those of all clients, which is for the proxies of vLLM and llm-d; a client that is trusted can have
     the engine take keys and values from any host, which then answer other clients' prompts."""
+    peer_key_file: Annotated[str | None, Option(group=SERVER, unit="FILE", default_text="none")] = None
+    """The service's secret (64 hexadecimal digits, `openssl rand -hex 32`): gateways and engines that connect to the
+    event, replay and transfer ports must have it (CurveZMQ), and so must whoever drains the engine, switches its role
+    or reads its cache; read once, at the start."""
+    allow_unauthenticated_peers: Annotated[bool, Option(group=SERVER)] = False
+    """Without --peer-key-file: let event, replay and transfer ports listen at --host all the same, such as for
+    consumers of vLLM's events; whoever reaches them reads prompts and takes keys and values. Otherwise they listen on
+    loopback."""
+    admin_socket: Annotated[str | None, Option(group=SERVER, unit="PATH", default_text="none")] = None
+    """A Unix socket (mode 0600) where POST /drain, POST /role and GET /kv_snapshot need no other proof, beside
+    /healthz, /readyz and /metrics."""
     max_body_bytes: Annotated[int, Option(group=SERVER, flag="max-body-size", unit="SIZE", low=1, is_size=True)] = (
         MAX_BODY_BYTES
     )

@@ -13,7 +13,10 @@ from threading import Thread
 import msgspec
 import zmq
 
+from mini_infer_contract import zmq_limits
+from mini_infer_contract.curve import secure_server
 from mini_infer_contract.listening import tcp_address
+from mini_infer_contract.peer_auth import PeerSecret
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.request import Request
@@ -81,6 +84,7 @@ def start_transfer(
     *,
     check: Callable[[Request], None] = any_request,
     vocab_size: int = ANY_VOCABULARY,
+    secret: PeerSecret | None = None,
 ) -> TransferWorker:
     """Listen, and let the engine exchange keys and values from now on. `memory`: of this rank.
 
@@ -88,12 +92,12 @@ def start_transfer(
     ValueError: the port is taken, or the transport that was asked for is not there.
     """
     engine_id = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
-    router = _bind(context, where)
+    router = _bind(context, where, secret)
     choice = TransportChoice(settings.kv_transport, settings.kv_staging_memory, settings.kv_transfer_bandwidth)
     transport = open_transport(choice, engine_id)
     identity = Identity(engine_id=engine_id, weights=weights.result(), memory=memory)
     limits = TakerLimits(lease_s=settings.kv_transfer_lease, timeout_s=settings.kv_transfer_timeout)
-    worker = TransferWorker(identity, transport, router, where.role, limits)
+    worker = TransferWorker(identity, transport, router, where.role, limits, secret)
     scheduler = engine.scheduler
     engine.kv_connector = TransferConnector(
         worker,
@@ -112,10 +116,11 @@ def start_transfer(
     return worker
 
 
-def _bind(context: zmq.Context[zmq.Socket[bytes]], where: TransferPort) -> zmq.Socket[bytes]:
+def _bind(context: zmq.Context[zmq.Socket[bytes]], where: TransferPort, secret: PeerSecret | None) -> zmq.Socket[bytes]:
     router = context.socket(zmq.ROUTER)
     router.set(zmq.LINGER, 0)
-    router.set(zmq.SNDHWM, 0)
+    zmq_limits.TRANSFER.apply(router)
+    secure_server(router, secret)
     router.set(zmq.IPV6, ":" in where.host)
     address = tcp_address(where.host, where.port)
     try:

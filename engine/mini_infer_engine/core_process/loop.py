@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import zmq
 
+from mini_infer_contract import zmq_limits
+from mini_infer_contract.curve import PeerAuthenticator
 from mini_infer_contract.events import Snapshot
 from mini_infer_contract.events import encode as encode_event
 from mini_infer_contract.interpreter import import_to_stay
@@ -81,8 +83,7 @@ class CoreLoop:
         self._transfer = transfer
         if transfer is not None:
             self._poller.register(transfer.core_woken, zmq.POLLIN)
-        if publisher.replay is not None:
-            self._poller.register(publisher.replay, zmq.POLLIN)
+        self._polls_replays = False
         self._refused: list[Output] = []
         self._stopping = False
         self._front = front
@@ -108,7 +109,8 @@ class CoreLoop:
 
     def _receive(self) -> None:
         if not self._engine.has_work or self._engine.only_receives:
-            wait_s = min(_PARENT_CHECK_S, self._publisher.load_wait_s(time.time()))
+            self._poll_replays(self._publisher.takes_replays())
+            wait_s = min(_PARENT_CHECK_S, self._publisher.load_wait_s(time.time()), self._publisher.replay_wait_s())
             self._poller.poll(max(1, int(wait_s * 1000)))
         if self._transfer is not None:
             self._transfer.drain_wakes()
@@ -121,6 +123,16 @@ class CoreLoop:
                 break
             self._handle(messages.decode_from_front(payload))
         self._publisher.answer_replays()
+
+    def _poll_replays(self, wanted: bool) -> None:
+        """Wakes for requests for replays, unless those that came have used up what they may: else it would spin."""
+        if self._publisher.replay is None or wanted == self._polls_replays:
+            return
+        self._polls_replays = wanted
+        if wanted:
+            self._poller.register(self._publisher.replay, zmq.POLLIN)
+        else:
+            self._poller.unregister(self._publisher.replay)
 
     def _handle(self, message: messages.FrontMessage) -> None:
         match message:
@@ -176,13 +188,13 @@ def serve(config: CoreConfig, folder: Path) -> None:
     context = zmq.Context()
     transfer: TransferWorker | None = None
     router = context.socket(zmq.ROUTER)
-    router.set(zmq.SNDHWM, 0)
-    router.set(zmq.RCVHWM, 0)
+    zmq_limits.LOCAL.apply(router)
     router.bind(config.address)
     front, _ = router.recv_multipart()  # its Hello
     has_ranks = num_ranks(config.settings) > 1 and config.dry_run is None
     if not has_ranks:  # else its ranks have files there too, until they are connected
         shutil.rmtree(folder, ignore_errors=True)  # they are connected: nothing is left behind, however they end
+    authenticator = PeerAuthenticator(context, config.peers.secret) if config.peers.secret is not None else None
     try:
         publisher = _publisher(context, config, partial(_publish, router, front))
         moves_kv = config.transfer.port > 0
@@ -208,6 +220,7 @@ def serve(config: CoreConfig, folder: Path) -> None:
                     vocab_size=built.model.vocab_size,
                 ),
                 vocab_size=built.model.vocab_size,
+                secret=config.peers.secret,
             )
         gc.collect()
         gc.freeze()  # what is here now stays: without, each full collection walks all of it while requests wait
@@ -225,6 +238,8 @@ def serve(config: CoreConfig, folder: Path) -> None:
     finally:
         if transfer is not None:  # before its sockets are closed, which are its thread's
             transfer.stop()
+        if authenticator is not None:
+            authenticator.close()
         context.destroy(linger=_LINGER_MS)
 
 
@@ -233,8 +248,10 @@ def _publisher(
 ) -> EventPublisher:
     """To gateways, or to the front where that publishes for several cores."""
     if config.engine is not None:
-        return EventPublisher(context, config.host, 0, 0, tell)
-    return EventPublisher(context, config.host, config.events_port, config.replay_port)
+        return EventPublisher(context, config.peers.host, 0, 0, tell)
+    return EventPublisher(
+        context, config.peers.host, config.events_port, config.replay_port, secret=config.peers.secret
+    )
 
 
 def _publish(router: zmq.Socket[bytes], front: bytes, topic: bytes, payload: bytes) -> None:
@@ -254,6 +271,7 @@ def _watched(config: CoreConfig, folder: Path) -> "Watched":
         on_lost=end,
         last_words_fd=config.last_words_fd,
         folder=folder,
+        peer_key=config.peers.key,
         engine=config.engine,
         log_level=config.log_level,
         log_format=config.log_format,

@@ -17,6 +17,9 @@ import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from mini_infer_contract import zmq_limits
+from mini_infer_contract.curve import secure_client
+from mini_infer_contract.peer_auth import PeerSecret
 from mini_infer_engine.core.faults import FaultLog
 from mini_infer_engine.core.guarded_connector import FAULT
 from mini_infer_engine.kv_transfer import events, wire
@@ -135,13 +138,14 @@ class Taker:
         limits: TakerLimits,
         load: Load,
         faults: FaultLog | None = None,
+        secret: PeerSecret | None = None,
     ) -> None:
         """`faults` counts what could not be handled, for metrics."""
         self._faults = FaultLog() if faults is None else faults
         self._context, self._poller = context, poller
         self._party, self._transport, self._layout = party, transport, layout
         self._tell, self._counters, self._limits = tell, counters, limits
-        self._load = load
+        self._load, self._secret = load, secret
         self._peers: dict[str, _Peer] = {}
         self._retired: list[_Peer] = []
         """Those that get no new jobs, and have some that are not settled; some have no connection any more."""
@@ -202,7 +206,8 @@ class Taker:
             identity = f"{self._party().engine_id}/{next(self._numbers)}"
             socket.setsockopt(zmq.IDENTITY, identity.encode())
             socket.setsockopt(zmq.LINGER, 0)
-            socket.setsockopt(zmq.SNDHWM, 0)
+            zmq_limits.TRANSFER_CLIENT.apply(socket)
+            secure_client(socket, self._secret)
             socket.setsockopt(zmq.IPV6, 1)  # a name may have addresses of either family
             for option, value in _KEEPALIVE:
                 socket.setsockopt(option, value)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import msgspec
 import zmq
 
+from mini_infer_contract.peer_auth import PeerSecret
 from mini_infer_engine.core.faults import FaultLog
 from mini_infer_engine.core.guarded_connector import FAULT
 from mini_infer_engine.core.kv_transfer import KVTransferStats
@@ -57,9 +58,15 @@ class TransferWorker:
     """Owns the thread. All methods but `run`'s are the core's."""
 
     def __init__(
-        self, identity: Identity, transport: Transport, router: zmq.Socket[bytes], role: str, limits: TakerLimits
+        self,
+        identity: Identity,
+        transport: Transport,
+        router: zmq.Socket[bytes],
+        role: str,
+        limits: TakerLimits,
+        secret: PeerSecret | None = None,
     ) -> None:
-        """`router`: bound, and from now on the thread's."""
+        """`router`: bound, and from now on the thread's. `secret`: what it proves membership with to other engines."""
         self.identity = identity
         self.role = role
         self.transport_name = transport.name
@@ -96,6 +103,7 @@ class TransferWorker:
             limits,
             self.load,
             self._faults,
+            secret,
         )
         self._thread = threading.Thread(target=self._run, name="kv-transfer", daemon=True)
 

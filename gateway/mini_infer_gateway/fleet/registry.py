@@ -14,6 +14,7 @@ from mini_infer_gateway.fleet.endpoint_state import EndpointState, Waiting
 from mini_infer_gateway.fleet.endpoint_subscriber import EndpointSubscriber
 from mini_infer_gateway.fleet.load import LoadLedger
 from mini_infer_gateway.fleet.name_owners import NameOwners, read_rules
+from mini_infer_gateway.fleet.peer_keys import PeerKeys
 from mini_infer_gateway.fleet.watchdog import Watchdog
 from mini_infer_gateway.http.upstream import Upstream
 from mini_infer_gateway.index.prefix_index import PrefixIndex
@@ -50,6 +51,7 @@ class Fleet:
         self._settings, self._clock = settings, clock
         self._index, self._ledger, self._tokenizers = index, ledger, tokenizers
         self._upstream, self._metrics = upstream, metrics
+        self._keys = PeerKeys(settings.peer_secret)
         self._seen_s: dict[str, float] = {}
         self._services: tuple[Service, ...] = ()
         """Those there are, and those that are gone while their engines stay."""
@@ -94,6 +96,7 @@ class Fleet:
             )
         self.catalog, self._last = catalog.without(held), (listed, services)
         self._tokenizers.keep(state.subscriber.assets_revision for state in self.endpoints.values())
+        self._upstream.proofs = self._proofs()
         self._synced_s = self._synced_s if self.synced else now_s
         self.synced = True
 
@@ -177,6 +180,13 @@ class Fleet:
     def _add(self, entry: Listed) -> None:
         endpoint = entry.endpoint
         breaker = Breaker()
+        secret = self._keys.secret_of(endpoint)
+        if endpoint.peer_auth and secret is None:
+            log.error(
+                "endpoint %s wants proof that the gateway belongs to its service, and there is no --peer-key-file: its "
+                "KV events are not followed",
+                endpoint.name,
+            )
         subscriber = EndpointSubscriber(
             endpoint,
             self._index,
@@ -187,11 +197,17 @@ class Fleet:
             lambda evidence: self._learned(endpoint.name, evidence),
             self._clock,
             self._settings.stale_ttl_s,
+            secret,
         )
         task = asyncio.create_task(subscriber.run(), name=f"follow {endpoint.name}")
         task.add_done_callback(_complain)
         self.endpoints[endpoint.name] = EndpointState(endpoint, entry.ready, subscriber, task, breaker)
         log.info("endpoint %s at %s serves %s", endpoint.name, endpoint.url, endpoint.model)
+
+    def _proofs(self) -> dict[str, bytes]:
+        """Returns what each endpoint that wants proof gets with every request, by its URL."""
+        secrets = {state.endpoint.url: self._keys.secret_of(state.endpoint) for state in self.endpoints.values()}
+        return {url: secret.http_token().encode() for url, secret in secrets.items() if secret is not None}
 
     def _learned(self, name: str, evidence: Evidence) -> bool:
         """What a subscriber saw; True: it closed the circuit."""
@@ -223,9 +239,10 @@ def no_endpoint(model: str, detail: str = "") -> ApiError:
     return ApiError(503, message, code="no_endpoint", headers={"retry-after": "1"})
 
 
-def _place(endpoint: Endpoint) -> tuple[str, str, str, str]:
-    """What must stay the same for it to be the same process."""
-    return endpoint.url, endpoint.events, endpoint.replay, endpoint.transfer
+def _place(endpoint: Endpoint) -> tuple[str, ...]:
+    """What must stay the same for it to be the same process, which wants the same proof."""
+    proof = (endpoint.peer_auth, endpoint.service) if endpoint.peer_auth else ()
+    return endpoint.url, endpoint.events, endpoint.replay, endpoint.transfer, *proof
 
 
 def _agreed(told: Iterable[str | None]) -> str | None:

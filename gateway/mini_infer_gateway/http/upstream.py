@@ -9,7 +9,7 @@ import re
 import socket
 import ssl
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import cast
@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from mini_infer_contract.peer_auth import PEER_HEADER
 from mini_infer_gateway.http.awake_timeout import awake_timeout
 
 Headers = list[tuple[bytes, bytes]]
@@ -48,6 +49,7 @@ KEEPALIVE = {
 STALE_S = 0.05
 """From a request's last byte until the end of its connection: later than this the endpoint had time to work on it."""
 
+_PROOF = PEER_HEADER.encode() + b": %s\r\n"
 _NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")
 _CONTROLS = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
@@ -418,6 +420,8 @@ class Upstream:
         """
         self._connect_timeout_s = connect_timeout_s
         self._credentials: Headers = [(b"authorization", b"Bearer " + api_key.encode())] if api_key else []
+        self.proofs: Mapping[str, bytes] = {}
+        """By an endpoint's URL, the value of PEER_HEADER that it gets with every request; the registry's to set."""
         self._idle: dict[Address, list[Response]] = {}
         self._tls, self._server_name = tls or ssl.create_default_context(), server_name
 
@@ -444,6 +448,8 @@ class Upstream:
         if self._credentials:
             headers = [*(header for header in headers if header[0] != b"authorization"), *self._credentials]
         lines += [b"%s: %s\r\n" % header for header in headers]
+        if proof := self.proofs.get(url):
+            lines.append(_PROOF % proof)
         lines.append(b"content-length: %d\r\n\r\n" % len(body))
         head = b"".join(lines)
         if kept := self._take(address):

@@ -15,6 +15,7 @@ from typing import Self
 
 import httpx
 
+from mini_infer_contract.peer_auth import PEER_HEADER
 from mini_infer_operator.local.ports import free_ports
 
 ROOT = Path(__file__).parents[3]
@@ -88,7 +89,9 @@ class EngineServer:
         address = re.search(r"https?://[\w.:\[\]]+", "".join(self.log))
         assert address is not None
         self.url = address[0]
-        self.client = httpx.Client(base_url=self.url, timeout=HANG_S, verify=verify)
+        # The header lets a client on this machine administer an engine without keys (api/admin_guard.py).
+        headers = {PEER_HEADER: "tests"}
+        self.client = httpx.Client(base_url=self.url, timeout=HANG_S, verify=verify, headers=headers)
         wait_until(lambda: self._has_ended or self._is_ready(), limit_s)
         assert not self._has_ended, self.text_of_log
         self.start_cpu_s = self.cpu_s
