@@ -183,7 +183,8 @@ class Campaign:
         with ExitStack() as stack:
             found = []
             for gpu, flags in wanted:
-                settings = ({"kv_transport": self.asked.kv_transport} if "transfer_port" in flags else {}) | flags
+                moving = {"kv_transport": self.asked.kv_transport, "kv_transfer_trust": "clients"}
+                settings = (moving if "transfer_port" in flags else {}) | flags
                 ranks = gpu.split("+")
                 if len(ranks) > 1:
                     settings = settings | {"tensor_parallel_size": len(ranks)}

@@ -140,7 +140,7 @@ def host(tokenizer: Tokenizer) -> dict[str, Any]:
     for schema in schemas():
         request = GrammarRequest("response_format", lambda special, schema=schema: of_json_schema(schema))
         checked_s, grammar = timed(lambda request=request: grammars.build(request))
-        compiled_s, matcher = timed(lambda text=grammar.text: compiler.compile(text).result())
+        compiled_s, matcher = timed(lambda grammar=grammar: compiler.compile(grammar).result())
         mask_s, _ = timed(matcher.compute_bitmask)
         text_side.append(checked_s)
         core.append(compiled_s)
@@ -165,9 +165,7 @@ def step_costs(compiler: GrammarCompiler, steps: int = 200) -> dict[str, Any]:
     """
     grammar = of_json_schema(LONG)
     sampling = SamplingParams(grammar=grammar)
-    matchers = [
-        GrammarMatcher(compiler.compile(grammar.text).result(), sampling, VOCAB_SIZE, EOS) for _ in range(BATCH)
-    ]
+    matchers = [GrammarMatcher(compiler.compile(grammar).result(), sampling, VOCAB_SIZE, EOS) for _ in range(BATCH)]
     jobs = [(matcher.library, line) for line, matcher in enumerate(matchers)]
     bits = np.zeros((BATCH, words_of(VOCAB_SIZE)), dtype=np.uint32)
     pools = {threads: LLExecutor(num_threads=threads) for threads in (2, 4, 8) if threads < available_cores()}

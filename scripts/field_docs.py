@@ -79,7 +79,7 @@ def here(kind: str) -> dict[str, str]:
         }
     else:
         request = {"chat": ChatRequest, "completions": CompletionRequest, "responses": ResponsesRequest}[kind]
-        fields = dict.fromkeys(request.model_fields, WORKS)
+        fields = dict.fromkeys(request.__struct_fields__, WORKS)
         fields |= {name: _only(values) for name, values in request.neutral.items()}
     return fields | {name: NO_EFFECT for name in WITHOUT_EFFECT[kind] if name in fields}
 

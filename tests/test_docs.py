@@ -141,7 +141,7 @@ def test_the_api_tables_are_the_codes(kind: str, request_type: type[ChatRequest]
         *tables[f"Accepted at these values only: {kind}"],
     ]
     names = [name for row, _ in [*works, *without_effect, *limited] for name in row]
-    assert sorted(names) == sorted([*request_type.model_fields, *request_type.neutral])
+    assert sorted(names) == sorted([*request_type.__struct_fields__, *request_type.neutral])
     assert sorted(name for row, _ in limited for name in row) == sorted(request_type.neutral)
     for (name,), accepted in limited:
         values = [json.loads(value) for value in re.findall(r"`([^`]+)`", accepted) if value != "n"]

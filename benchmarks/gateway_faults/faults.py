@@ -10,6 +10,7 @@ import aiohttp
 
 from benchmarks.gateway_faults.clients import Clients
 from benchmarks.gateway_faults.world import MODEL, Engine, Misbehaving, World
+from mini_infer_contract.peer_auth import PEER_HEADER
 
 Fault = Callable[[World, Clients], Awaitable[float | None]]
 
@@ -82,7 +83,7 @@ async def terminated(world: World, clients: Clients) -> float:
 
 async def drained(world: World, clients: Clients) -> float:
     engine = world.engines[0]
-    async with aiohttp.ClientSession() as client, client.post(engine.url + "/drain"):
+    async with aiohttp.ClientSession() as client, client.post(engine.url + "/drain", headers={PEER_HEADER: "fault"}):
         await asyncio.sleep(5)
     await engine.kill()
     return await _back(engine, clients)

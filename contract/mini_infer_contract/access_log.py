@@ -42,6 +42,8 @@ def log_request(
         parts.append(f"{facts['prompt_tokens']}{completion} tokens")
     if "first_token_s" in facts:
         parts.append(f"first after {facts['first_token_s']:.3f} s")
+    if "key" in facts:
+        parts.append(f"key {facts['key']}")
     if "endpoint" in facts:
         parts.append(f"by {facts['endpoint']}")
     if facts.get("outcome", "ok") not in _SAID_BY_STATUS:

@@ -1,10 +1,64 @@
 """Errors in OpenAI's shape, the same from an engine and from the gateway."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import msgspec
+
+FieldPath = tuple[str | int, ...]
+"""Where a field stands in a request: keys of objects and indexes of lists, from the outside in."""
+Rename = Callable[[FieldPath], FieldPath]
+"""From a field of the request that is checked to the one that the client has sent."""
+
+MAX_QUOTED = 200
+"""Characters of a client's own words, such as a field's name, in an error."""
+_MAX_FAULTS = 10
+"""Fields that one error names."""
+
+
+def field_name(path: FieldPath) -> str:
+    """Returns the path as clients read it, such as "messages[2].content", with long names cut."""
+    parts = (f"[{part}]" if isinstance(part, int) else f".{shortened(part)}" for part in path)
+    return shortened("".join(parts).removeprefix("."))
+
+
+def shortened(text: str) -> str:
+    """Returns the text, or its beginning where it has more than `MAX_QUOTED` characters."""
+    return text if len(text) <= MAX_QUOTED else f"{text[: MAX_QUOTED - 3]}..."
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One field, and what is wrong with it."""
+
+    path: FieldPath
+    rest: tuple[str | FieldPath, ...]
+    """The sentence behind the field's name; a path in it stands for another field's name."""
+    code: str | None = None
+
+    @property
+    def sentence(self) -> str:
+        """The whole sentence, with the names of the fields."""
+        return "".join(part if isinstance(part, str) else field_name(part) for part in (self.path, *self.rest))
+
+    def renamed(self, rename: Rename) -> "Fault":
+        """Returns the same fault with other names of fields; words that are no field's name stay as they are."""
+        rest = tuple(part if isinstance(part, str) else rename(part) for part in self.rest)
+        return Fault(rename(self.path), rest, self.code)
+
+
+def renaming(names: Mapping[FieldPath, FieldPath]) -> Rename:
+    """Returns what renames a path by the longest of `names` that it begins with; other paths stay as they are."""
+    lengths = sorted({len(path) for path in names}, reverse=True)
+
+    def rename(path: FieldPath) -> FieldPath:
+        for length in lengths:
+            if path[:length] in names:
+                return names[path[:length]] + path[length:]
+        return path
+
+    return rename
 
 
 class ApiError(Exception):
@@ -18,16 +72,40 @@ class ApiError(Exception):
         status: int,
         message: str,
         *,
-        param: str | None = None,
+        param: str | FieldPath | None = None,
         code: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
         super().__init__(message)
+        path = (param,) if isinstance(param, str) else param or ()
+        name = field_name(path)
         self.status = status
         self.message = message
-        self.param = param
+        self.param = name or None
         self.code = code
         self.headers = headers or {}
+        is_about_it = path and message.startswith(name)
+        self.faults: tuple[Fault, ...] = (Fault(path, (message.removeprefix(name),), code),) if is_about_it else ()
+        """The fields that the message is about, as data; empty where it does not begin with one."""
+        self._path = path
+
+    @classmethod
+    def of_faults(cls, faults: Sequence[Fault], status: int = 400, headers: dict[str, str] | None = None) -> Self:
+        """Returns the error of these faults, of which there is at least one. The first gives `param` and `code`."""
+        more = len(faults) - _MAX_FAULTS
+        message = "; ".join(fault.sentence for fault in faults[:_MAX_FAULTS]) + (
+            f"; and {more} more" if more > 0 else ""
+        )
+        error = cls(status, message, param=faults[0].path, code=faults[0].code, headers=headers)
+        error.faults = tuple(faults)
+        return error
+
+    def renamed(self, rename: Rename) -> "ApiError":
+        """Returns the same error with the names that its fields have in the client's request."""
+        if self.faults:
+            return ApiError.of_faults([fault.renamed(rename) for fault in self.faults], self.status, self.headers)
+        param = rename(self._path) if self._path else self.param
+        return ApiError(self.status, self.message, param=param, code=self.code, headers=self.headers)
 
     def body(self) -> dict[str, Any]:
         """The JSON body, https://platform.openai.com/docs/guides/error-codes."""
@@ -41,21 +119,18 @@ class ApiError(Exception):
         }
 
 
-def refuse_field(where: str, message: str, code: str | None = None) -> NoReturn:
-    """The 400 of the field that `where` names, such as "messages[2].content"; `message` is the rest of the sentence."""
-    raise ApiError(400, f"{where} {message}", param=where, code=code)
+def refuse_field(where: str | FieldPath, *rest: str | FieldPath, code: str | None = None) -> NoReturn:
+    """Raises the 400 of the field at `where`; `rest` is the sentence behind its name."""
+    path = (where,) if isinstance(where, str) else where
+    raise ApiError.of_faults([Fault(path, (" ", *rest), code)])
 
 
 def unknown_model(model: str, known: Sequence[str]) -> ApiError:
     """The 404 of a model's name that nobody has."""
-    named = repr(model if len(model) <= _MAX_NAME else f"{model[:_MAX_NAME]}...")
+    named = repr(shortened(model))
     models = ", ".join(known) or "none yet"
     message = f"the model {named} does not exist; models here: {models}"
     return ApiError(404, message, param="model", code="model_not_found")
-
-
-_MAX_NAME = 200
-"""Characters of a name in an error."""
 
 
 @dataclass(frozen=True, slots=True)

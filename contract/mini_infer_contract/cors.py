@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from mini_infer_contract.peer_auth import PEER_HEADER
+
 Headers = list[tuple[bytes, bytes]]
 
 ANY: Final = "*"
@@ -49,14 +51,20 @@ class CorsPolicy:
         if not method or not any(name == b"access-control-allow-origin" for name, _ in allowed):
             return []
         # What was asked for instead of "*", which does not cover Authorization, nor anything beside credentials.
-        wanted = _header(request, b"access-control-request-headers")
+        wanted = _header(request, b"access-control-request-headers").decode("latin-1").split(",")
         methods = method if ANY in self.allowed_methods else ", ".join(self.allowed_methods).encode()
-        names = wanted if ANY in self.allowed_headers else ", ".join(self.allowed_headers).encode()
+        names = _without_peer_header(wanted if ANY in self.allowed_headers else self.allowed_headers)
         headers: Headers = [
             (b"access-control-allow-methods", methods),
             (b"access-control-max-age", b"%d" % PREFLIGHT_MAX_AGE_S),
         ]
         return [*headers, (b"access-control-allow-headers", names)] if names else headers
+
+
+def _without_peer_header(names: Iterable[str]) -> bytes:
+    """Returns the names that pages may send: never the one that proves who administers an engine."""
+    stripped = (name.strip() for name in names)
+    return ", ".join(name for name in stripped if name and name.lower() != PEER_HEADER).encode("latin-1")
 
 
 def _header(headers: Iterable[tuple[bytes, bytes]], wanted: bytes) -> bytes:

@@ -61,8 +61,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     quantize_embeddings: Annotated[bool, Option(group=MODEL, in_resource=True)] = False
     """--quantization rounds the embeddings, too, to int8 with a scale a token; where the output layer is tied to them,
     it must be quantised, too."""
-    load_format: Annotated[Literal["auto", "dummy"], Option(group=MODEL, in_resource=True)] = "auto"
-    """auto: the model's weights; dummy: random ones, for benchmarks, where only config.json is needed."""
+    load_format: Annotated[Literal["auto", "safetensors", "dummy"], Option(group=MODEL, in_resource=True)] = "auto"
+    """auto, safetensors: the model's weights; dummy: random ones, for benchmarks, where only config.json is needed."""
     attention_backend: Annotated[
         Literal["auto", "torch", "flash", "triton"], Option(group=BATCHING, in_resource=True)
     ] = "auto"
@@ -192,10 +192,14 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes a second that each rank moves to and from other engines, at most: for a network that others use, too.
     Default: as many as the transport can."""
     kv_transfer_lease: Annotated[
-        float, Option(group=KV_TRANSFER, unit="SECONDS", low=0.1, high=3_600, in_resource=True)
+        float, Option(group=KV_TRANSFER, unit="SECONDS", low=0.1, high=600, in_resource=True)
     ] = 10.0
     """For how long keys and values are kept for another engine that does not say that it still wants them; six times as
-    long for a proxy that sends prefill and decode one after the other."""
+    long, and 600 seconds at most, for a proxy that sends prefill and decode one after the other."""
+    kv_transfer_retained_share: Annotated[
+        float, Option(group=KV_TRANSFER, unit="SHARE", low=0, high=1, in_resource=True)
+    ] = 0.5
+    """Of the KV cache's pages, as many are retained for such proxies at most: above, the oldest leases end first."""
     kv_transfer_timeout: Annotated[
         float, Option(group=KV_TRANSFER, unit="SECONDS", low=0.01, high=3_600, in_resource=True)
     ] = 30.0

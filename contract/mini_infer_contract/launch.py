@@ -43,6 +43,8 @@ REQUEST_ID_HEADER = "x-request-id"
 DRAINING_HEADER = "x-mini-infer-draining"
 """On a 503 of an engine that drains: the gateway tries another pod and does not count a failure."""
 
+SERVICE_TIER_PRIORITIES = {"priority": -1, "fast": -1, "flex": 1}
+"""The priorities that OpenAI's service tiers stand for."""
 QUEUE_TIMEOUT_HEADER = "x-mini-infer-queue-timeout"
 """Of a client: seconds that its request may wait at the gateway for an engine with room; among requests of one priority
 those that must go sooner go first."""
@@ -53,6 +55,10 @@ KV_FALLBACK_HEADER = "x-mini-infer-kv-fallback"
 """On the answer of an engine that was to get KV cache from another and computed the prompt itself: why, in one word."""
 FETCH_FROM_HEADER = "x-mini-infer-fetch-from"
 """Gateway to an engine: transfer address of another engine that holds a prefix of this prompt."""
+
+CLIENT_HEADER = "x-mini-infer-client"
+"""Gateway to an engine: an opaque name of the client that it speaks for, by which the engine limits what one client
+may have compiled at once. Gateways remove it from what clients send."""
 
 REQUEST_TIMEOUT_HEADER = "x-request-timeout"
 """Of a client: seconds that its whole request may take, at the gateway and at an engine; then it gets a 408, or an

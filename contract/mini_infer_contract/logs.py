@@ -1,5 +1,6 @@
 """How every process logs: one line an event on stderr, as text or as JSON, in one format for all of them."""
 
+import faulthandler
 import json
 import logging
 import sys
@@ -9,6 +10,16 @@ from typing import Any, Literal
 LEVELS = ("debug", "info", "warning", "error")
 LogFormat = Literal["text", "json"]
 FORMATS: tuple[LogFormat, ...] = ("text", "json")
+
+_STDERR = 2
+"""The file descriptor: a library may replace `sys.stderr` by something that has none."""
+
+
+def show_crashes() -> None:
+    """Has a signal that ends this process by its own fault (SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL) write the stacks
+    of all its threads to stderr first. Call it where a process begins.
+    """
+    faulthandler.enable(_STDERR)
 
 
 def configure_logging(level: str, form: LogFormat = "text", engine: int | None = None) -> None:

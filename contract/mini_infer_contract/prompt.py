@@ -5,14 +5,14 @@ An engine serves its tokenizer files under a content hash (`PromptAssets`); engi
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import msgspec
 from tokenizers import Tokenizer
 
-from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.api_errors import ApiError, FieldPath, refuse_field
 from mini_infer_contract.chat_template import ChatTemplate
 from mini_infer_contract.messages import template_messages, template_tools
 from mini_infer_contract.segments import MAX_CACHED_BYTES, Piece, SegmentEncoder, encode_whole
@@ -26,6 +26,9 @@ FILE_NAMES = (
     "chat_template.jinja",
     "config.json",  # transformers chooses the tokenizer's class by its model_type
 )
+
+MAX_FILE_BYTES = 100_000_000
+"""Of one file: the largest vocabularies have a third of it, and engines send the files to gateways."""
 
 
 class PromptAssets(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +83,8 @@ def _tokens_around(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
 
 
 def _text(path: Path) -> str:
+    if (size := path.stat().st_size) > MAX_FILE_BYTES:
+        raise ValueError(f"{path.name} has {size:,} bytes, and at most {MAX_FILE_BYTES:,} are read: it is no such file")
     try:
         return path.read_text("utf-8")
     except UnicodeDecodeError as error:
@@ -94,28 +99,14 @@ class PromptText(NamedTuple):
     """BOS and such around it, where the tokenizer has them."""
 
 
-class PromptEncoder:
-    """Renders, encodes and decodes for one model. It may be shared by threads."""
+class ChatTemplates:
+    """Renders conversations for one model."""
 
-    def __init__(self, assets: PromptAssets, cache_bytes: int = MAX_CACHED_BYTES) -> None:
-        """ValueError: a file is broken, and which. `cache_bytes`: of pieces of text and their ids."""
-        loaded = load_tokenizer(assets.files)
-        self.revision = assets.revision
-        self.tokenizer: Tokenizer = loaded.tokenizer
-        self.special_tokens = loaded.special_tokens
-        """By name, such as "eos_token"."""
-        self.segments = SegmentEncoder(loaded.tokenizer, cache_bytes)
-        self._templates = {name: ChatTemplate(source) for name, source in loaded.chat_templates.items()}
-        self.template_sources = tuple(loaded.chat_templates.values())
-        """Of all the model's chat templates."""
-        self._adds_special_tokens = loaded.tokenizer.num_special_tokens_to_add(False) > 0
-        self._around = _tokens_around(loaded.tokenizer) if self._adds_special_tokens else ([], [])
-
-    def special_token_id(self, name: str) -> int | None:
-        """The id of a special token by its name ("eos_token", "bos_token", ...), None where the model has none."""
-        token = self.special_tokens.get(name)
-        token_id: int | None = None if token is None else self.tokenizer.token_to_id(token)
-        return token_id
+    def __init__(self, sources: Mapping[str, str], special_tokens: dict[str, str], *, strict: bool = False) -> None:
+        """`sources` by name; `special_tokens` by name, such as "eos_token". ValueError: a source is no template."""
+        self.special_tokens = special_tokens
+        self._templates = {name: ChatTemplate(source, strict) for name, source in sources.items()}
+        self.template_sources = dict(sources)
 
     def chat_template(self, with_tools: bool) -> ChatTemplate:
         """The template for a conversation: the model's one for tools, if it has two. ApiError 400: it has none."""
@@ -147,6 +138,29 @@ class PromptEncoder:
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
         )
+
+
+class PromptEncoder(ChatTemplates):
+    """Renders, encodes and decodes for one model. It may be shared by threads."""
+
+    def __init__(self, assets: PromptAssets, cache_bytes: int = MAX_CACHED_BYTES, *, strict: bool = False) -> None:
+        """ValueError: a file is broken, and which. `cache_bytes`: of pieces of text and their ids.
+
+        `strict`: see `ChatTemplate`.
+        """
+        loaded = load_tokenizer(assets.files)
+        super().__init__(loaded.chat_templates, loaded.special_tokens, strict=strict)
+        self.revision = assets.revision
+        self.tokenizer: Tokenizer = loaded.tokenizer
+        self.segments = SegmentEncoder(loaded.tokenizer, cache_bytes)
+        self._adds_special_tokens = loaded.tokenizer.num_special_tokens_to_add(False) > 0
+        self._around = _tokens_around(loaded.tokenizer) if self._adds_special_tokens else ([], [])
+
+    def special_token_id(self, name: str) -> int | None:
+        """The id of a special token by its name ("eos_token", "bos_token", ...), None where the model has none."""
+        token = self.special_tokens.get(name)
+        token_id: int | None = None if token is None else self.tokenizer.token_to_id(token)
+        return token_id
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Token ids of a text, with special tokens that stand in it; `add_special_tokens`: BOS and such around it."""
@@ -196,11 +210,11 @@ def chat_prompt_ids(encoder: PromptEncoder, body: dict[str, Any]) -> list[int]:
     """Token ids of a /v1/chat/completions body. ApiError 400 names the field at fault; see `chat_prompt_text`."""
     ids = encoder.encode(*chat_prompt_text(encoder, body))
     if not ids:
-        raise ApiError(400, "the messages render to an empty prompt", param="messages")
+        refuse_field("messages", "render to an empty prompt")
     return ids
 
 
-def chat_prompt_text(encoder: PromptEncoder, body: dict[str, Any]) -> PromptText:
+def chat_prompt_text(encoder: ChatTemplates, body: dict[str, Any]) -> PromptText:
     """The text of a /v1/chat/completions body. ApiError 400 names the field at fault.
 
     Reads messages, tools, tool_choice, documents, add_generation_prompt, continue_final_message, chat_template_kwargs,
@@ -213,6 +227,7 @@ def chat_prompt_text(encoder: PromptEncoder, body: dict[str, Any]) -> PromptText
         body.get("messages"),
         content_parts=template.wants_content_parts,
         developer_role=template.knows_developer_role,
+        calls=template.call_form,
     )
     text = encoder.render(
         messages,
@@ -228,13 +243,13 @@ def completion_prompt_ids(encoder: PromptEncoder | None, body: dict[str, Any]) -
     """Token ids of each prompt of a /v1/completions body; see `completion_prompts`."""
     prompts = []
     for index, prompt in enumerate(completion_prompts(body)):
-        where = _where(body, index)
+        where = prompt_path(body, index)
         if isinstance(prompt, PromptText):
             if encoder is None:
-                raise ApiError(400, f"{where} is text, but this server has no tokenizer: send token ids", param=where)
+                refuse_field(where, "is text, but this server has no tokenizer: send token ids")
             prompt = encoder.encode(*prompt)
         if not prompt:
-            raise ApiError(400, f"{where} is empty: send at least one token", param=where)
+            refuse_field(where, "is empty: send at least one token")
         prompts.append(prompt)
     return prompts
 
@@ -244,13 +259,14 @@ def completion_prompts(body: dict[str, Any]) -> list[PromptText | list[int]]:
     prompt = body.get("prompt")
     add_special_tokens = _flag(body, "add_special_tokens", True)
     if isinstance(prompt, list) and prompt and not is_token_ids(prompt):
-        return [_prompt(item, _where(body, index), add_special_tokens) for index, item in enumerate(prompt)]
-    return [_prompt(prompt, "prompt", add_special_tokens)]
+        return [_prompt(item, prompt_path(body, index), add_special_tokens) for index, item in enumerate(prompt)]
+    return [_prompt(prompt, ("prompt",), add_special_tokens)]
 
 
-def _where(body: dict[str, Any], index: int) -> str:
+def prompt_path(body: dict[str, Any], index: int) -> FieldPath:
+    """Returns where the prompt of this index stands in a body: several are a list."""
     prompt = body.get("prompt")
-    return f"prompt[{index}]" if isinstance(prompt, list) and prompt and not is_token_ids(prompt) else "prompt"
+    return ("prompt", index) if isinstance(prompt, list) and prompt and not is_token_ids(prompt) else ("prompt",)
 
 
 def is_token_ids(prompt: object) -> bool:
@@ -272,12 +288,12 @@ _RESERVED_KWARGS = {
 }
 
 
-def _prompt(prompt: object, where: str, add_special_tokens: bool) -> PromptText | list[int]:
+def _prompt(prompt: object, where: FieldPath, add_special_tokens: bool) -> PromptText | list[int]:
     if isinstance(prompt, str):
         return PromptText(prompt, add_special_tokens)
     if isinstance(prompt, list) and all(map(_is_token_id, prompt)):
         return prompt
-    raise ApiError(400, f"{where} must be a string or a list of token ids", param=where)
+    return refuse_field(where, "must be a string or a list of token ids")
 
 
 def _is_token_id(value: object) -> bool:
@@ -298,8 +314,7 @@ def _template_kwargs(body: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise ApiError(400, "chat_template_kwargs must be an object", param="chat_template_kwargs")
     if reserved := _RESERVED_KWARGS & given.keys():
-        name = f"chat_template_kwargs.{min(reserved)}"
-        raise ApiError(400, f"{name} cannot be set there", param=name)
+        refuse_field(("chat_template_kwargs", min(reserved)), "cannot be set there")
     kwargs = dict(given)
     effort = body.get("reasoning_effort")
     if effort is not None:

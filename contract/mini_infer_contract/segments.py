@@ -177,6 +177,7 @@ class _AddedTokens:
         self.ids = ids
         self._pattern = re.compile(f"({_any_of(list(ids))})") if ids else None
         self._longest = max(map(len, ids), default=0)
+        self._window = _SEARCH_CHARACTERS // max(1, self._longest // 16)
         # In order, those with which others begin stand right before them.
         self.beginnings = {word for word, following in pairwise(sorted(ids)) if following.startswith(word)}
         """Those with which a longer one begins: what follows in the text decides which it is."""
@@ -209,7 +210,7 @@ class _AddedTokens:
             return None
         while start < len(text):
             # A match that begins before the window's end has all its characters in sight.
-            window = start + _SEARCH_CHARACTERS
+            window = start + self._window
             found = self._pattern.search(text, start, window + self._longest)
             if found and found.start() < window:
                 return found.span()

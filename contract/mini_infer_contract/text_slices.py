@@ -52,6 +52,17 @@ _FURTHER = {
 _KNOWN = _LETTERS | _NUMBERS | _SIGNS | _BLANKS | _FURTHER
 """Alternatives of pre-tokenizers' regular expressions; one of each of the first four matches every character."""
 
+_OTHERS = {
+    # DeepSeek V2 and V3, Falcon
+    *(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"\s+$", r"[一-龥ࠀ-一가-퟿]+", r"[一-龥぀-ゟ゠-ヿ]+"),
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+",
+    *(r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+", r" ?[\p{P}\p{S}]+[\r\n]*", r"[0-9][0-9][0-9]", r"[0-9]"),
+}
+"""Further ones of public models, of which only that they take time in proportion to a text is known."""
+
+_LITERALS = re.compile(r"(?:\(\?i:)?['A-Za-z|]{1,64}\)?")
+"""Some words, such as a family's contractions."""
+
 _NORMAL_FORMS = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase"}
 
 
@@ -64,6 +75,11 @@ def can_be_cut(tokenizer: Tokenizer) -> bool:
         and not getattr(tokenizer.model, "dropout", None)
         and not any(t.lstrip or t.rstrip or t.single_word or _CUTS.search(t.content) for t in added)
     )
+
+
+def alternatives_are_known(pattern: str) -> bool:
+    """True if a regular expression is made of alternatives that take time in proportion to a text."""
+    return all(one in _KNOWN or one in _OTHERS or _LITERALS.fullmatch(one) for one in _alternatives(pattern))
 
 
 def next_cut(text: str, start: int, end: int) -> int:

@@ -1,14 +1,17 @@
 """The tokenizer of a model's files, with what transformers 5 changes about it when it loads them.
 
-`tokenizer.json` is nearly all of it; `tokenizer_config.json` names special tokens and may add or change some, and for
-two tokenizer classes transformers puts its own normalizer and pre-tokenizer in place of the file's.
+`tokenizer.json` is nearly all of it; `tokenizer_config.json` names special tokens and may add or change some. For three
+tokenizer classes of SentencePiece's kind transformers puts its own normalizer and pre-tokenizer in place of the file's;
+byte-level files are read as they are, whatever class is named.
 """
 
 import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import msgspec
 from tokenizers import AddedToken, Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 
 class LoadedTokenizer(NamedTuple):
@@ -34,30 +37,71 @@ def _load(files: Mapping[str, str]) -> LoadedTokenizer:
     if "added_tokens_decoder" not in config:  # older folders keep the special tokens in a file of their own
         config |= _json(files, "special_tokens_map.json")
     tokenizer_class = _tokenizer_class(config, _json(files, "config.json"))
-    named = {name: _token(value) for name, value in _named_tokens(config, tokenizer_class).items()}
     declared = _declared_tokens(config)
     if "tokenizer.json" not in files:
         raise ValueError("tokenizer.json is missing: save_pretrained() a fast tokenizer")
     text = files["tokenizer.json"]
     if tokenizer_class in _REBUILT:
         description = _json(files, "tokenizer.json")
-        if description.get("model", {}).get("type") == "BPE":
+        if _is_sentencepiece(description):
             declared = declared or {token["id"]: _token(token) for token in description.get("added_tokens", [])}
             description |= _REBUILT[tokenizer_class](config) | {"added_tokens": []}
-            description["model"] |= _REBUILT_MODEL[tokenizer_class]
+            description["model"] |= _REBUILT_MODEL
             text = json.dumps(description)
+        else:
+            tokenizer_class = ""
     try:
         tokenizer = Tokenizer.from_str(text)
     except Exception as error:  # the library raises nothing narrower
         raise ValueError(f"tokenizer.json: {error}") from error
+    known = {token.content for token in declared.values()}
+    defaults = {
+        name: token
+        for name, token in _CLASS_DEFAULTS.get(tokenizer_class, {}).items()
+        if token in known or tokenizer.token_to_id(token) is not None
+    }
+    named = {name: _token(value) for name, value in _named_tokens(config, defaults).items()}
     _add_tokens(tokenizer, declared, list(named.values()), _extra_tokens(config))
     if tokenizer_class == "Qwen2Tokenizer":
         tokenizer.add_tokens([AddedToken(token.content, special=True) for token in named.values()])
+    if tokenizer_class == "CodeLlamaTokenizer" and "bos_token" in named:
+        bos = named["bos_token"].content
+        tokenizer.post_processor = TemplateProcessing(
+            single=[bos, "$A"], pair=[bos, "$A", bos, "$B"], special_tokens=[(bos, tokenizer.token_to_id(bos))]
+        )
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = bool(config.get("split_special_tokens", False))
     special_tokens = {name: token.content for name, token in named.items()}
     return LoadedTokenizer(tokenizer, special_tokens, _chat_templates(files, config))
+
+
+class _AddedTokenEntry(msgspec.Struct):
+    id: int
+    content: str
+
+
+class _AddedTokens(msgspec.Struct):
+    added_tokens: list[_AddedTokenEntry] = []
+
+
+def declared_token_id(files: Mapping[str, str], name: str) -> int | None:
+    """Returns the id of a special token such as "eos_token" without making the tokenizer, which takes a second.
+
+    None where the files name no such token, or have it among their ordinary ones. ValueError: a file is broken.
+    """
+    config = _json(files, "special_tokens_map.json") | _json(files, "tokenizer_config.json")
+    token = config.get(name)
+    content = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(content, str):
+        return None
+    declared = config.get("added_tokens_decoder")
+    if isinstance(declared, dict):
+        found = (key for key, added in declared.items() if isinstance(added, dict) and added.get("content") == content)
+        if (key := next(found, "")).isdecimal():
+            return int(key)
+    added_tokens = msgspec.json.decode(files.get("tokenizer.json", "{}"), type=_AddedTokens).added_tokens
+    return next((added.id for added in added_tokens if added.content == content), None)
 
 
 def _json(files: Mapping[str, str], name: str) -> dict[str, Any]:
@@ -80,17 +124,26 @@ def _token(value: str | dict[str, Any]) -> AddedToken:
 
 _STANDARD_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
+_LLAMA_DEFAULTS = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
 _CLASS_DEFAULTS = {
-    "LlamaTokenizer": {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"},
+    "CodeLlamaTokenizer": _LLAMA_DEFAULTS,
+    "GemmaTokenizer": {
+        "unk_token": "<unk>",
+        "bos_token": "<bos>",
+        "eos_token": "<eos>",
+        "pad_token": "<pad>",
+        "mask_token": "<mask>",
+    },
+    "LlamaTokenizer": _LLAMA_DEFAULTS,
     "Qwen2Tokenizer": {"unk_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"},
 }
+"""Special tokens by tokenizer class where no file names others. Those that the vocabulary lacks are left out: an added
+token would get an id that the model does not have."""
 
 
-def _named_tokens(config: dict[str, Any], tokenizer_class: str) -> dict[str, str | dict[str, Any]]:
+def _named_tokens(config: dict[str, Any], defaults: dict[str, str]) -> dict[str, str | dict[str, Any]]:
     """Standard names first, then a model's own, which may also stand under keys of their own."""
-    given = _CLASS_DEFAULTS.get(tokenizer_class, {}) | {
-        name: value for name, value in config.items() if name.endswith("_token")
-    }
+    given = defaults | {name: value for name, value in config.items() if name.endswith("_token")}
     for key in ("extra_special_tokens", "model_specific_special_tokens"):
         if isinstance(config.get(key), dict):
             given |= config[key]
@@ -145,10 +198,18 @@ def _tokenizer_class(config: dict[str, Any], model_config: dict[str, Any]) -> st
 
 
 _CLASS_OF_MODEL_TYPE = {
+    "code_llama": "CodeLlamaTokenizer",
     "deepseek_v2": "",
     "deepseek_v3": "",
+    "gemma2": "GemmaTokenizer",
+    "gemma3": "GemmaTokenizer",
+    "gemma3_text": "GemmaTokenizer",
+    "granite": "",
     "mistral": "",
+    "mistral3": "",
     "mixtral": "",
+    "olmo2": "",
+    "phi3": "",
     "qwen2": "Qwen2Tokenizer",
     "qwen2_moe": "Qwen2Tokenizer",
     "qwen3": "Qwen2Tokenizer",
@@ -158,52 +219,62 @@ _TRUST_MODEL_TYPE = {"qwen2"}
 """Model types whose folders on the hub often name a wrong class."""
 
 
-def _llama(config: dict[str, Any]) -> dict[str, Any]:
-    prefix = config.get("add_prefix_space") in (None, True)
-    scheme = "never" if not prefix else "always" if config.get("legacy", False) else "first"
-    strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else []
+_FALLBACK_DECODERS = [
+    {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+    {"type": "ByteFallback"},
+    {"type": "Fuse"},
+]
+_STRIP_DECODER = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+
+
+def _metaspace(scheme: str, *, strips: bool) -> dict[str, Any]:
     return {
         "normalizer": None,
         "pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": False},
-        "decoder": {
-            "type": "Sequence",
-            "decoders": [
-                {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
-                {"type": "ByteFallback"},
-                {"type": "Fuse"},
-                *strip,
-            ],
-        },
+        "decoder": {"type": "Sequence", "decoders": [*_FALLBACK_DECODERS, *([_STRIP_DECODER] if strips else [])]},
     }
 
 
-_QWEN_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+def _llama(config: dict[str, Any]) -> dict[str, Any]:
+    prefix = config.get("add_prefix_space") in (None, True)
+    return _metaspace("never" if not prefix else "always" if config.get("legacy") else "first", strips=prefix)
 
 
-def _qwen2(config: dict[str, Any]) -> dict[str, Any]:
-    byte_level = {"type": "ByteLevel", "trim_offsets": True}
-    words = {"type": "Split", "pattern": {"Regex": _QWEN_WORDS}, "behavior": "Isolated", "invert": False}
-    prefix = bool(config.get("add_prefix_space"))
+def _code_llama(config: dict[str, Any]) -> dict[str, Any]:
+    return _metaspace("first" if config.get("add_prefix_space") in (None, True) else "never", strips=True)
+
+
+def _gemma(_config: dict[str, Any]) -> dict[str, Any]:
+    space = {"String": " "}
     return {
-        "normalizer": {"type": "NFC"},
-        "pre_tokenizer": {
-            "type": "Sequence",
-            "pretokenizers": [words, byte_level | {"add_prefix_space": prefix, "use_regex": False}],
-        },
-        "decoder": byte_level | {"add_prefix_space": True, "use_regex": True},
+        "normalizer": {"type": "Replace", "pattern": space, "content": "▁"},
+        "pre_tokenizer": {"type": "Split", "pattern": space, "behavior": "MergedWithPrevious", "invert": False},
+        "decoder": {"type": "Sequence", "decoders": _FALLBACK_DECODERS},
     }
 
 
-_REBUILT = {"LlamaTokenizer": _llama, "Qwen2Tokenizer": _qwen2}
-_REBUILT_MODEL: dict[str, dict[str, Any]] = {
-    "LlamaTokenizer": {"dropout": None, "unk_token": None, "fuse_unk": True, "byte_fallback": True}
-    | {"continuing_subword_prefix": None, "end_of_word_suffix": None, "ignore_merges": False},
-    "Qwen2Tokenizer": {"dropout": None, "unk_token": None, "fuse_unk": False, "byte_fallback": False}
-    | {"continuing_subword_prefix": "", "end_of_word_suffix": "", "ignore_merges": False},
+_REBUILT = {"LlamaTokenizer": _llama, "CodeLlamaTokenizer": _code_llama, "GemmaTokenizer": _gemma}
+_REBUILT_MODEL: dict[str, Any] = {
+    "dropout": None,
+    "unk_token": None,
+    "fuse_unk": True,
+    "byte_fallback": True,
+    "continuing_subword_prefix": None,
+    "end_of_word_suffix": None,
+    "ignore_merges": False,
 }
+
+
+def _is_sentencepiece(description: dict[str, Any]) -> bool:
+    """Returns True if the file describes a BPE model of SentencePiece, whose spaces are ▁.
+
+    Byte-level files under the same class names (DeepSeek's distills of Llama, for example) must stay as they are:
+    transformers 5 destroys their text (its issue 45488).
+    """
+    if (description.get("model") or {}).get("type") != "BPE":
+        return False
+    parts = json.dumps([description.get(name) for name in ("normalizer", "pre_tokenizer", "decoder")])
+    return '"ByteLevel"' not in parts and json.dumps("▁") in parts
 
 
 def _chat_templates(files: Mapping[str, str], config: dict[str, Any]) -> dict[str, str]:

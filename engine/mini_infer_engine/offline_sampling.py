@@ -9,6 +9,18 @@ from mini_infer_engine.core import request
 
 MAX_CHOICES = 16_384
 """Outputs of one prompt: each is a request of its own in the engine's queue. vLLM's limit."""
+_LEAVE_OUT = "leave it out"
+_REMEDIES = {
+    "logits_processors": "logit_bias, allowed_token_ids, bad_words and structured_outputs change what may be chosen",
+    "truncate_prompt_tokens": "give token ids, cut as they should be",
+    "extra_args": _LEAVE_OUT,
+    "guided_decoding": "structured_outputs=StructuredOutputsParams(...) is its successor",
+    "skip_reading_prefix_cache": "LLM.reset_prefix_cache forgets it, or LLM(enable_prefix_caching=False)",
+    "flat_logprobs": _LEAVE_OUT,
+    "best_of": "ask for n outputs, and choose",
+    "thinking_token_budget": "over HTTP, /v1/chat/completions has it",
+}
+"""Fields that must be None, empty or False."""
 _LISTS = ("stop", "stop_token_ids", "bad_words", "bad_words_token_ids")
 """Fields that a caller may leave at None."""
 
@@ -21,6 +33,19 @@ class SamplingParams(request.SamplingParams, frozen=False, kw_only=True, omit_de
 
     n: int = 1
     """Outputs for each prompt. Where there is a seed, the second has the next one, and so on."""
+    # vLLM's, taken at values that ask for nothing.
+    spaces_between_special_tokens: bool = True
+    logits_processors: Any = None
+    truncate_prompt_tokens: int | None = None
+    output_kind: Any = None
+    """Outputs are whole in any case."""
+    extra_args: Any = None
+    guided_decoding: Any = None
+    skip_reading_prefix_cache: bool | None = None
+    flat_logprobs: bool = False
+    skip_clone: bool = False
+    best_of: int | None = None
+    thinking_token_budget: int | None = None
 
     def __post_init__(self) -> None:
         for name in _LISTS:
@@ -30,6 +55,16 @@ class SamplingParams(request.SamplingParams, frozen=False, kw_only=True, omit_de
             self.logit_bias = {}
         if isinstance(self.stop, str):
             self.stop = [self.stop]
+
+        self.check_neutral()
+
+    def check_neutral(self) -> None:
+        """ValueError: a field of vLLM's asks for what is not here, and what to do instead."""
+        for name, remedy in _REMEDIES.items():
+            if (value := getattr(self, name)) and not (name == "best_of" and value == self.n):
+                raise ValueError(f"SamplingParams: {name} = {str(value)[:200]} is not supported: {remedy}")
+        if not self.spaces_between_special_tokens:
+            raise ValueError(f"SamplingParams: spaces_between_special_tokens = False is not supported: {_LEAVE_OUT}")
 
     def clone(self) -> Self:
         """Another one with the same values."""
@@ -45,6 +80,8 @@ def for_engine(params: request.SamplingParams) -> tuple[int, request.SamplingPar
         raise ValueError(
             f"sampling_params has a {type(params).__name__}: give SamplingParams, one or one for each prompt"
         )
+    if isinstance(params, SamplingParams):
+        params.check_neutral()
     count = _plain(params.n) if isinstance(params, SamplingParams) else 1
     try:
         asked = _converted(params)

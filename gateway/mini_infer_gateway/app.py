@@ -8,48 +8,54 @@ import contextlib
 import logging
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from urllib.parse import unquote
 
 from mini_infer_contract.access_log import CLIENT_LEFT, log_request
+from mini_infer_contract.api_docs import DOCS_PATHS, FAVICON_PATH, docs_file
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.api_keys import ApiKeys
 from mini_infer_contract.asgi import Receive, Scope, Send
 from mini_infer_contract.dialects.anthropic_errors import errors_of
 from mini_infer_contract.dialects.responses import RESPONSES_PATH
-from mini_infer_contract.docs_page import DOCS_PAGE, DOCS_PATH
+from mini_infer_contract.http_server.connection import RESPONSE_WRITER
 from mini_infer_contract.launch import HEALTH_PATH, METRICS_PATH, MODELS_PATH, READY_PATH, REQUEST_ID_HEADER
 from mini_infer_contract.request_ids import request_id_in
 from mini_infer_contract.stored_responses.service import is_responses_path, methods_of
 from mini_infer_gateway import __version__
 from mini_infer_gateway.api import operations
-from mini_infer_gateway.endpoints.base import EndpointSource
+from mini_infer_gateway.endpoints.base import EndpointSource, Listed, Service
 from mini_infer_gateway.fleet.backlog import Backlog
 from mini_infer_gateway.fleet.load import LoadLedger
 from mini_infer_gateway.fleet.prefill_rates import PrefillRates
 from mini_infer_gateway.fleet.registry import Fleet
 from mini_infer_gateway.fleet.transfer_rates import TransferRates
 from mini_infer_gateway.http.asgi import Sender, send_bytes, send_error, send_json, websocket_denial
-from mini_infer_gateway.http.connections import RESPONSE_WRITER
 from mini_infer_gateway.http.upstream import Upstream
 from mini_infer_gateway.index.prefix_index import PrefixIndex
 from mini_infer_gateway.loop_lag import LoopLag
 from mini_infer_gateway.memory import BodyBudget, share_out
 from mini_infer_gateway.metrics import EndpointFigures, Metrics, StateCollector
 from mini_infer_gateway.paths import CHAT_PATH, ENGINE_PATHS
+from mini_infer_gateway.pipeline.clients import GRANT
 from mini_infer_gateway.pipeline.generate import FACTS, INTERNAL_ERROR, Generate
+from mini_infer_gateway.pipeline.replicas import Replicas
 from mini_infer_gateway.pipeline.responses import Responses
 from mini_infer_gateway.prompts.tokenizers import Tokenizers, read_tokenizers
 from mini_infer_gateway.routing.pairing import Pairing
 from mini_infer_gateway.routing.policies import build_router
 from mini_infer_gateway.settings import GatewaySettings
 
+FIRST_SOURCE_PAUSE_S, LONGEST_SOURCE_PAUSE_S = 1.0, 30.0
+"""Until a source of endpoints that ended is started again."""
 EXPIRE_EVERY_S = 5.0
 EXPIRE_PAUSE_S = 0.002
 """Between two parts of it: requests go on."""
 
+DEBUG_PATH = "/debug/endpoints"
 _GET = frozenset(("GET", "HEAD"))
 
 log = logging.getLogger(__name__)
@@ -92,6 +98,8 @@ class Gateway:
             segments_bytes=shares.segments_bytes,
             named=read_tokenizers(settings.tokenizers),
             on_change=self._share_out,
+            on_template_failure=self.metrics.template_failed,
+            clock=self._clock,
         )
         self.rates, self.transfers, self.backlog = PrefillRates(), TransferRates(), Backlog()
         self.router = build_router(
@@ -119,8 +127,18 @@ class Gateway:
             self.metrics,
             self._clock,
             bodies,
+            keys,
         )
-        self.responses = Responses(settings, self.fleet, self._generate, bodies, shares.responses_bytes)
+        self._replicas = Replicas(
+            settings.replica_host,
+            settings.replicas,
+            settings.port,
+            settings.connect_timeout_s,
+            settings.tls,
+            self._clock,
+            self.metrics.forwarded,
+        )
+        self.responses = Responses(settings, self.fleet, self._generate, bodies, shares.responses_bytes, self._replicas)
         self.loop_lag = LoopLag()
         self.metrics.registry.register(self.loop_lag)
         budget = self._generate.retry_budget
@@ -135,6 +153,8 @@ class Gateway:
         )
         self._admin_pages, self._client_pages = self._make_admin_pages(), self._make_client_pages()
         self._tasks: list[asyncio.Task[None]] = []
+        self._source_failure = ""
+        """Why the list of endpoints is not kept up to date."""
         self.stopping = False
         """Set when a shutdown begins: no longer ready, and every connection ends with its next answer."""
 
@@ -173,13 +193,12 @@ class Gateway:
     async def start(self) -> None:
         """Begins to look for endpoints."""
         self._tasks = [
-            asyncio.create_task(self._source.run(self.fleet.update), name="endpoint source"),
+            asyncio.create_task(self._follow_source(), name="endpoint source"),
             asyncio.create_task(self.fleet.watch(), name="watchdog"),
             asyncio.create_task(self._expire(), name="expire guesses"),
             asyncio.create_task(self._generate.flow.look(lambda: list(self.fleet.endpoints)), name="look at the queue"),
             asyncio.create_task(self.loop_lag.run(), name="event loop lag"),
         ]
-        self._tasks[0].add_done_callback(self._source_ended)
 
     def stop_gently(self) -> None:
         """From now on it is not ready, and connections end with their next answer."""
@@ -193,8 +212,9 @@ class Gateway:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.responses.service.close()
         await self.fleet.close()
-        self.tokenizers.close()
+        await self.tokenizers.close()
         self.upstream.close()
+        self._replicas.close()
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI of a WebSocket: its handshake is refused as a request would be."""
@@ -209,8 +229,11 @@ class Gateway:
             await self.responses.websocket(scope, receive, send)
 
     def _key_refusal(self, scope: Scope) -> ApiError | None:
-        """Operators' own port asks for no key: clients do not reach it."""
-        if _port(scope) == self.settings.admin_port:
+        """Operators' own port asks for a key where it names tenants' engines, and for none by probes and metrics."""
+        if _port(scope) == self.settings.admin_port and scope["path"] != DEBUG_PATH:
+            return None
+        if (grant := self._keys.grant(scope["headers"])) is not None:
+            scope[GRANT] = grant
             return None
         return self._keys.refusal(scope.get("method", "GET"), scope["path"], scope["headers"])
 
@@ -267,7 +290,7 @@ class Gateway:
             METRICS_PATH: Page(
                 lambda send: send_bytes(send, 200, self.metrics.text(), b"text/plain; version=0.0.4; charset=utf-8")
             ),
-            "/debug/endpoints": Page(
+            DEBUG_PATH: Page(
                 lambda send: send_json(
                     send, 200, operations.endpoints(self.fleet, self.index, self.ledger, self._clock())
                 )
@@ -281,7 +304,8 @@ class Gateway:
             MODELS_PATH: Page(lambda send: send_json(send, 200, operations.models(self.fleet))),
             "/health": Page(self._say_health_as_vllm),
             "/ping": as_vllm,
-            DOCS_PATH: Page(lambda send: send_bytes(send, 200, DOCS_PAGE, b"text/html; charset=utf-8")),
+            FAVICON_PATH: Page(_send_nothing),
+            **{path: Page(partial(_send_docs, path)) for path in DOCS_PATHS},
             "/version": Page(lambda send: send_json(send, 200, {"version": __version__})),
             "/load": Page(lambda send: send_json(send, 200, {"server_load": self._generate.in_flight})),
         }
@@ -294,11 +318,12 @@ class Gateway:
 
     @property
     def _is_ready(self) -> bool:
-        return self.fleet.is_ready and not self.stopping
+        return self.fleet.is_ready and not self.stopping and not self._source_failure
 
     async def _say_ready(self, send: Send) -> None:
         ready = self._is_ready
-        status = "ready" if ready else "stopping" if self.stopping else "waiting for endpoints"
+        waits = self._source_failure or "waiting for endpoints"
+        status = "ready" if ready else "stopping" if self.stopping else waits
         await send_json(send, 200 if ready else 503, {"status": status})
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
@@ -330,9 +355,23 @@ class Gateway:
             )
         self.index.limit(self.settings.index_max_blocks or shares.index_blocks)
 
-    def _source_ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()):
-            log.critical("the endpoint source ended, the last list stays: %s", error, exc_info=error)
+    async def _follow_source(self) -> None:
+        """Until cancelled. A source that ends is started again; the last list stays, and the gateway is not ready."""
+        pause_s = FIRST_SOURCE_PAUSE_S
+        while True:
+            try:
+                await self._source.run(self._published)
+                self._source_failure = "the source of endpoints ended"
+            except Exception as error:
+                self._source_failure = f"the source of endpoints failed: {type(error).__name__}: {error}"[:500]
+                log.critical("the endpoint source failed, the last list stays: %s", error, exc_info=error)
+            self.metrics.source_failed()
+            await asyncio.sleep(pause_s)
+            pause_s = min(LONGEST_SOURCE_PAUSE_S, 2 * pause_s)
+
+    def _published(self, listed: Sequence[Listed], services: Sequence[Service] | None = None) -> None:
+        self.fleet.update(listed, services)
+        self._source_failure = ""
 
     def _figures(self) -> Iterator[EndpointFigures]:
         now_s = self._clock()
@@ -355,6 +394,16 @@ def _port(scope: Scope) -> int:
     """Of ours, to which the client has connected."""
     port: int = scope["server"][1]
     return port
+
+
+async def _send_docs(path: str, send: Send) -> None:
+    file = docs_file(path)
+    await send_bytes(send, 200, file.body, file.media_type.encode(), file.headers)
+
+
+async def _send_nothing(send: Send) -> None:
+    await send({"type": "http.response.start", "status": 204, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
 
 
 def _not_found(path: str) -> ApiError:

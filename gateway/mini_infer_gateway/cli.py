@@ -9,24 +9,30 @@ import socket
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import get_args
 
 import msgspec
-import uvicorn
 
 from mini_infer_contract.api_keys import API_KEY_ENV, ENGINE_API_KEY_ENV, configured_keys, keys_in
+from mini_infer_contract.body_fields import UnknownFieldsMode
 from mini_infer_contract.command_line import parse_flags, port_number, seconds, whole_number
 from mini_infer_contract.cors import CorsPolicy
+from mini_infer_contract.http_server.connection import limited
+from mini_infer_contract.http_server.hosts import allowed_hosts
+from mini_infer_contract.http_server.limits import ConnectionLimits
+from mini_infer_contract.http_server.server import connections_for, server_config
 from mini_infer_contract.interpreter import favour_event_loop
 from mini_infer_contract.listening import bound_socket
-from mini_infer_contract.logs import FORMATS, configure_logging
+from mini_infer_contract.logs import FORMATS, configure_logging, show_crashes
 from mini_infer_contract.open_files import raise_open_file_limit
+from mini_infer_contract.peer_auth import PeerSecret, read_peer_secret
 from mini_infer_contract.tls import TlsFiles, client_context, server_tls
 from mini_infer_gateway import __version__
 from mini_infer_gateway.app import Gateway
 from mini_infer_gateway.endpoints.base import EndpointSource
 from mini_infer_gateway.endpoints.static_file import StaticFile
-from mini_infer_gateway.http.connections import ConnectionLimits, limited
-from mini_infer_gateway.http.server import DrainingServer, websocket_settings
+from mini_infer_gateway.fleet.name_owners import read_rules
+from mini_infer_gateway.http.server import DrainingServer
 from mini_infer_gateway.memory import parse_size
 from mini_infer_gateway.routing.policies import POLICIES
 from mini_infer_gateway.settings import GatewaySettings
@@ -89,6 +95,14 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
         "where their prefix is cached, which is known exactly of those that publish KV events; once for each model. "
         '"ask": their own /tokenize is asked, which costs each request a round trip with its prompt',
     )
+    parser.add_argument(
+        "--model-namespaces",
+        type=_names,
+        default=(),
+        metavar="MODEL=NAMESPACE,...",
+        help="only services of these namespaces may own the bare name of a model; *=NAMESPACE: all names that are not "
+        "named here (default: the oldest service that claims it, of any namespace)",
+    )
     parser.add_argument("--routing", choices=POLICIES, default=defaults.routing, help="(default: %(default)s)")
     parser.add_argument(
         "--routing-headers",
@@ -117,6 +131,13 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
         help="where there are prefill engines: a prompt of which the decode engine lacks more tokens than this is "
         "computed by one of them, any other by the decode engine itself; 0: all go to a prefill engine (default: "
         "whatever takes less time, by measured rates, queues and how many requests decode there)",
+    )
+    parser.add_argument(
+        "--unknown-fields",
+        choices=get_args(UnknownFieldsMode),
+        default=defaults.unknown_fields,
+        help="in responses that the gateway accepts before an engine sees them (background); all other requests are "
+        "judged by engines, by their own flag of this name (default: %(default)s)",
     )
     parser.add_argument("--seed", type=int, help="makes ties repeatable")
     parser.add_argument("--log-level", choices=LOG_LEVELS, default=defaults.log_level, help="(default: %(default)s)")
@@ -163,7 +184,29 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
         help="of that, for responses of /v1/responses, which are kept here; the least recently used go first (default: "
         "5 %% of --memory-limit)",
     )
+    parser.add_argument(
+        "--replicas",
+        type=_names,
+        default=(),
+        metavar="HOST[:PORT],...",
+        help="where all replicas of this gateway listen, such as the name of a headless Service, of which each address "
+        "is one: a request to /v1/responses that goes on from a response of another replica is answered there",
+    )
+    parser.add_argument(
+        "--replica-host",
+        metavar="ADDRESS",
+        help="the address among them that is this one's own, such as its pod's (default: --host)",
+    )
     _add_connection_limits(parser, defaults.connections)
+    parser.add_argument(
+        "--allowed-hosts",
+        type=_names,
+        default=(),
+        metavar="HOST,...",
+        help="hosts that clients may name in the Host header, without ports; *.example.com: all below; *: all; others "
+        "get 421 (default: no domain where --host is a loopback address and there are no API keys, as web pages could "
+        "pretend to be from here otherwise; else all)",
+    )
     for name, help_text in {
         "connect-timeout": "for a connection to an engine",
         "head-timeout": "for a response to begin, on one endpoint",
@@ -187,10 +230,19 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
         parser.error("--namespace and --kubeconfig need --kubernetes")
     if given["admin_port"] == given["port"]:
         parser.error("--admin-port must be another port than --port")
+    if given["replicas"] and not given["replica_host"]:
+        given["replica_host"] = given["host"]
+    if given["replicas"] and given["replica_host"] in ("0.0.0.0", "::"):
+        parser.error("--replicas needs --replica-host, the address by which the others reach this one")
+    try:
+        read_rules(given["model_namespaces"])
+    except ValueError as error:
+        parser.error(str(error))
     given["memory_limit_bytes"] = given.pop("memory_limit")
     given["responses_memory_bytes"] = given.pop("responses_memory")
     given["connections"] = ConnectionLimits(**{field.name: given.pop(field.name) for field in fields(ConnectionLimits)})
     given["engine_api_key"] = _engine_key(given.pop("engine_api_key_file"))
+    given["peer_secret"] = _peer_secret(given.pop("peer_key_file"))
     given["api_key"] = tuple(given["api_key"])
     given["cors"] = CorsPolicy(**{field.name: given.pop(field.name) for field in fields(CorsPolicy)})
     given["tls"] = TlsFiles(**{field.name: given.pop(field.name) for field in fields(TlsFiles)})
@@ -217,13 +269,19 @@ def _size(text: str) -> int:
 def _add_connection_limits(parser: argparse.ArgumentParser, defaults: ConnectionLimits) -> None:
     group = parser.add_argument_group("clients' connections")
     for name, unit, help_text in (
-        ("max_connections", "N", "more get 503"),
+        ("max_connections", "N", "more get 503, or take the place of those that wait without a request"),
+        (
+            "max_connections_per_peer",
+            "N",
+            "the same of one address, or of one /64 of IPv6; a proxy in front of the gateway is one address",
+        ),
         ("max_header_bytes", "N", "of one request; more get 431"),
         ("idle_timeout_s", "SECONDS", "for a new connection's first request to begin"),
         ("head_timeout_s", "SECONDS", "for a request's headers to arrive; later ones get 408"),
         ("body_timeout_s", "SECONDS", "for a body to arrive, and more for its length: see --client-min-body-rate"),
         ("min_body_rate", "BYTES", "a second that a body must come at; slower ones get 408"),
         ("write_timeout_s", "SECONDS", "for a client to read anything of what waits for it"),
+        ("websocket_idle_timeout_s", "SECONDS", "without a message on a WebSocket"),
     ):
         default = getattr(defaults, name)
         flag = "--client-" + name.removesuffix("_s").replace("_", "-")
@@ -249,11 +307,35 @@ def _add_key_flags(parser: argparse.ArgumentParser) -> None:
         help="keys of clients; other users of this machine can read them here, but not in a file or in the environment "
         f"variable {API_KEY_ENV}, which holds one more",
     )
-    group.add_argument("--api-key-file", metavar="FILE", help="keys of clients, one a line; read again when it changes")
+    group.add_argument(
+        "--api-key-file",
+        metavar="FILE",
+        help="keys of clients, one a line, such as KEY name=team-a weight=2 max-priority=-1; read again when changed",
+    )
+    group.add_argument(
+        "--max-priority",
+        type=int,
+        metavar="N",
+        default=0,
+        help="the lowest number, which goes first, that a request may have as its priority, where its key's line in "
+        "--api-key-file has none (default: 0)",
+    )
+    group.add_argument(
+        "--no-cache-salt-by-key",
+        dest="cache_salt_by_key",
+        action="store_false",
+        help="clients of different keys share prefix caches, so that they can find out how others' prompts begin",
+    )
     group.add_argument(
         "--engine-api-key-file",
         metavar="FILE",
         help=f"holds the key that is sent to engines (default: what {ENGINE_API_KEY_ENV} says, else none)",
+    )
+    group.add_argument(
+        "--peer-key-file",
+        metavar="FILE",
+        help="the root secret (64 hexadecimal digits, `openssl rand -hex 32`) that proves to engines that the gateway "
+        "belongs to their service: without it those that want proof tell it no KV events (default: none)",
     )
 
 
@@ -322,6 +404,16 @@ def _engine_key(file: str | None) -> str:
         raise SystemExit(f"mini-infer-gateway: no key in --engine-api-key-file {file}: {error}") from None
 
 
+def _peer_secret(file: str | None) -> PeerSecret | None:
+    """Returns the root secret. Raises SystemExit if the file has none."""
+    if file is None:
+        return None
+    try:
+        return read_peer_secret(Path(file))
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"mini-infer-gateway: --peer-key-file: {error}") from None
+
+
 def make_source(settings: GatewaySettings) -> EndpointSource:
     """The source that the settings name."""
     if settings.endpoints_file is not None:
@@ -335,15 +427,6 @@ def make_source(settings: GatewaySettings) -> EndpointSource:
     except AccessError as error:
         raise SystemExit(f"mini-infer-gateway: --kubernetes: {error}") from None
     return KubernetesWatch(settings.namespace, settings.kubeconfig)
-
-
-_OTHER_OPEN_FILES = 64
-"""Standard streams, sockets of events, modules and tokenizers that are being read."""
-
-
-def connections_for(open_files: int, wanted: int) -> int:
-    """Clients' connections for a limit of open files: each may need one to an engine, too."""
-    return max(1, min(wanted, (open_files - _OTHER_OPEN_FILES) // 2))
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -363,6 +446,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs until told to stop."""
+    show_crashes()
     # Prompts are spread over threads of ours, of low priority, and never over the library's own.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     settings = parse(arguments)
@@ -391,17 +475,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         gateway = Gateway(settings, make_source(settings), keys, upstream_tls)
     except ValueError as error:
         raise SystemExit(f"mini-infer-gateway: {error}") from None
-    config = uvicorn.Config(
+    hosts = allowed_hosts(
+        settings.allowed_hosts, settings.host, has_keys=bool(keys), origins=settings.cors.allowed_origins
+    )
+    config = server_config(
         gateway,
+        limited(replace(settings.connections, max_connections=most), hosts, has_direct_writes=True),
+        settings.max_body_bytes,
         loop="auto",
-        http=limited(replace(settings.connections, max_connections=most)),
-        **websocket_settings(settings.max_body_bytes),
         lifespan="on",
-        log_config=None,
-        access_log=False,
-        server_header=False,
         date_header=False,
-        proxy_headers=False,
         backlog=BACKLOG,
         timeout_graceful_shutdown=int(settings.shutdown_timeout_s),
     )

@@ -136,6 +136,37 @@ class Metrics:
             [names.LABEL_OUTCOME],
             registry=registry,
         )
+        self._poison_refused = Counter(
+            names.GATEWAY_POISON_REFUSED,
+            "Requests refused because the same request ended engines before.",
+            registry=registry,
+        )
+        self._continuation_off = Counter(
+            names.GATEWAY_CONTINUATION_OFF,
+            "Streams that no other endpoint could go on with, since memory for bodies was short.",
+            registry=registry,
+        )
+        self._template_failures = Counter(
+            names.GATEWAY_TEMPLATE_FAILURES,
+            "Prompts that a process for chat templates could not render within its limits.",
+            [names.LABEL_REASON],
+            registry=registry,
+        )
+        self._forwarded = Counter(
+            names.GATEWAY_RESPONSES_FORWARDED,
+            "Requests sent to the replica that keeps what they go on from.",
+            [names.LABEL_OUTCOME],
+            registry=registry,
+        )
+        self._names_changed = Counter(
+            names.GATEWAY_MODEL_NAMES_CHANGED,
+            "Bare model names that go from one service to another.",
+            [names.LABEL_STATE],
+            registry=registry,
+        )
+        self._source_failures = Counter(
+            names.GATEWAY_SOURCE_FAILURES, "Ends of the source of endpoints.", registry=registry
+        )
         self._gaps = Counter(
             names.GATEWAY_EVENT_GAPS, "Gaps in KV event sequences.", [names.LABEL_HEALED], registry=registry
         )
@@ -234,6 +265,30 @@ class Metrics:
     def continued(self, whole: bool) -> None:
         """A stream lost its endpoint; `whole`: the client got all of it nevertheless."""
         self._continuations.labels("whole" if whole else "broke").inc()
+
+    def poison_refused(self) -> None:
+        """A request was refused because it had ended engines before."""
+        self._poison_refused.inc()
+
+    def template_failed(self, reason: str) -> None:
+        """A process for chat templates could not render a prompt within its limits."""
+        self._template_failures.labels(reason).inc()
+
+    def forwarded(self, outcome: str) -> None:
+        """A request went to the replica that keeps what it goes on from."""
+        self._forwarded.labels(outcome).inc()
+
+    def name_changed(self, is_held: bool) -> None:
+        """A bare model name goes to another service; `is_held`: it will."""
+        self._names_changed.labels("held" if is_held else "changed").inc()
+
+    def source_failed(self) -> None:
+        """The source of endpoints ended and is started again."""
+        self._source_failures.inc()
+
+    def continuation_off(self) -> None:
+        """A stream began that no other endpoint can go on with, since memory for bodies is short."""
+        self._continuation_off.inc()
 
     def queue_waited(self, model: str, seconds: float, predicted_s: float | None) -> None:
         """A request was placed after waiting so long; `predicted_s`: what was expected, if it had to wait."""

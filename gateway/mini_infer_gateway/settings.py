@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 
+from mini_infer_contract.body_fields import UnknownFieldsMode
 from mini_infer_contract.cors import CorsPolicy
+from mini_infer_contract.http_server.hosts import is_loopback
+from mini_infer_contract.http_server.limits import ConnectionLimits
 from mini_infer_contract.launch import MAX_BODY_BYTES
 from mini_infer_contract.logs import LogFormat
+from mini_infer_contract.peer_auth import PeerSecret
 from mini_infer_contract.tls import TlsFiles
-from mini_infer_gateway.http.connections import ConnectionLimits
 from mini_infer_gateway.routing.policies import Policy
 
 
@@ -26,6 +28,8 @@ class GatewaySettings:
     """None: pods of all namespaces."""
     kubeconfig: str | None = None
     """None: the pod's own service account, or else the usual places."""
+    model_namespaces: tuple[str, ...] = ()
+    """MODEL=NAMESPACE: which namespaces' services may own a bare model name; *: those that are not named."""
     routing: Policy = "prefix"
     max_local_prefill_tokens: int | None = None
     """Uncached prompt tokens that a decode engine computes itself beside prefill engines; None: learned."""
@@ -46,10 +50,19 @@ class GatewaySettings:
     """Of that, for responses of /v1/responses that are kept; None: memory.py's share."""
     responses_ttl_s: float = 86_400.0
     """For which such a response is kept after its last use."""
+    unknown_fields: UnknownFieldsMode = "refuse"
+    """What the gateway does with unknown fields of responses that it accepts before an engine sees them."""
+    replicas: tuple[str, ...] = ()
+    """Names of all replicas of this gateway in DNS: a response that another one keeps is gone on with there."""
+    replica_host: str | None = None
+    """Of this one among them, by which the others reach it."""
     max_body_bytes: int = MAX_BODY_BYTES
     """The same as an engine's: what it would refuse is refused here."""
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     """What clients may do with connections."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Hosts that it answers for, "*" for all; empty: no domain where only this machine reaches it without a key,
+    else all."""
     max_queue: int = 1024
     """Requests of one model that may wait at the gateway for an endpoint with room; 0: none waits here."""
     queue_timeout_s: float = 60.0
@@ -77,6 +90,12 @@ class GatewaySettings:
     api_key_file: str | None = None
     engine_api_key: str = field(default="", repr=False)
     """Sent to engines with every request."""
+    max_priority: int = 0
+    """The lowest number, which goes first, that clients' requests may have as their priority; keys may have another."""
+    cache_salt_by_key: bool = True
+    """Clients of different API keys share no prefix cache."""
+    peer_secret: PeerSecret | None = None
+    """The root secret that proves to engines that the gateway belongs to their service; None: it proves nothing."""
     cors: CorsPolicy = field(default_factory=CorsPolicy)
     """Which pages' scripts may use it from a browser."""
     tls: TlsFiles = field(default_factory=TlsFiles)
@@ -107,9 +126,4 @@ class GatewaySettings:
     @property
     def is_loopback(self) -> bool:
         """Nobody but this machine can reach it."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.host)

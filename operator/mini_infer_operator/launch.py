@@ -119,10 +119,11 @@ class Addresses:
 
 
 def serve_arguments(
-    launch: Launch, addresses: Addresses, *, claim_mount: str, drain_s: float, nodes: int = 1
+    launch: Launch, addresses: Addresses, *, claim_mount: str, drain_s: float, peer_key_file: str, nodes: int = 1
 ) -> list[str]:
     """Everything after `mini-infer-serve`; `claim_mount` is where a pvc:// model's volume is to be found.
 
+    `peer_key_file` holds the secret with which its peers prove that they belong to the service.
     `nodes`: over how many pods or processes the engine's ranks are started; each finds its own number and the first of
     them by LeaderWorkerSet's environment variables.
     """
@@ -143,6 +144,7 @@ def serve_arguments(
         f"--port={addresses.http_port}",
         f"--events-port={addresses.events_port}",
         f"--replay-port={addresses.replay_port}",
+        f"--peer-key-file={peer_key_file}",
         f"--drain-timeout={drain_s:g}",
         *((f"--role={launch.role}", f"--transfer-port={addresses.transfer_port}") if launch.moves_cache else ()),
         *parallel_arguments(launch.parallelism),

@@ -16,6 +16,13 @@ LEASE_RULES: list[dict[str, Any]] = [
 ]
 """`rules` of a Role in the operator's own namespace: its pods agree by a Lease on which of them works."""
 
+PEER_ROOT_RULES: list[dict[str, Any]] = [
+    {"apiGroups": [""], "resources": ["secrets"], "verbs": ["create"]},
+    {"apiGroups": [""], "resources": ["secrets"], "resourceNames": ["mini-infer-peer-root"], "verbs": ["get"]},
+]
+"""`rules` of a Role in the operator's own namespace: the root secret of peers, NAME-peer-root of the installation's
+name. A right to create knows no names."""
+
 CRD_RULES: list[dict[str, Any]] = [
     {
         "apiGroups": ["apiextensions.k8s.io"],

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from mini_infer_contract.resources import GROUP, PLURAL
-from mini_infer_operator.permissions import CRD_RULES, LEASE_RULES, RULES
+from mini_infer_operator.permissions import CRD_RULES, LEASE_RULES, PEER_ROOT_RULES, RULES
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts/mini-infer"
@@ -51,7 +51,8 @@ def test_rights_are_what_the_programs_use_and_no_more() -> None:
     roles = of_kind(render(), "ClusterRole")
     assert roles["mini-infer-operator"]["rules"] == RULES
     assert of_kind(render(), "Role")["mini-infer-operator-lease"]["rules"] == LEASE_RULES
-    pods = {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
+    assert of_kind(render(), "Role")["mini-infer-operator-peer-root"]["rules"] == PEER_ROOT_RULES
+    pods = {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}
     services = {"apiGroups": [GROUP], "resources": [PLURAL], "verbs": ["get", "list", "watch"]}
     assert roles["mini-infer-gateway"]["rules"] == [pods, services]
     assert roles["mini-infer-crd-upgrade"]["rules"] == CRD_RULES
@@ -83,9 +84,9 @@ def test_rights_stay_in_the_namespace_that_is_named() -> None:
     assert not of_kind(items, "ClusterRoleBinding")
     for kind in ("Role", "RoleBinding"):
         where = {item["metadata"]["name"]: item["metadata"]["namespace"] for item in items if item["kind"] == kind}
-        lease = where.pop("mini-infer-operator-lease")  # the operator's own: where it runs
+        own = {where.pop(f"mini-infer-operator-{name}") for name in ("lease", "peer-root")}  # where it runs
         assert set(where.values()) == {"team"}
-        assert lease != "team"
+        assert own == {"here"}
     arguments = {
         name: item["spec"]["template"]["spec"]["containers"][0]["args"]
         for name, item in of_kind(items, "Deployment").items()

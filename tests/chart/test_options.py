@@ -28,7 +28,7 @@ SET_BY_THE_CHART = {
         "shutdown-timeout",
         "admin-port",
         "memory-limit",
-        *("api-key", "api-key-file", "engine-api-key-file"),
+        *("api-key", "api-key-file", "engine-api-key-file", "peer-key-file"),
         *("ssl-certfile", "ssl-keyfile", "ssl-ca-certs", "ssl-cert-reqs"),
         # Engines in pods are reached by plain HTTP.
         *("engine-ca-certs", "engine-certfile", "engine-keyfile", "engine-server-name"),
@@ -38,7 +38,7 @@ SET_BY_THE_CHART = {
             "engine-image",
             "engine-cuda-image",
             "engine-image-pull-policy",
-            "allow-ingress-from",
+            *("allow-ingress-from", "allow-http-from"),
             "gateway-url",
             *("pod-security", "allow-secrets", "allow-service-accounts"),
             "namespaces",
@@ -147,7 +147,8 @@ def test_every_value_is_in_the_full_example() -> None:
         if given is None:
             return [f"{path} is missing"]
         if not isinstance(default, dict) or not default or path.endswith((".resources", ".labels")):
-            return [f"{path} has its default"] if given == default and not path.endswith(".options") else []
+            may_stay = path.endswith(".options") or path == ".networkPolicy.enabled"  # false leaves nothing to see
+            return [f"{path} has its default"] if given == default and not may_stay else []
         return [problem for key in default for problem in missing(given.get(key), default[key], f"{path}.{key}")]
 
     assert missing(given, default, "") == []
@@ -212,6 +213,9 @@ def test_keys_come_from_secrets_and_never_stand_in_arguments(full: list[dict[str
     mounted = {mount["name"]: mount["mountPath"] for mount in described["volumeMounts"]}
     pod = of_kind(full, "Deployment")["mini-infer-gateway"]["spec"]["template"]["spec"]
     secrets = {volume["name"]: volume["secret"]["secretName"] for volume in pod["volumes"] if "secret" in volume}
+    root = secrets.pop("peer-root")
+    assert root == "mini-infer-peer-root"
+    assert f"--peer-key-file={mounted.pop('peer-root')}/key" in described["args"]
     assert secrets == {"api-keys": "client-keys", "engine-api-key": "engine-key", "tls": "gateway-tls"}
     assert {name: mounted[name] for name in secrets} == {name: f"/etc/mini-infer/{name}" for name in secrets}
     assert not any("api-key" in argument for argument in container(rendered(), "gateway")["args"])
@@ -282,13 +286,22 @@ def test_policies_let_in_whom_they_name(full: list[dict[str, Any]]) -> None:
     (operator,) = policies["mini-infer-operator"]["spec"]["ingress"]
     assert operator["from"] == [monitoring]
     (flag,) = [a for a in container(full, "operator")["args"] if a.startswith("--allow-ingress-from=")]
-    gateways, others = json.loads(flag.partition("=")[2])
+    (gateways,) = json.loads(flag.partition("=")[2])
+    (flag,) = [a for a in container(full, "operator")["args"] if a.startswith("--allow-http-from=")]
+    operators, others = json.loads(flag.partition("=")[2])
     assert others == monitoring
+    operator = of_kind(full, "Deployment")["mini-infer-operator"]["spec"]["template"]["metadata"]["labels"]
+    assert operators["podSelector"]["matchLabels"].items() <= operator.items()
     labels = of_kind(full, "Deployment")["mini-infer-gateway"]["spec"]["template"]["metadata"]["labels"]
     assert gateways["podSelector"]["matchLabels"].items() <= labels.items()
     assert gateways["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "here"}
-    assert not any("ingress" in argument for argument in container(rendered(), "operator")["args"])
-    closed = of_kind(rendered("--set=networkPolicy.enabled=true"), "NetworkPolicy")
+    off = rendered("--set=networkPolicy.enabled=false")
+    closing = ("--allow-ingress-from", "--allow-http-from")
+    assert not any(argument.startswith(closing) for argument in container(off, "operator")["args"])
+    assert not of_kind(off, "NetworkPolicy")
+    default = of_kind(rendered(), "NetworkPolicy")
+    assert default["mini-infer-gateway"]["spec"]["ingress"][1]["ports"] == [{"port": "admin"}]
+    closed = of_kind(rendered("--set-json=networkPolicy.monitoring=[]"), "NetworkPolicy")
     assert closed["mini-infer-operator"]["spec"]["ingress"] == []
     assert "from" not in closed["mini-infer-gateway"]["spec"]["ingress"][0], "an empty list of clients is everybody"
 

@@ -67,6 +67,29 @@ def prepend_normalizer() -> Tokenizer:
     return tokenizer
 
 
+def gemma_split() -> Tokenizer:
+    """As Gemma's file: no prefix space, and words end with their space."""
+    tokenizer = metaspace("never")
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return tokenizer
+
+
+def byte_level_digits() -> Tokenizer:
+    """As the first DeepSeek models': words by several rules, one after the other."""
+    tokenizer = byte_level()
+    tokenizer.normalizer = None
+    rules = [
+        pre_tokenizers.Split(Regex(r"[\r\n]"), "isolated"),
+        pre_tokenizers.Split(Regex(r"\s?\p{L}+"), "isolated"),
+        pre_tokenizers.Digits(individual_digits=True),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(rules)
+    return tokenizer
+
+
 def unigram() -> Tokenizer:
     """Unigram with a normalizer that changes lengths."""
     tokenizer = Tokenizer(models.Unigram())
@@ -91,8 +114,11 @@ TOKENIZERS = {
     "byte_level": lambda: with_tokens(byte_level()),
     "byte_level_prefix_space": lambda: with_tokens(byte_level(prefix_space=True)),
     "byte_level_llama3": lambda: with_tokens(byte_level_llama3()),
+    "byte_level_digits": lambda: with_tokens(byte_level_digits()),
     "metaspace_first": lambda: with_tokens(metaspace("first")),
     "metaspace_always": lambda: with_tokens(metaspace("always")),
+    "metaspace_never": lambda: with_tokens(metaspace("never")),
+    "gemma_split": lambda: with_tokens(gemma_split()),
     "prepend_normalizer": lambda: with_tokens(prepend_normalizer()),
     "unigram": lambda: with_tokens(unigram()),
     "normalized_tokens": lambda: with_tokens(unigram(), normalized=True, single_word=True, lstrip=True),
@@ -103,7 +129,10 @@ SPLITTING = {
     "byte_level",
     "byte_level_prefix_space",
     "byte_level_llama3",
+    "byte_level_digits",
     "metaspace_always",
+    "metaspace_never",
+    "gemma_split",
     "prepend_normalizer",
     "unigram",
     "normalized_tokens",

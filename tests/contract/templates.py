@@ -139,3 +139,73 @@ STYLES = {
     "gemma": GEMMA,
     "rag": RAG,
 }
+
+DEEPSEEK_V3 = """{{ bos_token }}{% set ns = namespace(first=false) %}{% for message in messages %}
+{%- if message['role'] == 'user' %}{{ '<|User|>' + message['content'] }}{% endif %}
+{%- if message['role'] == 'assistant' and message['content'] is none %}
+    {%- for tool in message['tool_calls'] %}
+        {{- '<|Assistant|><|calls|>' if loop.first else '\n' }}
+        {{- '<|call|>' + tool['type'] + '<|sep|>' + tool['function']['name'] + '\n```json\n' }}
+        {{- tool['function']['arguments'] + '\n```<|call end|>' }}
+    {%- endfor %}{{ '<|calls end|>' }}
+{%- endif %}
+{%- if message['role'] == 'assistant' and message['content'] is not none %}
+    {{- '<|Assistant|>' + message['content'].split('</think>')[-1] + eos_token }}
+{%- endif %}
+{%- if message['role'] == 'tool' %}{{ '<|output|>' + message['content'] + '<|output end|>' }}{% endif %}
+{%- endfor %}{% if add_generation_prompt %}{{ '<|Assistant|>' }}{% endif %}"""
+"""DeepSeek V3, R1 and R1's distilled models: a call is shown where the content is null, its arguments are a string."""
+
+DEEPSEEK_V31 = """{{ bos_token }}{% for message in messages %}
+{%- if message['role'] == 'user' %}{{ '<|User|>' + message['content'] }}{% endif %}
+{%- if message['role'] == 'assistant' and message['tool_calls'] is defined and message['tool_calls'] is not none %}
+    {{- '<|Assistant|></think>' }}
+    {%- for tool in message['tool_calls'] %}
+        {%- if loop.first %}{{ (message['content'] or '') + '<|calls|>' }}{% endif %}
+        {{- '<|call|>' + tool['function']['name'] + '<|sep|>' + tool['function']['arguments'] + '<|call end|>' }}
+    {%- endfor %}{{ '<|calls end|>' + eos_token }}
+{%- elif message['role'] == 'assistant' %}{{ '<|Assistant|></think>' + message['content'] + eos_token }}{% endif %}
+{%- if message['role'] == 'tool' %}{{ '<|output|>' + message['content'] + '<|output end|>' }}{% endif %}
+{%- endfor %}{% if add_generation_prompt %}{{ '<|Assistant|></think>' }}{% endif %}"""
+"""DeepSeek V3.1: arguments are a string, the content is anything."""
+
+QWEN_CODER = """{% for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content or '' }}
+{%- for call in message.tool_calls or [] %}
+<tool_call>
+<function={{ call.function.name }}>
+{%- for name, value in call.function.arguments.items() %}
+<parameter={{ name }}>
+{{ value if value is string else value | tojson }}
+</parameter>
+{%- endfor %}
+</function>
+</tool_call>
+{%- endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+"""Qwen3 Coder, and with other tags GLM 4.5 and MiniMax M2: arguments have to be an object."""
+
+HERMES = """{{ bos_token }}{% for message in messages %}
+{{- '<|im_start|>' + message.role + '\n' + (message.content or '') }}
+{%- for call in message.tool_calls or [] %}
+    {{- '<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' }}
+    {{- call.function.arguments | tojson }}{{ '}\n</tool_call>' }}
+{%- endfor %}{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+
+PYTHON_REPR = """{% for message in messages %}[{{ message.role }}]{{ message.content or '' }}
+{%- for call in message.tool_calls or [] %}{{ call.function.name }}({{ call.function.arguments }}){% endfor %}
+{% endfor %}"""
+"""Prints an object as Python writes it: a string is JSON."""
+
+WITH_CALLS = {
+    "deepseek_v3": DEEPSEEK_V3,
+    "deepseek_v31": DEEPSEEK_V31,
+    "qwen_coder": QWEN_CODER,
+    "hermes": HERMES,
+    "python_repr": PYTHON_REPR,
+    "qwen_thinking": QWEN_THINKING,
+    "llama3": LLAMA3,
+    "mistral_tools": MISTRAL_TOOLS,
+}
+"""Templates that show earlier calls of tools."""

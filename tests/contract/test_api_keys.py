@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from mini_infer_contract.api_keys import FREE_PATHS, LOOK_EVERY_S, ApiKeys, keys_in, presented_key
+from mini_infer_contract.api_keys import (
+    FREE_PATHS,
+    LOOK_EVERY_S,
+    SALTED_BY_KEY,
+    ApiKeys,
+    grants_in,
+    keys_in,
+    presented_key,
+    salted,
+)
 
 PATH = "/v1/models"
 
@@ -112,3 +121,51 @@ def test_a_file_without_a_key_is_an_error_at_start(tmp_path: Path, text: str) ->
         ApiKeys((), file)
     with pytest.raises(FileNotFoundError):
         ApiKeys((), tmp_path / "missing")
+
+
+LINES = """
+sk-plain   # an old line
+sk-team-1 name=team-a weight=2 max-priority=-1
+sk-team-2 max-priority=-1 name=team-a weight=2
+"""
+
+
+def test_a_line_says_what_its_key_may_do_when_it_has_fields() -> None:
+    grants = {grant.digest: grant for grant in grants_in(LINES).values()}
+    plain, first, second = grants.values()
+    assert (plain.weight, plain.max_priority) == (1.0, None)
+    assert plain.name.startswith("key-")
+    assert (first.name, first.weight, first.max_priority) == ("team-a", 2.0, -1)
+    assert (second.name, second.weight, second.max_priority) == ("team-a", 2.0, -1)
+    assert keys_in(LINES) == ("sk-plain", "sk-team-1", "sk-team-2")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "sk-1 secret-part",
+        "sk-1 nome=x",
+        "sk-1 name=x name=y",
+        "sk-1 name=two/words",
+        "sk-1 name=",
+        "sk-1 weight=0",
+        "sk-1 weight=-1",
+        "sk-1 weight=nan",
+        "sk-1 weight=inf",
+        "sk-1 weight=much",
+        "sk-1 max-priority=1.5",
+        "sk-1 max-priority=99999999999",
+        "sk-0 name=a weight=1\nsk-1 name=a weight=2",
+    ],
+)
+def test_a_wrong_field_is_refused_with_its_line_when_it_is_read(line: str) -> None:
+    with pytest.raises(ValueError, match="line") as refused:
+        grants_in(line)
+    assert "sk-1" not in str(refused.value)
+    assert "secret" not in str(refused.value)
+
+
+def test_each_key_has_a_salt_of_its_own_when_caches_are_salted() -> None:
+    salts = [salted(grant, own) for grant in grants_in(LINES).values() for own in ("", "mine")]
+    assert len(set(salts)) == 6
+    assert all(salt.startswith(SALTED_BY_KEY) and "sk-" not in salt for salt in salts)

@@ -1,6 +1,10 @@
 import json
 import logging
+import signal
+import subprocess
 import sys
+
+import pytest
 
 from mini_infer_contract.logs import JsonFormatter, TextFormatter, with_fields
 
@@ -48,3 +52,25 @@ def test_lines_of_one_of_several_engines_have_its_number() -> None:
     record = logging.makeLogRecord({"name": "a.b", "levelname": "INFO", "msg": "said"})
     assert json.loads(JsonFormatter(3).format(record))["engine"] == 3
     assert "engine" not in line(record)
+
+
+_CRASH = """
+import os, signal
+from mini_infer_contract.logs import show_crashes
+
+def gone_wrong():
+    os.kill(os.getpid(), signal.{name})
+
+show_crashes()
+gone_wrong()
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGBUS", "SIGABRT"])
+def test_a_process_that_a_signal_ends_shows_its_stack(name: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", _CRASH.format(name=name)], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == -signal.Signals[name]
+    assert "Fatal Python error" in ended.stderr
+    assert "gone_wrong" in ended.stderr

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -5,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.call_form import CallForm
 from mini_infer_contract.messages import template_messages, template_tools
 from tests.contract.conversations import conversations, json_values, quick
 
@@ -54,6 +56,57 @@ def test_tool_arguments_become_objects(arguments: Any, value: Any) -> None:
     assert message["tool_calls"] == [call(value)]
 
 
+BROKEN = [
+    '{"a": "',
+    '{"a": 1',
+    "{",
+    "not JSON at all",
+    "[1, 2]",
+    "5",
+    '"text"',
+    "{'a': 1}",
+    '{"a": "\\x"}',
+    '{"a": 1}}',
+    '{"a": "\\ud800"}',
+    '{"a": ' * 5000,
+    '{"a": ' * 500 + "1" + "}" * 500,
+    '{"a": ' + "9" * 5000 + "}",
+]
+"""Arguments of calls that models make and clients send back: no JSON, or no object that can be written again."""
+
+
+@pytest.mark.parametrize("arguments", BROKEN, ids=lambda text: text[:12])
+@pytest.mark.parametrize(
+    ("calls", "shown"),
+    [
+        (CallForm(), lambda text: text),
+        (CallForm(shows_text=False), lambda text: {"arguments": text}),
+        (CallForm(text_arguments=True), lambda text: text),
+    ],
+    ids=["object", "object only", "text"],
+)
+def test_history_is_shown_as_text_when_arguments_are_no_object(
+    arguments: str, calls: CallForm, shown: Callable[[str], Any]
+) -> None:
+    [message] = template_messages([{"role": "assistant", "tool_calls": [call(arguments)]}], calls=calls)
+    assert message["tool_calls"] == [call(shown(arguments))]
+
+
+def test_raw_control_characters_in_arguments_are_read_when_the_template_wants_an_object() -> None:
+    [message] = template_messages([{"role": "assistant", "tool_calls": [call('{"a": "x\ty\nz"}')]}])
+    assert message["tool_calls"] == [call({"a": "x\ty\nz"})]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"), [('{"a":1}', '{"a":1}'), ({"a": "é"}, '{"a": "é"}'), ("", "{}"), (None, "{}")]
+)
+def test_arguments_are_text_when_the_template_wants_text(arguments: Any, text: str) -> None:
+    [message] = template_messages(
+        [{"role": "assistant", "content": "", "tool_calls": [call(arguments)]}], calls=CallForm(True, True)
+    )
+    assert message == {"role": "assistant", "content": None, "tool_calls": [call(text)]}
+
+
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
 def test_reasoning_is_found_under_both_names(name: str) -> None:
     [message] = template_messages([{"role": "assistant", "content": "b", name: "a"}])
@@ -93,7 +146,6 @@ def test_developer_messages_become_one_system_message_where_the_template_knows_n
         ([{"role": "assistant", "tool_calls": ["f"]}], "messages[0].tool_calls[0]"),
         ([{"role": "assistant", "tool_calls": [{"type": "custom", "function": {}}]}], "messages[0].tool_calls[0]"),
         ([{"role": "assistant", "tool_calls": [{"function": {}}]}], "messages[0].tool_calls[0].function.name"),
-        ([{"role": "assistant", "tool_calls": [call("{")]}], "messages[0].tool_calls[0].function.arguments"),
         ([{"role": "assistant", "tool_calls": [call(5)]}], "messages[0].tool_calls[0].function.arguments"),
         ([{"role": "assistant", "content": "", "reasoning": 1}], "messages[0].reasoning"),
     ],

@@ -79,3 +79,43 @@ async def test_small_bodies_are_decoded_at_once_and_large_ones_alike() -> None:
     with patch.object(sliced_json, "SLICE_BYTES", 1 << 17):
         assert await read_large_json_object(msgspec.json.encode(value)) == value
     assert await read_large_json_object(b'{"a": 1}') == {"a": 1}
+
+
+def long_list(count: int = 60_000) -> str:
+    return ", ".join(str(number % 150_000) for number in range(count))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"prompt": [%s], "model": "m"}',
+        '{"prompt": [[%s], [1]], "text": "\\u0000"}',
+        '{"prompt": [ %s ]}',
+        '{"prompt": "[%s]"}',
+        '{"prompt": "a [%s] b"}',
+        '{"prompt": [%s,]}',
+        '{"prompt": [,%s]}',
+        '{"prompt": [%s,,1]}',
+        '{"prompt": [%s 1]}',
+        '{"prompt": [%s, 007]}',
+        '{[%s]: 1}',
+        '[%s]',
+        '{"prompt": [%s}',
+        '{"prompt": [%s], "a": tru}',
+    ],
+)  # fmt: skip
+async def test_long_lists_of_numbers_are_what_they_are_in_one_go_when_they_are_decoded_in_slices(body: str) -> None:
+    text = (body % long_list()).encode()
+    with patch.object(sliced_json, "SLICE_BYTES", 1 << 14):
+        try:
+            made: object = await read_large_json_object(text)
+        except ApiError as error:
+            made = error.message
+    assert made == at_once(text)
+
+
+def test_no_slice_takes_long_when_a_million_token_ids_are_decoded() -> None:
+    text = f'{{"prompt": [{long_list(1_000_000)}]}}'.encode()
+    with patch.object(sliced_json, "SLICE_BYTES", 1 << 17):
+        slices = sum(1 for _ in sliced_json.decode_numbers_in_slices(text))
+    assert slices > len(text) // (1 << 17)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from mini_infer_contract.prompt import PromptAssets, PromptEncoder
 from mini_infer_contract.tokenizer_files import load_tokenizer
@@ -14,13 +14,9 @@ from tests.contract import conversations
 from tests.contract.conversations import quick
 from tests.contract.folders import TOKENIZERS, write_folder
 
-QWEN, LLAMA = "Qwen2Tokenizer", "LlamaTokenizer"
+LLAMA, CODE_LLAMA, GEMMA, QWEN = "LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer", "Qwen2Tokenizer"
 PADDING = {"__type": "AddedToken", "content": "<pad>", "lstrip": True, "rstrip": False, "normalized": False}
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "qwen": ("byte_level", "qwen2", {"tokenizer_class": QWEN, "bos_token": None}),
-    "qwen with a prefix space": ("byte_level", "qwen3", {"tokenizer_class": QWEN, "add_prefix_space": True}),
-    "qwen under a wrong class": ("byte_level", "qwen2", {"tokenizer_class": "LlamaTokenizerFast"}),
-    "qwen without a class": ("byte_level", "qwen2", {"tokenizer_class": None}),
     "qwen by its file": ("byte_level", "qwen3", {}),
     "bos and eos asked for": ("byte_level", "llama", {"add_bos_token": True, "add_eos_token": True}),
     "bos not asked for": ("byte_level_llama3", "llama", {"add_bos_token": False}),
@@ -39,6 +35,25 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "named extra tokens": ("byte_level", "llama", {"extra_special_tokens": {"image_token": "[IN"}}),
     "special tokens as text": ("byte_level", "llama", {"split_special_tokens": True}),
 }
+
+SENTENCEPIECE = ["prepend_normalizer", "metaspace_first", "metaspace_always", "metaspace_never", "gemma_split"]
+BYTE_LEVEL = ["byte_level", "byte_level_prefix_space", "byte_level_llama3", "byte_level_digits"]
+CLASSES = [LLAMA, LLAMA + "Fast", CODE_LLAMA + "Fast", GEMMA, QWEN, QWEN + "Fast", "XLMRobertaTokenizer"]
+FLAGS: dict[str, dict[str, Any]] = {
+    "no_flags": {},
+    "legacy": {"legacy": True, "add_bos_token": True, "add_eos_token": True},
+    "not_legacy": {"legacy": False, "add_bos_token": True, "add_eos_token": False},
+    "null_flags": {"legacy": None, "add_prefix_space": None},
+    "prefix_space": {"add_prefix_space": True, "legacy": True, "clean_up_tokenization_spaces": True},
+    "no_prefix_space": {"add_prefix_space": False, "legacy": False},
+}
+TEXTS = [
+    "The capital of France is Paris. 日本",
+    "  two spaces,\n\n 1234567 and\ttabs ",
+    "<s>[INST] Hello [/INST] it's<|im_end|> x <unk></s>",
+    "<|im_start|>user\nÜnïcödé 🙂\u200b ▁x<|im_end|>\n<think>",
+    "",
+]
 
 
 def assert_equal(reference: Any, encoder: PromptEncoder, text: str) -> None:
@@ -59,6 +74,55 @@ def test_as_transformers_loads_it(case: str, tmp_path: Path, text: str) -> None:
     reference, encoder = _loaded[case]
     assert encoder.special_tokens == reference.special_tokens_map
     assert_equal(reference, encoder, text)
+
+
+def assert_equal_texts(reference: Any, encoder: PromptEncoder) -> None:
+    for text in TEXTS:
+        assert_equal(reference, encoder, text)
+
+
+@pytest.mark.parametrize("form", SENTENCEPIECE)
+@pytest.mark.parametrize("tokenizer_class", [LLAMA, LLAMA + "Fast", CODE_LLAMA, GEMMA])
+@pytest.mark.parametrize("flags", FLAGS)
+def test_sentencepiece_files_are_read_as_transformers_does_when_a_class_is_named(
+    form: str, tokenizer_class: str, flags: str, tmp_path: Path
+) -> None:
+    folder = write_folder(tmp_path, TOKENIZERS[form](), tokenizer_class=tokenizer_class, **FLAGS[flags])
+    encoder = PromptEncoder(PromptAssets.from_directory(folder))
+    assert_equal_texts(AutoTokenizer.from_pretrained(folder), encoder)
+
+
+@pytest.mark.parametrize("form", [*SENTENCEPIECE, *BYTE_LEVEL])
+@pytest.mark.parametrize("model_type", ["deepseek_v2", "deepseek_v3", "granite", "mistral", "mixtral", "olmo2", "phi3"])
+@pytest.mark.parametrize("tokenizer_class", [LLAMA, "GPT2TokenizerFast"])
+def test_the_model_type_decides_when_it_does_not_use_the_named_class(
+    form: str, model_type: str, tokenizer_class: str, tmp_path: Path
+) -> None:
+    folder = write_folder(
+        tmp_path, TOKENIZERS[form](), model_type=model_type, tokenizer_class=tokenizer_class, legacy=False
+    )
+    encoder = PromptEncoder(PromptAssets.from_directory(folder))
+    assert_equal_texts(AutoTokenizer.from_pretrained(folder), encoder)
+
+
+@pytest.mark.parametrize("form", BYTE_LEVEL)
+@pytest.mark.parametrize("tokenizer_class", CLASSES)
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3", "gemma3_text", "phi3"])
+def test_byte_level_files_stay_as_they_are_when_the_named_class_is_of_another_kind(
+    form: str, tokenizer_class: str, model_type: str, tmp_path: Path
+) -> None:
+    for number, flags in enumerate(FLAGS.values()):
+        folder = write_folder(
+            tmp_path / str(number),
+            TOKENIZERS[form](),
+            model_type=model_type,
+            tokenizer_class=tokenizer_class,
+            **flags,
+        )
+        reference = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+        encoder = PromptEncoder(PromptAssets.from_directory(folder))
+        assert encoder.tokenizer.get_vocab() == reference.get_vocab()
+        assert_equal_texts(reference, encoder)
 
 
 _loaded: dict[str, tuple[Any, PromptEncoder]] = {}

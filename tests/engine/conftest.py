@@ -18,6 +18,14 @@ def _engines_go_by_their_reference_counts() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What engines keep of models, such as calibrated weights, is gone with the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def events_ports() -> tuple[int, int]:
     return free_port(), free_port()

@@ -18,8 +18,10 @@ import zstandard
 from mini_infer_contract.api_keys import ApiKeys
 from mini_infer_contract.cors import CorsPolicy
 from mini_infer_contract.tls import ServerTls, TlsFiles, client_context
-from mini_infer_gateway import __version__
+from mini_infer_gateway import __version__, app
+from mini_infer_gateway.endpoints.base import Listed, Publish
 from mini_infer_gateway.pipeline.attempt import Exchange
+from mini_infer_gateway.prompts.tokenizers import INLINE_BYTES
 from mini_infer_gateway.settings import GatewaySettings
 from tests.support.fake_engine import FakeEngine
 from tests.support.running_gateway import RunningGateway, running_gateway, until
@@ -234,10 +236,14 @@ async def test_clients_need_a_key_and_engines_get_the_gateways_own() -> None:
             assert "x-request-id" in response.headers
         for page in ("/v1/models", "/v1/models/m", "/nothing"):
             assert await status_of(gateway, gateway.url + page) == 401
+        await until(lambda: gateway.app.fleet.is_ready)
         for page in ("/healthz", "/health", "/version"):
             assert await status_of(gateway, gateway.url + page) == 200
-        for page in ADMIN_PAGES:
-            assert await status_of(gateway, gateway.admin_url + page) == 200
+        assert await status_of(gateway, gateway.admin_url + "/metrics") == 200
+        debug = gateway.admin_url + "/debug/endpoints"  # it names every tenant's engines
+        assert await status_of(gateway, debug) == 401
+        async with gateway.client.get(debug, headers={"x-api-key": "sk-1"}) as response:
+            assert response.status == 200
         assert engine.bodies == []
         body = {"model": "m", "prompt": "hi"}
         for headers in ({"authorization": "Bearer sk-1"}, {"x-api-key": "sk-1"}):
@@ -443,18 +449,59 @@ async def test_models_tell_the_parsers_that_their_engines_agree_on(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_request_leaves_nothing_for_the_garbage_collector(stream: bool) -> None:
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [("hello", 200), ("é" * 20_000, 400), ("a" * (INLINE_BYTES + 1), 400), ("\ud800" * 20_000, 400)],
+    ids=["answered", "tokens_on_a_thread", "characters_on_a_thread", "no_text"],
+)
+async def test_a_request_leaves_nothing_for_the_garbage_collector(text: str, status: int, stream: bool) -> None:
     """What refers to itself costs as much to be found as half of what the gateway does for a request."""
+    async with FakeEngine("a") as engine:
+        engine.max_model_len = 30_000
+        async with running_gateway(engine.endpoint) as gateway:
+            await gateway.settled()
+            gc.collect()
+            gc.disable()
+            try:
+                for _ in range(3):
+                    async with gateway.chat(text, stream=stream) as response:
+                        await response.read()
+                    assert response.status == status
+                await until(lambda: not any(isinstance(one, Exchange) for one in gc.get_objects()), timeout_s=10.0)
+            finally:
+                gc.enable()
+
+
+async def test_a_gateway_is_not_ready_and_starts_its_source_again_when_that_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(app, "FIRST_SOURCE_PAUSE_S", 0.2)
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
-        await gateway.settled()
-        gc.collect()
-        gc.disable()
-        try:
-            for _ in range(3):
-                async with gateway.chat("hello", stream=stream) as response:
-                    await response.read()
-            await until(lambda: not gateway.app._generate.in_flight)
-            left = [one for one in gc.get_objects() if isinstance(one, Exchange)]
-        finally:
-            gc.enable()
-        assert not left
+        runs, fail = 0, asyncio.Event()
+        run = gateway.source.run
+
+        async def failing(publish: Publish) -> None:
+            nonlocal runs
+            runs += 1
+            if runs == 1:
+                publish([Listed(engine.endpoint)])
+                await fail.wait()
+                raise RuntimeError("the source broke")
+            await run(publish)
+
+        monkeypatch.setattr(gateway.source, "run", failing)
+        source = next(task for task in gateway.app._tasks if task.get_name() == "endpoint source")
+        source.cancel()
+        gateway.app._tasks.append(asyncio.create_task(gateway.app._follow_source()))
+        await until(lambda: runs == 1)
+        fail.set()
+        await until(lambda: bool(gateway.app._source_failure))
+        async with gateway.client.get(gateway.url + "/readyz") as response:
+            assert response.status == 503
+            assert "the source broke" in (await response.json())["status"]
+        async with gateway.chat("hi") as response:
+            assert response.status == 200, "the last list stays"
+        await until(lambda: runs == 2 and not gateway.app._source_failure)
+        async with gateway.client.get(gateway.url + "/readyz") as response:
+            assert response.status == 200
+        assert "mini_infer_gateway_endpoint_source_failures_total 1.0" in gateway.app.metrics.text().decode()

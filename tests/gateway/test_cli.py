@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mini_infer_gateway.cli import connections_for, listen, make_source, parse
+from mini_infer_contract.http_server.server import connections_for
+from mini_infer_gateway.cli import listen, make_source, parse
 from mini_infer_gateway.settings import GatewaySettings
 
 
@@ -17,6 +18,9 @@ def test_flags_become_settings() -> None:
     assert settings.tokenizers == {"": "/all", "org/model": "/a=b"}
     settings = parse(["--endpoints", "e.json", "--responses-memory", "10Mi", "--responses-ttl", "60"])
     assert (settings.responses_memory_bytes, settings.responses_ttl_s) == (10 << 20, 60.0)
+    settings = parse(["--endpoints", "e.json", "--replicas", "a:1,b", "--model-namespaces", "m=ns,*=other"])
+    assert (settings.replicas, settings.replica_host) == (("a:1", "b"), "127.0.0.1")
+    assert settings.model_namespaces == ("m=ns", "*=other")
 
 
 @pytest.mark.parametrize(
@@ -29,6 +33,8 @@ def test_flags_become_settings() -> None:
         (["--endpoints", "e", "--prot", "1"], "unrecognized arguments: --prot 1: did you mean --port?"),
         (["--endpoints", "e", "--max-q", "1"], "unrecognized arguments: --max-q 1: did you mean --max-queue?"),
         (["--endpoints", "e", "--port", "70000"], "'70000' is not an integer from 0 up to 65535"),
+        (["--endpoints", "e", "--host", "0.0.0.0", "--replicas", "gateways"], "--replica-host"),
+        (["--endpoints", "e", "--model-namespaces", "m"], "--model-namespaces"),
         (["--endpoints", "e", "--max-queue", "-1"], "'-1' is not an integer from 0"),
         (["--endpoints", "e", "--max-attempts", "0"], "'0' is not an integer from 1"),
         (["--endpoints", "e", "--client-max-connections", "x"], "'x' is not an integer from 1"),

@@ -12,7 +12,7 @@ from tests.support.running_gateway import RunningGateway, running_gateway, until
 
 def encoded_characters(gateway: RunningGateway) -> int:
     (tokenizer,) = gateway.app.tokenizers._tokenizers.values()
-    segments: SegmentEncoder = tokenizer._encoder.segments
+    segments: SegmentEncoder = tokenizer.encoder.segments
     return segments.encoded_characters
 
 

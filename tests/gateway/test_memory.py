@@ -75,6 +75,45 @@ async def test_what_would_not_fit_is_asked_to_come_back() -> None:
         await until(lambda: bodies.taken_bytes == 0)
 
 
+REFUSED = """
+import asyncio, gc
+from tests.support.fake_engine import FakeEngine
+from tests.support.running_gateway import running_gateway
+
+def resident():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmRSS")) << 10
+
+async def main():
+    async with FakeEngine("a") as engine:
+        engine.max_model_len = 1000
+        async with running_gateway(engine.endpoint) as gateway:
+            await gateway.settled()
+            body = b'{"model": "m", "messages": [{"role": "user", "content": "%b"}]}' % (b"words " * (16_000_000 // 6))
+            url = gateway.url + "/v1/chat/completions"
+            gc.disable()
+            sizes = []
+            for _ in range(12):
+                async with gateway.client.post(url, data=body) as response:
+                    assert (await response.json())["error"]["code"] == "context_length_exceeded"
+                sizes.append(resident())
+            print((sizes[-1] - sizes[1]) / len(body))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads resident memory from /proc")
+def test_memory_stays_flat_when_prompts_of_16_mb_are_refused() -> None:
+    """Ten in a row, without the garbage collector; the output is the growth in bodies."""
+    root = Path(__file__).parents[2]
+    path = os.pathsep.join(str(root / part) for part in (".", "contract", "gateway"))
+    done = subprocess.run(
+        [sys.executable, "-c", REFUSED], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) < 3
+
+
 PROBE = """
 import json, sys
 from mini_infer_gateway.memory import parse_size

@@ -3,6 +3,7 @@
 import asyncio
 
 import aiohttp
+import pytest
 
 from tests.support.fake_engine import FakeEngine
 from tests.support.running_gateway import RunningGateway, running_gateway, until
@@ -33,7 +34,7 @@ async def metric(gateway: RunningGateway, name: str) -> float:
 
 
 async def test_requests_wait_until_the_engine_has_room_and_go_by_priority() -> None:
-    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint, max_priority=-3) as gateway:
         await gateway.settled()
         await busy(gateway, engine)
         asked = []
@@ -51,7 +52,7 @@ async def test_requests_wait_until_the_engine_has_room_and_go_by_priority() -> N
 
 
 async def test_who_must_go_sooner_goes_first() -> None:
-    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint, max_priority=-3) as gateway:
         await gateway.settled()
         await busy(gateway, engine)
         asked = []
@@ -83,7 +84,7 @@ async def test_a_full_queue_says_when_to_come_back() -> None:
 
 
 async def test_a_higher_priority_takes_the_last_ones_place() -> None:
-    async with FakeEngine("a") as engine, running_gateway(engine.endpoint, max_queue=1) as gateway:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint, max_priority=-3, max_queue=1) as gateway:
         await gateway.settled()
         await busy(gateway, engine)
         first = asyncio.ensure_future(status_of(gateway, "first"))
@@ -147,3 +148,19 @@ async def test_tokenising_never_waits() -> None:
         await busy(gateway, engine)
         async with gateway.client.post(gateway.url + "/tokenize", json={"model": "m", "prompt": "x"}) as response:
             assert response.status == 200
+
+
+async def test_a_request_stays_counted_nowhere_when_an_error_of_ours_ends_it_after_its_placement(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
+        await gateway.settled()
+
+        def broken(*_: object) -> None:
+            raise RuntimeError("an error of the gateway's own")
+
+        monkeypatch.setattr(gateway.app._generate, "_ask_for_ids", broken)
+        for _ in range(3):
+            async with gateway.chat("hi") as response:
+                assert response.status == 500
+        assert gateway.app.ledger.in_flight("a") == 0

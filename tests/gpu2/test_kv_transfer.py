@@ -52,7 +52,8 @@ class GpuSide(TransferSide):
 
     def __init__(self, role: str, gpus: str, *more: str, port: int | None = None) -> None:
         self.transfer_port = free_port() if port is None else port
-        flags = (*FLAGS, "--role", role, "--transfer-port", str(self.transfer_port), *more)
+        transfer = ("--transfer-port", str(self.transfer_port), "--kv-transfer-trust", "clients")
+        flags = (*FLAGS, "--role", role, *transfer, *more)
         super().__init__(*flags, variables={"CUDA_VISIBLE_DEVICES": gpus}, limit_s=START_S)
 
     @property

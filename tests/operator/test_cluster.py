@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from base64 import b64decode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from mini_infer_contract import metrics as names
 from mini_infer_contract.kubernetes_access import find_access
 from mini_infer_contract.kubernetes_client import KubernetesClient
+from mini_infer_contract.peer_auth import PeerSecret
 from mini_infer_operator.controller.settings import OperatorSettings
 from mini_infer_operator.objects.api import KubernetesApi
 from mini_infer_operator.objects.backend import ClusterBackend
@@ -68,6 +70,22 @@ def test_columns_say_what_matters(cluster: Cluster) -> None:
     columns = "NAME READY REASON MODEL REPLICAS READY REPLICAS PREFILL DECODE TP GPUS AGE"
     assert lines[0].split() == columns.split()
     assert lines[1].split()[:7] == ["columns", "True", "AllReplicasReady", "My/Model", "2", "2", "0"]
+
+
+def test_a_service_gets_the_secret_that_gateways_derive_for_it(cluster: Cluster) -> None:
+    cluster.apply("keyed")
+    wait(lambda: cluster.ready("keyed").get("status") == "True")
+    root, derived = (
+        json.loads(cluster.plane.kubectl("get", "secret", name, "-o", "json").stdout)
+        for name in ("mini-infer-peer-root", "keyed-peers")
+    )
+    secret = PeerSecret(bytes.fromhex(b64decode(root["data"]["key"]).decode()))
+    assert b64decode(derived["data"]["key"]).decode() == secret.for_service("default/keyed").hex()
+    (owner,) = derived["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["name"]) == ("InferenceService", "keyed")
+    (pod, *_) = cluster.children("keyed", "pods")
+    assert pod["metadata"]["annotations"]["serving.mini-infer.io/peer-auth"] == "service"
+    assert "keyed-peers" in {volume.get("secret", {}).get("secretName") for volume in pod["spec"]["volumes"]}
 
 
 def test_a_service_at_rest_causes_no_writes(cluster: Cluster) -> None:

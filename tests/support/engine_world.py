@@ -69,6 +69,14 @@ class World:
         return sum(len(batch.transfers.copies) for batch in self.runner.batches)
 
     def add(self) -> None:
+        self.start(self.draw_request())
+
+    def start(self, request: Request) -> None:
+        self.live[request.request_id] = request
+        self.made[request.request_id] = []
+        self.engine.add(request)
+
+    def draw_request(self) -> Request:
         """A prompt that shares a random part with an earlier conversation or with a family of prompts."""
         draw = self.draw
         family = draw.randrange(3)
@@ -92,9 +100,7 @@ class World:
             noise_seed=draw.randrange(100),
         )
         self.num_requests += 1
-        self.live[request.request_id] = request
-        self.made[request.request_id] = []
-        self.engine.add(request)
+        return request
 
     def add_beams(self) -> None:
         """A beam search of a short prompt; where the pool may be too small for it, it is refused at once."""
@@ -183,16 +189,19 @@ class World:
         engine, scheduler = self.engine, self.engine.scheduler
         pool = scheduler.pool
         uses = [0] * pool.num_pages
-        for sequence in scheduler.running:
+        placed = [*scheduler.running, *scheduler.receiving]
+        for sequence in placed:
             for page in sequence.pages:
                 uses[page] += 1
+        for page, pins in pool._pins.items():
+            uses[page] += pins
         for _, step in engine._in_flight:
             for page in step.pinned_pages:
                 uses[page] += 1
         assert pool.references == uses
         assert pool.num_free == uses.count(0)
         assert sorted([*pool._blank, *pool._cached]) == [page for page, count in enumerate(uses) if not count]
-        slots = [sequence.slot for sequence in scheduler.running] + scheduler._free_slots
+        slots = [sequence.slot for sequence in placed] + scheduler._free_slots
         groups = {id(one.group): one.group for one in scheduler.running if one.group is not None}
         slots += [slot for group in groups.values() for slot in group.free_slots]
         assert len(slots) == scheduler._max_num_seqs

@@ -45,7 +45,7 @@ def byte_assets() -> PromptAssets:
     tokenizer.decoder = decoders.ByteLevel()
     template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
     files = {"tokenizer.json": tokenizer.to_str(), "tokenizer_config.json": "{}", "chat_template.jinja": template}
-    return PromptAssets(revision="bytes", files=files)
+    return PromptAssets.from_files(files)
 
 
 def _response(request: web.Request, body: dict[str, Any]) -> dict[str, Any]:
@@ -93,7 +93,8 @@ class FakeEngine:
         self.sequence = 0
         self.topic = EVENTS_TOPIC
         self.sent: list[tuple[int, bytes]] = []
-        self.encoder = PromptEncoder(byte_assets())
+        self.assets = byte_assets()
+        self.encoder = PromptEncoder(self.assets)
         self._arrived: list[str] = []
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -293,7 +294,7 @@ class FakeEngine:
     async def _assets(self, request: web.Request) -> web.Response:
         if not self.serves_assets:
             return web.Response(status=404, body=self.no_assets, content_type="application/json")
-        assets = byte_assets()
+        assets = self.assets
         return web.json_response({"revision": assets.revision, "files": assets.files})
 
     async def _snapshot(self, request: web.Request) -> web.Response:

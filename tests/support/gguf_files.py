@@ -11,21 +11,29 @@ from gguf import GGMLQuantizationType as Encoding
 from tests.support.tiny_models import save_tiny_model
 
 ARCHITECTURE_ENUM = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
-INTERLEAVED = ("granite", "llama", "smollm3")
+INTERLEAVED = ("granite", "llama", "mixtral", "smollm3")
 K_QUANTS = (Encoding.Q2_K, Encoding.Q3_K, Encoding.Q4_K, Encoding.Q5_K, Encoding.Q6_K)
+I_QUANTS = (
+    *(Encoding.IQ1_S, Encoding.IQ2_XXS, Encoding.IQ2_XS, Encoding.IQ2_S, Encoding.IQ3_XXS, Encoding.IQ3_S),
+    *(Encoding.IQ4_NL, Encoding.IQ4_XS, Encoding.TQ1_0, Encoding.TQ2_0),
+)
 _SCALE_BYTES = {  # of a block: where its halves of 16 bits stand
     Encoding.Q2_K: (80, 82),
     Encoding.Q3_K: (108,),
     Encoding.Q4_K: (0, 2),
     Encoding.Q5_K: (0, 2),
     Encoding.Q6_K: (208,),
+    **dict.fromkeys(I_QUANTS, (0,)),
+    Encoding.TQ1_0: (52,),
+    Encoding.TQ2_0: (64,),
 }
-_HUGGING_FACE_NAMES = {"gemma3": "gemma3_text"}
+_HUGGING_FACE_NAMES = {"gemma3": "gemma3_text", "qwen3moe": "qwen3_moe"}
+_GGUF_NAMES = {"mixtral": "llama"}
 
 
 def encode(weight: np.ndarray, encoding: Encoding, seed: int) -> np.ndarray:
-    """Rows of blocks. The package cannot make K-quants: those get random blocks, which stand for some weights."""
-    if encoding not in K_QUANTS:
+    """Rows of blocks. Those that the package cannot make are random, and stand for some weights."""
+    if encoding not in _SCALE_BYTES:
         return np.asarray(gguf.quantize(weight, encoding))
     block, size = gguf.GGML_QUANT_SIZES[encoding]
     dice = np.random.default_rng(seed)
@@ -59,18 +67,22 @@ def write_gguf(
     folder = path.parent / f"{path.stem}-original"
     model = save_tiny_model(folder, _HUGGING_FACE_NAMES.get(architecture, architecture), **changes)
     config = model.config
-    writer = gguf.GGUFWriter(path, architecture)
+    named = _GGUF_NAMES.get(architecture, architecture)
+    writer = gguf.GGUFWriter(path, named)
     _write_fields(writer, architecture, config)
     for key, value in ((fields or {}) | _tokenizer_fields(tokenizer)).items():
         _write_field(writer, key, value)
     written: dict[str, tuple[np.ndarray, Encoding]] = {}
     state = model.state_dict()
-    names = gguf.get_tensor_name_map(ARCHITECTURE_ENUM[architecture], config.num_hidden_layers)
+    names = gguf.get_tensor_name_map(ARCHITECTURE_ENUM[named], config.num_hidden_layers)
     tied = config.tie_word_embeddings
     for seed, (name, weight) in enumerate(sorted(state.items())):
         if tied and name == "lm_head.weight":
             continue
         values = weight.numpy()
+        if ".experts." in name:
+            written |= {theirs: (rows, Encoding.F32) for theirs, rows in _expert_tensors(name, values)}
+            continue
         if architecture.startswith("gemma") and name.endswith("norm.weight"):
             values = values + 1
         kind = encoding if values.ndim > 1 else Encoding.F32
@@ -98,6 +110,18 @@ def write_gguf(
     return model
 
 
+def _expert_tensors(name: str, values: np.ndarray) -> list[tuple[str, np.ndarray]]:
+    """One layer's experts: transformers 5 has gate and up of all of them in one tensor, GGUF in two."""
+    block = f"blk.{name.split('.')[2]}"
+    if name.endswith("down_proj"):
+        return [(f"{block}.ffn_down_exps.weight", values)]
+    gate, up = np.split(values, 2, axis=1)
+    return [
+        (f"{block}.ffn_gate_exps.weight", np.ascontiguousarray(gate)),
+        (f"{block}.ffn_up_exps.weight", np.ascontiguousarray(up)),
+    ]
+
+
 def _write_fields(writer: gguf.GGUFWriter, architecture: str, config: Any) -> None:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     rope = config.rope_parameters
@@ -110,11 +134,18 @@ def _write_fields(writer: gguf.GGUFWriter, architecture: str, config: Any) -> No
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
-    writer.add_rope_dimension_count(head_dim)
+    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
+    if (experts := getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)) is not None:
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if (width := getattr(config, "moe_intermediate_size", None)) is not None:
+        writer.add_expert_feed_forward_length(width)
+    if rope.get("rope_type") == "longrope":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     if architecture == "gemma3":
         rope = rope["full_attention"]
     writer.add_rope_freq_base(rope["rope_theta"])
-    if architecture.startswith("gemma"):
+    if architecture.startswith("gemma") or (architecture == "phi3" and config.sliding_window):
         writer.add_sliding_window(config.sliding_window)
     if architecture == "granite":
         writer.add_attention_scale(config.attention_multiplier)

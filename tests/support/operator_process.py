@@ -15,7 +15,7 @@ from mini_infer_contract.resources.not_yet import NOT_YET
 from mini_infer_operator.crd import custom_resource_definition
 from mini_infer_operator.local.ports import free_ports
 from mini_infer_operator.objects.kinds import KINDS, path_of
-from mini_infer_operator.permissions import LEASE_RULES, RULES
+from mini_infer_operator.permissions import LEASE_RULES, PEER_ROOT_RULES, RULES
 from tests.support.control_plane import ControlPlane
 from tests.support.services import changed
 
@@ -87,7 +87,7 @@ def wait(what: Callable[[], Any], limit_s: float = 60.0, every_s: float = 0.15) 
 
 def operator_kubeconfig(plane: ControlPlane, path: Path) -> Path:
     """For a service account that has the rights in permissions.py and no others."""
-    return kubeconfig_with(plane, path, "operator", [*RULES, *LEASE_RULES])
+    return kubeconfig_with(plane, path, "operator", [*RULES, *LEASE_RULES, *PEER_ROOT_RULES])
 
 
 def kubeconfig_with(plane: ControlPlane, path: Path, name: str, rules: list[dict[str, Any]]) -> Path:

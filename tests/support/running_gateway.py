@@ -12,15 +12,15 @@ from typing import Any
 
 import aiohttp
 import msgspec
-import uvicorn
 
 from mini_infer_contract.api_keys import ApiKeys
+from mini_infer_contract.http_server.connection import limited
+from mini_infer_contract.http_server.server import server_config
 from mini_infer_contract.launch import Endpoint
 from mini_infer_contract.tls import server_tls
 from mini_infer_gateway.app import Gateway
 from mini_infer_gateway.endpoints.base import Listed, Publish
-from mini_infer_gateway.http.connections import limited
-from mini_infer_gateway.http.server import DrainingServer, websocket_settings
+from mini_infer_gateway.http.server import DrainingServer
 from mini_infer_gateway.settings import GatewaySettings
 
 
@@ -88,14 +88,11 @@ async def running_gateway(
     listener, admin_listener = socket.create_server(("127.0.0.1", 0)), socket.create_server(("127.0.0.1", 0))
     if app.settings.admin_port is not None:
         app.settings = replace(app.settings, admin_port=admin_listener.getsockname()[1])
-    config = uvicorn.Config(
+    config = server_config(
         app,
-        http=limited(app.settings.connections),
-        **websocket_settings(app.settings.max_body_bytes),
+        limited(app.settings.connections, has_direct_writes=True),
+        app.settings.max_body_bytes,
         lifespan="on",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
         timeout_graceful_shutdown=1,
     )
     server = DrainingServer(config, app.settings.drain_s, app.stop_gently, server_tls(app.settings.tls))

@@ -13,6 +13,7 @@ def main() -> int:
     parser.add_argument("--port", type=int)
     parser.add_argument("--endpoints", type=Path)
     parser.add_argument("--routing-headers", action="store_true")
+    parser.add_argument("--peer-key-file", type=Path)
     given = parser.parse_args()
 
     class Handler(BaseHTTPRequestHandler):

@@ -94,7 +94,7 @@ volumes:
 {{- define "mini-infer.container" -}}
 image: {{ include "mini-infer.image" (dict "root" .root "image" .values.image) | quote }}
 imagePullPolicy: {{ .values.image.pullPolicy }}
-{{- with .values.extraEnv }}
+{{- with concat (.env | default list) (.values.extraEnv | default list) }}
 env: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .values.extraEnvFrom }}

@@ -1,9 +1,8 @@
 """Errors in Anthropic's shape, the same from an engine and from the gateway, and which paths have them.
 
-Everything inside speaks of chat completions' fields; here they get the names that the client has written.
+Errors have the names of the client's own fields already: see `anthropic.own_path`.
 """
 
-import re
 from typing import Any
 
 from mini_infer_contract.api_errors import OPENAI_ERRORS, ApiError, ErrorShape
@@ -15,9 +14,9 @@ ID_HEADER = "request-id"
 
 
 def error_body(error: ApiError, request_id: str) -> dict[str, Any]:
-    """The JSON body of an error, with the names of the client's own fields."""
+    """Returns the JSON body of an error."""
     kind = _ERROR_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-    told: dict[str, Any] = {"type": kind, "message": _renamed(error.message)}
+    told: dict[str, Any] = {"type": kind, "message": error.message}
     if error.status >= 500 and error.code is not None:
         told["code"] = error.code  # A gateway reads from it whether another engine may go on.
     if error.code == THREAD_REFUSED:
@@ -46,20 +45,3 @@ _ERROR_TYPES = {
     529: "overloaded_error",
 }
 """https://docs.anthropic.com/en/api/errors. 503 stays what it is, though Anthropic has 529: every proxy knows it."""
-
-_RENAMED = {
-    "stop": "stop_sequences",
-    "max_completion_tokens": "max_tokens",
-    "thinking_token_budget": "thinking.budget_tokens",
-    "reasoning_effort": "output_config.effort",
-    "response_format": "output_config.format",
-    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
-}
-"""Fields of chat completions to those they were made of."""
-_FIELD = re.compile(rf"\b(?:{'|'.join(_RENAMED)})\b(?= (?:is|has|holds|must|needs)\b| =)")
-_OF_A_TOOL = re.compile(r"\b(tools\[\d+\]|tool_choice)\.function(\.parameters)?")
-
-
-def _renamed(message: str) -> str:
-    message = _OF_A_TOOL.sub(lambda found: found[1] + (".input_schema" if found[2] else ""), message)
-    return _FIELD.sub(lambda found: _RENAMED[found[0]], message)

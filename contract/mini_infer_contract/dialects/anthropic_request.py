@@ -1,32 +1,29 @@
 """Bodies of Anthropic's Messages API as clients send them: which fields there are, of which type. Knows no chats.
 
 Fields are those of https://docs.anthropic.com/en/api/messages and of the client package `anthropic`. One that asks for
-what is not supported has a type that only takes the values that do not, and any other field is refused by name.
+what is not supported has a type that only takes the values that do not. In messages, blocks and tools other fields are
+ignored, as in every dialect; elsewhere they are refused by name.
 """
 
 from typing import Annotated, Any, Literal, TypeVar
 
-import msgspec
 from msgspec import Meta, Struct
 
-from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.api_errors import ApiError, Fault, refuse_field
+from mini_infer_contract.body_fields import UnknownFields, read_body
 
-_MAX_FAULTS = 10
-"""Fields that an error names."""
 _MAX_BLOCKS = 20_000
 """Messages and their blocks: more would hold up every other request, and are more than a context holds."""
-_LONGEST_FAULT = 300
-"""Characters of an error for each field: a client's value stands in it."""
 
 
-class CacheControl(Struct, forbid_unknown_fields=True):
+class CacheControl(Struct):
     """Where a client wants a prefix to be cached. Without effect: all prefixes are, in blocks of 16 tokens."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
 
 
-class TextBlock(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
+class TextBlock(Struct, tag_field="type", tag="text"):
     """Text of the system prompt, of a user, of the assistant, or of a tool's result."""
 
     text: str
@@ -35,7 +32,7 @@ class TextBlock(Struct, tag_field="type", tag="text", forbid_unknown_fields=True
     """Documents are not read, so there is nothing to cite."""
 
 
-class ThinkingBlock(Struct, tag_field="type", tag="thinking", forbid_unknown_fields=True):
+class ThinkingBlock(Struct, tag_field="type", tag="thinking"):
     """The assistant's thinking of an earlier turn."""
 
     thinking: str
@@ -43,30 +40,35 @@ class ThinkingBlock(Struct, tag_field="type", tag="thinking", forbid_unknown_fie
     """Not checked: whoever sends a conversation may write its thinking, too."""
 
 
-class RedactedThinkingBlock(Struct, tag_field="type", tag="redacted_thinking", forbid_unknown_fields=True):
+class RedactedThinkingBlock(Struct, tag_field="type", tag="redacted_thinking"):
     """Thinking that only its maker can read: it is left out of the prompt."""
 
     data: str
 
 
-class DirectCaller(Struct, forbid_unknown_fields=True):
+INVALID_JSON = "INVALID_JSON"
+"""The name under which Anthropic's documentation wraps arguments that are no JSON object, so that none are lost."""
+
+
+class DirectCaller(Struct):
     """The model itself has called the tool."""
 
     type: Literal["direct"]
 
 
-class ToolUseBlock(Struct, tag_field="type", tag="tool_use", forbid_unknown_fields=True):
+class ToolUseBlock(Struct, tag_field="type", tag="tool_use"):
     """A call of a tool that the assistant has made."""
 
     id: str
     name: str
-    input: dict[str, Any]
+    input: dict[str, Any] | str | None
+    """An object; clients that could not read what the model wrote send it as a string."""
     cache_control: CacheControl | None = None
     caller: DirectCaller | None = None
     toolset_name: None = None
 
 
-class ToolResultBlock(Struct, tag_field="type", tag="tool_result", forbid_unknown_fields=True):
+class ToolResultBlock(Struct, tag_field="type", tag="tool_result"):
     """What a tool has answered."""
 
     tool_use_id: str
@@ -80,14 +82,14 @@ class ToolResultBlock(Struct, tag_field="type", tag="tool_result", forbid_unknow
 ContentBlock = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
 
 
-class MessageParam(Struct, forbid_unknown_fields=True):
+class MessageParam(Struct):
     """One turn of the conversation."""
 
     role: Literal["user", "assistant", "system"]
     content: str | list[ContentBlock]
 
 
-class Tool(Struct, forbid_unknown_fields=True):
+class Tool(Struct):
     """A tool of the client's own."""
 
     name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
@@ -207,22 +209,26 @@ THREAD_REFUSED = "thread_unsupported_request"
 RequestType = TypeVar("RequestType", bound=Conversation)
 
 
-def parse_request(body: dict[str, Any], request_type: type[RequestType]) -> RequestType:
+def parse_request(
+    body: dict[str, Any], request_type: type[RequestType], unknown: UnknownFields | None = None
+) -> RequestType:
     """ApiError 400: fields are unknown, missing or of the wrong type; all of them are named."""
     _check_blocks(body.get("messages"))
     if body.get("thread") is not None:
-        told = "thread is not supported, for this server keeps no conversations: send the whole one, without thread"
-        raise ApiError(400, told, param="thread", code=THREAD_REFUSED)
-    try:
-        return msgspec.convert(body, request_type)
-    except msgspec.ValidationError as error:
-        faults = _faults(body, request_type) or [("", str(error))]
-    messages = [
-        message if len(message) <= _LONGEST_FAULT else f"{message[:_LONGEST_FAULT]}..." for _, message in faults
-    ]
-    more = len(messages) - _MAX_FAULTS
-    told = "; ".join(messages[:_MAX_FAULTS]) + (f"; and {more} more" if more > 0 else "")
-    raise ApiError(400, told, param=faults[0][0] or None)
+        says = "is not supported, for this server keeps no conversations: send the whole one, without thread"
+        refuse_field("thread", says, code=THREAD_REFUSED)
+    parsed, faults = read_body(body, request_type, unknown)
+    if parsed is None:
+        raise ApiError.of_faults([_of_block(fault) for fault in faults])
+    return parsed
+
+
+def _of_block(fault: Fault) -> Fault:
+    """The fault of a block's type says which types there are."""
+    if fault.path[:1] != ("messages",) or fault.path[-1] != "type":
+        return fault
+    read = "; this server reads text, thinking, redacted_thinking, tool_use and tool_result blocks"
+    return Fault(fault.path, (*fault.rest, read), fault.code)
 
 
 def _check_blocks(messages: object) -> None:
@@ -232,43 +238,6 @@ def _check_blocks(messages: object) -> None:
     contents = (message.get("content") for message in messages if isinstance(message, dict))
     count = len(messages) + sum(len(content) for content in contents if isinstance(content, list))
     if count > _MAX_BLOCKS:
-        message = f"messages have {count} messages and blocks, and this server reads {_MAX_BLOCKS} at most: join texts"
-        raise ApiError(400, message, param="messages")
-
-
-_Fault = tuple[str, str]
-"""A field's name, and what is wrong with it."""
-
-
-def _faults(body: dict[str, Any], request_type: type[Conversation]) -> list[_Fault]:
-    """The first fault within each top-level field."""
-    faults: list[_Fault] = []
-    fields = {field.name: field for field in msgspec.structs.fields(request_type)}
-    faults += [(name, f"{name}: this server does not know this field") for name in body if name not in fields]
-    for name, field in fields.items():
-        if name not in body:
-            if field.required:
-                faults.append((name, f"{name}: the field is missing"))
-            continue
-        try:
-            msgspec.convert(body[name], field.type)
-        except msgspec.ValidationError as error:
-            faults.append(_fault(name, str(error)))
-    return faults
-
-
-def _fault(name: str, message: str) -> _Fault:
-    """`message` is msgspec's, such as "Expected `str`, got `int` - at `$[0].content`"."""
-    text, _, place = message.rpartition(" - at `$")
-    where = name + place.removesuffix("`") if text else name
-    text = text or message
-    if where.endswith(".type") and text.startswith("Invalid value"):
-        read = "text, thinking, redacted_thinking, tool_use and tool_result"
-        return where, f"{where} is {text.removeprefix('Invalid value ')}, and this server reads {read} blocks only"
-    if text.startswith("Expected `null`"):
-        text = "this is not supported here: leave it out"
-    return where, f"{where}: {text}"
-
-
-def _shortened(message: str) -> str:
-    return message if len(message) <= _LONGEST_FAULT else f"{message[: _LONGEST_FAULT - 3]}..."
+        refuse_field(
+            "messages", f"have {count} messages and blocks, and this server reads {_MAX_BLOCKS} at most: join texts"
+        )

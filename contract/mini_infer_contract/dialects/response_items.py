@@ -8,7 +8,7 @@ import base64
 import json
 from typing import Any, NoReturn
 
-from mini_infer_contract.api_errors import refuse_field
+from mini_infer_contract.api_errors import FieldPath, refuse_field
 
 Item = dict[str, Any]
 Message = dict[str, Any]
@@ -27,7 +27,7 @@ def input_items(given: object) -> list[Item]:
         _refuse("input", "must be a string or a list of items")
     for index, item in enumerate(given):
         if not isinstance(item, dict):
-            _refuse(f"input[{index}]", "must be an object with a type, or with role and content")
+            _refuse(("input", index), "must be an object with a type, or with role and content")
     return given
 
 
@@ -37,11 +37,11 @@ def chat_messages(items: list[Item], instructions: str | None = None) -> list[Me
     if instructions:
         conversation.add({"role": "system", "content": instructions})
     for index, item in enumerate(items):
-        where = f"input[{index}]"
+        where = ("input", index)
         kind = item.get("type", "message" if "role" in item else None)
         reader = _READERS.get(kind) if isinstance(kind, str) else None
         if reader is None:
-            _refuse(f"{where}.type", f"{str(kind)[:100]!r} is not supported: send one of {', '.join(_READERS)}")
+            _refuse((*where, "type"), f"{str(kind)[:100]!r} is not supported: send one of {', '.join(_READERS)}")
         reader(conversation, item, where)
     if not conversation.messages:
         _refuse("input", "has no message: send at least one")
@@ -78,38 +78,33 @@ class _Conversation:
         return last
 
 
-def _read_message(conversation: _Conversation, item: Item, where: str) -> None:
+def _read_message(conversation: _Conversation, item: Item, where: FieldPath) -> None:
     role = item.get("role")
     if role not in _ROLES:
-        _refuse(f"{where}.role", f"must be one of {', '.join(_ROLES)}, not {str(role)[:100]!r}")
-    content = _content(item.get("content"), f"{where}.content")
+        _refuse((*where, "role"), f"must be one of {', '.join(_ROLES)}, not {str(role)[:100]!r}")
+    content = _content(item.get("content"), (*where, "content"))
     if role == "assistant":
         conversation.turn("content", "tool_calls")["content"] = content
     else:
         conversation.add({"role": role, "content": content})
 
 
-def _read_reasoning(conversation: _Conversation, item: Item, where: str) -> None:
+def _read_reasoning(conversation: _Conversation, item: Item, where: FieldPath) -> None:
     texts = _reasoning_texts(item, where)
     if texts:
         turn = conversation.turn("content", "tool_calls")
         turn["reasoning"] = "\n".join([*filter(None, [turn.get("reasoning")]), *texts])
 
 
-def _read_call(conversation: _Conversation, item: Item, where: str) -> None:
-    arguments = _string(item, "arguments", where)
-    try:
-        json.loads(arguments or "{}")
-    except (ValueError, RecursionError) as error:
-        _refuse(f"{where}.arguments", f"is no JSON: {error}")
-    _add_call(conversation, item, where, arguments)
+def _read_call(conversation: _Conversation, item: Item, where: FieldPath) -> None:
+    _add_call(conversation, item, where, _string(item, "arguments", where))
 
 
-def _read_custom_call(conversation: _Conversation, item: Item, where: str) -> None:
+def _read_custom_call(conversation: _Conversation, item: Item, where: FieldPath) -> None:
     _add_call(conversation, item, where, json.dumps({CUSTOM_INPUT: _string(item, "input", where)}))
 
 
-def _add_call(conversation: _Conversation, item: Item, where: str, arguments: str) -> None:
+def _add_call(conversation: _Conversation, item: Item, where: FieldPath, arguments: str) -> None:
     call_id, name = _string(item, "call_id", where), _string(item, "name", where)
     if item.get("namespace") is not None:
         name = namespaced(_string(item, "namespace", where), name)
@@ -118,11 +113,13 @@ def _add_call(conversation: _Conversation, item: Item, where: str, arguments: st
     conversation.turn().setdefault("tool_calls", []).append(call)
 
 
-def _read_output(conversation: _Conversation, item: Item, where: str) -> None:
+def _read_output(conversation: _Conversation, item: Item, where: FieldPath) -> None:
     call_id = _string(item, "call_id", where)
     if call_id not in conversation.call_ids:
-        _refuse(f"{where}.call_id", f"is {call_id[:100]!r}, and no call before it has that call_id: send the call, too")
-    content = _content(item.get("output"), f"{where}.output")
+        _refuse(
+            (*where, "call_id"), f"is {call_id[:100]!r}, and no call before it has that call_id: send the call, too"
+        )
+    content = _content(item.get("output"), (*where, "output"))
     conversation.add({"role": "tool", "tool_call_id": call_id, "content": content})
 
 
@@ -144,56 +141,56 @@ _READERS = {
 }
 
 
-def _reasoning_texts(item: Item, where: str) -> list[str]:
+def _reasoning_texts(item: Item, where: FieldPath) -> list[str]:
     """What was thought: its text where the item has it, else what was sealed, else the summary."""
-    if texts := _texts(item.get("content") or [], "reasoning_text", f"{where}.content"):
+    if texts := _texts(item.get("content") or [], "reasoning_text", (*where, "content")):
         return texts
     sealed = item.get("encrypted_content")
     if isinstance(sealed, str) and sealed.startswith(_REASONING_MARK):
         try:
             return [base64.b64decode(sealed.removeprefix(_REASONING_MARK), validate=True).decode()]
         except ValueError:
-            _refuse(f"{where}.encrypted_content", "is not what this server has sent: send it back unchanged")
+            _refuse((*where, "encrypted_content"), "is not what this server has sent: send it back unchanged")
     if sealed is not None:
-        _refuse(f"{where}.encrypted_content", "is of another server: leave the reasoning item out")
-    return _texts(item.get("summary") or [], "summary_text", f"{where}.summary")
+        _refuse((*where, "encrypted_content"), "is of another server: leave the reasoning item out")
+    return _texts(item.get("summary") or [], "summary_text", (*where, "summary"))
 
 
-def _texts(parts: object, kind: str, where: str) -> list[str]:
+def _texts(parts: object, kind: str, where: FieldPath) -> list[str]:
     if not isinstance(parts, list):
         _refuse(where, "must be a list of parts")
     for index, part in enumerate(parts):
         if not isinstance(part, dict) or part.get("type") != kind or not isinstance(part.get("text"), str):
-            _refuse(f"{where}[{index}]", f'must be {{"type": "{kind}", "text": ...}}')
+            _refuse((*where, index), f'must be {{"type": "{kind}", "text": ...}}')
     return [part["text"] for part in parts if part["text"]]
 
 
-def _content(content: object, where: str) -> str | list[dict[str, str]]:
+def _content(content: object, where: FieldPath) -> str | list[dict[str, str]]:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         _refuse(where, "must be a string or a list of parts")
-    return [{"type": "text", "text": _text(part, f"{where}[{index}]")} for index, part in enumerate(content)]
+    return [{"type": "text", "text": _text(part, (*where, index))} for index, part in enumerate(content)]
 
 
-def _text(part: object, where: str) -> str:
+def _text(part: object, where: FieldPath) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or not isinstance(kind, str):
         _refuse(where, "must be an object with a type")
     if kind not in _TEXT_OF_PART:
-        _refuse(f"{where}.type", f"{kind[:100]!r} is not supported: this server reads text parts only")
+        _refuse((*where, "type"), f"{kind[:100]!r} is not supported: this server reads text parts only")
     text = part.get(_TEXT_OF_PART[kind])
     if not isinstance(text, str):
-        _refuse(f"{where}.{_TEXT_OF_PART[kind]}", "must be a string")
+        _refuse((*where, _TEXT_OF_PART[kind]), "must be a string")
     return text
 
 
-def _string(item: Item, name: str, where: str) -> str:
+def _string(item: Item, name: str, where: FieldPath) -> str:
     value = item.get(name)
     if not isinstance(value, str):
-        _refuse(f"{where}.{name}", "must be a string")
+        _refuse((*where, name), "must be a string")
     return value
 
 
-def _refuse(where: str, message: str) -> NoReturn:
-    refuse_field(where, message, "invalid_value")
+def _refuse(where: str | FieldPath, message: str) -> NoReturn:
+    refuse_field(where, message, code="invalid_value")

@@ -12,16 +12,22 @@ Response = dict[str, Any]
 RESPONSE_PREFIX, MESSAGE_PREFIX, REASONING_PREFIX = "resp_", "msg_", "rs_"
 CALL_PREFIX, CUSTOM_CALL_PREFIX = "fc_", "ctc_"
 _ID_BYTES = 24
+TAG_CHARACTERS = 8
+"""Of an id, hexadecimal, that may tell who keeps what it names."""
 
 
-def new_id(prefix: str) -> str:
-    """An id that nobody can guess."""
-    return prefix + token_hex(_ID_BYTES)
+def new_id(prefix: str, tag: str = "") -> str:
+    """An id that nobody can guess; it begins with the tag of whoever keeps what it names."""
+    return prefix + tag + token_hex(_ID_BYTES - len(tag) // 2)
 
 
 def id_in(response_id: str, prefix: str, index: int, characters: int = 2 * _ID_BYTES) -> str:
-    """The id of a response's part; it follows from the response's, so that another engine that goes on tells it."""
-    return prefix + sha256(f"{response_id}/{prefix}{index}".encode()).hexdigest()[:characters]
+    """The id of a response's part; it follows from the response's, so that another engine that goes on tells it.
+
+    It begins as the response's does, so that it too tells who keeps it.
+    """
+    tag = response_id.removeprefix(RESPONSE_PREFIX)[:TAG_CHARACTERS]
+    return prefix + (tag + sha256(f"{response_id}/{prefix}{index}".encode()).hexdigest())[:characters]
 
 
 def new_response(body: dict[str, Any], response_id: str, model: str, created_s: int, status: str) -> Response:

@@ -7,7 +7,8 @@ the whole conversation here.
 
 from typing import Any, NoReturn
 
-from mini_infer_contract.api_errors import refuse_field
+from mini_infer_contract.api_errors import ApiError, FieldPath, refuse_field
+from mini_infer_contract.body_fields import UnknownFields, unknown_field
 from mini_infer_contract.dialects.response_items import chat_messages, input_items, is_to_be_continued
 from mini_infer_contract.dialects.response_tools import chat_tool_choice, chat_tools
 
@@ -38,10 +39,14 @@ _SUMMARIES = ("auto", "detailed")
 _CONTEXTS = ("auto", "all_turns")
 
 
-def chat_body(body: dict[str, Any]) -> dict[str, Any]:
-    """The body of /v1/chat/completions for the same conversation. ApiError 400 names the field of `body` at fault."""
+def chat_body(body: dict[str, Any], unknown: UnknownFields | None = None) -> dict[str, Any]:
+    """The body of /v1/chat/completions for the same conversation. ApiError 400 names the field of `body` at fault.
+
+    `unknown` decides about fields that nobody knows in `reasoning` and `text`; None: they are refused.
+    """
+    unknown = unknown or UnknownFields()
     chat = {name: body[name] for name in SAME_IN_CHAT if body.get(name) is not None}
-    chat |= _conversation(body) | _reasoning(body.get("reasoning")) | _text(body.get("text"))
+    chat |= _conversation(body) | _reasoning(body.get("reasoning"), unknown) | _text(body.get("text"), unknown)
     if body.get("tools") not in (None, []):
         chat["tools"] = chat_tools(body["tools"])
     if body.get("tool_choice") is not None:
@@ -65,40 +70,42 @@ def _conversation(body: dict[str, Any]) -> dict[str, Any]:
     return chat
 
 
-def _reasoning(reasoning: object) -> dict[str, Any]:
-    given = _object(reasoning, "reasoning", ("effort", "summary", "generate_summary", "context", "mode"))
+def _reasoning(reasoning: object, unknown: UnknownFields) -> dict[str, Any]:
+    given = _object(reasoning, ("reasoning",), ("effort", "summary", "generate_summary", "context", "mode"), unknown)
     for name in ("summary", "generate_summary"):
         if given.get(name) not in (None, *_SUMMARIES):
             _refuse(
-                f"reasoning.{name}",
+                ("reasoning", name),
                 f"is {str(given[name])[:100]!r}: reasoning is told as it is, not shortened; send auto or detailed",
                 "unsupported_value",
             )
     if given.get("context") not in (None, *_CONTEXTS):
-        _refuse("reasoning.context", "is not supported: the chat template chooses what it shows", "unsupported_value")
+        _refuse(
+            ("reasoning", "context"), "is not supported: the chat template chooses what it shows", "unsupported_value"
+        )
     if given.get("mode") not in (None, "standard"):
-        _refuse("reasoning.mode", "must be standard", "unsupported_value")
+        _refuse(("reasoning", "mode"), "must be standard", "unsupported_value")
     return {} if given.get("effort") is None else {"reasoning_effort": given["effort"]}
 
 
-def _text(text: object) -> dict[str, Any]:
-    given = _object(text, "text", ("format", "verbosity"))
+def _text(text: object, unknown: UnknownFields) -> dict[str, Any]:
+    given = _object(text, ("text",), ("format", "verbosity"), unknown)
     chat: dict[str, Any] = {}
     if given.get("verbosity") is not None:
         chat["verbosity"] = given["verbosity"]
     if given.get("format") is not None:
-        chat["response_format"] = _format(given["format"])
+        chat["response_format"] = _format(given["format"], unknown)
     return chat
 
 
-def _format(form: object) -> dict[str, Any]:
+def _format(form: object, unknown: UnknownFields) -> dict[str, Any]:
     if not isinstance(form, dict):
-        _refuse("text.format", "must be an object with a type")
+        _refuse(("text", "format"), "must be an object with a type")
     if form.get("type") != "json_schema":
         return form
-    given = _object(form, "text.format", ("type", "name", "description", "schema", "strict"))
+    given = _object(form, ("text", "format"), ("type", "name", "description", "schema", "strict"), unknown)
     if given.get("schema") is None:
-        _refuse("text.format.schema", "is missing: send one, or type json_object", "missing_field")
+        _refuse(("text", "format", "schema"), "is missing: send one, or type json_object", "missing_field")
     schema = {name: given[name] for name in ("name", "description", "schema", "strict") if given.get(name) is not None}
     return {"type": "json_schema", "json_schema": schema}
 
@@ -122,19 +129,22 @@ def _check_metadata(metadata: object) -> None:
         if len(name) > _METADATA_NAME:
             _refuse("metadata", f"has a key of {len(name)} characters: send at most {_METADATA_NAME}")
         if isinstance(value, str) and len(value) > _METADATA_VALUE:
-            _refuse(f"metadata.{name}", f"has a value of {len(value)} characters: send at most {_METADATA_VALUE}")
+            _refuse(("metadata", name), f"has a value of {len(value)} characters: send at most {_METADATA_VALUE}")
 
 
-def _object(value: object, where: str, known: tuple[str, ...]) -> dict[str, Any]:
+def _object(value: object, where: FieldPath, known: tuple[str, ...], unknown: UnknownFields) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
         _refuse(where, "must be an object")
-    unknown = next((name for name in value if name not in known), None)
-    if unknown is not None:
-        _refuse(f"{where}.{unknown[:100]}", "is no field that this server knows", "unknown_field")
-    return value
+    extra = [name for name in value if name not in known]
+    if not extra:
+        return value
+    if not unknown.are_ignored:
+        raise ApiError.of_faults([unknown_field((*where, name)) for name in extra])
+    unknown.ignored += [(*where, name) for name in extra]
+    return {name: value[name] for name in known if name in value}
 
 
-def _refuse(where: str, message: str, code: str = "invalid_value") -> NoReturn:
-    refuse_field(where, message, code)
+def _refuse(where: str | FieldPath, message: str, code: str = "invalid_value") -> NoReturn:
+    refuse_field(where, message, code=code)

@@ -33,6 +33,8 @@ ANNOTATION_IGNORE_MANAGERS = f"{GROUP}/ignore-managers"
 """On an InferenceService: field managers, separated by commas, whose additions to Deployments are left alone."""
 ANNOTATION_MODEL = f"{GROUP}/model"
 """The served model name."""
+ANNOTATION_PEER_AUTH = f"{GROUP}/peer-auth"
+""" "service" if the engine has its service's peer secret; without it peers prove nothing."""
 ANNOTATION_SERVICE_CREATED = f"{GROUP}/service-created"
 """RFC 3339: the oldest service owns a bare model name that several claim."""
 
@@ -47,6 +49,7 @@ RESERVED_ENGINE_FLAGS = (
     "--drain-timeout",
     "--role",
     "--transfer-port",
+    "--peer-key-file",
     "--tensor-parallel-size",
     "-tp",
     "--pipeline-parallel-size",
@@ -60,7 +63,7 @@ RESERVED_ENGINE_FLAGS = (
 )
 """Flags that the operator writes itself; `engine.extraArgs` must not repeat them."""
 RESERVED_VOLUME_PREFIX = "mini-infer-"
-RESERVED_MOUNT_PATHS = ("/tmp", "/model")
+RESERVED_MOUNT_PATHS = ("/tmp", "/model", "/etc/mini-infer/peers")
 """Where the operator mounts its own volumes in an engine's container."""
 LONGEST_NAME = 40
 """Characters of metadata.name: role, revision and the pods' suffixes must still fit into 63."""

@@ -38,6 +38,8 @@ class StoreView:
     """Seconds as clients count them."""
     limit_bytes: int
     """Of a conversation that is gone on with."""
+    tag: str = ""
+    """Of whoever keeps responses here, for their ids."""
     connection: str = ""
     """Owns what is not stored for the client but remembered as long as its connection lasts; "": nothing is."""
 
@@ -99,7 +101,7 @@ def begin_turn(body: dict[str, Any], view: StoreView) -> tuple[Turn, bytes]:
     if previous_id is not None:
         before = history(view.store, previous_id, view.owners, view.now_s, view.limit_bytes)
     is_linked = previous_id is not None and (not store or view.is_clients(previous_id))
-    kept = KeptRequest(new_id(RESPONSE_PREFIX), previous_id, store, background, view.created_at)
+    kept = KeptRequest(new_id(RESPONSE_PREFIX, view.tag), previous_id, store, background, view.created_at)
     whole = [*before, *own]
     items = b"" if owner is None else msgspec.json.encode(own if is_linked else whole)
     passed = {name: value for name, value in body.items() if name not in _FOR_KEEPERS} | {"input": whole}

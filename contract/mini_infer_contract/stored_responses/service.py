@@ -42,6 +42,8 @@ from mini_infer_contract.stored_responses.request import KEPT_HEADER, StoreView,
 from mini_infer_contract.stored_responses.store import LostResponseError, Owners, ResponseStore, StoredResponse
 
 COUNT_PATH = f"{RESPONSES_PATH}/input_tokens"
+COMPACT_PATH = f"{RESPONSES_PATH}/compact"
+"""OpenAI's, and not here: it is no response's id either."""
 MAX_BACKGROUND = 1024
 """Responses without a client that are generated at once: each holds its request's body."""
 _KEPT = KEPT_HEADER.encode()
@@ -56,12 +58,18 @@ def methods_of(path: str) -> frozenset[str]:
     """What one of its paths takes; empty: there is no such path."""
     if path in (RESPONSES_PATH, COUNT_PATH):
         return frozenset(("POST",))
+    if path == COMPACT_PATH:
+        return frozenset()
     _, _, what = path.removeprefix(RESPONSES_PATH + "/").partition("/")
     return _METHODS.get(what, frozenset())
 
 
 _METHODS = {"": frozenset(("GET", "DELETE")), "cancel": frozenset(("POST",)), "input_items": frozenset(("GET",))}
 """By what follows the id of a response."""
+
+
+async def _nowhere(scope: Scope, body: dict[str, Any], receive: Receive, send: Send) -> bool:
+    return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,13 +90,18 @@ class Generator:
     """Of what it answers."""
     may_be_second: bool
     """Another that keeps responses may stand before it, and says so with `KEPT_HEADER`."""
+    elsewhere: Callable[[Scope, dict[str, Any], Receive, Send], Awaitable[bool]] = _nowhere
+    """Has a request answered by another server that keeps what its body goes on from. False: there is none."""
 
 
 class ResponsesService:
     """Requests of all clients."""
 
-    def __init__(self, store: ResponseStore, generator: Generator, clock: Callable[[], float] = time.monotonic) -> None:
-        self.store, self.generator, self._clock = store, generator, clock
+    def __init__(
+        self, store: ResponseStore, generator: Generator, clock: Callable[[], float] = time.monotonic, tag: str = ""
+    ) -> None:
+        """`tag`: hexadecimal, written into the ids of responses."""
+        self.store, self.generator, self._clock, self._tag = store, generator, clock, tag
         self._background: dict[str, tuple[BackgroundResponse, asyncio.Task[None]]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -98,6 +111,9 @@ class ResponsesService:
             _require(method, "POST", path)
             await self._post(scope, receive, send)
             return
+        if path == COMPACT_PATH:
+            message = f"{path} is not supported: contexts are not compacted here, send the items that are to be kept"
+            raise ApiError(404, message, code="unsupported_path")
         response_id, _, what = path.removeprefix(RESPONSES_PATH + "/").partition("/")
         owners = frozenset((owner_of(scope),))
         if what == "cancel":
@@ -128,6 +144,8 @@ class ResponsesService:
             await self.generator.answer(scope, receive, send)  # It is kept by whoever has sent it on.
             return
         body = await read_large_json_object(await self.generator.read(scope, receive))
+        if await self.generator.elsewhere(scope, body, receive, send):
+            return
         turn, passed = self.begin(body, owner_of(scope))
         del body
         if scope["path"] == COUNT_PATH:
@@ -142,7 +160,7 @@ class ResponsesService:
     def begin(self, body: dict[str, Any], owner: str, connection: str = "") -> tuple[Turn, bytes]:
         """A client's body as a turn, and for whoever generates. ApiError 400: see `begin_turn`."""
         now_s, created_at = self._clock(), int(time.time())
-        view = StoreView(self.store, owner, now_s, created_at, self.generator.max_body_bytes, connection)
+        view = StoreView(self.store, owner, now_s, created_at, self.generator.max_body_bytes, self._tag, connection)
         return begin_turn(body, view)
 
     async def generate(

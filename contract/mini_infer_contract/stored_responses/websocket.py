@@ -150,6 +150,10 @@ class WebSocketSession:
 
     async def _respond(self, body: dict[str, Any], room: ExitStack, stream_id: str | None) -> None:
         generates = body.pop("generate", None) is not False
+        scope, relay = post_scope(self._scope, RESPONSES_PATH), _Relay(self, stream_id)
+        elsewhere = self._service.generator.elsewhere
+        if generates and await elsewhere(scope, body | {"stream": True}, self._until_gone, relay):
+            return
         turn, passed = self._service.begin(body | {"stream": True}, self._owner, self._connection)
         body.clear()
         if turn.owner == self._connection:
@@ -160,7 +164,6 @@ class WebSocketSession:
         bodies = [passed]
         del passed
         room.close()  # Whoever generates counts what it makes of it.
-        scope, relay = post_scope(self._scope, RESPONSES_PATH), _Relay(self, stream_id)
         answer = self._service.generator.answer_detached
         await self._service.generate(answer, turn, bodies, scope, self._until_gone, relay)
 

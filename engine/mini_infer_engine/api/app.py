@@ -1,6 +1,5 @@
 """The routes of the HTTP process. What they do is in the modules they call."""
 
-import ipaddress
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, cast, get_args
@@ -10,14 +9,15 @@ from starlette.responses import Response
 from starlette.routing import WebSocketRoute
 
 from mini_infer_contract import launch
+from mini_infer_contract.api_docs import DOCS_PATHS, FAVICON_PATH, OPENAPI_PATH, docs_file
 from mini_infer_contract.api_errors import ApiError, read_json_object
 from mini_infer_contract.api_keys import ApiKeys
 from mini_infer_contract.dialects.anthropic import COUNT_TOKENS_PATH, MESSAGES_PATH
 from mini_infer_contract.dialects.responses import RESPONSES_PATH
-from mini_infer_contract.docs_page import DOCS_PAGE, DOCS_PATH, OPENAPI_PATH
-from mini_infer_contract.stored_responses.service import COUNT_PATH, ResponsesService
+from mini_infer_contract.stored_responses.service import COMPACT_PATH, COUNT_PATH, ResponsesService
 from mini_infer_engine import __version__
 from mini_infer_engine.api.access_log import AccessLog
+from mini_infer_engine.api.admin_guard import AdminGuard
 from mini_infer_engine.api.cors import Cors
 from mini_infer_engine.api.dialects.anthropic import MessagesDialect
 from mini_infer_engine.api.dialects.base import Dialect
@@ -39,8 +39,9 @@ _CREATED = int(time.time())
 """`created` of a model: when this server started, as vLLM says it."""
 
 
-def make_app(front: ApiServerState, keys: ApiKeys | None = None) -> FastAPI:
-    """The application on one front; `keys`: of clients, None: any may ask."""
+def make_app(front: ApiServerState, keys: ApiKeys | None = None, guard: AdminGuard | None = None) -> FastAPI:
+    """Returns the application on one front. `keys`: of clients, None: any may ask. `guard`: of its admin paths."""
+    guard = guard or AdminGuard(keys=keys)
     app = FastAPI(title="mini-infer", version=__version__, openapi_url=None, redirect_slashes=False)
     if keys:
         app.add_middleware(KeyCheck, keys=keys)
@@ -64,28 +65,23 @@ def make_app(front: ApiServerState, keys: ApiKeys | None = None) -> FastAPI:
         ("/v1/models/{name:path}", "GET", lambda request: _model(front, request)),
         ("/tokenize", "POST", lambda request: tokenize(front, request)),
         ("/detokenize", "POST", lambda request: detokenize(front, request)),
-        (DOCS_PATH, "GET", lambda request: _docs()),
+        *((path, "GET", lambda request: _docs(request.url.path)) for path in DOCS_PATHS),
+        (FAVICON_PATH, "GET", lambda request: _nothing()),
         (OPENAPI_PATH, "GET", lambda request: _openapi()),
-        (launch.HEALTH_PATH, "GET", lambda request: _health(front)),
         ("/health", "GET", lambda request: _health_as_vllm(front)),
         ("/ping", "GET", lambda request: _health_as_vllm(front)),
         ("/ping", "POST", lambda request: _health_as_vllm(front)),
         ("/version", "GET", lambda request: _version()),
         ("/load", "GET", lambda request: _load(front)),
         ("/tokenizer_info", "GET", lambda request: _tokenizer_info(front)),
-        (launch.READY_PATH, "GET", lambda request: _ready(front)),
-        (launch.METRICS_PATH, "GET", lambda request: _metrics(front)),
-        (launch.DRAIN_PATH, "POST", lambda request: _start_drain(front, request)),
-        (launch.DRAIN_PATH, "GET", lambda request: _drain_state(front)),
-        (launch.ROLE_PATH, "POST", lambda request: _switch_role(front, request, has_keys=bool(keys))),
-        (launch.ROLE_PATH, "GET", lambda request: _role(front)),
         (launch.PROMPT_ASSETS_PATH, "GET", lambda request: _prompt_assets(front, request)),
-        (launch.KV_SNAPSHOT_PATH, "GET", lambda request: _kv_snapshot(front)),
     ):
         _route(app, path, [method], handler)
+    _add_admin_routes(app, front, guard)
     for path, methods in (
         (RESPONSES_PATH, ["POST"]),
         (COUNT_PATH, ["POST"]),
+        (COMPACT_PATH, ["POST"]),
         (f"{RESPONSES_PATH}/{{response_id}}", ["GET", "DELETE"]),
         (f"{RESPONSES_PATH}/{{response_id}}/cancel", ["POST"]),
         (f"{RESPONSES_PATH}/{{response_id}}/input_items", ["GET"]),
@@ -93,6 +89,50 @@ def make_app(front: ApiServerState, keys: ApiKeys | None = None) -> FastAPI:
         _route(app, path, methods, lambda request: _as_response(service))
     app.router.routes.append(WebSocketRoute(RESPONSES_PATH, WebSocketResponses(service)))
     return app
+
+
+def make_admin_app(front: ApiServerState) -> FastAPI:
+    """Returns the application of `--admin-socket`: admin paths and probes alone, for whoever may open the socket."""
+    app = FastAPI(title="mini-infer", version=__version__, openapi_url=None, redirect_slashes=False)
+    app.add_middleware(RequestIds)
+    install_error_handlers(app)
+    _add_admin_routes(app, front, None)
+    return app
+
+
+def _add_admin_routes(app: FastAPI, front: ApiServerState, guard: AdminGuard | None) -> None:
+    """Adds probes, and what changes the engine or shows its cache, behind `guard` where there is one."""
+
+    def guarded(request: Request) -> None:
+        if guard is None:
+            return
+        peer = request.client.host if request.client else None
+        if refusal := guard.refusal(request.url.path, request.headers, request.headers.raw, peer):
+            raise refusal
+
+    async def start_drain(request: Request) -> Response:
+        guarded(request)
+        return await _start_drain(front)
+
+    async def switch_role(request: Request) -> Response:
+        guarded(request)
+        return await _switch_role(front, request)
+
+    async def kv_snapshot(request: Request) -> Response:
+        guarded(request)
+        return await _kv_snapshot(front)
+
+    for path, method, handler in (
+        (launch.HEALTH_PATH, "GET", lambda request: _health(front)),
+        (launch.READY_PATH, "GET", lambda request: _ready(front)),
+        (launch.METRICS_PATH, "GET", lambda request: _metrics(front)),
+        (launch.DRAIN_PATH, "POST", start_drain),
+        (launch.DRAIN_PATH, "GET", lambda request: _drain_state(front)),
+        (launch.ROLE_PATH, "POST", switch_role),
+        (launch.ROLE_PATH, "GET", lambda request: _role(front)),
+        (launch.KV_SNAPSHOT_PATH, "GET", kv_snapshot),
+    ):
+        _route(app, path, [method], handler)
 
 
 def _route(app: FastAPI, path: str, methods: list[str], handler: Callable[[Request], Awaitable[Response]]) -> None:
@@ -129,8 +169,14 @@ async def _health_as_vllm(front: ApiServerState) -> Response:
     return Response(status_code=200 if is_up else 503)
 
 
-async def _docs() -> Response:
-    return Response(DOCS_PAGE, media_type="text/html; charset=utf-8")
+async def _docs(path: str) -> Response:
+    file = docs_file(path)
+    headers = {name.decode(): value.decode() for name, value in file.headers}
+    return Response(file.body, headers=headers, media_type=file.media_type)
+
+
+async def _nothing() -> Response:
+    return Response(status_code=204)
 
 
 async def _openapi() -> Response:
@@ -200,20 +246,13 @@ def _describe(front: ApiServerState, name: str) -> dict[str, Any]:
     }
 
 
-async def _start_drain(front: ApiServerState, request: Request) -> Response:
-    """Only for whoever is on this machine or in this pod: there is no way back from a drain but a new process."""
-    if request.client is not None and not _is_loopback(request.client.host):
-        message = "POST /drain is answered from the engine's own machine or pod only: delete the pod, or send SIGTERM"
-        raise ApiError(403, message, code="drain_from_elsewhere")
+async def _start_drain(front: ApiServerState) -> Response:
+    """Begins a drain, from which there is no way back but a new process."""
     front.start_drain()
     return await _drain_state(front)
 
 
-async def _switch_role(front: ApiServerState, request: Request, *, has_keys: bool) -> Response:
-    """For whoever is on this machine or in this pod, or has a key: clients must not turn a fleet's engines around."""
-    if not has_keys and request.client is not None and not _is_loopback(request.client.host):
-        message = "POST /role is answered from the engine's own machine or pod, or with an API key where there are any"
-        raise ApiError(403, message, code="role_from_elsewhere")
+async def _switch_role(front: ApiServerState, request: Request) -> Response:
     body = await read_json(request, front.options.max_body_bytes, front.options.body_timeout_s)
     role = read_json_object(body).get("role")
     if role not in get_args(launch.Role):
@@ -249,10 +288,3 @@ async def _kv_snapshot(front: ApiServerState) -> Response:
     if front.core.model is None:
         raise ApiError(503, "the model is still loading", code="loading")
     return Response(await front.core.snapshot(), media_type="application/msgpack")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +15,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.api_keys import SALTED_BY_KEY, KeyGrant, salted
 from mini_infer_contract.launch import KEEPALIVE_COMMENT, KV_FALLBACK_HEADER
+from mini_infer_contract.peer_auth import PEER_HEADER
 from mini_infer_contract.prompt import PromptEncoder
 from mini_infer_contract.request_timeout import request_timeout_s, timed_out
 from mini_infer_contract.sliced_json import read_large_json_object
@@ -23,8 +25,11 @@ from mini_infer_engine.api.access_log import facts_of
 from mini_infer_engine.api.dialects.base import Dialect, GenerationSpec, Renderer, StreamRenderer
 from mini_infer_engine.api.dialects.openai_shapes import usage
 from mini_infer_engine.api.generation import Generation
-from mini_infer_engine.api.http import error_response, json_response, read_json, request_id
+from mini_infer_engine.api.http import client_of, error_response, json_response, read_json, request_id
+from mini_infer_engine.api.ignored_fields import ignored_header
+from mini_infer_engine.api.key_check import GRANT
 from mini_infer_engine.api.kv_source import kv_source
+from mini_infer_engine.api.kv_trust import trusts_sender
 from mini_infer_engine.api.output_grammar import output_grammar
 from mini_infer_engine.api.state import ApiServerState
 from mini_infer_engine.config.generation import GenerationDefaults
@@ -66,6 +71,8 @@ class Work:
     """As the answer tells it."""
     streams: bool
     in_clients_words: Callable[[ApiError], ApiError]
+    ignored_fields: Sequence[str] = ()
+    """Names of fields of the request that were ignored."""
 
 
 class GenerationResponse(Response):
@@ -99,14 +106,19 @@ class GenerationResponse(Response):
         state = self._state
         raw = await read_json(self._request, state.options.max_body_bytes, state.options.body_timeout_s)
         with state.admission.body(len(raw)):
-            spec = _with_options(self._dialect.parse(await read_large_json_object(raw)), state.options)
+            body, unknown = await read_large_json_object(raw), state.unknown_fields()
+            spec = _with_options(self._dialect.parse(body, unknown), state.options)
+            spec = _of_key(spec, self._request.scope.get("state", {}).get(GRANT), state.options)
+            state.ignored_fields.note(unknown.names)
             try:
                 if spec.parsing is not None:
                     check_parsing(state.text.formats, spec.parsing)
                 model = state.admit(spec.model)
                 held.enter_context(state.admission.choices(spec.num_prompts * spec.copies))
-                prompts, sampling = await checked(state, model, spec, len(raw))
-                source = kv_source(self._request.headers, spec.kv_transfer_params)
+                prompts, sampling = await checked(state, model, spec, len(raw), client_of(self._request))
+                headers = self._request.headers
+                is_trusted = trusts_sender(state.options.kv_transfer_trust, state.peer_secret, headers.get(PEER_HEADER))
+                source = kv_source(headers, spec.kv_transfer_params, is_trusted=is_trusted)
             except ParameterError as error:
                 raise spec.in_clients_words(bad_parameter(error)) from None
             except ApiError as error:
@@ -130,6 +142,7 @@ class GenerationResponse(Response):
             told_model,
             spec.streams,
             spec.in_clients_words,
+            unknown.names,
         )
 
     async def _run(self, work: Work, scope: Scope, receive: Receive, send: Send) -> None:
@@ -147,6 +160,16 @@ class GenerationResponse(Response):
             core.leave(generation)
             generation.count_unfinished()
             watcher.cancel()
+
+
+def _of_key(spec: GenerationSpec, grant: KeyGrant | None, options: ServerOptions) -> GenerationSpec:
+    """The priority and the cache salt that the request's key allows; a gateway has salted its clients' already."""
+    lowest = options.max_priority if grant is None or grant.max_priority is None else grant.max_priority
+    if lowest is not None and spec.priority < lowest:
+        spec = replace(spec, priority=lowest)
+    if grant is None or not options.cache_salt_by_key or spec.cache_salt.startswith(SALTED_BY_KEY):
+        return spec
+    return replace(spec, cache_salt=salted(grant, spec.cache_salt))
 
 
 def _with_options(spec: GenerationSpec, options: ServerOptions) -> GenerationSpec:
@@ -188,15 +211,15 @@ def _facts(work: Work) -> dict[str, Any]:
 
 def bad_parameter(error: ParameterError) -> ApiError:
     """The answer to a value out of its range."""
-    return ApiError(400, str(error), param=error.param, code=error.code)
+    return ApiError(400, str(error), param=error.path, code=error.code)
 
 
 async def checked(
-    state: ApiServerState, model: ModelInfo, spec: GenerationSpec, size_bytes: int
+    state: ApiServerState, model: ModelInfo, spec: GenerationSpec, size_bytes: int, client: str = ""
 ) -> tuple[list[list[int]], SamplingParams]:
     """Prompts and parameters that the engine can serve. ApiError, ParameterError: it cannot.
 
-    `size_bytes`: of the request's body.
+    `size_bytes`: of the request's body; `client`: what limits on one client count by.
     """
     text, limit = state.text, spec.output_limit
     sampling = sampling_params(spec, text.defaults)
@@ -226,7 +249,7 @@ async def checked(
         if spec.beams is not None:
             param = request.param
             raise ParameterError(param, f"{param} does not go with use_beam_search = true: leave out one of them")
-        sampling = msgspec.structs.replace(sampling, grammar=await text.grammars.build_in_thread(request))
+        sampling = msgspec.structs.replace(sampling, grammar=await text.grammars.build_in_thread(request, client))
     return prompts, sampling
 
 
@@ -257,12 +280,17 @@ async def _whole(work: Work, scope: Scope, receive: Receive, send: Send) -> None
         # Two thousand embeddings take a fifth of a second to write.
         many = len(replies) > _MANY_REPLIES
         content = await asyncio.to_thread(work.renderer.whole, replies) if many else work.renderer.whole(replies)
-        await json_response(content, headers=_told_of(generation))(scope, receive, send)
+        await json_response(content, headers=_told_of(work))(scope, receive, send)
 
 
-def _told_of(generation: Generation) -> dict[str, str]:
-    """What the gateway is told of how it was made, in headers that it does not pass on."""
-    return {KV_FALLBACK_HEADER: generation.kv_fallback} if generation.kv_fallback else {}
+def _told_of(work: Work) -> dict[str, str]:
+    """How the answer was made, for the gateway, in headers that it does not pass on; and what was ignored, for all."""
+    fallback = work.generation.kv_fallback
+    return ({KV_FALLBACK_HEADER: fallback} if fallback else {}) | ignored_header(work.ignored_fields)
+
+
+def _stream_headers(work: Work) -> list[tuple[bytes, bytes]]:
+    return _STREAM_HEADERS + [(name.encode(), value.encode()) for name, value in _told_of(work).items()]
 
 
 @contextmanager
@@ -289,7 +317,7 @@ async def _stream(work: Work, scope: Scope, receive: Receive, send: Send, keepal
         while not (await asyncio.wait({first}, timeout=keepalive_s or None))[0]:
             if not begun:
                 begun = True
-                await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+                await send({"type": "http.response.start", "status": 200, "headers": _stream_headers(work)})
             await send({"type": "http.response.body", "body": KEEPALIVE_COMMENT, "more_body": True})
     finally:
         first.cancel()
@@ -298,8 +326,7 @@ async def _stream(work: Work, scope: Scope, receive: Receive, send: Send, keepal
         await error_response(work.in_clients_words(generation.error), scope)(scope, receive, send)
         return
     if not begun:
-        told = [(name.encode(), value.encode()) for name, value in _told_of(generation).items()]
-        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS + told})
+        await send({"type": "http.response.start", "status": 200, "headers": _stream_headers(work)})
     if not deltas and generation.error is not None:
         await send({"type": "http.response.body", "body": renderer.broken(work.in_clients_words(generation.error))})
         return

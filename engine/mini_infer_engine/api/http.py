@@ -1,6 +1,7 @@
 """HTTP around the routes: request ids, body limit, and every error in its API's shape. Knows nothing of models."""
 
 import asyncio
+import hashlib
 
 from fastapi import FastAPI
 from starlette.datastructures import MutableHeaders
@@ -10,13 +11,15 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.api_keys import presented_key
 from mini_infer_contract.dialects.anthropic_errors import errors_of
 from mini_infer_contract.json_structure import check_structure
-from mini_infer_contract.launch import REQUEST_ID_HEADER
+from mini_infer_contract.launch import CLIENT_HEADER, REQUEST_ID_HEADER
 from mini_infer_contract.request_body import check_media_type, too_large, unpacked
 from mini_infer_contract.request_ids import request_id_in
 from mini_infer_engine.api.dialects.openai_shapes import encode_json
 
+_LONGEST_CLIENT = 200
 _CLOSE = {"connection": "close"}
 """The rest of the body would be taken for the next request."""
 
@@ -69,6 +72,15 @@ async def _read(request: Request, max_bytes: int) -> bytes:
     except ClientDisconnect:
         raise ApiError(499, "the client left before its request was complete") from None
     return b"".join(parts)
+
+
+def client_of(request: Request) -> str:
+    """Returns what limits on one client count by: the gateway's word for it, else its API key, else its address."""
+    if client := request.headers.get(CLIENT_HEADER):
+        return f"client {client[:_LONGEST_CLIENT]}"
+    if key := presented_key(request.headers.raw):
+        return "key " + hashlib.sha256(key).hexdigest()
+    return f"peer {request.client.host}" if request.client is not None else ""
 
 
 def request_id(request: Request) -> str:

@@ -5,6 +5,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from mini_infer_contract.api_keys import ApiKeys
 from mini_infer_engine.api.http import error_response
 
+GRANT = "mini_infer_key_grant"
+"""In a scope's state: what the request's API key may do; not there on a server without keys."""
+
 
 class KeyCheck:
     """Around everything that the server answers."""
@@ -19,6 +22,7 @@ class KeyCheck:
             return
         refusal = self._keys.refusal(scope.get("method", "GET"), scope["path"], scope["headers"])
         if refusal is None:
+            scope.setdefault("state", {})[GRANT] = self._keys.grant(scope["headers"])
             await self._app(scope, receive, send)
         else:
             # Of a WebSocket Starlette makes a refused handshake with this answer.

@@ -10,15 +10,34 @@ from mini_infer_engine.core.request import KVSource
 
 _ADDRESS = re.compile(r"tcp://(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):\d{1,5}", re.ASCII)
 _PARAM = "kv_transfer_params"
+_LONGEST_HOST = 253
+"""Characters of a DNS name."""
+_LONGEST_ID = 4096
+_LAST_PORT = 65_535
 
 
-def kv_source(headers: Mapping[str, str], params: Mapping[str, Any] | None) -> KVSource | None:
-    """None: they are computed here. ApiError: an address is none.
+def kv_source(
+    headers: Mapping[str, str], params: Mapping[str, Any] | None, *, is_trusted: bool = True
+) -> KVSource | None:
+    """Returns where keys and values come from; None: they are computed here.
+
+    Of a sender that is not trusted headers are ignored: gateways strip them, and a client cannot tell. Raises ApiError
+    if such a sender sends the fields, or if an address is none.
 
     The fields are vLLM's: `do_remote_prefill` with `remote_host`, `remote_port` and `remote_request_id` reads what that
     engine keeps of a prompt; without a request id that engine is asked to compute the prompt. Incomplete ones count for
     nothing, as in vLLM.
     """
+    if not is_trusted:
+        if params:
+            raise ApiError(
+                400,
+                f"{_PARAM} is for the gateway of this service: leave it out. An engine behind another proxy takes it "
+                "with --kv-transfer-trust clients",
+                param=_PARAM,
+                code="kv_transfer_not_trusted",
+            )
+        return None
     if params and params.get("do_remote_prefill"):
         host, port = params.get("remote_host"), params.get("remote_port")
         if isinstance(host, str) and host and isinstance(port, int | str):
@@ -26,6 +45,9 @@ def kv_source(headers: Mapping[str, str], params: Mapping[str, Any] | None) -> K
             address = _checked(f"tcp://{bracketed}:{port}", _PARAM)
             held_id = params.get("remote_request_id")
             if isinstance(held_id, str) and held_id:
+                if len(held_id) > _LONGEST_ID:
+                    message = f"{_PARAM}: remote_request_id has {len(held_id)} characters, at most {_LONGEST_ID} may be"
+                    raise ApiError(400, message, param=_PARAM)
                 return KVSource(address=address, how="held", held_id=held_id)
             return KVSource(address=address, how="prefill")
     if prefill_from := headers.get(PREFILL_FROM_HEADER):
@@ -41,6 +63,7 @@ def holds_kv(params: Mapping[str, Any] | None) -> bool:
 
 
 def _checked(address: str, param: str) -> str:
-    if not _ADDRESS.fullmatch(address):
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    if not _ADDRESS.fullmatch(address) or len(host) > _LONGEST_HOST or not 0 < int(port) <= _LAST_PORT:
         raise ApiError(400, f"{param}: {address[:100]!r} is no address: write tcp://host:port", param=param)
     return address

@@ -34,10 +34,12 @@ def kv_transfer_families(stats: EngineStats, role: str, transport: str) -> Itera
         (names.ENGINE_KV_TRANSFER_ESTIMATED_SECONDS, "Estimated before.", moved.estimated_s),
         (names.ENGINE_KV_TRANSFER_ESTIMATE_ERROR_SECONDS, "Error of estimates.", moved.estimate_error_s),
         (names.ENGINE_KV_TRANSFER_LEASES_EXPIRED, "Leases that expired.", moved.leases_expired),
+        (names.ENGINE_KV_TRANSFER_FAULTS, "Messages and transfers that failed by a fault.", moved.faults),
     ):
         yield CounterMetricFamily(name, documentation, value)
     for name, documentation, number in (
         (names.ENGINE_KV_TRANSFER_LEASES, "Transfers that are not settled.", moved.open_leases),
         (names.ENGINE_KV_TRANSFER_PINNED_PAGES, "Pages kept for transfers.", moved.pinned_pages),
+        (names.ENGINE_KV_TRANSFER_FAILED, "KV transfer has ended by a fault.", int(moved.has_failed)),
     ):
         yield GaugeMetricFamily(name, documentation, number)

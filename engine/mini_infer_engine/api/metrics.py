@@ -1,7 +1,7 @@
 """What a server counts, and how /metrics shows it. Plain numbers while requests run, Prometheus only when asked."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -13,6 +13,7 @@ from mini_infer_engine.api.kv_transfer_metrics import kv_transfer_families
 from mini_infer_engine.api.vllm_metrics import VllmMetrics
 from mini_infer_engine.core.stats import EngineStats
 from mini_infer_engine.core_process.messages import ModelInfo
+from mini_infer_engine.structured.proving.prover import ENDS
 
 
 class ServerMetrics(Collector):
@@ -22,6 +23,8 @@ class ServerMetrics(Collector):
         """`engines`: how many the server has."""
         self.draining = False
         self.role = "unified"
+        self.grammar_worker_ends: Mapping[str, int] = {}
+        """Workers that were ended while they checked a grammar, by the limit that they met; the server sets it."""
         self.engines = [VllmMetrics(model_name, number) for number in range(engines)]
         self._queue_time = Histogram(LATENCY_BUCKETS_S)
         self._step_sequences = Histogram(SIZE_BUCKETS)
@@ -73,6 +76,14 @@ class ServerMetrics(Collector):
         for reason, count in sum((engine.finished for engine in engines), Counter[str]()).items():
             finished.add_metric([reason], count)
         yield finished
+        ended = CounterMetricFamily(
+            names.ENGINE_GRAMMAR_WORKERS_ENDED,
+            "Workers ended while they checked a grammar.",
+            labels=[names.LABEL_LIMIT],
+        )
+        for limit in ENDS:
+            ended.add_metric([limit], self.grammar_worker_ends.get(limit, 0))
+        yield ended
         for name, documentation, value in (
             (names.ENGINE_PROMPT_TOKENS, "Prompt tokens of admitted requests, cached ones too.", stats.prompt_tokens),
             (names.ENGINE_CACHED_TOKENS, "Prompt tokens found in the prefix cache.", stats.cached_prompt_tokens),

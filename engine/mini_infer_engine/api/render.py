@@ -14,7 +14,7 @@ from mini_infer_engine.api.dialects.base import Dialect, GenerationSpec
 from mini_infer_engine.api.dialects.chat import ChatDialect, ChatRenderer
 from mini_infer_engine.api.dialects.completions import CompletionDialect, CompletionRenderer
 from mini_infer_engine.api.generate import bad_parameter, checked
-from mini_infer_engine.api.http import json_response, read_json, request_id
+from mini_infer_engine.api.http import client_of, json_response, read_json, request_id
 from mini_infer_engine.api.state import ApiServerState
 from mini_infer_engine.core.request import SamplingParams
 from mini_infer_engine.text.text_model import TextModel
@@ -40,10 +40,10 @@ async def _rendered(
 ) -> list[dict[str, Any]]:
     raw = await read_json(http_request, state.options.max_body_bytes, state.options.body_timeout_s)
     with state.admission.body(len(raw)):
-        spec = dialect.parse(await read_large_json_object(raw))
+        spec = dialect.parse(await read_large_json_object(raw), state.unknown_fields())
         model = state.admit(spec.model)
         try:
-            prompts, sampling = await checked(state, model, spec, len(raw))
+            prompts, sampling = await checked(state, model, spec, len(raw), client_of(http_request))
         except ParameterError as error:
             raise bad_parameter(error) from None
     head = {"request_id": id_prefix + request_id(http_request), "model": spec.model or state.text.names[0]}

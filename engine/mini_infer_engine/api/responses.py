@@ -40,7 +40,7 @@ def responses_service(front: ApiServerState, app: ASGIApp) -> ResponsesService:
         return await read_json(Request(scope, receive), options.max_body_bytes, options.body_timeout_s)
 
     def check(body: dict[str, Any]) -> str:
-        spec = ResponsesDialect(KeptRequest("")).parse(body)
+        spec = ResponsesDialect(KeptRequest("")).parse(body, front.unknown_fields())
         try:
             if spec.parsing is not None:
                 check_parsing(front.text.formats, spec.parsing)
@@ -105,7 +105,7 @@ async def _count(front: ApiServerState, request: Request) -> Response:
     """Tokens of the prompt that a response would be generated from."""
     raw = await read_json(request, front.options.max_body_bytes, front.options.body_timeout_s)
     with front.admission.body(len(raw)):
-        spec = ResponsesDialect(KeptRequest("")).parse(await read_large_json_object(raw))
+        spec = ResponsesDialect(KeptRequest("")).parse(await read_large_json_object(raw), front.unknown_fields())
         front.check_model(spec.model)
         model = front.core.model
         if front.text.encoder is None or model is None:

@@ -10,10 +10,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from mini_infer_contract.api_errors import ApiError, unknown_model
+from mini_infer_contract.body_fields import UnknownFields
 from mini_infer_contract.launch import DRAINING_HEADER, Role
+from mini_infer_contract.peer_auth import PeerSecret
 from mini_infer_engine.api.admission import Admission
 from mini_infer_engine.api.dialects.base import GenerationSpec
 from mini_infer_engine.api.generation import Generation
+from mini_infer_engine.api.ignored_fields import IgnoredFields
 from mini_infer_engine.api.kv_source import holds_kv
 from mini_infer_engine.api.metrics import ServerMetrics
 from mini_infer_engine.config.server_options import ServerOptions
@@ -61,6 +64,8 @@ class ApiServerState:
     options: ServerOptions
     max_running: int
     """Choices that the engine works on at once."""
+    peer_secret: PeerSecret | None = None
+    """The service's secret, by whose token its gateway is known; None: the engine knows no gateway."""
     in_flight: int = field(default=0, init=False)
     """Requests for text, from the first byte of their header to the last of their answer."""
     idle: asyncio.Event = field(default_factory=asyncio.Event, init=False)
@@ -69,11 +74,13 @@ class ApiServerState:
     role: Role = field(init=False)
     """What the engine is for, now."""
     admission: Admission = field(init=False)
+    ignored_fields: IgnoredFields = field(default_factory=IgnoredFields, init=False)
     _serials: Iterator[int] = field(default_factory=itertools.count, init=False)
 
     def __post_init__(self) -> None:
         self.admission = Admission(self.max_running + self.options.max_waiting, self.options.max_tokenizing_bytes)
         self.idle.set()
+        self.metrics.grammar_worker_ends = self.text.grammars.ends
         self.role = self.metrics.role = self.options.role
 
     def switch_role(self, role: Role) -> None:
@@ -102,6 +109,10 @@ class ApiServerState:
     def start_drain(self) -> None:
         """From now on only what runs is finished."""
         self.metrics.draining = True
+
+    def unknown_fields(self) -> UnknownFields:
+        """Returns what decides about unknown fields of one request."""
+        return UnknownFields(self.options.unknown_fields)
 
     def admit(self, model: str | None) -> ModelInfo:
         """The core's model. ApiError: the server takes no requests now, or has no model of that name."""

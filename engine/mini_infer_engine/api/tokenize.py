@@ -6,7 +6,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from mini_infer_contract.api_errors import ApiError
-from mini_infer_contract.dialects.anthropic import COUNT_TOKENS_PATH, chat_body
+from mini_infer_contract.dialects.anthropic import COUNT_TOKENS_PATH, chat_body, own_path
 from mini_infer_contract.prompt import PromptEncoder, PromptText
 from mini_infer_contract.sliced_json import read_large_json_object
 from mini_infer_engine.api.dialects.chat import ChatDialect
@@ -33,7 +33,7 @@ class TokenizeRequest(Body):
     return_token_strs: bool | None = None
 
 
-class DetokenizeRequest(Body):
+class DetokenizeRequest(Body, kw_only=True):
     """POST /detokenize."""
 
     model: str | None = None
@@ -45,7 +45,7 @@ async def tokenize(state: ApiServerState, http_request: HttpRequest) -> Response
     raw = await read_json(http_request, state.options.max_body_bytes, state.options.body_timeout_s)
     with state.admission.body(len(raw)):
         body = await read_large_json_object(raw)
-        request = parse_fields(body, TokenizeRequest)
+        request = parse_fields(body, TokenizeRequest, state.unknown_fields())
         state.check_model(request.model)
         encoder = _encoder(state)
         ids = await state.text.in_slices(_ids(encoder, request, body), len(raw))
@@ -58,7 +58,7 @@ def _ids(encoder: PromptEncoder, request: TokenizeRequest, body: dict[str, Any])
     if (request.prompt is None) == (request.messages is None):
         raise ApiError(400, "send either prompt or messages", param="prompt")
     if request.prompt is not None:
-        return text_ids(encoder, PromptText(request.prompt, request.add_special_tokens is not False), "prompt")
+        return text_ids(encoder, PromptText(request.prompt, request.add_special_tokens is not False), ("prompt",))
     check_messages(request.messages or ())
     return chat_ids(encoder, body)
 
@@ -67,8 +67,11 @@ async def count_tokens(state: ApiServerState, http_request: HttpRequest) -> Resp
     """How many tokens the prompt of a message has, however many they are."""
     raw = await read_json(http_request, state.options.max_body_bytes, state.options.body_timeout_s)
     with state.admission.body(len(raw)):
-        chat = chat_body(await read_large_json_object(raw), COUNT_TOKENS_PATH)
-        state.check_model(ChatDialect().parse(chat).model)
+        chat = chat_body(await read_large_json_object(raw), COUNT_TOKENS_PATH, state.unknown_fields())
+        try:
+            state.check_model(ChatDialect().parse(chat).model)
+        except ApiError as error:
+            raise error.renamed(own_path) from None
         ids = await state.text.in_slices(chat_ids(_encoder(state), chat), len(raw))
     return json_response({"input_tokens": len(ids)})
 
@@ -77,7 +80,7 @@ async def detokenize(state: ApiServerState, http_request: HttpRequest) -> Respon
     """The text of token ids, special tokens shown, as vLLM does."""
     raw = await read_json(http_request, state.options.max_body_bytes, state.options.body_timeout_s)
     with state.admission.body(len(raw)):
-        request = parse_fields(await read_large_json_object(raw), DetokenizeRequest)
+        request = parse_fields(await read_large_json_object(raw), DetokenizeRequest, state.unknown_fields())
         state.check_model(request.model)
         text = await state.text.in_slices(text_of_ids(_encoder(state).tokenizer, request.tokens), len(raw))
     return json_response({"prompt": text})

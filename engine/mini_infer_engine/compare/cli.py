@@ -8,16 +8,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from tokenizers import Tokenizer
 
 from mini_infer_contract.command_line import whole_number
+from mini_infer_contract.logs import show_crashes
 from mini_infer_engine import __version__
 from mini_infer_engine.compare.measure import Baseline, measure
 from mini_infer_engine.compare.report import draw, table, unknown_picture
 from mini_infer_engine.compare.texts import Questions, Text, demo_texts, read_texts
 from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.device import choose_device
 from mini_infer_engine.model_path import DEMO_DIRECTORY, resolve_model
 from mini_infer_engine.models.kv_spec import KV_QUANTIZATIONS
+from mini_infer_engine.models.registry import read_config
+from mini_infer_engine.runtime.worker import dtype_of
 
 SCHEMES: dict[str, dict[str, Any]] = {
     "bf16": {},
@@ -28,7 +33,7 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "w8a8-int8": {"quantization": "w8a8-int8"},
     "w8a8-int8-plain": {"quantization": "w8a8-int8", "quantization_calibration": "none"},
 }
-"""Settings by name; bf16 is the model as it is, in `--dtype`."""
+"""Settings by name; bf16 is the model as it is, in `--dtype`, and is shown as fp32 where that is its dtype."""
 _KV_MARK = ", KV "
 """Between a scheme and how its keys and values are kept, in the names of columns."""
 _CPU_KV_CACHE_BYTES = 64_000_000
@@ -36,6 +41,7 @@ _CPU_KV_CACHE_BYTES = 64_000_000
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command. Returns the exit status."""
+    show_crashes()
     parser = make_parser()
     options = parser.parse_args(arguments)
     if options.plot is not None and importlib.util.find_spec("matplotlib") is None:
@@ -111,8 +117,17 @@ def compare(options: argparse.Namespace) -> dict[str, dict[str, float]]:
     baseline, figures = Baseline(), {}
     for name, settings in schemes.items():
         print(f"{name} ...", file=sys.stderr, flush=True)
-        figures[name] = measure(settings, texts, questions, tokenizer.decode, baseline)
+        figures[_shown(name, settings)] = measure(settings, texts, questions, tokenizer.decode, baseline)
     return figures
+
+
+def _shown(column: str, settings: EngineSettings) -> str:
+    """The column's name, with the dtype of weights that are not quantised as it is: on a CPU they are fp32."""
+    scheme, mark, kv = column.partition(_KV_MARK)
+    if scheme != "bf16":
+        return column
+    dtype = dtype_of(settings, read_config(resolve_model(settings.model, None)), choose_device(settings))
+    return ("fp32" if dtype == torch.float32 else scheme) + mark + kv
 
 
 def columns(schemes: str, kv: str) -> list[str]:

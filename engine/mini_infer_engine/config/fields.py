@@ -10,6 +10,8 @@ from typing import Any, cast
 from mini_infer_engine.config.errors import ModelError
 
 _REQUIRED = object()
+MOST = 2**40
+"""The largest size that a file may name: far more than any model has."""
 
 
 class Fields:
@@ -49,8 +51,8 @@ class Fields:
     def size(self, key: str, default: Any = ...) -> int:
         """A positive integer; required unless there is a default."""
         value = cast("int", self._get(key, (int,), _REQUIRED if default is ... else default, "a positive integer"))
-        if value <= 0:
-            raise self.refuse(key, "must be a positive integer.")
+        if not 0 < value <= MOST:
+            raise self.refuse(key, f"must be a positive integer, at most {MOST}.")
         return value
 
     def optional_integer(self, key: str) -> int | None:

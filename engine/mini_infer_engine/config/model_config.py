@@ -35,6 +35,7 @@ class ModelConfig:
     ropes: tuple[RopeParameters, ...]
     """The rotation of each layer."""
     max_position_embeddings: int
+    """The longest context that is served: config.json's, extended by the factor of its rope scaling."""
     tie_word_embeddings: bool
     qkv_bias: bool
     output_bias: bool
@@ -91,6 +92,7 @@ def parse_decoder(
     num_kv_heads = fields.size("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         raise fields.refuse("num_key_value_heads", f"must divide num_attention_heads = {num_heads}.")
+    extends_context = different.pop("extends_context", True)
     default_head_dim = different.pop("default_head_dim", None)
     if default_head_dim is None:
         if "head_dim" not in fields.values and hidden_size % num_heads:
@@ -132,6 +134,9 @@ def parse_decoder(
     arguments = common | different
     for rope in set(arguments["ropes"]):
         _check_rotation(fields, rope, head_dim)
+    if extends_context:
+        contexts = [rope.context(max_position_embeddings) for rope in arguments["ropes"] if rope.type != "none"]
+        arguments["max_position_embeddings"] = min(contexts, default=max_position_embeddings)
     return arguments
 
 

@@ -72,6 +72,9 @@ def parse_quantization(fields: Fields) -> Schemes | None:
     if method == "modelopt":
         return _parse_modelopt(fields, raw, names(fields, raw, "ignore"))
     supported = "supported are fp8, compressed-tensors, gptq, awq and modelopt"
+    if method is None and {"bits", "group_size"} <= raw.keys():
+        mlx = f"bits = {raw['bits']!r}, group_size = {raw['group_size']!r} without a quant_method are MLX's form"
+        raise refuse(fields, mlx, f"it is not read; use the original weights, or quantised ones: {supported}")
     raise refuse(fields, f"quant_method = {method!r}", supported)
 
 

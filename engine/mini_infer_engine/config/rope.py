@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.config.fields import Fields
+from mini_infer_engine.config.fields import MOST, Fields
 
 RopeType = Literal["none", "default", "linear", "llama3", "yarn", "longrope"]
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
@@ -34,6 +34,19 @@ class RopeParameters:
     """The same for longer contexts."""
     partial: float = 1.0
     """Share of a head's dimensions that are rotated: the first ones of the checkpoint."""
+
+    def context(self, max_position_embeddings: int) -> int:
+        """Returns how many positions the model serves, derived as vLLM derives its `max_model_len`.
+
+        Files may say `max_position_embeddings` of before YaRN or linear interpolation; those of llama3 and longrope,
+        of after. A file that says more than YaRN's factor makes of the original context is taken at its word.
+        """
+        if self.type == "linear":
+            return int(min(max_position_embeddings * self.factor, MOST))
+        if self.type == "yarn":
+            extended = int(min(self.original_max_position_embeddings * self.factor, MOST))
+            return max(extended, max_position_embeddings)
+        return max_position_embeddings
 
     def rotary_dim(self, head_dim: int) -> int:
         """Dimensions of a head that are rotated."""

@@ -4,8 +4,10 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from mini_infer_contract.body_fields import UnknownFieldsMode
 from mini_infer_contract.cors import CorsPolicy
 from mini_infer_contract.engine_options import KV_TRANSFER, EngineOptions
+from mini_infer_contract.http_server.limits import ConnectionLimits
 from mini_infer_contract.launch import HTTP_PORT, MAX_BODY_BYTES, TRANSFER_PORT, Role
 from mini_infer_contract.logs import LogFormat
 from mini_infer_contract.options import Option, option_rows
@@ -13,6 +15,7 @@ from mini_infer_contract.tls import TlsFiles
 
 SERVER = "server"
 _DAY_S = 86_400
+_LIMITS = ConnectionLimits()
 
 
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,12 +44,58 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     """Give keys and values to other engines, and take theirs, by this port of control; 0: do not, which goes with
     --role unified alone."""
+    kv_transfer_trust: Annotated[Literal["gateway", "clients"], Option(group=SERVER)] = "gateway"
+    """Whose kv_transfer_params and headers that name other engines count: those of the service's gateway, which sends
+    its token, or those of all clients, which is for the proxies of vLLM and llm-d; a client that is trusted can have
+    the engine take keys and values from any host, which then answer other clients' prompts."""
+    peer_key_file: Annotated[str | None, Option(group=SERVER, unit="FILE", default_text="none")] = None
+    """The service's secret (64 hexadecimal digits, `openssl rand -hex 32`): gateways and engines that connect to the
+    event, replay and transfer ports must have it (CurveZMQ), and so must whoever drains the engine, switches its role
+    or reads its cache; read once, at the start."""
+    allow_unauthenticated_peers: Annotated[bool, Option(group=SERVER)] = False
+    """Without --peer-key-file: let event, replay and transfer ports listen at --host all the same, such as for
+    consumers of vLLM's events; whoever reaches them reads prompts and takes keys and values. Otherwise they listen on
+    loopback."""
+    admin_socket: Annotated[str | None, Option(group=SERVER, unit="PATH", default_text="none")] = None
+    """A Unix socket (mode 0600) where POST /drain, POST /role and GET /kv_snapshot need no other proof, beside
+    /healthz, /readyz and /metrics."""
     max_body_bytes: Annotated[int, Option(group=SERVER, flag="max-body-size", unit="SIZE", low=1, is_size=True)] = (
         MAX_BODY_BYTES
     )
     """Of one request, after decompression."""
     body_timeout_s: Annotated[float, Option(group=SERVER, flag="body-timeout", unit="SECONDS", low=0, high=_DAY_S)] = 60
     """For a request's body to come; a slower one is answered with 408."""
+    client_max_connections: Annotated[int, Option(group=SERVER, unit="N", low=1, high=2**20)] = _LIMITS.max_connections
+    """Of clients; more take the place of those that wait without a request, or get 503."""
+    client_max_connections_per_peer: Annotated[int, Option(group=SERVER, unit="N", low=1, high=2**20)] = (
+        _LIMITS.max_connections_per_peer
+    )
+    """The same of one address, or of one /64 of IPv6; a gateway is one address."""
+    client_max_header_bytes: Annotated[int, Option(group=SERVER, unit="N", low=1, high=2**24)] = (
+        _LIMITS.max_header_bytes
+    )
+    """Of one request; more get 431."""
+    client_idle_timeout_s: Annotated[
+        float, Option(group=SERVER, flag="client-idle-timeout", unit="SECONDS", low=0, high=_DAY_S)
+    ] = _LIMITS.idle_timeout_s
+    """For a new connection's first request to begin."""
+    client_head_timeout_s: Annotated[
+        float, Option(group=SERVER, flag="client-head-timeout", unit="SECONDS", low=0, high=_DAY_S)
+    ] = _LIMITS.head_timeout_s
+    """For a request's headers to arrive; later ones get 408."""
+    client_min_body_rate: Annotated[int, Option(group=SERVER, unit="BYTES", low=1, high=2**40)] = _LIMITS.min_body_rate
+    """A second that a body must come at after --body-timeout; slower ones get 408."""
+    client_write_timeout_s: Annotated[
+        float, Option(group=SERVER, flag="client-write-timeout", unit="SECONDS", low=0, high=_DAY_S)
+    ] = _LIMITS.write_timeout_s
+    """For a client to read anything of what waits for it."""
+    client_websocket_idle_timeout_s: Annotated[
+        float, Option(group=SERVER, flag="client-websocket-idle-timeout", unit="SECONDS", low=0, high=_DAY_S)
+    ] = _LIMITS.websocket_idle_timeout_s
+    """Without a message on a WebSocket."""
+    unknown_fields: Annotated[UnknownFieldsMode, Option(group=SERVER)] = "refuse"
+    """Fields of requests that this server does not know; refuse: a 400 names them; warn: they are ignored, and so are
+    hints such as verbosity; the answer's header x-ignored-fields and the log name them."""
     request_timeout_s: Annotated[
         float, Option(group=SERVER, flag="request-timeout", unit="SECONDS", low=0, high=_DAY_S)
     ] = 0
@@ -76,7 +125,15 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Keys of clients; with none here, in --api-key-file or in MINI_INFER_API_KEY (one more) anybody is answered. Other
     users of the machine can read these, but not those."""
     api_key_file: Annotated[str | None, Option(group=SERVER, unit="FILE", default_text="none")] = None
-    """Keys of clients, one a line; read again when it changes."""
+    """Keys of clients, one a line, such as KEY name=team-a max-priority=-1; read again when it changes."""
+    max_priority: Annotated[
+        int | None,
+        Option(group=SERVER, unit="N", low=-(2**31), high=2**31 - 1, default_text="none, as a gateway does it"),
+    ] = None
+    """The lowest number, which goes first, that a request may have as its priority, where its key's line in
+    --api-key-file has none."""
+    cache_salt_by_key: Annotated[bool, Option(group=SERVER)] = True
+    """Clients of different API keys share no prefix cache, so that nobody finds out how others' prompts begin."""
     responses_max_bytes: Annotated[
         int, Option(group=SERVER, flag="responses-memory", unit="SIZE", low=0, is_size=True)
     ] = 64 * 2**20
@@ -84,6 +141,17 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     keeps them itself."""
     responses_ttl_s: Annotated[float, Option(group=SERVER, flag="responses-ttl", unit="SECONDS", low=0)] = _DAY_S
     """For which such a response is kept after its last use."""
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        Option(
+            group=SERVER,
+            unit="HOST,...",
+            is_list=True,
+            default_text="no domain where --host is a loopback address and there are no API keys, else all",
+        ),
+    ] = ()
+    """Hosts that clients may name in the Host header, without ports; *.example.com: all below; *: all; others get 421,
+    as web pages could pretend to be from this machine otherwise."""
     allowed_origins: Annotated[
         tuple[str, ...], Option(group=SERVER, unit="ORIGIN,...", is_list=True, default_text="none, CORS is off")
     ] = ()
@@ -125,6 +193,21 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.transfer_port is not None:
             return self.transfer_port
         return 0 if self.role == "unified" else TRANSFER_PORT
+
+    @property
+    def connections(self) -> ConnectionLimits:
+        """What clients may do with connections."""
+        return ConnectionLimits(
+            max_connections=self.client_max_connections,
+            max_connections_per_peer=self.client_max_connections_per_peer,
+            max_header_bytes=self.client_max_header_bytes,
+            idle_timeout_s=self.client_idle_timeout_s,
+            head_timeout_s=self.client_head_timeout_s,
+            body_timeout_s=self.body_timeout_s,
+            min_body_rate=self.client_min_body_rate,
+            write_timeout_s=self.client_write_timeout_s,
+            websocket_idle_timeout_s=self.client_websocket_idle_timeout_s,
+        )
 
     @property
     def cors(self) -> CorsPolicy:

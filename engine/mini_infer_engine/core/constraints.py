@@ -37,8 +37,8 @@ class Constraints:
         self._eos_token_ids = eos_token_ids
         self._compiling: dict[str, tuple[Sequence, Future[LLMatcher]]] = {}
         self._filler = MaskFiller(threads_for(available_cores()))
-        self._eos = TokenSet(eos_token_ids)
-        self._bits = np.empty((0, words_of(compiler.vocab_size)), dtype=np.uint32)
+        self._eos = TokenSet([token for token in eos_token_ids if token < compiler.vocab_size])
+        self._bits = np.empty((0, 0), dtype=np.uint32)
 
     @property
     def num_compiling(self) -> int:
@@ -49,7 +49,7 @@ class Constraints:
         """Have its grammar compiled, and let it take the output that there is already."""
         grammar = sequence.request.sampling.grammar
         assert grammar is not None
-        job = self._compiler.compile(grammar.text, sequence.request.resumed_token_ids)
+        job = self._compiler.compile(grammar, sequence.request.resumed_token_ids)
         self._compiling[sequence.request.request_id] = (sequence, job)
 
     def forget(self, request_id: str) -> bool:
@@ -95,10 +95,11 @@ class Constraints:
         first = list(accumulate((len(one.guesses) + 1 for one in asked), initial=0))
         bits = self._lines(first[-1])
         bits[:] = 0  # behind a guess that ends an output the library writes nothing
-        self._compute(asked, first, bits)
+        faults = self._compute(asked, first, bits)
+        bits = self._cut(bits)
         failed, limits = [], dict[int, int]()
         for one, begin in zip(asked, first[:-1], strict=True):
-            allowed, reason = one.restrict(bits[begin : begin + len(one.guesses) + 1])
+            allowed, reason = one.restrict(bits[begin : begin + len(one.guesses) + 1], faults.get(begin, ""))
             if reason:
                 failed.append((one.sequence, reason))
             if allowed < one.num_guessed:
@@ -110,12 +111,14 @@ class Constraints:
     def _masks_without_guesses(self, asked: "list[_Asked]") -> tuple[TokenMasks, list[tuple[Sequence, str]]]:
         """One mask a row. The device may wait for them: only rows with rules cost Python's time."""
         bits = self._lines(len(asked))
-        self._filler.fill([(one.matcher.library, line) for line, one in enumerate(asked)], bits)
-        is_empty, may_end = ~has_tokens(bits), self._eos.are_in(bits)
+        faults = self._filler.fill([(one.matcher.library, line) for line, one in enumerate(asked)], bits)
+        bits = self._cut(bits)
+        is_empty, has_eos = ~has_tokens(bits), self._eos.are_in(bits)
         failed = []
         for line, one in enumerate(asked):
-            if one.has_rules or is_empty[line] or (may_end[line] and one.matcher.ignores_eos):
-                _, reason = one.restrict(bits[line : line + 1])
+            looks_at_eos = has_eos[line] and (one.matcher.ignores_eos or not one.matcher.may_end)
+            if one.has_rules or is_empty[line] or looks_at_eos or line in faults:
+                _, reason = one.restrict(bits[line : line + 1], faults.get(line, ""))
                 if reason:
                     failed.append((one.sequence, reason))
         return TokenMasks([one.row for one in asked], bits), failed
@@ -123,17 +126,29 @@ class Constraints:
     def _lines(self, count: int) -> np.ndarray:
         """[count, words] uint32, in memory that the next call has again: a fresh half megabyte a step has its price."""
         if count > len(self._bits):
-            self._bits = np.empty((count, words_of(self._compiler.vocab_size)), dtype=np.uint32)
+            self._bits = np.empty((count, words_of(self._compiler.mask_tokens)), dtype=np.uint32)
         return self._bits[:count]
 
-    def _compute(self, asked: "list[_Asked]", first: list[int], bits: np.ndarray) -> None:
-        """The library's masks, those of several rows at a time."""
+    def _cut(self, bits: np.ndarray) -> np.ndarray:
+        """Returns the masks of the model's tokens; a tokenizer's tokens that have no logit cannot be chosen."""
+        size = self._compiler.vocab_size
+        if self._compiler.mask_tokens <= size or not len(bits):
+            return bits
+        cut = np.ascontiguousarray(bits[:, : words_of(size)])
+        if size % 32:
+            cut[:, -1] &= np.uint32((1 << size % 32) - 1)
+        return cut
+
+    def _compute(self, asked: "list[_Asked]", first: list[int], bits: np.ndarray) -> dict[int, str]:
+        """The library's masks, those of several rows at a time. Returns the lines that have none, and why."""
+        faults: dict[int, str] = {}
         if plain := [(one.matcher.library, begin) for one, begin in zip(asked, first, strict=False) if not one.guesses]:
-            self._filler.fill(plain, bits)
+            faults = self._filler.fill(plain, bits)
         if guessed := [
             (one.matcher.library, begin, one.guesses) for one, begin in zip(asked, first, strict=False) if one.guesses
         ]:
             self._filler.fill_behind(guessed, bits)
+        return faults
 
 
 class _Asked:
@@ -150,15 +165,18 @@ class _Asked:
         known = list(takewhile(lambda token: 0 <= token < vocab_size, guesses)) if guesses else []
         self.guesses = known[: matcher.library.validate_tokens(known)] if known else []
 
-    def restrict(self, bits: np.ndarray) -> tuple[int, str]:
-        """Take from the masks [1 + guesses] what the request forbids.
+    def restrict(self, bits: np.ndarray, fault: str = "") -> tuple[int, str]:
+        """Take from the masks [1 + guesses] what the request forbids. `fault` says why there are none.
 
         How many of the guesses may count, and why even the first token may be none; empty: it may be some.
         """
+        if fault:
+            bits[:] = ~np.uint32(0)  # what is chosen here is thrown away
+            return 0, self.matcher.cannot_go_on(fault)
         sequence, words = self.sequence, self.sequence.request.sampling.bad_words_token_ids
         index = len(sequence.token_ids) - sequence.num_prompt
         before = sequence.token_ids[max(0, len(sequence.token_ids) - longest_before(words)) :].tolist() if words else []
-        for place, may_end in enumerate(self.matcher.may_end_along(self.guesses)):
+        for place, may_end in enumerate(self.matcher.may_end_along(self.guesses, bits)):
             banned = completed_bans(words, [*before, *self.guesses[:place]]) if words else ()
             reason = self.matcher.restrict(bits[place], sequence.suppressed_at(index + place), banned, may_end=may_end)
             if reason:

@@ -22,7 +22,8 @@ from mini_infer_engine.core.batch import Runner, RunnerLostError
 from mini_infer_engine.core.beam_search.group import BeamGroup, request_of_beams, rules_of
 from mini_infer_engine.core.constraints import NO_GUESSES, Constraints, has_constrained_rows
 from mini_infer_engine.core.grammars.compiler import GrammarCompiler
-from mini_infer_engine.core.kv_transfer import NO_TRANSFERS, KVConnector, LayerProgress, Received
+from mini_infer_engine.core.guarded_connector import FAULT, GuardedConnector
+from mini_infer_engine.core.kv_transfer import KVConnector, LayerProgress, NotReceived, Received
 from mini_infer_engine.core.output_processor import OutputProcessor
 from mini_infer_engine.core.page_allocator import PageAllocator
 from mini_infer_engine.core.prefill_rate import PrefillRate
@@ -36,6 +37,10 @@ from mini_infer_engine.core.step import Step
 
 MAX_FAILED_PASSES = 10
 """Passes that fail one after the other before the device counts as broken, and the engine as lost."""
+
+MAX_KEPT_OUT_S = 60.0
+"""For which a prompt waits for pages that only transfers use before it ends with an error: a peer that hangs keeps its
+pages for as long as it lives, and a prompt must not wait for ever."""
 
 logger = logging.getLogger(__name__)
 
@@ -60,10 +65,13 @@ class Engine:
         *,
         record_events: bool = True,
         grammars: GrammarCompiler | None = None,
+        chunk_alignment: int = 1,
     ) -> None:
-        """`grammars`: None where there is no tokenizer; then no output can be held to one."""
-        self.kv_connector: KVConnector | None = None
-        """Moves keys and values from and to other engines; who builds the engine sets it. None: nothing moves."""
+        """`grammars`: None where there is no tokenizer; then no output can be held to one.
+
+        `chunk_alignment`: prompts are cut into chunks at multiples of so many tokens.
+        """
+        self._transfers = GuardedConnector(None)
         cache = None
         if settings.enable_prefix_caching:
             cache = PrefixCache(runner.num_pages, runner.page_size, record_events=record_events)
@@ -89,6 +97,7 @@ class Engine:
             chunk_limit=settings.long_prefill_token_threshold or token_budget,
             speculation=self._speculation,
             num_stages=settings.pipeline_parallel_size,
+            chunk_alignment=chunk_alignment,
         )
         self._runner = runner
         self._num_stages = settings.pipeline_parallel_size
@@ -108,17 +117,29 @@ class Engine:
         self._accepted: list[str] = []
         self._ended_already: list[Output] = []
         """Of requests that were resumed after their last token."""
+        self._waits_for_peers = False
+        """The last step could launch nothing, and the next one cannot before another engine has done something."""
         self._failed_passes = 0
         """Since the last one that was committed."""
         self._last_commit_s = 0.0
         self._stats = EngineStats()
         self._rate = PrefillRate()
 
+    @property
+    def kv_connector(self) -> KVConnector | None:
+        """Moves keys and values from and to other engines; who builds the engine sets it. None: nothing moves."""
+        return self._transfers.connector
+
+    @kv_connector.setter
+    def kv_connector(self, connector: KVConnector | None) -> None:
+        self._transfers = GuardedConnector(connector)
+
     def add(self, request: Request) -> None:
         """Put a request in line.
 
         ValueError: its id is in use, it is longer than the model allows, or the runner cannot do what it asks for.
         """
+        self._waits_for_peers = False
         self._check(request)
         sampling, num_prompt = request.sampling, len(request.prompt_token_ids)
         max_tokens = self._max_model_len if sampling.max_tokens is None else sampling.max_tokens
@@ -131,7 +152,7 @@ class Engine:
             request = request_of_beams(request, rules)
         if refusal := self._runner.refuses(request):
             raise ValueError(refusal)
-        if request.kv_source is not None and not self._may_receive(request):
+        if request.kv_source is not None and self._transfers.refuses(request):
             request = msgspec.structs.replace(request, kv_source=None)
         sequence = Sequence(
             request,
@@ -147,22 +168,14 @@ class Engine:
         if len(sequence.token_ids) > num_prompt and (reason := sequence.finish_reason(sequence.token_ids[-1])):
             self._ended_already.append(Output(request_id=request.request_id, token_ids=[], finish_reason=reason))
             return
-        self._outputs.expect(sequence, None if rules is None else BeamGroup(sequence, rules, asked))
-        if self._record_events:
-            self._accepted.append(request.request_id)
+        beams = None if rules is None else BeamGroup(sequence, rules, asked)
         if sampling.grammar is None or self._constraints is None:
             self.scheduler.add(sequence)
         else:
             self._constraints.add(sequence)
-
-    def _may_receive(self, request: Request) -> bool:
-        """Whether its keys and values can come from another engine; where not, they are computed here."""
-        if self.kv_connector is None:
-            return False
-        reason = self.kv_connector.refuses(request)
-        if reason:
-            self.kv_connector.skip(reason)
-        return not reason
+        self._outputs.expect(sequence, beams)
+        if self._record_events:
+            self._accepted.append(request.request_id)
 
     def _check(self, request: Request) -> None:
         """ValueError: no engine with this model could serve it."""
@@ -187,38 +200,39 @@ class Engine:
 
         An unknown id has ended already: no error.
         """
+        self._waits_for_peers = False
         sequence = self._outputs.forget(request_id)
         if sequence is not None:
             self._leave(sequence)
-            if sequence.request.holds_kv and self.kv_connector is not None:
-                self.kv_connector.drop(request_id)
+            if sequence.request.holds_kv:
+                self._transfers.drop(request_id)
 
     def _leave(self, sequence: Sequence) -> None:
         """It gets no more rows."""
-        if sequence.state is State.RECEIVING and self.kv_connector is not None:
-            self.kv_connector.cancel(sequence)
+        if sequence.state is State.RECEIVING:
+            self._transfers.cancel(sequence)
         if self._constraints is None or not self._constraints.forget(sequence.request.request_id):
             self.scheduler.leave(sequence, State.FINISHED)
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do."""
-        has_news = self.kv_connector is not None and self.kv_connector.has_news(time.monotonic())
-        return has_news or bool(self._outputs.sequences or self._in_flight or self._ended_already)
+        has_requests = bool(self._outputs.sequences or self._in_flight or self._ended_already)
+        return has_requests or self._transfers.has_news(time.monotonic())
 
     def step(self) -> list[Output]:
         """Launch the next pass, then commit the one before it (depth 1), the same one (depth 0), or an older one.
 
         What can only be planned once that is committed is launched after it, before its outputs are returned.
         """
-        outputs = self._step()
-        return outputs if self.kv_connector is None else self.kv_connector.divert(outputs)
+        return self._transfers.divert(self._step())
 
     def _step(self) -> list[Output]:
+        self._waits_for_peers = False
         if self._ended_already:
             outputs, self._ended_already = self._ended_already, []
             return outputs
-        outputs = [] if self.kv_connector is None else self._exchange(self.kv_connector)
+        outputs = self._exchange()
         if outputs:
             return outputs  # first tokens from other engines wait for no launch, and for no pass on its way
         if self._outputs.num_constrained:
@@ -237,8 +251,10 @@ class Engine:
             if self._outputs.sequences and not has_launched and not self._in_flight:
                 self._launch_next(outputs)  # what waited for the commit, as beams do, need not wait longer
             return outputs
-        idle = not self._in_flight and not outputs and not self._num_compiling and not self.scheduler.receiving
-        assert not (idle and self._outputs.sequences), "requests are left and none can run: pages or slots leaked"
+        idle = not self._in_flight and not outputs and not self._num_compiling
+        self._waits_for_peers = idle and bool(self._outputs.sequences)
+        may_wait = self.scheduler.receiving or self._transfers.stats.pinned_pages
+        assert may_wait or not self._waits_for_peers, "requests are left and none can run: pages or slots leaked"
         return outputs
 
     def _launch_next(self, outputs: list[Output]) -> bool:
@@ -246,52 +262,77 @@ class Engine:
         planned = self.scheduler.plan()
         if planned.admitted:
             self._stats.count_admissions(planned, time.monotonic())
-        if planned.receiving and self.kv_connector is not None:
-            for sequence in planned.receiving:
-                self.kv_connector.receive(sequence)
+        for sequence in planned.receiving:
+            self._transfers.receive(sequence)
+        if planned.kept_out:
+            outputs += self._end_kept_out(planned.kept_out, time.monotonic())
         before = len(self._in_flight)
         outputs += self._launch(planned) if planned.batch.rows else []
         has_launched = len(self._in_flight) > before
         self._waits_for_masks = has_launched and planned.batch.waits_for_masks
         return has_launched
 
+    def _end_kept_out(self, kept_out: Iterable[Sequence], now_s: float) -> list[Output]:
+        """End prompts that have waited too long for pages that other engines pin."""
+        outputs = []
+        for sequence in kept_out:
+            if sequence.kept_out_s is None:
+                sequence.kept_out_s = now_s
+            elif now_s - sequence.kept_out_s > MAX_KEPT_OUT_S:
+                self._outputs.end(sequence)
+                reason = f"other engines have pinned the pages that it needs for {MAX_KEPT_OUT_S:.0f} s: try again"
+                outputs.append(_failed(sequence.request.request_id, reason))
+        return outputs
+
     @property
     def only_receives(self) -> bool:
-        """Whether `step` would do nothing before something has come from another engine."""
-        scheduler = self.scheduler
-        is_busy = self._in_flight or self._ended_already or self._num_compiling or scheduler.running
-        is_busy = is_busy or scheduler.lacks_keys
-        has_news = self.kv_connector is not None and self.kv_connector.has_news(time.monotonic())
-        return bool(scheduler.receiving) and not is_busy and not has_news
+        """True if `step` would do nothing before another engine has sent something or gives back pinned pages."""
+        waits = self._waits_for_peers and not self.scheduler.lacks_keys
+        return waits and not self._transfers.has_news(time.monotonic())
 
-    def _exchange(self, connector: KVConnector) -> list[Output]:
-        """Take in what other engines have sent, and what they want."""
-        work, outputs = connector.take(time.monotonic(), self._rate.tokens_per_s), list[Output]()
+    def _exchange(self) -> list[Output]:
+        """Take in what other engines have sent, and what they request. What raises costs its own request alone."""
+        work, outputs = self._transfers.take(time.monotonic(), self._rate.tokens_per_s), list[Output]()
         if self._record_events:
             self._accepted += work.accepted
+        cancelled = set(work.abort)
         for request in work.add:
-            try:
-                self.add(request)
-            except ValueError as error:
-                connector.accept_failed(request.request_id, str(error))
+            if request.request_id not in cancelled:
+                self._add_for_peer(request)
         for request_id in work.abort:
             self.abort(request_id)
         for event in work.came:
             sequence = self._outputs.sequences.get(event.request_id)
-            if sequence is None or sequence.state is not State.RECEIVING:
-                continue  # it was aborted meanwhile
-            source = sequence.kv_source
-            if isinstance(event, Received):
-                outputs += self._go_on_after(sequence, event)
-                continue
-            self.scheduler.not_received(sequence)
-            if not connector.falls_back and source is not None and source.how != "prefix":
-                self._outputs.end(sequence)
-                reason = f"its prompt was to come from another engine: {event.message}"
-                outputs.append(Output(request_id=event.request_id, token_ids=[], finish_reason="error", error=reason))
-            else:
-                outputs.append(Output(request_id=event.request_id, token_ids=[], kv_fallback=event.reason))
+            if sequence is not None and sequence.state is State.RECEIVING:  # else it was aborted meanwhile
+                outputs += self._end_receiving(sequence, event)
         return outputs
+
+    def _add_for_peer(self, request: Request) -> None:
+        """Put another engine's prompt in line, or tell that engine why not."""
+        try:
+            self.add(request)
+        except ValueError as error:
+            self._transfers.accept_failed(request.request_id, str(error))
+        except Exception as error:
+            self._transfers.record("a prompt of another engine", error)
+            self._transfers.accept_failed(request.request_id, f"this engine cannot read it ({type(error).__name__})")
+
+    def _end_receiving(self, sequence: Sequence, event: Received | NotReceived) -> list[Output]:
+        """Go on with what came, or without it: then the prompt is computed here, or its request ends."""
+        request_id, source = sequence.request.request_id, sequence.kv_source
+        if isinstance(event, Received):
+            try:
+                return self._go_on_after(sequence, event)
+            except Exception as error:
+                self._transfers.record("what another engine has sent", error)
+                if self._outputs.forget(request_id) is not None:
+                    self.scheduler.leave(sequence, State.FINISHED)
+                return [_failed(request_id, f"what another engine has sent of it cannot be used ({FAULT})")]
+        self.scheduler.not_received(sequence)
+        if not self._transfers.falls_back and source is not None and source.how != "prefix":
+            self._outputs.end(sequence)
+            return [_failed(request_id, f"its prompt was to come from another engine: {event.message}")]
+        return [Output(request_id=request_id, token_ids=[], kv_fallback=event.reason)]
 
     def _go_on_after(self, sequence: Sequence, event: Received) -> list[Output]:
         """Its known tokens, or most of them, need not be computed here; the first new one may have come along."""
@@ -308,8 +349,7 @@ class Engine:
         if self._outputs.num_constrained:
             step.batch.waits_for_masks = has_constrained_rows(step)
         step.launched_s = time.monotonic()  # before: a CPU has computed the pass when the launch returns
-        if self.kv_connector is not None:
-            step.batch.tell_layers = self._layer_teller(self.kv_connector, step)
+        step.batch.tell_layers = self._layer_teller(self._transfers, step)
         try:
             handle = self._runner.launch(step.batch)
         except RunnerLostError:
@@ -380,12 +420,11 @@ class Engine:
             seconds = now_s - max(step.launched_s, self._last_commit_s)
             self._last_commit_s = now_s
             self._speculation.committed(step.kind, step.batch, step.sequences, result.tokens, seconds)
-        if self.kv_connector is not None:
-            self._give(self.kv_connector, step)
+        self._give(step)
         return self._outputs.take(step, result)
 
     @staticmethod
-    def _layer_teller(connector: KVConnector, step: Step) -> Callable[[LayerProgress], None] | None:
+    def _layer_teller(connector: GuardedConnector, step: Step) -> Callable[[LayerProgress], None] | None:
         """Has the connector send on what this pass makes for other engines while it computes. None: nobody waits."""
         batch = step.batch
         rows = zip(batch.rows[batch.num_decodes :], step.sequences[batch.num_decodes :], strict=True)
@@ -399,12 +438,12 @@ class Engine:
 
         return tell
 
-    def _give(self, connector: KVConnector, step: Step) -> None:
+    def _give(self, step: Step) -> None:
         """What this pass has made of prompts may go to other engines; before sequences end and pages with them."""
         num_decodes = step.batch.num_decodes
         for row, sequence in zip(step.batch.rows[num_decodes:], step.sequences[num_decodes:], strict=True):
             if sequence.state is State.RUNNING:
-                connector.computed(sequence, row.start + row.count)
+                self._transfers.computed(sequence, row.start + row.count)
 
     def _fail_all_running(self, step: Step, error: Exception) -> list[Output]:
         """What a pass computed is unknown when its result cannot be had, and so is all that later passes made of it.
@@ -442,10 +481,18 @@ class Engine:
             request_id = sequence.request.request_id
             if sequence.state is not State.FINISHED and self._outputs.forget(request_id) is not None:
                 self.scheduler.leave(sequence, State.FINISHED)
-                outputs.append(Output(request_id=request_id, token_ids=[], finish_reason="error", error=reason))
+                outputs.append(_failed(request_id, reason))
         if self._failed_passes >= MAX_FAILED_PASSES:
             raise RunnerFailedError(f"{MAX_FAILED_PASSES} passes in a row have failed, the last: {reason}") from error
         return outputs
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets what is cached of prompts. Returns False, and forgets nothing, while there is work."""
+        if self.has_work:
+            return False
+        if self.scheduler.cache is not None:
+            self.scheduler.cache.forget_all()
+        return True
 
     def take_events(self) -> list[KVEvent]:
         """What changed in the prefix cache since the last call, in order."""
@@ -459,7 +506,7 @@ class Engine:
         """What there is to do, for gateways. `accepted` are the request ids added since the last call."""
         scheduler = self.scheduler
         accepted, self._accepted = self._accepted, []
-        transfers = NO_TRANSFERS if self.kv_connector is None else self.kv_connector.stats
+        transfers = self._transfers.stats
         return LoadReport(
             ts=time.time(),
             running=len(scheduler.running) + len(scheduler.receiving),  # all that hold pages
@@ -486,10 +533,14 @@ class Engine:
             preemptions=scheduler.num_preemptions,
             generation_tokens=self._outputs.num_tokens,
             prefill_tokens_per_s=self._rate.tokens_per_s,
-            kv_transfer=NO_TRANSFERS if self.kv_connector is None else self.kv_connector.stats,
+            kv_transfer=self._transfers.stats,
         )
 
     @property
     def _num_compiling(self) -> int:
         """Requests whose grammar is being compiled: they wait, too."""
         return 0 if self._constraints is None else self._constraints.num_compiling
+
+
+def _failed(request_id: str, reason: str) -> Output:
+    return Output(request_id=request_id, token_ids=[], finish_reason="error", error=reason)

@@ -38,11 +38,15 @@ class KVTransferStats:
     open_leases: int = 0
     """Now: transfers from and to here that are not settled, and prompts kept for others."""
     pinned_pages: int = 0
-    """Now: pages that are kept for transfers, whoever else uses them."""
+    """Now: uses of pages by transfers; a page that several transfers pin counts for each of them."""
     bytes_per_s: float = 0.0
     """Of transfers lately; 0: not yet."""
     bytes_per_token: int = 0
     """Of keys and values, in all layers."""
+    faults: int = 0
+    """Exceptions in the handling of a message, a job or a call: each has cost one peer's message or one job."""
+    has_failed: bool = False
+    """The transfer thread has ended by a fault: nothing moves any more, and all prompts are computed here."""
 
 
 NO_TRANSFERS = KVTransferStats()

@@ -4,7 +4,7 @@ It counts references and knows nothing of tokens, keys or sequences; whoever rem
 `Contents`.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -31,6 +31,7 @@ class PageAllocator:
         self.page_size = page_size
         self.references = [0] * num_pages
         self._contents = contents
+        self._pins: Counter[int] = Counter()
         self._blank = list(range(num_pages - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
 
@@ -107,6 +108,24 @@ class PageAllocator:
                 self._cached[page] = None
             else:
                 self._blank.append(page)
+
+    def pin(self, pages: Sequence[int]) -> None:
+        """Uses each of these pages for a transfer to or from another engine, together with whoever else uses it."""
+        self.acquire_all(pages)
+        self._pins.update(pages)
+
+    def unpin(self, pages: Sequence[int]) -> None:
+        """Ends the use of these pages that began with `pin`. The last one is the first to be given away."""
+        self._pins.subtract(pages)
+        for page in pages:
+            if not self._pins[page]:
+                del self._pins[page]
+        self.release_all(reversed(pages))
+
+    @property
+    def num_only_pinned(self) -> int:
+        """Pages that nothing but transfers uses: no sequence that ends or is preempted sets them free."""
+        return sum(self.references[page] == pins for page, pins in self._pins.items())
 
     def touch(self, page: int) -> None:
         """Make a page the most recently used one, if it is free."""

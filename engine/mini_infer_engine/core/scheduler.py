@@ -47,8 +47,11 @@ class Scheduler:
         swap_space: SwapSpace = NO_SWAP,
         speculation: "SpeculationPlanner | None" = None,
         num_stages: int = 1,
+        chunk_alignment: int = 1,
     ) -> None:
-        """`num_stages`: of the pipeline that passes go through."""
+        """`num_stages`: of the pipeline that passes go through. Chunks of prompts end at multiples of
+        `chunk_alignment`, as far as a pass has room for so many tokens, or with their prompt.
+        """
         self.pool = pool
         self.cache = cache
         self.waiting: list[Sequence] = []
@@ -67,7 +70,8 @@ class Scheduler:
         self._max_num_seqs = max_num_seqs
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
         self._token_budget = token_budget
-        self._chunk_limit = chunk_limit
+        self._chunk_limit = max(chunk_limit, chunk_alignment)
+        self._chunk_alignment = chunk_alignment
         self._refused: tuple[Sequence, int, int] | None = None
         self._turns = PipelineTurns(num_stages) if num_stages > 1 else None
 
@@ -369,9 +373,14 @@ class Scheduler:
         return True
 
     def _plan_chunk(self, step: Step, sequence: Sequence, budget: int, computing: "_Computing") -> int:
-        """The next chunk of a prefill. Returns its tokens, notes in `computing` the block that it fills first."""
+        """The next chunk of a prefill. Returns its tokens, notes in `computing` the block that it fills first.
+
+        Returns 0, and plans nothing, where there is no room for tokens up to the next multiple of the alignment.
+        """
         start = sequence.num_computed
-        count = min(sequence.num_prefill - start, budget, self._chunk_limit)
+        count = self._chunk_size(sequence, budget, is_alone=not step.batch.rows)
+        if not count:
+            return 0
         if start < sequence.num_prompt_told:
             count = min(count, sequence.num_prompt_told - start)  # what follows is still to be told
         end = start + count
@@ -408,6 +417,15 @@ class Scheduler:
             computing.add(sequence, block)
         return count
 
+    def _chunk_size(self, sequence: Sequence, budget: int, *, is_alone: bool) -> int:
+        """Tokens of the next chunk. One that is alone in its pass is never empty, whatever its alignment."""
+        start = sequence.num_computed
+        count = min(sequence.num_prefill - start, budget, self._chunk_limit)
+        too_many = (start + count) % self._chunk_alignment if start + count < sequence.num_prefill else 0
+        if too_many < count:
+            return count - too_many
+        return count if is_alone else 0
+
     @staticmethod
     def _plan_next_token(step: Step, sequence: Sequence) -> int:
         """The same of a beam whose newest token alone is to be computed, in fewer steps: beams exclude no tokens."""
@@ -431,7 +449,10 @@ class Scheduler:
         return 1
 
     def _plan_admissions(self, step: Step, budget: int, computing: "_Computing") -> None:
-        """Let waiting sequences in, in order; none overtakes one that lacks pages, or the long ones would starve."""
+        """Let waiting sequences in, in order; none overtakes one that lacks pages, or the long ones would starve.
+
+        One that waits for pages that other engines pin is overtaken: those pages come back whatever runs here.
+        """
         index = 0
         while budget and self._free_slots and index < len(self.waiting) and index < HELD_BACK_LIMIT:
             sequence = self.waiting[index]
@@ -456,6 +477,9 @@ class Scheduler:
                     sequence.state = State.RECEIVING
                     insort(self.receiving, sequence, key=_order)
                     step.receiving.append(sequence)
+            elif self._is_kept_out_by_pins(sequence):
+                step.kept_out.append(sequence)
+                index += 1
             else:
                 self._refused = (sequence, self.pool.num_free, len(self.running))
                 return
@@ -488,6 +512,11 @@ class Scheduler:
         waiting = next((sequence for sequence in self.receiving if sequence.lacks_keys), None)
         if waiting is not None:
             waiting.add_keys(HASHED_AHEAD)
+
+    def _is_kept_out_by_pins(self, sequence: Sequence) -> bool:
+        """True if pages that only transfers use leave fewer than the sequence needs when nothing else runs."""
+        num_needed = self.pool.pages_for(len(sequence.token_ids) + 1)
+        return num_needed > self.pool.num_pages - self.pool.num_only_pinned
 
     def _was_refused(self, sequence: Sequence) -> bool:
         """Whether it lacked pages before and nothing got better: saves the search for its prefix in every step."""
@@ -533,6 +562,7 @@ class Scheduler:
         else:
             sequence.num_computed = hit.num_tokens
         sequence.state = State.RUNNING
+        sequence.kept_out_s = None
         sequence.num_published = len(hit.pages) * pool.page_size // BLOCK_SIZE_TOKENS
         if sequence.num_cached is None:
             sequence.num_cached = hit.num_tokens

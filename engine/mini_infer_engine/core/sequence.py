@@ -114,6 +114,8 @@ class Sequence:
     """Where keys and values of its known tokens are to come from; None: computed here, also once that has failed."""
     num_received: int = 0
     """Tokens whose keys and values came from there."""
+    kept_out_s: float | None = None
+    """Since when pages that only transfers use have kept it waiting."""
     forked_page: int | None = None
     """Another sequence's page whose tokens up to `num_computed` it shares: copied before its next chunk."""
 

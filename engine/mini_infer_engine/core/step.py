@@ -26,3 +26,5 @@ class Step:
     """Set at its launch, where tokens may be guessed."""
     receiving: list[Sequence] = field(default_factory=list)
     """Sequences that have got pages, and wait from now on for what another engine puts into them."""
+    kept_out: list[Sequence] = field(default_factory=list)
+    """Waiting sequences that would not fit if they were alone, for pages that only transfers use."""

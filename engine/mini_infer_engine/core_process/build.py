@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
 from mini_infer_contract.interpreter import no_collection
 from mini_infer_contract.prompt import PromptAssets
 from mini_infer_contract.tokenizer_files import load_tokenizer
@@ -101,6 +102,7 @@ def _build_real(
     config = runner.config
     revision = f"{settings.model}@{settings.revision or ''}"
     folder = resolve_model(settings.model, settings.revision, weights=settings.load_format != "dummy")
+    layout = runner.kv_memory().layout
     assets = partial(PromptAssets.from_directory, folder)  # read now that weights have shown the vocabulary's size
     engine = Engine(
         runner.settings,
@@ -110,9 +112,9 @@ def _build_real(
         revision,
         record_events=record_events,
         grammars=_grammars(settings, assets, config.vocab_size, config.eos_token_ids),
+        chunk_alignment=BLOCK_SIZE_TOKENS if layout.scale_bytes else 1,  # cuts like those of the prefix cache alone
     )
     model = _model_info(runner, runner.max_model_len, config.vocab_size)
-    layout = runner.kv_memory().layout
     weights = settings.quantization or ("" if config.quantization is None else config.quantization.name)
     kernels = _kernels(str(runner.device), settings, layout.dtype if layout.scale_bytes else "", weights)
     if settings.tensor_parallel_size > 1:

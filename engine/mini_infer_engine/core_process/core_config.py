@@ -3,6 +3,7 @@
 import msgspec
 
 from mini_infer_contract.logs import LogFormat
+from mini_infer_engine.config.peer_ports import PeerPorts
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.dry.dry_run import DryRun
 from mini_infer_engine.kv_transfer.transfer_port import TransferPort
@@ -13,7 +14,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     settings: EngineSettings
     dry_run: DryRun | None
-    host: str
+    peers: PeerPorts = PeerPorts()
     events_port: int
     replay_port: int
     transfer: TransferPort = TransferPort()

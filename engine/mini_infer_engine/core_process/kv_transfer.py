@@ -4,6 +4,7 @@ import hashlib
 import logging
 import os
 import socket
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -12,12 +13,16 @@ from threading import Thread
 import msgspec
 import zmq
 
+from mini_infer_contract import zmq_limits
+from mini_infer_contract.curve import secure_server
 from mini_infer_contract.listening import tcp_address
+from mini_infer_contract.peer_auth import PeerSecret
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core.engine import Engine
+from mini_infer_engine.core.request import Request
 from mini_infer_engine.dry.dry_run import DryRun
 from mini_infer_engine.kv_transfer.checkpoint_digest import checkpoint_digest
-from mini_infer_engine.kv_transfer.connector import TransferConnector
+from mini_infer_engine.kv_transfer.connector import ANY_VOCABULARY, TransferConnector, any_request
 from mini_infer_engine.kv_transfer.layout import KVMemory
 from mini_infer_engine.kv_transfer.taker import TakerLimits
 from mini_infer_engine.kv_transfer.transfer_port import TransferPort
@@ -76,18 +81,23 @@ def start_transfer(
     memory: KVMemory,
     open_transport: OpenTransport,
     weights: "Future[str]",
+    *,
+    check: Callable[[Request], None] = any_request,
+    vocab_size: int = ANY_VOCABULARY,
+    secret: PeerSecret | None = None,
 ) -> TransferWorker:
     """Listen, and let the engine exchange keys and values from now on. `memory`: of this rank.
 
+    `check` raises ValueError if another engine requests what no client may.
     ValueError: the port is taken, or the transport that was asked for is not there.
     """
     engine_id = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
-    router = _bind(context, where)
+    router = _bind(context, where, secret)
     choice = TransportChoice(settings.kv_transport, settings.kv_staging_memory, settings.kv_transfer_bandwidth)
     transport = open_transport(choice, engine_id)
     identity = Identity(engine_id=engine_id, weights=weights.result(), memory=memory)
     limits = TakerLimits(lease_s=settings.kv_transfer_lease, timeout_s=settings.kv_transfer_timeout)
-    worker = TransferWorker(identity, transport, router, where.role, limits)
+    worker = TransferWorker(identity, transport, router, where.role, limits, secret)
     scheduler = engine.scheduler
     engine.kv_connector = TransferConnector(
         worker,
@@ -97,16 +107,20 @@ def start_transfer(
         lease_s=settings.kv_transfer_lease,
         falls_back=settings.kv_transfer_fallback,
         queued_tokens=partial(getattr, scheduler, "num_queued_tokens"),
+        retained_share=settings.kv_transfer_retained_share,
+        check=check,
+        vocab_size=vocab_size,
     )
     worker.start()
     log.info("KV transfer: role %s, transport %s, control at port %d", where.role, transport.name, where.port)
     return worker
 
 
-def _bind(context: zmq.Context[zmq.Socket[bytes]], where: TransferPort) -> zmq.Socket[bytes]:
+def _bind(context: zmq.Context[zmq.Socket[bytes]], where: TransferPort, secret: PeerSecret | None) -> zmq.Socket[bytes]:
     router = context.socket(zmq.ROUTER)
     router.set(zmq.LINGER, 0)
-    router.set(zmq.SNDHWM, 0)
+    zmq_limits.TRANSFER.apply(router)
+    secure_server(router, secret)
     router.set(zmq.IPV6, ":" in where.host)
     address = tcp_address(where.host, where.port)
     try:

@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING
 import msgspec
 import zmq
 
+from mini_infer_contract import zmq_limits
+from mini_infer_contract.curve import PeerAuthenticator
 from mini_infer_contract.events import Snapshot
 from mini_infer_contract.events import encode as encode_event
 from mini_infer_contract.interpreter import import_to_stay
-from mini_infer_contract.logs import configure_logging
+from mini_infer_contract.logs import configure_logging, show_crashes
 from mini_infer_engine.config.settings import num_ranks
 from mini_infer_engine.core.batch import RunnerLostError
 from mini_infer_engine.core.engine import Engine
@@ -33,6 +35,7 @@ from mini_infer_engine.core_process import messages
 from mini_infer_engine.core_process.build import build_engine
 from mini_infer_engine.core_process.core_config import CoreConfig
 from mini_infer_engine.core_process.kv_transfer import begin_identity, start_transfer
+from mini_infer_engine.core_process.peer_requests import check_peer_request
 from mini_infer_engine.core_process.publisher import EventPublisher
 from mini_infer_engine.distributed.last_words import say
 from mini_infer_engine.kv_transfer.worker import TransferWorker
@@ -45,6 +48,9 @@ logger = logging.getLogger(__name__)
 _PARENT_CHECK_S = 1.0
 _LINGER_MS = 500
 """For the last words to the front."""
+_HEARTBEAT_S = 5.0
+"""Between two messages of a core that has work and can do none before another engine gives back pages: it waits, and
+does not hang."""
 _LOST_S = 0.5
 """From the end of a group of ranks until the process is ended, if it does not leave by itself: its last words are said
 already, and a hung rank has taken three of the five seconds in which all is over (see `signs`)."""
@@ -77,13 +83,13 @@ class CoreLoop:
         self._transfer = transfer
         if transfer is not None:
             self._poller.register(transfer.core_woken, zmq.POLLIN)
-        if publisher.replay is not None:
-            self._poller.register(publisher.replay, zmq.POLLIN)
+        self._polls_replays = False
         self._refused: list[Output] = []
         self._stopping = False
         self._front = front
         """The HTTP process's identity on the ROUTER socket."""
         self._sent_stats = EngineStats()
+        self._sent_s = 0.0
         self._role = role
 
     def run(self) -> None:
@@ -103,7 +109,8 @@ class CoreLoop:
 
     def _receive(self) -> None:
         if not self._engine.has_work or self._engine.only_receives:
-            wait_s = min(_PARENT_CHECK_S, self._publisher.load_wait_s(time.time()))
+            self._poll_replays(self._publisher.takes_replays())
+            wait_s = min(_PARENT_CHECK_S, self._publisher.load_wait_s(time.time()), self._publisher.replay_wait_s())
             self._poller.poll(max(1, int(wait_s * 1000)))
         if self._transfer is not None:
             self._transfer.drain_wakes()
@@ -117,6 +124,16 @@ class CoreLoop:
             self._handle(messages.decode_from_front(payload))
         self._publisher.answer_replays()
 
+    def _poll_replays(self, wanted: bool) -> None:
+        """Wakes for requests for replays, unless those that came have used up what they may: else it would spin."""
+        if self._publisher.replay is None or wanted == self._polls_replays:
+            return
+        self._polls_replays = wanted
+        if wanted:
+            self._poller.register(self._publisher.replay, zmq.POLLIN)
+        else:
+            self._poller.unregister(self._publisher.replay)
+
     def _handle(self, message: messages.FrontMessage) -> None:
         match message:
             case messages.Add(request):
@@ -124,6 +141,10 @@ class CoreLoop:
                     self._engine.add(request)
                 except ValueError as error:
                     self._refused.append(_refusal(request.request_id, str(error)))
+                except Exception as error:  # whatever a client has sent, it ends its own request alone
+                    logger.exception("request %s cannot be taken", request.request_id)
+                    reason = f"the engine cannot take this request ({type(error).__name__}); its log says why"
+                    self._refused.append(_failure(request.request_id, reason))
             case messages.Abort(request_ids):
                 for request_id in request_ids:
                     self._engine.abort(request_id)
@@ -142,14 +163,19 @@ class CoreLoop:
 
     def _send(self, outputs: list[Output]) -> None:
         """All outputs of a step in one message; the numbers go with them, or alone where they have changed."""
-        stats = self._engine.stats()
-        if outputs or stats != self._sent_stats:
-            self._sent_stats = stats
+        stats, now_s = self._engine.stats(), time.monotonic()
+        is_due = self._engine.only_receives and now_s - self._sent_s >= _HEARTBEAT_S
+        if outputs or is_due or stats != self._sent_stats:
+            self._sent_stats, self._sent_s = stats, now_s
             send(self._router, self._front, messages.StepOutputs(outputs, stats))
 
 
 def _refusal(request_id: str, reason: str) -> Output:
     return Output(request_id=request_id, token_ids=[], finish_reason="error", error=reason, is_refusal=True)
+
+
+def _failure(request_id: str, reason: str) -> Output:
+    return Output(request_id=request_id, token_ids=[], finish_reason="error", error=reason)
 
 
 def send(router: zmq.Socket[bytes], front: bytes, message: messages.CoreMessage) -> None:
@@ -160,14 +186,15 @@ def send(router: zmq.Socket[bytes], front: bytes, message: messages.CoreMessage)
 def serve(config: CoreConfig, folder: Path) -> None:
     """Build the engine while the front waits, then run it. What goes wrong is told to the front before it is raised."""
     context = zmq.Context()
+    transfer: TransferWorker | None = None
     router = context.socket(zmq.ROUTER)
-    router.set(zmq.SNDHWM, 0)
-    router.set(zmq.RCVHWM, 0)
+    zmq_limits.LOCAL.apply(router)
     router.bind(config.address)
     front, _ = router.recv_multipart()  # its Hello
     has_ranks = num_ranks(config.settings) > 1 and config.dry_run is None
     if not has_ranks:  # else its ranks have files there too, until they are connected
         shutil.rmtree(folder, ignore_errors=True)  # they are connected: nothing is left behind, however they end
+    authenticator = PeerAuthenticator(context, config.peers.secret) if config.peers.secret is not None else None
     try:
         publisher = _publisher(context, config, partial(_publish, router, front))
         moves_kv = config.transfer.port > 0
@@ -176,7 +203,6 @@ def serve(config: CoreConfig, folder: Path) -> None:
             import_to_stay("torch")
         watched = _watched(config, folder) if has_ranks else None
         built = build_engine(config.settings, config.dry_run, watched=watched, moves_kv=moves_kv)
-        transfer = None
         if weights is not None:
             sys.setswitchinterval(_SWITCH_S)
             transfer = start_transfer(
@@ -188,6 +214,13 @@ def serve(config: CoreConfig, folder: Path) -> None:
                 built.memory,
                 built.open_transport,
                 weights,
+                check=partial(
+                    check_peer_request,
+                    max_model_len=built.model.max_model_len,
+                    vocab_size=built.model.vocab_size,
+                ),
+                vocab_size=built.model.vocab_size,
+                secret=config.peers.secret,
             )
         gc.collect()
         gc.freeze()  # what is here now stays: without, each full collection walks all of it while requests wait
@@ -195,8 +228,6 @@ def serve(config: CoreConfig, folder: Path) -> None:
         send(router, front, messages.Ready(msgspec.structs.replace(built.model, kv_transport=kv_transport)))
         role = config.transfer.role
         CoreLoop(built.engine, router, publisher, config.parent_pid, front, transfer, role).run()
-        if transfer is not None:
-            transfer.stop()
         publisher.close()
     except Exception as error:
         expected = isinstance(error, ValueError | OSError | RunnerLostError)
@@ -205,6 +236,10 @@ def serve(config: CoreConfig, folder: Path) -> None:
             logger.exception("the core process fails")
         raise SystemExit(1) from None
     finally:
+        if transfer is not None:  # before its sockets are closed, which are its thread's
+            transfer.stop()
+        if authenticator is not None:
+            authenticator.close()
         context.destroy(linger=_LINGER_MS)
 
 
@@ -213,8 +248,10 @@ def _publisher(
 ) -> EventPublisher:
     """To gateways, or to the front where that publishes for several cores."""
     if config.engine is not None:
-        return EventPublisher(context, config.host, 0, 0, tell)
-    return EventPublisher(context, config.host, config.events_port, config.replay_port)
+        return EventPublisher(context, config.peers.host, 0, 0, tell)
+    return EventPublisher(
+        context, config.peers.host, config.events_port, config.replay_port, secret=config.peers.secret
+    )
 
 
 def _publish(router: zmq.Socket[bytes], front: bytes, topic: bytes, payload: bytes) -> None:
@@ -234,6 +271,7 @@ def _watched(config: CoreConfig, folder: Path) -> "Watched":
         on_lost=end,
         last_words_fd=config.last_words_fd,
         folder=folder,
+        peer_key=config.peers.key,
         engine=config.engine,
         log_level=config.log_level,
         log_format=config.log_format,
@@ -242,6 +280,7 @@ def _watched(config: CoreConfig, folder: Path) -> "Watched":
 
 def main() -> None:
     """Run as `python -m mini_infer_engine.core_process.loop CONFIG`; started by core_process.py alone."""
+    show_crashes()
     config_path = Path(sys.argv[1])
     config = msgspec.json.decode(config_path.read_bytes(), type=CoreConfig)
     configure_logging(config.log_level, config.log_format, config.engine)

@@ -3,22 +3,20 @@
 It forms no event and decides nothing about the cache; formats are contract.events'.
 """
 
-import logging
-from collections import deque
+import math
+import time
 from collections.abc import Callable, Sequence
 
 import msgspec
 import zmq
 
-from mini_infer_contract import events
+from mini_infer_contract import events, zmq_limits
+from mini_infer_contract.curve import secure_server
 from mini_infer_contract.listening import tcp_address
+from mini_infer_contract.peer_auth import PeerSecret
+from mini_infer_contract.zmq_limits import SocketLimits
+from mini_infer_engine.core_process.replays import EventRing, ReplayServer
 
-logger = logging.getLogger(__name__)
-
-RING_BATCHES = 10_000
-"""Batches kept for replay, at most; who missed more than are kept reads /kv_snapshot."""
-RING_BYTES = 64_000_000
-"""Of all batches kept: one has up to 8,192 token ids, so that their number alone would bound nothing."""
 _LOAD_INTERVAL_S = 0.02
 """Between two load reports, at least."""
 _HEARTBEAT_S = 1.0
@@ -39,15 +37,20 @@ class EventPublisher:
         events_port: int,
         replay_port: int,
         tell: Callable[[bytes, bytes], None] | None = None,
+        secret: PeerSecret | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`tell` is given each topic and payload, too. PortInUseError: a port belongs to somebody else."""
+        """`tell` is given each topic and payload, too. PortInUseError: a port belongs to somebody else.
+
+        With a secret both sockets let the service's peers alone in, by a `PeerAuthenticator` of the context.
+        """
         self._tell = tell
-        self._events = _bind(context, zmq.PUB, host, events_port, "--events-port")
-        self.replay = _bind(context, zmq.ROUTER, host, replay_port, "--replay-port")
+        self._events = _bind(context, zmq.PUB, host, events_port, "--events-port", zmq_limits.EVENTS, secret)
+        self.replay = _bind(context, zmq.ROUTER, host, replay_port, "--replay-port", zmq_limits.REPLAY, secret)
         self.last_sequence = -1
         """Of the last batch of KV events."""
-        self._ring: deque[tuple[int, bytes]] = deque()
-        self._ring_bytes = 0
+        self._ring = EventRing()
+        self._replays = ReplayServer(self.replay, self._ring, clock) if self.replay is not None else None
         self._load_sequence = -1
         self._last_load: events.LoadReport | None = None
         self._load_postponed = False
@@ -58,17 +61,9 @@ class EventPublisher:
             return
         self.last_sequence += 1
         payload = events.encode(events.KVEventBatch(ts=now, events=list(new)))
-        self._keep(payload)
+        if self._replays is not None:  # else nobody can ask for it
+            self._ring.append(self.last_sequence, payload)
         self._send(events.EVENTS_TOPIC, self.last_sequence, payload)
-
-    def _keep(self, payload: bytes) -> None:
-        """For replay, in place of the oldest where there is no more room; without a replay port nobody can ask."""
-        if self.replay is None:
-            return
-        self._ring.append((self.last_sequence, payload))
-        self._ring_bytes += len(payload)
-        while len(self._ring) > RING_BATCHES or (self._ring_bytes > RING_BYTES and len(self._ring) > 1):
-            self._ring_bytes -= len(self._ring.popleft()[1])
 
     def load_is_due(self, now: float) -> bool:
         """Whether `publish_load` may send: ask before each, for making a report costs time."""
@@ -100,21 +95,21 @@ class EventPublisher:
             self._events.send_multipart([topic, events.sequence_frame(sequence), payload])
 
     def answer_replays(self) -> None:
-        """Send each peer that asked the batches from its number on, as far as they are kept, and the end marker."""
-        while self.replay is not None:
-            try:
-                frames = self.replay.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            try:
-                first = events.read_sequence(frames[-1])
-            except events.EventFormatError as error:
-                logger.warning("a replay request is ignored: %s", error)
-                continue
-            for sequence, payload in self._ring:
-                if sequence >= first:
-                    self.replay.send_multipart([frames[0], *events.replay_frames(sequence, payload)])
-            self.replay.send_multipart([frames[0], *events.REPLAY_LAST_FRAMES])
+        """Reads some requests for replays and sends one slice of what peers are due; see `ReplayServer`."""
+        if self._replays is not None:
+            self._replays.serve()
+
+    def replay_wait_s(self) -> float:
+        """Returns how long `answer_replays` has nothing to do if no request comes."""
+        return math.inf if self._replays is None else self._replays.wait_s()
+
+    def has_replay_requests(self) -> bool:
+        """Returns True if a request for a replay waits in the socket."""
+        return self.replay is not None and bool(self.replay.poll(0, zmq.POLLIN))
+
+    def takes_replays(self) -> bool:
+        """Returns True if a request for a replay would be read now: only then is the socket worth polling."""
+        return self._replays is not None and self._replays.is_open()
 
     def close(self) -> None:
         """Close the sockets, what they hold unsent included."""
@@ -128,13 +123,22 @@ def _numbers(report: events.LoadReport) -> tuple[int, int, int, float]:
 
 
 def _bind(
-    context: zmq.Context[zmq.Socket[bytes]], kind: int, host: str, port: int, flag: str
+    context: zmq.Context[zmq.Socket[bytes]],
+    kind: int,
+    host: str,
+    port: int,
+    flag: str,
+    limits: SocketLimits,
+    secret: PeerSecret | None,
 ) -> zmq.Socket[bytes] | None:
     if port == 0:
         return None
     socket = context.socket(kind)
     socket.set(zmq.IPV6, ":" in host)
-    socket.set(zmq.SNDHWM, RING_BATCHES + 1)  # a whole replay and its end marker: what is above is dropped
+    limits.apply(socket)
+    secure_server(socket, secret)
+    if kind == zmq.ROUTER:
+        socket.set(zmq.ROUTER_MANDATORY, 1)  # a full queue says so, and a replay waits
     address = tcp_address(host, port)
     try:
         socket.bind(address)

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 import zmq
 from msgspec.structs import replace
 
+from mini_infer_contract import zmq_limits
 from mini_infer_contract.events import EVENTS_TOPIC, decode_batch
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core.batch import RunnerLostError
@@ -33,7 +34,6 @@ class OfflineEngines:
         config = CoreConfig(
             settings=settings,
             dry_run=dry_run,
-            host="",
             events_port=0,
             replay_port=0,
             log_level="warning",
@@ -135,8 +135,7 @@ class OfflineEngines:
 
 def _connect(context: "zmq.Context[zmq.Socket[bytes]]", core: CoreProcess, poller: zmq.Poller) -> "zmq.Socket[bytes]":
     socket = context.socket(zmq.DEALER)
-    socket.set(zmq.SNDHWM, 0)
-    socket.set(zmq.RCVHWM, 0)
+    zmq_limits.LOCAL.apply(socket)
     socket.connect(core.address)
     socket.send(messages.encode(messages.Hello()))
     poller.register(socket, zmq.POLLIN)

@@ -1,25 +1,33 @@
 """What the engines of a server publish, as one endpoint: gateways see one engine. Owns the sockets, decides nothing."""
 
 import asyncio
+import math
 import time
 
 import zmq
 
 from mini_infer_contract import events
+from mini_infer_contract.curve import PeerAuthenticator
 from mini_infer_contract.events import LoadReport
+from mini_infer_engine.config.peer_ports import PeerPorts
 from mini_infer_engine.core_process.publisher import EventPublisher
 from mini_infer_engine.data_parallel.load import total_load
 from mini_infer_engine.data_parallel.router import EngineRouter
+
+_SLICE_S = 0.002
+"""Between two slices of replays: requests go on meanwhile."""
 
 
 class UnitedPublisher:
     """Takes what each engine would publish; keeps the router's picture of their caches, too."""
 
-    def __init__(self, router: EngineRouter, host: str, events_port: int, replay_port: int) -> None:
-        """PortInUseError: a port belongs to somebody else."""
+    def __init__(self, router: EngineRouter, peers: PeerPorts, events_port: int, replay_port: int) -> None:
+        """Raises PortInUseError if a port belongs to somebody else."""
         self._context = zmq.Context()
         self._router = router
-        self._publisher = EventPublisher(self._context, host, events_port, replay_port)
+        self._publisher = EventPublisher(self._context, peers.host, events_port, replay_port, secret=peers.secret)
+        self._authenticator = PeerAuthenticator(self._context, peers.secret) if peers.secret is not None else None
+        self._next_slice: asyncio.TimerHandle | None = None
         self._loads: dict[int, LoadReport] = {}
         self._accepted: list[str] = []
         self._postponed: asyncio.TimerHandle | None = None
@@ -30,10 +38,23 @@ class UnitedPublisher:
         return self._publisher.last_sequence
 
     def answer_replays(self) -> None:
-        """From now on, in the running event loop."""
+        """Answers them from now on, in the running event loop."""
         if self._publisher.replay is not None:
-            asyncio.get_running_loop().add_reader(self._publisher.replay.FD, self._publisher.answer_replays)
-            self._publisher.answer_replays()  # ZMQ tells of what comes, not of what is there
+            asyncio.get_running_loop().add_reader(self._publisher.replay.FD, self._answer)
+            self._answer()  # the descriptor wakes for what comes, not for what is there
+
+    def _answer(self) -> None:
+        """Sends one slice, and plans the next: the descriptor does not wake again for requests left in the socket."""
+        if self._next_slice is not None:
+            return
+        self._publisher.answer_replays()
+        wait_s = 0.0 if self._publisher.has_replay_requests() else self._publisher.replay_wait_s()
+        if wait_s < math.inf:
+            self._next_slice = asyncio.get_running_loop().call_later(max(wait_s, _SLICE_S), self._answer_next)
+
+    def _answer_next(self) -> None:
+        self._next_slice = None
+        self._answer()
 
     def take(self, engine: int, topic: bytes, payload: bytes) -> None:
         """A message of an engine."""
@@ -70,7 +91,11 @@ class UnitedPublisher:
         """Close the sockets."""
         if self._postponed is not None:
             self._postponed.cancel()
+        if self._next_slice is not None:
+            self._next_slice.cancel()
         if self._publisher.replay is not None:
             asyncio.get_running_loop().remove_reader(self._publisher.replay.FD)
         self._publisher.close()
+        if self._authenticator is not None:
+            self._authenticator.close()
         self._context.destroy(linger=0)

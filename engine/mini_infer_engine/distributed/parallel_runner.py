@@ -20,8 +20,11 @@ import torch
 import zmq
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch's
 
+from mini_infer_contract import zmq_limits
+from mini_infer_contract.curve import PeerAuthenticator, secure_server
 from mini_infer_contract.listening import tcp_address
 from mini_infer_contract.logs import LogFormat
+from mini_infer_contract.peer_auth import PeerSecret
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.settings import (
     EngineSettings,
@@ -70,6 +73,8 @@ class Watched(msgspec.Struct, frozen=True, kw_only=True):
     last_words_fd: int = -1
     folder: Path | None = None
     """For the files of the ranks' sockets: whoever watches removes what a killed process leaves. None: a new one."""
+    peer_key: str = ""
+    """The service's secret, as 64 hexadecimal digits, for ranks on other nodes; "" if they prove nothing."""
     engine: int | None = None
     """Its number, where a server has several engines: for the lines of ranks in the log."""
     log_level: str = "info"
@@ -88,20 +93,24 @@ class Ranks:
         self._folder = watched.folder or socket_folder("mini-infer-ranks-")
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         router = context.socket(zmq.ROUTER)
+        zmq_limits.LOCAL.apply(router)
         host = "" if num_nodes(settings) == 1 else master_address(settings)
+        self._secret = PeerSecret(bytes.fromhex(watched.peer_key)) if host and watched.peer_key else None
+        authenticator = PeerAuthenticator(context, self._secret) if self._secret is not None else None
         signs = self._bind(router, "signs", host)
         self._transfer = context.socket(zmq.ROUTER)
+        zmq_limits.LOCAL.apply(self._transfer)
         self._transfer.set(zmq.LINGER, 0)
         transfer = self._bind(self._transfer, "transfer", host)
         self._steps = {rank: context.socket(zmq.PUSH) for rank in range(1, self.size)}
         steps = {}
         for rank, socket in self._steps.items():
-            socket.set(zmq.SNDHWM, 0)
+            zmq_limits.LOCAL.apply(socket)
             steps[rank] = self._bind(socket, f"steps-{rank}", host)
         results, results_at = None, ""
         if settings.pipeline_parallel_size > 1:
             results = context.socket(zmq.PULL)
-            results.set(zmq.RCVHWM, 0)
+            zmq_limits.LOCAL.apply(results)
             results_at = self._bind(results, "results", host)
         store.set("addresses", msgspec.json.encode(Addresses(signs, steps, transfer, results_at)).decode())
         self.processes = {rank: self._spawn(settings, rank, store.port, watched) for rank in local}
@@ -123,7 +132,15 @@ class Ranks:
         self.left_loading = threading.Event()
         """The main thread loads no more, or has seen that a rank was lost meanwhile."""
         self.close = weakref.finalize(
-            self, _close, self.watch, self.processes, self._steps, (router, results), self._folder, os.getpid()
+            self,
+            _close,
+            self.watch,
+            self.processes,
+            self._steps,
+            (router, results),
+            self._folder,
+            os.getpid(),
+            authenticator,
         )
 
     def _bind(self, socket: zmq.Socket[bytes], name: str, host: str) -> str:
@@ -132,6 +149,7 @@ class Ranks:
             address = f"ipc://{self._folder}/{name}"
             socket.bind(address)
             return address
+        secure_server(socket, self._secret)
         socket.set(zmq.IPV6, 1)  # nodes of an IPv6-only cluster have nothing else
         return tcp_address(host, socket.bind_to_random_port("tcp://*"))
 
@@ -210,6 +228,7 @@ def _close(
     heard: tuple[zmq.Socket[bytes] | None, ...],
     folder: Path,
     pid: int,
+    authenticator: PeerAuthenticator | None,
 ) -> None:
     """Tell all ranks to stop, and end those that do not."""
     if os.getpid() != pid:
@@ -225,6 +244,8 @@ def _close(
     for listening in heard:
         if listening is not None:
             listening.close(linger=0)
+    if authenticator is not None:
+        authenticator.close()
     for process in processes.values():
         try:
             process.wait(_STOP_S)

@@ -10,6 +10,9 @@ from collections.abc import Callable
 import msgspec
 import zmq
 
+from mini_infer_contract import zmq_limits
+from mini_infer_contract.curve import secure_client
+from mini_infer_contract.peer_auth import PeerSecret
 from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.runtime.executor import PassHandle
 
@@ -43,9 +46,10 @@ class ResultReceiver:
 class ResultSender:
     """The last stage's end: a thread that waits for passes, so that the rank's own goes on with the next ones."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, secret: PeerSecret | None = None) -> None:
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
-        self._socket.set(zmq.SNDHWM, 0)
+        zmq_limits.LOCAL.apply(self._socket)
+        secure_client(self._socket, secret)
         self._socket.set(zmq.IPV6, 1)
         self._socket.connect(address)
         self._socket.send(b"")  # see `ResultReceiver.connected`

@@ -11,6 +11,8 @@ import torch
 import zmq
 from torch.distributed import Store  # type: ignore[attr-defined]  # torch's
 
+from mini_infer_contract import zmq_limits
+from mini_infer_contract.curve import secure_client
 from mini_infer_engine.config.settings import group_name, num_nodes, num_ranks
 from mini_infer_engine.distributed import step_messages
 from mini_infer_engine.distributed.last_words import say
@@ -38,17 +40,20 @@ class Rank:
         self._config, self._store = config, store
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._steps = context.socket(zmq.PULL)
-        self._steps.set(zmq.RCVHWM, 0)
+        zmq_limits.LOCAL.apply(self._steps)
+        secure_client(self._steps, config.secret)
         self._steps.set(zmq.IPV6, 1)
         self._steps.connect(addresses.steps[config.rank])
         self._transfer = context.socket(zmq.DEALER)
+        zmq_limits.LOCAL.apply(self._transfer)
+        secure_client(self._transfer, config.secret)
         self._transfer.set(zmq.IDENTITY, str(config.rank).encode())
         self._transfer.set(zmq.LINGER, 0)
         self._transfer.set(zmq.IPV6, 1)
         self._transfer.connect(addresses.transfer)
-        self.signs = Signs(addresses.signs, config.rank, self._lost)
+        self.signs = Signs(addresses.signs, config.rank, self._lost, config.secret)
         is_last_stage = config.rank == num_ranks(config.settings) - config.settings.tensor_parallel_size
-        self._results = ResultSender(addresses.results) if is_last_stage else None
+        self._results = ResultSender(addresses.results, config.secret) if is_last_stage else None
 
     def load(self) -> ModelRunner:
         """Its part of the model, at the same time as all others."""

@@ -7,8 +7,9 @@ from pathlib import Path
 import msgspec
 
 from mini_infer_contract.logs import LogFormat
+from mini_infer_contract.peer_auth import PeerSecret
 from mini_infer_engine.config.child_start import start_child
-from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.config.settings import EngineSettings, num_nodes
 
 
 class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,10 +28,17 @@ class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
     """
     last_words_fd: int = -1
     """Where the reason of a group's end is left for whoever watches the first rank; -1: nobody does."""
+    peer_key: str = ""
+    """The service's secret where the group spans nodes, as 64 hexadecimal digits; "" if its ranks prove nothing."""
     engine: int | None = None
     """The number of its engine, where a server has several."""
     log_level: str = "info"
     log_format: LogFormat = "text"
+
+    @property
+    def secret(self) -> PeerSecret | None:
+        """What proves to the first rank that this one belongs to the group, if that is on another node."""
+        return PeerSecret(bytes.fromhex(self.peer_key)) if self.peer_key and num_nodes(self.settings) > 1 else None
 
 
 class Addresses(msgspec.Struct, frozen=True):

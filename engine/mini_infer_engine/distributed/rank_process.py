@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from mini_infer_contract.interpreter import import_to_stay
-from mini_infer_contract.logs import configure_logging
+from mini_infer_contract.logs import configure_logging, show_crashes
 from mini_infer_engine.distributed.rank_config import RankConfig
 
 _PR_SET_PDEATHSIG = 1
@@ -21,6 +21,7 @@ a step."""
 
 def main() -> None:
     """Run as `python -m mini_infer_engine.distributed.rank_process CONFIG`; started by the first rank alone."""
+    show_crashes()
     try:
         config = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=RankConfig)
     except FileNotFoundError:

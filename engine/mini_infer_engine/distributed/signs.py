@@ -13,6 +13,10 @@ from collections.abc import Callable, Mapping
 import msgspec
 import zmq
 
+from mini_infer_contract import zmq_limits
+from mini_infer_contract.curve import secure_client
+from mini_infer_contract.peer_auth import PeerSecret
+
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.25
@@ -151,8 +155,11 @@ class Watch:
 class Signs:
     """The end of every other rank: a thread that speaks for it, and notices when the first rank is gone."""
 
-    def __init__(self, address: str, rank: int, on_lost: Callable[[str], None]) -> None:
-        """`on_lost`: called once, by the thread."""
+    def __init__(
+        self, address: str, rank: int, on_lost: Callable[[str], None], secret: PeerSecret | None = None
+    ) -> None:
+        """`on_lost`: called once, by the thread. `secret`: proves membership to a first rank on another node."""
+        self._secret = secret
         self._address, self._rank, self._on_lost = address, rank, on_lost
         self._waiting: queue.SimpleQueue[Sign] = queue.SimpleQueue()
         self._silent, self._limit = 0, LOADING_TICKS
@@ -175,6 +182,8 @@ class Signs:
     def _run(self) -> None:
         context = zmq.Context()
         socket = context.socket(zmq.DEALER)
+        zmq_limits.LOCAL.apply(socket)
+        secure_client(socket, self._secret)
         socket.set(zmq.IDENTITY, str(self._rank).encode())
         socket.set(zmq.LINGER, 1000)
         socket.set(zmq.IPV6, 1)

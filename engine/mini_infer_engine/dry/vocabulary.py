@@ -1,6 +1,5 @@
 """The model of `--dry-run`, text side: a vocabulary of the 256 bytes and a small chat template, made here. No files."""
 
-import hashlib
 import json
 
 from mini_infer_contract.prompt import PromptAssets
@@ -30,7 +29,7 @@ def dry_assets() -> PromptAssets:
         "tokenizer.json": json.dumps(_tokenizer()),
         "tokenizer_config.json": json.dumps({"eos_token": "<|im_end|>", "chat_template": _CHAT_TEMPLATE}),
     }
-    return PromptAssets(revision=hashlib.sha256(json.dumps(files).encode()).hexdigest(), files=files)
+    return PromptAssets.from_files(files)
 
 
 def _tokenizer() -> dict[str, object]:

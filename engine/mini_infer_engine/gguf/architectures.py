@@ -14,6 +14,8 @@ from mini_infer_engine.gguf.header import GgufHeader
 Change = Literal["none", "interleaved_rows", "plus_one"]
 """What the converter did to a tensor: the two halves of each head of q or k interleaved, or a one added to a norm."""
 
+EXPERT = "{expert}"
+"""Stands in a name for the number of each expert: a file has those of a layer in one tensor."""
 _BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _OUTSIDE = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -42,8 +44,24 @@ _OLMO2_BLOCK = _LLAMA_BLOCK | {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_EXPERTS_BLOCK = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": f"mlp.experts.{EXPERT}.gate_proj",
+    "ffn_up_exps": f"mlp.experts.{EXPERT}.up_proj",
+    "ffn_down_exps": f"mlp.experts.{EXPERT}.down_proj",
+}
+_MIXTRAL_BLOCK = {
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    "ffn_gate_exps": f"block_sparse_moe.experts.{EXPERT}.w1",
+    "ffn_down_exps": f"block_sparse_moe.experts.{EXPERT}.w2",
+    "ffn_up_exps": f"block_sparse_moe.experts.{EXPERT}.w3",
+}
+_PHI3_BLOCK = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 _ROPE_FACTORS = "rope_freqs.weight"
-"""Divisors of the rotation's frequencies, [head_dim / 2]: how Llama 3.1's scaling is written."""
+_LONG_FACTORS, _SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+FACTORS_TENSORS = (_ROPE_FACTORS, _LONG_FACTORS, _SHORT_FACTORS)
+"""Divisors of the rotation's frequencies, [rotated dimensions / 2]: how the scaling of Llama 3.1 and longrope are
+written. `model_config` takes their values."""
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>")
 """Tokens that end an answer, whatever the file names as EOS (llama.cpp does the same)."""
 _GEMMA2_27B_LAYERS, _GEMMA3_27B_LAYERS = 46, 62
@@ -63,6 +81,8 @@ class Architecture:
     """Whether q and k are stored interleaved."""
     offsets_norms: bool = False
     """Whether norms are stored plus one."""
+    rotates_partly: bool = False
+    """Whether only the first dimensions of a head may be rotated."""
 
 
 class Metadata:
@@ -98,9 +118,30 @@ def _plain(metadata: Metadata) -> dict[str, Any]:
 
 
 def _llama(metadata: Metadata) -> dict[str, Any]:
-    if metadata.get("expert_count", 0):
-        raise metadata.refuse("expert_count", "mixtures of experts are not read from GGUF; use the original weights")
     return _biases(metadata)
+
+
+def _mixtral(metadata: Metadata) -> dict[str, Any]:
+    return {
+        "num_local_experts": metadata.need("expert_count"),
+        "num_experts_per_tok": metadata.need("expert_used_count"),
+    }
+
+
+def _qwen3moe(metadata: Metadata) -> dict[str, Any]:
+    return {
+        "num_experts": metadata.need("expert_count"),
+        "num_experts_per_tok": metadata.need("expert_used_count"),
+        "moe_intermediate_size": metadata.need("expert_feed_forward_length"),
+        "norm_topk_prob": True,
+    }
+
+
+def _phi3(metadata: Metadata) -> dict[str, Any]:
+    original = metadata.get("rope.scaling.original_context_length")
+    return {"sliding_window": metadata.get("attention.sliding_window") or None} | (
+        {} if original is None else {"original_max_position_embeddings": original}
+    )
 
 
 def _biases(metadata: Metadata) -> dict[str, Any]:
@@ -146,25 +187,33 @@ ARCHITECTURES = {
     "gemma3": Architecture("Gemma3ForCausalLM", _gemma3, _GEMMA_BLOCK, offsets_norms=True),
     "granite": Architecture("GraniteForCausalLM", _granite, _LLAMA_BLOCK, interleaves=True),
     "llama": Architecture("LlamaForCausalLM", _llama, _LLAMA_BLOCK, interleaves=True),
+    "mixtral": Architecture("MixtralForCausalLM", _mixtral, _LLAMA_BLOCK | _MIXTRAL_BLOCK, interleaves=True),
     "olmo2": Architecture("Olmo2ForCausalLM", _plain, _OLMO2_BLOCK),
+    "phi3": Architecture("Phi3ForCausalLM", _phi3, _LLAMA_BLOCK | _PHI3_BLOCK, rotates_partly=True),
     "qwen2": Architecture("Qwen2ForCausalLM", _plain, _LLAMA_BLOCK),
     "qwen3": Architecture("Qwen3ForCausalLM", _plain, _LLAMA_BLOCK),
+    "qwen3moe": Architecture("Qwen3MoeForCausalLM", _qwen3moe, _LLAMA_BLOCK | _EXPERTS_BLOCK),
     "smollm3": Architecture("SmolLM3ForCausalLM", _biases, _LLAMA_BLOCK, interleaves=True),
 }
-"""`general.architecture` to ours."""
+"""`general.architecture` to ours; Mixtral's is llama."""
 
 
 def architecture_of(header: GgufHeader) -> Architecture:
     """ModelError: it is none that is read."""
     name = header.metadata.get("general.architecture")
-    if name not in ARCHITECTURES:
+    if not isinstance(name, str) or name not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise ModelError(f"{header.path}: general.architecture = {name!r}: read from GGUF are {known}.")
+    if name == "llama" and header.metadata.get("llama.expert_count"):
+        return ARCHITECTURES["mixtral"]
     return ARCHITECTURES[name]
 
 
-def model_config(header: GgufHeader, frequency_factors: list[float] | None) -> dict[str, Any]:
-    """`config.json` as an object. ModelError: the architecture is not supported, or a field is missing."""
+def model_config(header: GgufHeader, factors: Mapping[str, list[float]]) -> dict[str, Any]:
+    """`config.json` as an object; `factors`: the values of those `FACTORS_TENSORS` that the file has.
+
+    ModelError: the architecture is not supported, or a field is missing.
+    """
     architecture, metadata = architecture_of(header), Metadata(header)
     embeddings = header.tensors.get("token_embd.weight")
     if embeddings is None:
@@ -181,8 +230,9 @@ def model_config(header: GgufHeader, frequency_factors: list[float] | None) -> d
             raise metadata.refuse(key, "it must be a positive integer")
     heads, hidden = metadata.need("attention.head_count"), metadata.need("embedding_length")
     rotary_dim = metadata.get("rope.dimension_count")
-    head_dim = metadata.get("attention.key_length", rotary_dim or hidden // heads)
-    if rotary_dim not in (None, head_dim):
+    usual_dim = hidden // heads if architecture.rotates_partly else rotary_dim or hidden // heads
+    head_dim = metadata.get("attention.key_length", usual_dim)
+    if rotary_dim not in (None, head_dim) and not architecture.rotates_partly:
         raise metadata.refuse("rope.dimension_count", f"only whole heads, of {head_dim} dimensions, are rotated here")
     common = {
         "architectures": [architecture.name],
@@ -201,7 +251,9 @@ def model_config(header: GgufHeader, frequency_factors: list[float] | None) -> d
         "eos_token_id": eos_token_ids(header),
         "bos_token_id": header.metadata.get("tokenizer.ggml.bos_token_id"),
     }
-    scaling = _rope_scaling(metadata, frequency_factors)
+    if architecture.rotates_partly and rotary_dim:
+        common["partial_rotary_factor"] = rotary_dim / head_dim
+    scaling = _rope_scaling(metadata, factors)
     if scaling is not None:
         common["rope_scaling"] = scaling
     return common | architecture.fields(metadata)
@@ -217,11 +269,17 @@ def eos_token_ids(header: GgufHeader) -> list[int]:
     return sorted({token_id for token_id in (*named, *known) if isinstance(token_id, int)})
 
 
-def _rope_scaling(metadata: Metadata, frequency_factors: list[float] | None) -> dict[str, Any] | None:
-    """Llama 3.1's factors as longrope's, which divides frequencies in the same way."""
-    if frequency_factors is not None:
-        factors = {"short_factor": frequency_factors, "long_factor": frequency_factors}
-        return {"rope_type": "longrope", "attention_factor": 1.0, "factor": 1.0, **factors}
+def _rope_scaling(metadata: Metadata, factors: Mapping[str, list[float]]) -> dict[str, Any] | None:
+    """Llama 3.1's factors are written as longrope's, which divides frequencies in the same way."""
+    if _ROPE_FACTORS in factors:
+        both = factors[_ROPE_FACTORS]
+        return {"rope_type": "longrope", "attention_factor": 1.0, "factor": 1.0} | {
+            "short_factor": both,
+            "long_factor": both,
+        }
+    if _LONG_FACTORS in factors and _SHORT_FACTORS in factors:
+        scaling = {"short_factor": factors[_SHORT_FACTORS], "long_factor": factors[_LONG_FACTORS]}
+        return {"rope_type": "longrope", "attention_factor": metadata.get("rope.scaling.attn_factor")} | scaling
     kind = metadata.get("rope.scaling.type", "none")
     if kind == "none":
         return None
@@ -234,14 +292,12 @@ def _rope_scaling(metadata: Metadata, frequency_factors: list[float] | None) -> 
     raise metadata.refuse("rope.scaling.type", "supported are none, linear and yarn")
 
 
-def frequency_factors_tensor() -> str:
-    """The tensor whose values `model_config` takes as `frequency_factors`, where a file has it."""
-    return _ROPE_FACTORS
-
-
 def checkpoint_name(architecture: Architecture, name: str) -> str | None:
-    """What a tensor is called in Hugging Face's checkpoints; None: weights have no such tensor."""
-    if name == _ROPE_FACTORS:
+    """What a tensor is called in Hugging Face's checkpoints, with `EXPERT` where it is one for each expert.
+
+    None: weights have no such tensor.
+    """
+    if name in FACTORS_TENSORS:
         return None  # it is in the config
     if name in _OUTSIDE:
         return _OUTSIDE[name]

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.gguf.architectures import frequency_factors_tensor, model_config
+from mini_infer_engine.gguf.architectures import FACTORS_TENSORS, model_config
 from mini_infer_engine.gguf.header import GgufHeader
 from mini_infer_engine.gguf.tokenizer import tokenizer_files
 
 POINTER = "gguf.json"
 """The file of a folder that names the GGUF file with its weights."""
-_FORM = 2
+_FORM = 3
 """Of what is written; another number makes other folders."""
 
 
@@ -51,13 +51,13 @@ def model_folder(path: Path) -> Path:
         raise ModelError(f"{path} cannot be read ({error}).") from None
     identity = repr((_FORM, str(path), status.st_size, status.st_mtime_ns))
     name = f"{path.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
-    for root in _cache_roots():
+    for root in cache_roots("gguf"):
         if (root / name / POINTER).is_file():
             return root / name
     files = folder_files(GgufHeader.read(path))
-    for root in _cache_roots():
+    for root in cache_roots("gguf"):
         try:
-            return _write(root, name, files)
+            return write_folder(root, name, files, {}, POINTER)
         except OSError:
             continue  # a read-only home: the next root
     raise ModelError(f"{path}: there is no folder to write its config and tokenizer to: set XDG_CACHE_HOME to one.")
@@ -65,8 +65,11 @@ def model_folder(path: Path) -> Path:
 
 def folder_files(header: GgufHeader) -> dict[str, Any]:
     """The folder's files by name, as objects. ModelError: what the file holds cannot be served."""
+    tensors = header.tensors
     return {
-        "config.json": model_config(header, _frequency_factors(header)),
+        "config.json": model_config(
+            header, {name: _factors(header, name) for name in FACTORS_TENSORS if name in tensors}
+        ),
         **tokenizer_files(header),
         POINTER: {"file": str(header.path)},
     }
@@ -78,10 +81,8 @@ def weights_file(directory: Path) -> Path | None:
     return Path(json.loads(pointer.read_text("utf-8"))["file"]) if pointer.is_file() else None
 
 
-def _frequency_factors(header: GgufHeader) -> list[float] | None:
-    tensor = header.tensors.get(frequency_factors_tensor())
-    if tensor is None:
-        return None
+def _factors(header: GgufHeader, name: str) -> list[float]:
+    tensor = header.tensors[name]
     if tensor.encoding != "F32":
         raise ModelError(f"{header.path}: tensor {tensor.name} is of type {tensor.encoding}, and must be F32.")
     with header.path.open("rb") as file:
@@ -95,10 +96,10 @@ def _frequency_factors(header: GgufHeader) -> list[float] | None:
     return factors
 
 
-def _cache_roots() -> list[Path]:
-    """The user's cache folder, else one of their own in the folder for temporary files."""
+def cache_roots(kind: str) -> list[Path]:
+    """Returns where folders of a kind are kept: the user's cache folder, else one of theirs for temporary files."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-    return [cache / "mini-infer" / "gguf", Path(tempfile.gettempdir()) / f"mini-infer-{_user()}" / "gguf"]
+    return [cache / "mini-infer" / kind, Path(tempfile.gettempdir()) / f"mini-infer-{_user()}" / kind]
 
 
 def _user() -> str:
@@ -108,16 +109,21 @@ def _user() -> str:
         return str(os.getuid())
 
 
-def _write(root: Path, name: str, files: Mapping[str, Any]) -> Path:
-    """Whole or not at all: another process may be writing the same."""
+def write_folder(root: Path, name: str, files: Mapping[str, Any], links: Mapping[str, Path], last: str) -> Path:
+    """Writes JSON files, and links to others, whole or not at all: another process may be writing the same.
+
+    `last`: a file that every such folder has. OSError: the folder cannot be written.
+    """
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(dir=root))
     try:
         for file_name, content in files.items():
             (made / file_name).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+        for file_name, target in links.items():
+            (made / file_name).symlink_to(target)
         made.rename(root / name)
     except OSError:
         shutil.rmtree(made, ignore_errors=True)
-        if not (root / name / POINTER).is_file():
+        if not (root / name / last).is_file():
             raise
     return root / name

@@ -5,48 +5,20 @@ SentencePiece's BPE ("llama": pieces with scores). What the files say is what ll
 vocabulary, and what transformers does for the checkpoints that were converted. No torch.
 """
 
+import logging
 from typing import Any
 
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.gguf.header import GgufHeader
+from mini_infer_engine.gguf.word_rules import NO_RULE, WORD_RULES, WordRule, byte_level
+
+log = logging.getLogger(__name__)
 
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
 """Of `tokenizer.ggml.token_type`."""
 _SPACE = "▁"
-_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_QWEN2_WORDS = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_LLAMA3_WORDS = (
-    _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+_SENTENCEPIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}
 _NAMED_TOKENS = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
-
-
-def _byte_level(*, use_regex: bool) -> dict[str, Any]:
-    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": use_regex}
-
-
-def _split(pattern: str) -> dict[str, Any]:
-    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-
-
-_DIGITS = {"type": "Digits", "individual_digits": True}
-_GPT2 = [_byte_level(use_regex=True)]
-_SINGLE_DIGITS = [_DIGITS, _byte_level(use_regex=True)]
-_QWEN2 = [_split(_QWEN2_WORDS), _byte_level(use_regex=False)]
-_LLAMA3 = [_split(_LLAMA3_WORDS), _byte_level(use_regex=False)]
-WORD_RULES: dict[str, list[dict[str, Any]]] = {
-    "gpt-2": _GPT2,
-    "olmo": _GPT2,
-    "smollm": _SINGLE_DIGITS,
-    "starcoder": _SINGLE_DIGITS,
-    "refact": _SINGLE_DIGITS,
-    "qwen2": _QWEN2,
-    "deepseek-r1-qwen": _QWEN2,
-    "llama-bpe": _LLAMA3,
-}
-"""llama.cpp's names of pre-tokenizers (`tokenizer.ggml.pre`), and what those do."""
-_WHOLE_WORDS_FIRST = ("llama-bpe",)
-"""Where a word that is in the vocabulary is not merged from its bytes (`ignore_merges`)."""
 
 
 def tokenizer_files(header: GgufHeader) -> dict[str, dict[str, Any]]:
@@ -54,9 +26,10 @@ def tokenizer_files(header: GgufHeader) -> dict[str, dict[str, Any]]:
     tokens = _field(header, "tokens", list)
     kind = _field(header, "model", str)
     if kind == "gpt2":
-        parts = _byte_level_bpe(header, tokens)
+        rule = _word_rule(header)
+        parts, adds_bos = _byte_level_bpe(header, tokens, rule), rule.adds_bos
     elif kind == "llama":
-        parts = _sentencepiece_bpe(header, tokens)
+        parts, adds_bos = _sentencepiece_bpe(header, tokens), True
     else:
         raise _refuse(header, f"model = {kind!r}", "supported are gpt2 (byte-level BPE) and llama (SentencePiece)")
     tokenizer = {
@@ -64,16 +37,22 @@ def tokenizer_files(header: GgufHeader) -> dict[str, dict[str, Any]]:
         "truncation": None,
         "padding": None,
         "added_tokens": _added_tokens(header, tokens),
-        "post_processor": _post_processor(header, tokens, adds_bos=kind == "llama"),
+        "post_processor": _post_processor(header, tokens, adds_bos=adds_bos),
         **parts,
     }
     return {"tokenizer.json": tokenizer, "tokenizer_config.json": _tokenizer_config(header, tokens)}
 
 
-def _byte_level_bpe(header: GgufHeader, tokens: list[str]) -> dict[str, Any]:
-    rule = header.metadata.get("tokenizer.ggml.pre")
-    if rule not in WORD_RULES:
-        raise _refuse(header, f"pre = {rule!r}", f"supported are {', '.join(WORD_RULES)}")
+def _word_rule(header: GgufHeader) -> WordRule:
+    name = header.metadata.get("tokenizer.ggml.pre") or NO_RULE
+    if not isinstance(name, str) or name not in WORD_RULES:
+        raise _refuse(header, f"pre = {name!r}", f"supported are {', '.join(WORD_RULES)}")
+    if name == NO_RULE:
+        log.warning("%s: no rule is named that splits words (tokenizer.ggml.pre): answers may be worse", header.path)
+    return WORD_RULES[name]
+
+
+def _byte_level_bpe(header: GgufHeader, tokens: list[str], rule: WordRule) -> dict[str, Any]:
     types = _token_types(header, tokens)
     used = {
         token: index
@@ -81,11 +60,11 @@ def _byte_level_bpe(header: GgufHeader, tokens: list[str]) -> dict[str, Any]:
         if kind != _UNUSED  # what fills the embedding table up
     }
     return {
-        "normalizer": {"type": "NFC"} if WORD_RULES[rule] is _QWEN2 else None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": WORD_RULES[rule]},
-        "decoder": _byte_level(use_regex=True),
+        "normalizer": rule.normalizer,
+        "pre_tokenizer": rule.pre_tokenizer(),
+        "decoder": byte_level(use_regex=True),
         "model": _bpe(used, [merge.split(" ", 1) for merge in _field(header, "merges", list)])
-        | {"ignore_merges": rule in _WHOLE_WORDS_FIRST},
+        | {"ignore_merges": rule.takes_whole_words},
     }
 
 
@@ -110,7 +89,7 @@ def _sentencepiece_bpe(header: GgufHeader, tokens: list[str]) -> dict[str, Any]:
         for token, score, kind in zip(tokens, scores, types, strict=True)
         if kind in (_NORMAL, _USER_DEFINED)
     }
-    unknown = header.metadata.get("tokenizer.ggml.unknown_token_id", 0)
+    unknown = _token_id(header, "unknown")
     return {
         "normalizer": {"type": "Sequence", "normalizers": [*prepend, spaces]},
         "pre_tokenizer": None,
@@ -161,7 +140,7 @@ def _added_tokens(header: GgufHeader, tokens: list[str]) -> list[dict[str, Any]]
 
 
 def _post_processor(header: GgufHeader, tokens: list[str], *, adds_bos: bool) -> dict[str, Any] | None:
-    """BOS before and EOS behind a text, where the file asks for them; SentencePiece's default is BOS."""
+    """BOS before and EOS behind a text, where the file asks for them; `adds_bos`: where it says nothing."""
     before = _edge(header, tokens, "bos", adds_bos)
     after = _edge(header, tokens, "eos", False)
     if not before and not after:
@@ -180,15 +159,12 @@ def _post_processor(header: GgufHeader, tokens: list[str], *, adds_bos: bool) ->
 
 def _edge(header: GgufHeader, tokens: list[str], name: str, default: bool) -> list[str]:
     wanted = header.metadata.get(f"tokenizer.ggml.add_{name}_token", default)
-    token = _text(tokens, header.metadata.get(f"tokenizer.ggml.{name}_token_id"))
+    token = _text(tokens, _token_id(header, name))
     return [token] if wanted and token is not None else []
 
 
 def _tokenizer_config(header: GgufHeader, tokens: list[str]) -> dict[str, Any]:
-    named = {
-        name: _text(tokens, header.metadata.get(f"tokenizer.ggml.{key}_token_id"))
-        for key, name in _NAMED_TOKENS.items()
-    }
+    named = {name: _text(tokens, _token_id(header, key)) for key, name in _NAMED_TOKENS.items()}
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     config |= {name: token for name, token in named.items() if token is not None}
     if isinstance(template := header.metadata.get("tokenizer.chat_template"), str):
@@ -201,6 +177,12 @@ def _token_types(header: GgufHeader, tokens: list[str]) -> list[int]:
     if isinstance(types, list) and len(types) == len(tokens):
         return types
     return [_NORMAL] * len(tokens)
+
+
+def _token_id(header: GgufHeader, name: str) -> Any:
+    """Llama.cpp knows the first three tokens of SentencePiece where a file does not name them."""
+    default = _SENTENCEPIECE_IDS.get(name) if header.metadata.get("tokenizer.ggml.model") == "llama" else None
+    return header.metadata.get(f"tokenizer.ggml.{name}_token_id", default)
 
 
 def _text(tokens: list[str], index: Any) -> str | None:

@@ -4,6 +4,7 @@ Everything here runs in the core's thread; the transfer thread is reached by `Tr
 """
 
 import itertools
+import logging
 import queue
 import time
 from collections import Counter
@@ -14,25 +15,37 @@ from typing import Any
 import msgspec
 
 from mini_infer_contract.blocks import root_key
+from mini_infer_engine.core.faults import FaultLog
+from mini_infer_engine.core.guarded_connector import FAULT
 from mini_infer_engine.core.kv_transfer import NO_TRANSFERS, KVTransferStats, LayerProgress, NotReceived, Received, Work
 from mini_infer_engine.core.request import Output, Request
 from mini_infer_engine.core.scheduler import Scheduler
 from mini_infer_engine.core.sequence import Sequence
 from mini_infer_engine.kv_transfer import events
-from mini_infer_engine.kv_transfer.leases import LeaseTable
+from mini_infer_engine.kv_transfer.leases import MAX_LEASE_S, LeaseTable
+from mini_infer_engine.kv_transfer.message_checks import first_token_fault
 from mini_infer_engine.kv_transfer.worker import TransferWorker
 
 _PREFIX = "kv-transfer/"
 """Of the ids of requests that other engines have sent; clients' ids have a # in them."""
-_HELD_FACTOR = 6.0
-"""Leases that a prompt is kept for whoever its proxy sends: the proxy may take its time, and nobody renews."""
+_RETAINED_LEASES = 6.0
+"""Leases for which a prompt is retained for whoever its proxy sends: the proxy may take its time, and nobody renews."""
+
+ANY_VOCABULARY = 1 << 32
+"""More tokens than a model has: any token id is valid."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _Taking:
-    request_id: str
+    request: Request
+    address: str
+    """Of the engine that it comes from."""
     pages: list[int]
     """Pinned."""
+    is_given_up: bool = False
+    """Nothing comes any more, and the other engine may still write: it has not said that it stopped."""
 
 
 @dataclass(slots=True)
@@ -50,8 +63,14 @@ class _Held:
     """Pinned."""
 
 
+def any_request(request: Request) -> None:
+    """Accepts every request of another engine. It is the default check, for tests."""
+
+
 class TransferConnector:
-    """See `core.kv_transfer.KVConnector`."""
+    """See `core.kv_transfer.KVConnector`. Each event of the transfer thread is handled by itself: one that raises
+    costs its own job. When the thread has failed, all jobs fail, and nothing moves any more.
+    """
 
     def __init__(
         self,
@@ -63,13 +82,23 @@ class TransferConnector:
         lease_s: float,
         falls_back: bool,
         queued_tokens: Callable[[], int],
+        retained_share: float = 0.5,
+        check: Callable[[Request], None] = any_request,
+        vocab_size: int = ANY_VOCABULARY,
     ) -> None:
-        """`advertised`: host and port that others reach the transfer port by."""
+        """`advertised`: host and port that others reach the transfer port by.
+
+        `retained_share` bounds the pages of prompts that have ended and are retained for other engines, as a share of
+        the pool. `check` raises ValueError if another engine's request has values that this engine cannot serve.
+        """
         self.falls_back = falls_back
         self._worker, self._scheduler, self._pool = worker, scheduler, scheduler.pool
         self._model_revision = model_revision
         self._advertised = advertised
-        self._lease_s = lease_s
+        self._retain_s = min(lease_s * _RETAINED_LEASES, MAX_LEASE_S)
+        self._most_retained = int(self._pool.num_pages * retained_share)
+        self._num_retained = 0
+        self._check, self._vocab_size = check, vocab_size
         self._queued_tokens = queued_tokens
         self._jobs = itertools.count()
         self._serials = itertools.count()
@@ -82,9 +111,14 @@ class TransferConnector:
         """Pages that are written from or read by others, by key and serial; -1 for a grant."""
         self._next_grants: list[events.Grant] = []
         """Cached blocks may be what a launched pass is still writing: they are granted once that is done."""
+        self._unasked: list[NotReceived] = []
+        """Sequences that are not received because their peer hangs."""
         self._skipped: Counter[str] = Counter()
         self._expired = 0
-        self._seen: tuple[KVTransferStats, int, int, int, int] | None = None
+        self._faults = FaultLog()
+        self._is_off = False
+        """The transfer thread has failed."""
+        self._seen: tuple[object, ...] = ()
         self._stats = NO_TRANSFERS
         self._pinned = 0
 
@@ -92,8 +126,9 @@ class TransferConnector:
 
     def refuses(self, request: Request) -> str:
         """See `KVConnector.refuses`."""
-        sampling = request.sampling
-        if sampling.prompt_logprobs is not None:
+        if self._is_off:
+            return "transfer_failed"
+        if request.sampling.prompt_logprobs is not None:
             return "prompt_logprobs"
         if request.embeds:
             return "embedding"
@@ -109,10 +144,15 @@ class TransferConnector:
         """See `KVConnector.receive`."""
         source, job, request = sequence.kv_source, next(self._jobs), sequence.request
         assert source is not None
+        if any(taking.is_given_up and taking.address == source.address for taking in self._taking.values()):
+            self.skip("peer_hangs")
+            message = f"{source.address} has not settled an earlier transfer: more would only pin more pages"
+            self._unasked.append(NotReceived(request.request_id, "peer_hangs", message))
+            return
         first = sequence.num_computed
-        mine = sequence.pages[first // self._pool.page_size :]
-        self._pin(mine)
-        self._taking[job] = _Taking(request.request_id, mine)
+        pages = list(sequence.pages)
+        self._pin(pages)
+        self._taking[job] = _Taking(request, source.address, pages)
         known = sequence.token_ids[sequence.num_prompt :].tolist()
         wanted = msgspec.structs.replace(
             request,
@@ -122,70 +162,139 @@ class TransferConnector:
             kv_source=None,
             holds_kv=False,
         )
-        pages, num_tokens = list(sequence.pages), len(sequence.token_ids)
-        self._worker.do(events.Take(job, wanted, source, pages, first, num_tokens))
+        self._worker.do(events.Take(job, wanted, source, pages, first, len(sequence.token_ids)))
 
     def cancel(self, sequence: Sequence) -> None:
         """See `KVConnector.cancel`."""
         for job, taking in self._taking.items():
-            if taking.request_id == sequence.request.request_id:
+            if taking.request.request_id == sequence.request.request_id:
                 self._worker.do(events.Cancel(job))
 
     def has_news(self, now_s: float) -> bool:
         """See `KVConnector.has_news`."""
         worker = self._worker
-        has_events = self._next_grants or not worker.events.empty() or worker.failure is not None
-        return bool(has_events) or self._held_leases.has_expired(now_s)
+        has_failed = worker.failure is not None and not self._is_off
+        return bool(
+            self._next_grants or self._unasked or not worker.events.empty() or has_failed
+        ) or self._held_leases.has_expired(now_s)
 
     def take(self, now_s: float, prefill_tokens_per_s: float) -> Work:
-        """See `KVConnector.take`. RuntimeError: the transfer thread has failed."""
-        if self._worker.failure is not None:
-            raise RuntimeError(f"KV transfer has failed: {self._worker.failure}") from self._worker.failure
+        """See `KVConnector.take`."""
         for request_id in self._held_leases.expire(now_s):
             self._expired += 1
-            self._unpin(self._held.pop(request_id).pages)
+            self._release_held(request_id)
         for grant in self._next_grants:
             self._worker.do(grant)
         self._next_grants.clear()
-        work = Work()
+        work = Work(came=list(self._unasked))
+        self._unasked.clear()
         self._worker.drain_wakes()
         while True:
             try:
                 event = self._worker.events.get_nowait()
             except queue.Empty:
                 break
-            self._handle(event, work)
+            try:
+                self._handle(event, work)
+            except Exception as error:
+                self._faults.record(f"the event {type(event).__name__}", error)
+                self._handle_fault(event, work)
+        if self._worker.failure is not None and not self._is_off:
+            self._switch_off(self._worker.failure, work)
         load = self._worker.load
         load.queued_tokens, load.prefill_tokens_per_s = self._queued_tokens(), prefill_tokens_per_s
         return work
 
+    def _handle_fault(self, event: events.Event, work: Work) -> None:
+        """Ends the job of an event that could not be handled."""
+        message = "this engine's KV transfer has a fault; its log says which"
+        match event:
+            case events.Taken(job) | events.NotTaken(job):
+                if (taking := self._taking.get(job)) is not None:
+                    work.came.append(NotReceived(taking.request.request_id, FAULT, message))
+            case events.PrefillAsked(key) | events.KVAsked(key):
+                self._giving.pop(_PREFIX + key, None)
+                self._worker.do(events.Refuse(key, FAULT, message))
+            case _:
+                pass
+
+    def _switch_off(self, failure: BaseException, work: Work) -> None:
+        """Ends all jobs when the transfer thread has failed.
+
+        What was to come is computed here. Its pages stay pinned, for another engine may still write to them; pages
+        that others read are free, for nobody is told any more that a read counts.
+        """
+        self._is_off = True
+        log.error(
+            "KV transfer is switched off (%s: %s): all prompts are computed here", type(failure).__name__, failure
+        )
+        message = "this engine's KV transfer has failed"
+        awaited = [taking.request.request_id for taking in self._taking.values()]
+        work.came.extend(NotReceived(request_id, "transfer_failed", message) for request_id in awaited)
+        work.abort.extend(self._giving)
+        self._giving.clear()
+        self._next_grants.clear()
+        for pages in self._pins.values():
+            self._unpin(pages)
+        self._pins.clear()
+        for request_id in list(self._held):
+            self._drop_held(request_id)
+
     def _handle(self, event: events.Event, work: Work) -> None:
         match event:
             case events.Taken(job, num_tokens, token_id, logprobs, num_cached):
+                request = self._taking[job].request
+                num_tokens = min(num_tokens, self._known(job))
                 if token_id is None:  # all is there, and the last known token is computed for what follows it
-                    num_tokens = min(num_tokens, self._known(job) - 1)
-                work.came.append(Received(self._taking[job].request_id, num_tokens, token_id, logprobs, num_cached))
+                    num_tokens = max(0, min(num_tokens, self._known(job) - 1))
+                elif fault := first_token_fault(token_id, logprobs, request.sampling, self._vocab_size):
+                    message = f"the other engine has sent a wrong first token: {fault}"
+                    work.came.append(NotReceived(request.request_id, "bad_message", message))
+                    return
+                num_cached = min(num_cached, len(request.prompt_token_ids) - 1)
+                work.came.append(Received(request.request_id, num_tokens, token_id, logprobs, num_cached))
             case events.NotTaken(job, reason, message):
-                work.came.append(NotReceived(self._taking[job].request_id, reason, message))
+                taking = self._taking[job]
+                taking.is_given_up = True
+                work.came.append(NotReceived(taking.request.request_id, reason, message))
             case events.Settled(job):
                 self._unpin(self._taking.pop(job).pages)
-            case events.PrefillAsked(key, request, first_token, alignment):
-                request_id = _PREFIX + key
-                self._giving[request_id] = _Giving(key, first_token, alignment)
-                work.accepted.append(request.request_id)
-                work.add.append(msgspec.structs.replace(request, request_id=request_id))
+            case events.PrefillAsked():
+                self._accept(event, work)
             case events.KVAsked():
                 self._let_read(event)
             case events.Given(key, serial):
-                self._unpin(self._pins.pop((key, serial)))
+                self._unpin(self._pins.pop((key, serial), []))
             case events.Gone(key):
                 if self._giving.pop(_PREFIX + key, None) is not None:
                     work.abort.append(_PREFIX + key)
+                self._next_grants = [grant for grant in self._next_grants if grant.key != key]
                 self._unpin(self._pins.pop((key, -1), []))
+
+    def _accept(self, asked: events.PrefillAsked, work: Work) -> None:
+        """Has the engine compute another engine's prompt, if a client could request the same."""
+        request_id = _PREFIX + asked.key
+        request = msgspec.structs.replace(
+            asked.request,
+            request_id=request_id,
+            sampling=msgspec.structs.replace(
+                asked.request.sampling, max_tokens=len(asked.request.resumed_token_ids) + 1
+            ),
+            kv_source=None,
+            holds_kv=False,
+        )
+        try:
+            self._check(request)
+        except ValueError as error:
+            self._worker.do(events.Refuse(asked.key, "refused_request", str(error)))
+            return
+        self._giving[request_id] = _Giving(asked.key, asked.first_token, asked.alignment)
+        work.accepted.append(asked.request.request_id)
+        work.add.append(request)
 
     def _known(self, job: int) -> int:
         """Tokens of the sequence of a job."""
-        request_id = self._taking[job].request_id
+        request_id = self._taking[job].request.request_id
         for sequence in self._scheduler.receiving:
             if sequence.request.request_id == request_id:
                 return len(sequence.token_ids)
@@ -195,8 +304,9 @@ class TransferConnector:
 
     def accept_failed(self, request_id: str, message: str) -> None:
         """See `KVConnector.accept_failed`."""
-        giving = self._giving.pop(request_id)
-        self._worker.do(events.Refuse(giving.key, "refused_request", message))
+        giving = self._giving.pop(request_id, None)
+        if giving is not None:  # else whoever wanted it has gone meanwhile
+            self._worker.do(events.Refuse(giving.key, "refused_request", message))
 
     def gives(self, sequence: Sequence) -> bool:
         """See `KVConnector.gives`."""
@@ -210,11 +320,24 @@ class TransferConnector:
         """See `KVConnector.computed`."""
         request = sequence.request
         if request.holds_kv and num_tokens >= sequence.num_prefill and request.request_id not in self._held:
-            pages = sequence.pages[: self._pool.pages_for(sequence.num_prefill)]
-            self._pin(pages)
-            self._held[request.request_id] = _Held(sequence.token_ids[: sequence.num_prefill].tolist(), pages)
-            self._held_leases.open(request.request_id, time.monotonic(), self._lease_s * _HELD_FACTOR)
+            self._retain(sequence)
         self._give(sequence, num_tokens, None)
+
+    def _retain(self, sequence: Sequence) -> None:
+        """Keeps a prompt's pages for another engine. The oldest leases end where there would be too many pages.
+
+        A prompt that alone has more pages than may be retained is not: its answer says nothing of where they are.
+        """
+        request_id, pages = sequence.request.request_id, sequence.pages[: self._pool.pages_for(sequence.num_prefill)]
+        if self._is_off or len(pages) > self._most_retained:
+            return
+        while self._num_retained + len(pages) > self._most_retained:
+            self._expired += 1
+            self._drop_held(next(iter(self._held)))
+        self._pin(pages)
+        self._num_retained += len(pages)
+        self._held[request_id] = _Held(sequence.token_ids[: sequence.num_prefill].tolist(), pages)
+        self._held_leases.open(request_id, time.monotonic(), self._retain_s)
 
     def _give(self, sequence: Sequence, num_tokens: int, layers: LayerProgress | None) -> None:
         """Hand on what is new, once; what was given as it was launched is not given again as it is computed."""
@@ -225,9 +348,8 @@ class TransferConnector:
         end = num_tokens if is_whole else num_tokens - num_tokens % giving.alignment
         if end <= giving.sent:
             return
-        first_page = giving.sent // self._pool.page_size
         pages, serial = list(sequence.pages), next(self._serials)
-        pinned = pages[first_page : self._pool.pages_for(end)]
+        pinned = pages[: self._pool.pages_for(end)]
         self._pin(pinned)
         self._pins[giving.key, serial] = pinned
         self._worker.do(events.Give(giving.key, serial, pages, giving.sent, end, layers))
@@ -279,7 +401,12 @@ class TransferConnector:
 
     def _drop_held(self, request_id: str) -> None:
         self._held_leases.close(request_id)
-        self._unpin(self._held.pop(request_id).pages)
+        self._release_held(request_id)
+
+    def _release_held(self, request_id: str) -> None:
+        held = self._held.pop(request_id)
+        self._num_retained -= len(held.pages)
+        self._unpin(held.pages)
 
     def _let_read(self, asked: events.KVAsked) -> None:
         if asked.held_id:
@@ -294,6 +421,7 @@ class TransferConnector:
                 return
             self._held_leases.close(asked.held_id)
             del self._held[asked.held_id]
+            self._num_retained -= len(held.pages)
             self._pins[asked.key, -1] = held.pages  # pinned already
             self._worker.do(events.Grant(asked.key, held.pages, len(held.token_ids)))
             return
@@ -312,20 +440,20 @@ class TransferConnector:
     # -- Pins
 
     def _pin(self, pages: list[int]) -> None:
-        for page in pages:
-            self._pool.acquire(page)
+        """Pins pages from token 0 on: in the prefix cache a block must not outlive the one before it."""
+        self._pool.pin(pages)
         self._pinned += len(pages)
 
     def _unpin(self, pages: list[int]) -> None:
-        for page in reversed(pages):
-            self._pool.release(page)
+        self._pool.unpin(pages)
         self._pinned -= len(pages)
 
     @property
     def stats(self) -> KVTransferStats:
         """See `KVConnector.stats`. Asked for in every step, and made anew where something has changed."""
         stats = self._worker.stats
-        seen = (stats, self._skipped.total(), self._expired, len(self._held), self._pinned)
+        num_faults = stats.faults + self._faults.num_faults
+        seen = (stats, self._skipped.total(), self._expired, len(self._held), self._pinned, num_faults, self._is_off)
         if seen != self._seen:
             self._seen = seen
             fallbacks = Counter(stats.fallbacks)
@@ -336,5 +464,7 @@ class TransferConnector:
                 leases_expired=stats.leases_expired + self._expired,
                 open_leases=stats.open_leases + len(self._held),
                 pinned_pages=self._pinned,
+                faults=num_faults,
+                has_failed=self._is_off,
             )
         return self._stats

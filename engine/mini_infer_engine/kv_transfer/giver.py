@@ -1,6 +1,7 @@
 """The side that has keys and values, or makes them: what other engines ask of it, their leases, the writes to them.
 
 It is one engine's and lives in the transfer thread. It knows transport and messages, neither sockets nor the scheduler.
+What a peer sends is checked, and what raises all the same costs that peer's message or that job.
 """
 
 import itertools
@@ -9,15 +10,23 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from mini_infer_engine.core.faults import FaultLog
+from mini_infer_engine.core.guarded_connector import FAULT
 from mini_infer_engine.kv_transfer import events, wire
 from mini_infer_engine.kv_transfer.estimates import RateMeter
 from mini_infer_engine.kv_transfer.handshake import handshake_refusal
 from mini_infer_engine.kv_transfer.layout import KVLayout, Span, alignment
 from mini_infer_engine.kv_transfer.leases import LeaseTable
+from mini_infer_engine.kv_transfer.message_checks import kv_wanted_fault, prefill_wanted_fault
 from mini_infer_engine.kv_transfer.staged_gift import StagedGift
 from mini_infer_engine.kv_transfer.staging import GIVEN, Area, Slots, chunks
 from mini_infer_engine.kv_transfer.stats import Counters
 from mini_infer_engine.kv_transfer.transport import Motion, Transport, TransportError
+
+MAX_OPEN_JOBS = 4096
+"""Prompts and reads of other engines that are not settled, at most; more are refused as overload."""
+MAX_PEERS = 1024
+"""Engines that have greeted, at most; those that have no open jobs are forgotten first, and greet again."""
 
 Send = Callable[[bytes, wire.FromGiver], None]
 """To a peer, by its identity on the ROUTER."""
@@ -127,7 +136,10 @@ class Giver:
         send: Send,
         tell: Callable[[events.Event], None],
         counters: Counters,
+        faults: FaultLog | None = None,
     ) -> None:
+        """`faults` counts what could not be handled, for metrics."""
+        self._faults = FaultLog() if faults is None else faults
         self._party, self._transport, self._layout = party, transport, layout
         self._send, self._tell, self._counters = send, tell, counters
         self._peers: dict[bytes, wire.Party] = {}
@@ -161,7 +173,31 @@ class Giver:
     # -- From takers
 
     def handle(self, peer: bytes, message: wire.FromTaker, now_s: float) -> None:
-        """One message of one taker."""
+        """Handles one message of one taker. What raises costs that message, and the job that it is about."""
+        try:
+            self._handle(peer, message, now_s)
+        except Exception as error:
+            self._faults.record(f"handling {type(message).__name__} of another engine", error)
+            self._handle_fault(peer, message)
+
+    def _handle_fault(self, peer: bytes, message: wire.FromTaker) -> None:
+        if isinstance(message, wire.Hello):
+            self._send(peer, wire.Refused("this engine cannot handle that greeting"))
+        elif isinstance(message, wire.PrefillWanted | wire.KVWanted | wire.SlotLent):
+            self._fail(_key(peer, message.job), peer, message.job)
+
+    def _fail(self, key: str, peer: bytes, job: int) -> None:
+        """Ends one job by a fault of this engine's, whatever state it is in."""
+        message = "this engine's KV transfer has a fault; its log says which"
+        prefill, read = self._prefills.get(key), self._reads.get(key)
+        if prefill is not None:
+            self._give_up(key, prefill, wire.Failed(job, FAULT, message))
+        elif read is not None:
+            self._fail_read(key, read, message, FAULT)
+        else:
+            self._send(peer, wire.Failed(job, FAULT, message))
+
+    def _handle(self, peer: bytes, message: wire.FromTaker, now_s: float) -> None:
         if isinstance(message, wire.Hello):
             self._greet(peer, message.party)
         elif peer not in self._peers:
@@ -186,20 +222,47 @@ class Giver:
                 self._transport.add_peer(party.engine_id, party.layout, party.where)
             except TransportError as error:
                 refusal = str(error)
-        if refusal:
-            self._send(peer, wire.Refused(refusal))
+        if refusal or not self._has_room_for_peer():
+            self._send(peer, wire.Refused(refusal or f"{MAX_PEERS} engines have jobs here: try again later"))
             return
         for old in [identity for identity, known in self._peers.items() if known.engine_id == party.engine_id]:
             del self._peers[old]  # it has connected anew
         self._peers[peer] = party
         self._send(peer, wire.Welcome(ours))
 
+    def _has_room_for_peer(self) -> bool:
+        """Forgets the peer that greeted first of those without open jobs, if there are too many peers."""
+        if len(self._peers) < MAX_PEERS:
+            return True
+        busy = {prefill.peer for prefill in self._prefills.values()} | {read.peer for read in self._reads.values()}
+        idle = next((peer for peer in self._peers if peer not in busy), None)
+        if idle is not None:
+            self._transport.remove_peer(self._peers.pop(idle).engine_id)
+        return idle is not None
+
+    def _refuses(self, peer: bytes, job: int, fault: str) -> bool:
+        """True if a new job cannot be accepted; then its taker has been told."""
+        reason = "bad_message"
+        if self.num_open >= MAX_OPEN_JOBS:
+            reason, fault = "overloaded", f"this engine has {self.num_open} open transfers: try again later"
+        if fault:
+            self._send(peer, wire.Failed(job, reason, fault))
+        return bool(fault)
+
+    def _is_open(self, key: str) -> bool:
+        """True if a job of this number is not settled: an honest taker numbers each job anew."""
+        return key in self._prefills or key in self._reads or key in self._endings
+
     def _prefill(self, peer: bytes, wanted: wire.PrefillWanted, now_s: float) -> None:
         if self._party().role == "decode":
             message = "this engine's role is decode: it computes no prompts for others"
             self._send(peer, wire.Failed(wanted.job, "role", message))
             return
-        key, tokens = _key(peer, wanted.job), len(wanted.request.prompt_token_ids) - wanted.first_token
+        key, tokens = _key(peer, wanted.job), max(0, len(wanted.request.prompt_token_ids) - wanted.first_token)
+        if self._is_open(key):
+            return
+        if self._refuses(peer, wanted.job, prefill_wanted_fault(wanted, self._peers[peer].layout)):
+            return
         queued = self.load.queued_tokens + sum(self._asked_tokens.values())
         self._prefills[key] = _Prefill(peer, wanted.job, wanted.pages)
         self._asked_tokens[key] = tokens
@@ -210,6 +273,8 @@ class Giver:
 
     def _let_read(self, peer: bytes, wanted: wire.KVWanted, now_s: float) -> None:
         key = _key(peer, wanted.job)
+        if self._is_open(key) or self._refuses(peer, wanted.job, kv_wanted_fault(wanted)):
+            return
         self._reads[key] = _Read(peer, wanted.job, wanted.lease_s, wanted.first_token, len(wanted.token_ids))
         self._leases.open(key, now_s, wanted.lease_s)
         self._tell(events.KVAsked(key, wanted.token_ids, wanted.cache_salt, wanted.held_id, wanted.first_token))
@@ -273,6 +338,39 @@ class Giver:
 
     # -- From the core
 
+    def do(self, command: "events.Give | events.GiveEnd | events.Grant | events.Refuse") -> None:
+        """Does what the core wants done. What raises costs the job that it is about."""
+        try:
+            match command:
+                case events.Give():
+                    self.give(command)
+                case events.GiveEnd():
+                    self.end(command)
+                case events.Grant():
+                    self.grant(command)
+                case events.Refuse():
+                    self.refuse(command)
+        except Exception as error:
+            self._faults.record(f"the command {type(command).__name__}", error)
+            job = self._prefills.get(command.key) or self._reads.get(command.key)
+            if job is not None:
+                self._end_faulty(command.key, job)
+
+    def _end_faulty(self, key: str, job: "_Prefill | _Read") -> None:
+        """Ends a job that cannot be gone on with. A write that cannot be looked at any more counts as ended."""
+        write = job.write if isinstance(job, _Prefill) else None
+        if isinstance(job, _Prefill) and write is not None and not self._ends_by_itself(job, write):
+            self._tell(events.Given(key, write.give.serial))
+            if not write.ends_give and job.waiting:
+                job.waiting.popleft()
+            job.write = None
+        self._fail(key, job.peer, job.job)
+
+    @staticmethod
+    def _ends_by_itself(prefill: _Prefill, write: _Write) -> bool:
+        """True if a write through slots is to be abandoned first: its slots come back as its parts end."""
+        return prefill.is_wanted and isinstance(write.motion, StagedGift)
+
     def give(self, give: events.Give) -> None:
         """Write what has been computed."""
         prefill = self._prefills.get(give.key)
@@ -294,7 +392,9 @@ class Giver:
                 raise TransportError("its engine has restarted")
             gift = self._gift(prefill.peer, prefill.job, party, span)
             motion = gift or self._transport.start(party.engine_id, "write", span)
-        except TransportError as error:
+        except Exception as error:
+            if not isinstance(error, TransportError):
+                self._faults.record("a write to another engine", error)
             self._peers.pop(prefill.peer, None)  # it is to greet again: then it is connected anew
             self._give_up(key, prefill, wire.Failed(prefill.job, "transport", str(error)))
             return
@@ -373,32 +473,33 @@ class Giver:
                 raise TransportError("its engine has restarted")
             if end > read.first_token:
                 read.gift = self._gift(read.peer, read.job, party, Span(grant.pages, [], read.first_token, end))
-        except TransportError as error:
+        except Exception as error:
+            if not isinstance(error, TransportError):
+                self._faults.record("granting another engine a read", error)
             self._fail_read(grant.key, read, str(error))
             return
         self._counters.given += 1
         granted = wire.KVGranted(read.job, grant.pages, grant.num_tokens, read.lease_s, read.gift is not None)
         self._send(read.peer, granted)
 
-    def _fail_read(self, key: str, read: _Read, message: str) -> None:
+    def _fail_read(self, key: str, read: _Read, message: str, reason: str = "transport") -> None:
         self._leases.close(key)
         self._end_read(key)
-        self._send(read.peer, wire.Failed(read.job, "transport", message))
+        self._send(read.peer, wire.Failed(read.job, reason, message))
 
     # -- From time to time
 
     def advance(self, now_s: float) -> None:
         """Look at what is on its way, and at leases."""
-        for key, prefill in list(self._prefills.items()):
-            if prefill.write is not None:
-                self._look_at(key, prefill, prefill.write, now_s)
-            elif prefill.waiting:
-                self._begin_next(key, prefill)
-        for key, read in list(self._reads.items()):
-            if read.gift is not None:
-                self._look_at_read(key, read, read.gift)
+        jobs: list[tuple[str, _Prefill | _Read]] = [*self._prefills.items(), *self._reads.items()]
+        for key, job in jobs:
+            try:
+                self._look_at_job(key, job, now_s)
+            except Exception as error:
+                self._faults.record("a transfer to another engine", error)
+                self._end_faulty(key, job)
         for key, ending in list(self._endings.items()):
-            if ending.gift.progress() != "busy":
+            if self._is_over(ending):
                 del self._endings[key]
                 if ending.is_released:
                     self._send(ending.peer, wire.Released([ending.job]))
@@ -409,6 +510,22 @@ class Giver:
                 self._give_up(key, expired, wire.Failed(expired.job, "lease_expired", message))
             else:
                 self._end_read(key)
+
+    def _is_over(self, ending: _Ending) -> bool:
+        try:
+            return ending.gift.progress() != "busy"
+        except Exception as error:
+            self._faults.record("the end of a transfer to another engine", error)
+            return True
+
+    def _look_at_job(self, key: str, job: "_Prefill | _Read", now_s: float) -> None:
+        if isinstance(job, _Read):
+            if job.gift is not None:
+                self._look_at_read(key, job, job.gift)
+        elif job.write is not None:
+            self._look_at(key, job, job.write, now_s)
+        elif job.waiting:
+            self._begin_next(key, job)
 
     def _look_at_read(self, key: str, read: _Read, gift: StagedGift) -> None:
         match gift.progress():

@@ -8,31 +8,36 @@ whose ranks hold other heads token by token.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 CONVERTIBLE = {"float32": 4, "float16": 2, "bfloat16": 2}
 """Bytes an element of the dtypes that are converted into each other where two engines differ."""
 
 
+_Count = Annotated[int, Meta(ge=1, le=1 << 16)]
+"""Checked where another engine's layout is decoded: sizes that are computed from such numbers fit into 64 bits."""
+
+
 class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
     """Of one pool, or of each rank's pool of a tensor-parallel group."""
 
-    num_layers: int
-    halves: int
-    page_size: int
+    num_layers: _Count
+    halves: Annotated[int, Meta(ge=1, le=2)]
+    page_size: _Count
     """Tokens a page."""
-    num_heads: int
-    head_bytes: int
+    num_heads: _Count
+    head_bytes: _Count
     """Of one token's elements of a head."""
-    dtype: str
+    dtype: Annotated[str, Meta(max_length=32)]
     """Of these."""
-    scale_bytes: int = 0
+    scale_bytes: Annotated[int, Meta(ge=0, le=64)] = 0
     """Of one token and head in a quantised pool; they stand behind a half page's tokens."""
-    tp_size: int = 1
-    copies: int = 1
+    tp_size: Annotated[int, Meta(ge=1, le=1024)] = 1
+    copies: Annotated[int, Meta(ge=1, le=1024)] = 1
     """Ranks that hold the same heads, one after the other."""
 
     @property
@@ -96,6 +101,16 @@ class KVMemory(msgspec.Struct, frozen=True, kw_only=True):
     def size(self) -> int:
         """Bytes."""
         return self.num_pages * self.layout.page_bytes
+
+
+def layout_fault(layout: KVLayout) -> str:
+    """Returns what in a layout contradicts itself, or an empty string."""
+    if layout.tp_size % layout.copies:
+        return f"tp_size is {layout.tp_size}, no multiple of copies, which is {layout.copies}"
+    size = CONVERTIBLE.get(layout.dtype, 1)
+    if layout.head_bytes % size:
+        return f"head_bytes is {layout.head_bytes}, no multiple of the {size} bytes of a {layout.dtype}"
+    return ""
 
 
 def layout_refusal(ours: KVLayout, theirs: KVLayout) -> str:

@@ -6,6 +6,9 @@ from typing import Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
 
+MAX_LEASE_S = 600.0
+"""The longest lease, whoever asks for it: so long does an engine that went without a word keep pages of another one."""
+
 
 @dataclass(slots=True)
 class LeaseTable(Generic[Key]):
@@ -14,13 +17,13 @@ class LeaseTable(Generic[Key]):
     ends_s: dict[Key, float] = field(default_factory=dict)
 
     def open(self, key: Key, now_s: float, lease_s: float) -> None:
-        """Promise something for so long from now."""
-        self.ends_s[key] = now_s + lease_s
+        """Promise something for so long from now, and for `MAX_LEASE_S` at most."""
+        self.ends_s[key] = now_s + min(lease_s, MAX_LEASE_S)
 
     def renew(self, key: Key, now_s: float, lease_s: float) -> None:
         """Promise it for so long from now, where it is still promised; a lease is never made shorter."""
         if key in self.ends_s:
-            self.ends_s[key] = max(self.ends_s[key], now_s + lease_s)
+            self.ends_s[key] = max(self.ends_s[key], now_s + min(lease_s, MAX_LEASE_S))
 
     def close(self, key: Key) -> bool:
         """End a lease. False: there was none, or it has expired."""

@@ -1,10 +1,11 @@
 """Memory that other processes of this host can map: what `MappedTransport` asks of it, and how peers are told of it."""
 
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from mini_infer_engine.kv_transfer.peer_process import ProcessName
 
@@ -19,12 +20,12 @@ class SharedPool(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: Kind
     process: ProcessName
-    handle: bytes
-    size: int
+    handle: Annotated[bytes, Meta(max_length=4096)]
+    size: Annotated[int, Meta(ge=0, lt=1 << 53)]
     """Bytes of what the handle opens."""
-    offset: int
+    offset: Annotated[int, Meta(ge=0, lt=1 << 53)]
     """Of the pool in it."""
-    pool_bytes: int
+    pool_bytes: Annotated[int, Meta(ge=0, lt=1 << 53)]
 
 
 class Mapping(Protocol):

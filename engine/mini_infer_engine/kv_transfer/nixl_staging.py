@@ -10,7 +10,7 @@ from mini_infer_engine.kv_transfer.staging import (
     slot_bytes_of,
 )
 from mini_infer_engine.kv_transfer.staging_copies import IsDone, StagingCopies, open_copies
-from mini_infer_engine.kv_transfer.transport import Motion, Progress
+from mini_infer_engine.kv_transfer.transport import Motion, Progress, TransportError
 
 
 class NixlStaging:
@@ -40,9 +40,12 @@ class NixlStaging:
         """Put what peers have written to a slot for this rank where it belongs."""
         taker, begin = self._memory.layout, slot * self.buffer.slot_bytes
         taken = blocks_for(giver, taker, rank, span)
+        num_bytes = sum(block.size for block, _ in taken)
+        if num_bytes > self.buffer.slot_bytes:  # by what a peer says of it: other slots are others'
+            raise TransportError(f"a part of {num_bytes} bytes does not fit into a slot of {self.buffer.slot_bytes}")
         for block, offset in taken:
             self._copies.scatter(giver, taker, span, block, begin + offset)
-        return _Copy(self._copies.mark(), sum(block.size for block, _ in taken))
+        return _Copy(self._copies.mark(), num_bytes)
 
 
 class _Copy:

@@ -2,8 +2,10 @@
 
 import os
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from mini_infer_engine.kv_transfer.place import host_domain
 
@@ -14,9 +16,9 @@ _ENDED = ("Z", "X")
 class ProcessName(msgspec.Struct, frozen=True, kw_only=True):
     """One process of one host, and no later one of the same number."""
 
-    domain: str
+    domain: Annotated[str, Meta(max_length=512)]
     """Processes with the same one see each other's numbers and memory; empty: nobody sees it."""
-    pid: int
+    pid: Annotated[int, Meta(ge=1, lt=1 << 31)]
     started: int
     """In clock ticks since the host's start."""
 

@@ -6,6 +6,7 @@ leases nor the scheduler.
 """
 
 import itertools
+import logging
 from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,6 +14,8 @@ from typing import Protocol
 from mini_infer_engine.kv_transfer.layout import Span
 from mini_infer_engine.kv_transfer.staging import SLOTS_EACH_WAY, Slots
 from mini_infer_engine.kv_transfer.transport import Motion, Progress, TransportError
+
+log = logging.getLogger(__name__)
 
 _SLOTS_EACH = SLOTS_EACH_WAY - 2
 """At most, of one gift: each takes the threads of both sides a few turns, of which each may wait for the interpreter's
@@ -86,7 +89,13 @@ class StagedGift:
     def progress(self) -> Progress:
         """See `Motion.progress`. `failed`, as `done`: neither are pages read any more nor lent slots written to."""
         for serial, part in list(self._parts.items()):
-            if self._has_ended(serial, part):
+            try:
+                has_ended = self._has_ended(serial, part)
+            except Exception:
+                log.exception("a part of what another engine is given cannot be moved")
+                self.abandon()
+                has_ended = True
+            if has_ended:
                 self._slots.free(self._parts.pop(serial).slot)
         self._fill()
         if self._parts:
@@ -128,7 +137,9 @@ class StagedGift:
             span, serial = self._waiting.popleft(), next(self._serials)
             try:
                 self._parts[serial] = _Part(span, slot, self._channel.stage(slot, span))
-            except TransportError:
+            except Exception as error:
+                if not isinstance(error, TransportError):
+                    log.exception("a part of what another engine is given cannot be staged")
                 self._slots.free(slot)
                 self.abandon()
             else:

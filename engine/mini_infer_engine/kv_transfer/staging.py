@@ -7,9 +7,10 @@ that takes has lent, which puts it into its own pages, whatever their size, head
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from mini_infer_engine.kv_transfer.layout import HeadShare, KVLayout, Span, shares_to_write
 
@@ -40,11 +41,11 @@ class Slots:
 class StagingBuffer(msgspec.Struct, frozen=True, kw_only=True):
     """The slots of one rank."""
 
-    address: int
+    address: Annotated[int, Meta(ge=0)]
     """Of the first slot, in its process."""
-    slot_bytes: int
+    slot_bytes: Annotated[int, Meta(ge=1, lt=1 << 48)]
     device: Literal["cpu", "cuda"]
-    device_index: int
+    device_index: Annotated[int, Meta(ge=0, le=1024)]
 
 
 def slot_bytes_of(staging_bytes: int, layout: KVLayout) -> int:

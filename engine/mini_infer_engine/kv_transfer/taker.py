@@ -2,7 +2,7 @@
 
 It is one engine's and lives in the transfer thread. A job ends for its sequence with `Taken` or `NotTaken`, and for its
 pages with `Settled`: a peer that is late may still write to them, so they stay where they are until it has said that it
-does not, or is gone.
+does not, or is gone. What a peer sends is checked, and what raises all the same costs that peer's message or that job.
 """
 
 import itertools
@@ -17,6 +17,11 @@ import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from mini_infer_contract import zmq_limits
+from mini_infer_contract.curve import secure_client
+from mini_infer_contract.peer_auth import PeerSecret
+from mini_infer_engine.core.faults import FaultLog
+from mini_infer_engine.core.guarded_connector import FAULT
 from mini_infer_engine.kv_transfer import events, wire
 from mini_infer_engine.kv_transfer.estimates import (
     RateMeter,
@@ -28,6 +33,7 @@ from mini_infer_engine.kv_transfer.estimates import (
 from mini_infer_engine.kv_transfer.giver import Load
 from mini_infer_engine.kv_transfer.handshake import handshake_refusal
 from mini_infer_engine.kv_transfer.layout import KVLayout, Span
+from mini_infer_engine.kv_transfer.message_checks import granted_fault, written_fault
 from mini_infer_engine.kv_transfer.staging import LENT, Area, Slots
 from mini_infer_engine.kv_transfer.stats import Counters
 from mini_infer_engine.kv_transfer.transport import Motion, Transport, TransportError
@@ -48,6 +54,12 @@ _KEEPALIVE = (
 )
 """A host that is cut off ends its connections within 20 s. A process that is stopped keeps them, and that is right: it
 may go on writing."""
+
+_MESSAGES_A_TURN = 256
+"""Of one peer, at most: one that never stops must not keep others waiting."""
+
+_MOST_WANTED = 1 << 14
+"""Requests for slots of one area that wait, at most."""
 
 Stage = Literal["connecting", "asked", "accepted", "reading", "given_up"]
 
@@ -100,7 +112,7 @@ class _Peer:
     """Prefixes in a row that were computed here, because by its rate that was sooner."""
     renewed_s: float = 0.0
     is_broken: bool = False
-    """The transport has failed between us: we greet anew when its jobs are settled."""
+    """The transport has failed between us: new jobs greet anew, over another connection."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -125,18 +137,22 @@ class Taker:
         counters: Counters,
         limits: TakerLimits,
         load: Load,
+        faults: FaultLog | None = None,
+        secret: PeerSecret | None = None,
     ) -> None:
+        """`faults` counts what could not be handled, for metrics."""
+        self._faults = FaultLog() if faults is None else faults
         self._context, self._poller = context, poller
         self._party, self._transport, self._layout = party, transport, layout
         self._tell, self._counters, self._limits = tell, counters, limits
-        self._load = load
+        self._load, self._secret = load, secret
         self._peers: dict[str, _Peer] = {}
-        self._lost: list[_Peer] = []
-        """Without connections, and with jobs that are not settled."""
+        self._retired: list[_Peer] = []
+        """Those that get no new jobs, and have some that are not settled; some have no connection any more."""
         self._numbers = itertools.count()
         self._slots: dict[Area, Slots] = {"device": Slots(LENT), "host": Slots(LENT)}
-        self._wanting: deque[tuple[_Peer, _Job, wire.SlotWanted]] = deque()
-        """Whoever waits for a slot, in order."""
+        self._wanting: dict[Area, deque[tuple[_Peer, _Job, wire.SlotWanted]]] = {"device": deque(), "host": deque()}
+        """Jobs that wait for a slot, in order."""
 
     @property
     def is_busy(self) -> bool:
@@ -149,7 +165,7 @@ class Taker:
         return sum(len(peer.jobs) for peer in self._all())
 
     def _all(self) -> list[_Peer]:
-        return [*self._peers.values(), *self._lost]
+        return [*self._peers.values(), *self._retired]
 
     @property
     def bytes_per_s(self) -> float:
@@ -160,16 +176,22 @@ class Taker:
 
     def take(self, take: events.Take, now_s: float) -> None:
         """Begin a job."""
+        peer = self._peers.get(take.source.address)
+        if peer is not None and peer.is_broken:
+            self._retire(peer)
+            peer = None
         try:
-            peer = self._peers.get(take.source.address) or self._connect(take.source.address)
-        except zmq.ZMQError as error:
+            peer = peer or self._connect(take.source.address)
+        except Exception as error:
+            if not isinstance(error, zmq.ZMQError):
+                self._faults.record("a connection to another engine", error)
             self._tell(events.NotTaken(take.job, "address", f"{take.source.address} is no address: {error}"))
             self._tell(events.Settled(take.job))
             return
         job = _Job(take, now_s, "connecting", now_s + min(_ANSWER_S, self._limits.timeout_s))
         peer.jobs[take.job] = job
         if peer.party is not None:
-            self._ask(peer, job, now_s)
+            self._ask_or_fail(peer, job, now_s)
 
     def cancel(self, number: int) -> None:
         """Nobody waits for a job any more."""
@@ -179,17 +201,18 @@ class Taker:
 
     def _connect(self, address: str) -> _Peer:
         socket = self._context.socket(zmq.DEALER)
-        monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         try:
+            monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
             identity = f"{self._party().engine_id}/{next(self._numbers)}"
             socket.setsockopt(zmq.IDENTITY, identity.encode())
             socket.setsockopt(zmq.LINGER, 0)
-            socket.setsockopt(zmq.SNDHWM, 0)
+            zmq_limits.TRANSFER_CLIENT.apply(socket)
+            secure_client(socket, self._secret)
             socket.setsockopt(zmq.IPV6, 1)  # a name may have addresses of either family
             for option, value in _KEEPALIVE:
                 socket.setsockopt(option, value)
             socket.connect(address)
-        except zmq.ZMQError:
+        except Exception:
             socket.disable_monitor()
             socket.close(linger=0)
             raise
@@ -200,10 +223,21 @@ class Taker:
         return peer
 
     def _send(self, peer: _Peer, message: wire.FromTaker) -> None:
+        """Sends a message without waiting. Nothing is sent to a peer whose connection is closed."""
+        if peer.socket.closed:
+            return
         try:
             peer.socket.send(wire.encode(message), zmq.NOBLOCK)
         except zmq.Again:
             log.info("%s takes no messages", peer.address)
+
+    def _ask_or_fail(self, peer: _Peer, job: _Job, now_s: float) -> None:
+        """What cannot be put into a message costs its own job alone."""
+        try:
+            self._ask(peer, job, now_s)
+        except Exception as error:
+            self._faults.record("a request to another engine", error)
+            self._fail(peer, job, FAULT, "it could not be requested", is_settled=True)
 
     def _ask(self, peer: _Peer, job: _Job, now_s: float) -> None:
         take = job.take
@@ -229,20 +263,39 @@ class Taker:
 
     def receive(self, ready: dict[object, int], now_s: float) -> None:
         """Whatever givers have said, and whether they are still there."""
-        for peer in list(self._peers.values()):
+        for peer in self._all():
             if peer.socket in ready:
-                while peer.address in self._peers:
-                    try:
-                        message = wire.decode_from_giver(peer.socket.recv(zmq.NOBLOCK))
-                    except zmq.Again:
-                        break
-                    except msgspec.MsgspecError as error:
-                        log.warning("%s sends what is no message: %s", peer.address, error)
-                        continue
-                    self._handle(peer, message, now_s)
-            if peer.monitor in ready and peer.address in self._peers:
+                self._receive_from(peer, now_s)
+            if peer.monitor in ready and not peer.socket.closed:
                 recv_monitor_message(peer.monitor, zmq.NOBLOCK)
                 self._lose(peer, now_s)
+
+    def _receive_from(self, peer: _Peer, now_s: float) -> None:
+        for _ in range(_MESSAGES_A_TURN):
+            if peer.socket.closed:
+                return
+            try:
+                [payload] = peer.socket.recv_multipart(zmq.NOBLOCK)
+                message = wire.decode_from_giver(payload)
+            except zmq.Again:
+                return
+            except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+                self._faults.record(f"a message of {peer.address}", error)
+                continue
+            try:
+                self._handle(peer, message, now_s)
+            except Exception as error:
+                self._faults.record(f"handling {type(message).__name__} of {peer.address}", error)
+                self._handle_fault(peer, message)
+
+    def _handle_fault(self, peer: _Peer, message: wire.FromGiver) -> None:
+        """Ends the jobs of a message that could not be handled; their pages stay pinned until the peer settles them."""
+        number = getattr(message, "job", None)
+        jobs = [job for job in peer.jobs.values() if number in (None, job.take.job)]
+        peer.is_broken = True
+        for job in jobs:
+            self._fail(peer, job, FAULT, "what the other engine has sent cannot be handled", is_settled=False)
+            self._send(peer, wire.Release([job.take.job]))
 
     def _handle(self, peer: _Peer, message: wire.FromGiver, now_s: float) -> None:
         match message:
@@ -265,13 +318,16 @@ class Taker:
                 self._transport.add_peer(party.engine_id, party.layout, party.where)
             except TransportError as error:
                 refusal = str(error)
+            except Exception as error:
+                self._faults.record(f"connecting the transport to {peer.address}", error)
+                refusal = f"the transport cannot connect to it ({type(error).__name__})"
         if refusal:
             self._refuse(peer, refusal)
             return
         peer.party = party
         for job in list(peer.jobs.values()):
             if job.stage == "connecting":
-                self._ask(peer, job, now_s)
+                self._ask_or_fail(peer, job, now_s)
             elif job.stage == "given_up":
                 self._settle(peer, job)
 
@@ -303,8 +359,9 @@ class Taker:
             elif isinstance(message, wire.Written):
                 self._place(peer, job, message)
         elif isinstance(message, wire.SlotWanted):
-            self._wanting.append((peer, job, message))
-            self._lend()
+            if len(self._wanting[message.area]) < _MOST_WANTED:  # an honest peer wants a few slots a job
+                self._wanting[message.area].append((peer, job, message))
+            self._lend(message.area)
         elif isinstance(message, wire.Written):
             self._place(peer, job, message)
         elif isinstance(message, wire.Prefilled | wire.AllWritten):
@@ -337,47 +394,61 @@ class Taker:
         end = min(granted.num_tokens, take.num_tokens)
         first = take.first_token - take.first_token % self._layout.page_size
         job.num_bytes = max(0, end - first) * self._layout.group_token_bytes
-        if end <= take.first_token:
+        if peer.party is None or (fault := granted_fault(granted, peer.party.layout)):
+            self._send(peer, wire.Release([take.job]))
+            self._fail(peer, job, "bad_message", fault if peer.party else "it has not greeted", is_settled=True)
+        elif end <= take.first_token:
+            self._send(peer, wire.Release([take.job]))
             self._fail(peer, job, "not_held", "it has no more of the prompt than this engine", is_settled=True)
         elif take.source.how == "prefix" and not fetching_pays(
             end - first, job.num_bytes, rate, self._load.prefill_tokens_per_s, peer.refused_fetches
         ):
             peer.refused_fetches += 1
+            self._send(peer, wire.Release([take.job]))
             self._fail(peer, job, "computing_is_cheaper", "this engine computes them sooner", is_settled=True)
         else:
-            assert peer.party is not None
             try:
                 span = Span(take.pages, granted.pages, first, end)
                 if not granted.is_staged:
                     job.motion = self._transport.start(peer.party.engine_id, "read", span)
-            except TransportError as error:
-                self._fail(peer, job, "transport", str(error), is_settled=True)
+            except Exception as error:
+                if not isinstance(error, TransportError):
+                    self._faults.record(f"a read from {peer.address}", error)
+                self._fail_transport(peer, job, str(error), is_settled=True)
             else:
                 job.stage, job.granted_tokens, job.begun_s = "reading", end, now_s
                 job.estimate_s = read_estimate_s(job.num_bytes, rate) or None
                 job.deadline_s = min(now_s + late_after_s(job.estimate_s, self._limits.timeout_s), job.lease_end_s)
-                return
-        self._send(peer, wire.Release([take.job]))
+
+    def _fail_transport(self, peer: _Peer, job: _Job, message: str, *, is_settled: bool) -> None:
+        """Ends a job whose keys and values could not be moved: the peer is greeted anew for the next one.
+
+        The release comes first: a peer without jobs is dropped, with its connection.
+        """
+        peer.is_broken = True
+        self._send(peer, wire.Release([job.take.job]))
+        self._fail(peer, job, "transport", message, is_settled=is_settled)
 
     # -- Slots
 
-    def _lend(self) -> None:
-        """Whoever waits has a slot, as far as there are any."""
-        while self._wanting:
-            peer, job, wanted = self._wanting[0]
-            if job.stage != "given_up" and not peer.socket.closed:
-                slot = self._slots[wanted.area].take()
+    def _lend(self, area: Area) -> None:
+        """Whoever waits for a slot of this area has one, as far as there are any."""
+        wanting = self._wanting[area]
+        while wanting:
+            peer, job, wanted = wanting[0]
+            if job.stage != "given_up" and not peer.socket.closed and wanted.serial not in job.lent:
+                slot = self._slots[area].take()
                 if slot is None:
                     return
-                job.lent[wanted.serial] = _Lent(wanted.area, slot)
+                job.lent[wanted.serial] = _Lent(area, slot)
                 self._send(peer, wire.SlotLent(job.take.job, wanted.serial, slot))
-            self._wanting.popleft()
+            wanting.popleft()
 
     def _free(self, job: _Job, serial: int) -> None:
         """Nobody writes to a slot any more, and nobody needs what is in it."""
         if (lent := job.lent.pop(serial, None)) is not None:
             self._slots[lent.area].free(lent.slot)
-            self._lend()
+            self._lend(lent.area)
 
     def _place(self, peer: _Peer, job: _Job, written: wire.Written) -> None:
         """Put what the other side has written to a slot into the job's pages, where it is wanted."""
@@ -388,19 +459,19 @@ class Taker:
         if job.stage == "given_up":
             self._free(job, written.serial)
             return
-        assert peer.party is not None
+        if peer.party is None or (fault := written_fault(written, job.take, self._layout)):
+            log.warning("%s has written what does not belong into these pages: %s", peer.address, fault)
+            self._free(job, written.serial)
+            self._fail_transport(peer, job, fault, is_settled=False)
+            return
         span = Span(job.take.pages, [], written.begin, written.end, written.layers)
         try:
             lent.placing = self._transport.place(peer.party.engine_id, lent.area, lent.slot, span)
-        except TransportError as error:
+        except Exception as error:
+            if not isinstance(error, TransportError):
+                self._faults.record(f"putting in place what {peer.address} has written", error)
             self._free(job, written.serial)
-            self._fail_to_place(peer, job, str(error))
-
-    def _fail_to_place(self, peer: _Peer, job: _Job, message: str) -> None:
-        peer.is_broken = True
-        self._fail(peer, job, "transport", message, is_settled=False)
-        if not peer.socket.closed:
-            self._send(peer, wire.Release([job.take.job]))
+            self._fail_transport(peer, job, str(error), is_settled=False)
 
     # -- Ends
 
@@ -429,7 +500,7 @@ class Taker:
         job.stage = "given_up"
         if not was_asked:
             self._settle(peer, job)
-        elif job.motion is None and not peer.socket.closed:
+        elif job.motion is None:
             self._send(peer, wire.Release([job.take.job]))
 
     def _settle_when_still(self, peer: _Peer, job: _Job) -> None:
@@ -444,7 +515,7 @@ class Taker:
             self._free(job, serial)
         if peer.jobs.pop(job.take.job, None) is not None:
             self._tell(events.Settled(job.take.job))
-        if peer.is_broken and not peer.jobs:
+        if not peer.jobs and (peer.is_broken or self._peers.get(peer.address) is not peer):
             self._drop(peer)
 
     def _lose(self, peer: _Peer, now_s: float) -> None:
@@ -456,11 +527,15 @@ class Taker:
 
     def _drop(self, peer: _Peer) -> None:
         """Connect anew next time."""
+        self._retire(peer)
+        self._close(peer)
+
+    def _retire(self, peer: _Peer) -> None:
+        """New jobs get another connection; this one stays for as long as its jobs need it."""
         if self._peers.get(peer.address) is peer:
             del self._peers[peer.address]
             if peer.jobs:
-                self._lost.append(peer)
-        self._close(peer)
+                self._retired.append(peer)
 
     def _close(self, peer: _Peer) -> None:
         if peer.socket.closed:
@@ -476,20 +551,34 @@ class Taker:
         """Look at what is read, at what is late, at leases, and at peers that are gone."""
         for peer in self._all():
             for job in list(peer.jobs.values()):
-                self._look_at(peer, job, now_s)
+                try:
+                    self._look_at(peer, job, now_s)
+                except Exception as error:
+                    self._faults.record(f"a transfer from {peer.address}", error)
+                    self._end_faulty(peer, job)
             if peer.jobs and not peer.socket.closed and now_s - peer.renewed_s > self._limits.lease_s / 3:
                 peer.renewed_s = now_s
                 waiting = [number for number, job in peer.jobs.items() if job.stage in ("asked", "accepted")]
                 if waiting:
                     self._send(peer, wire.Renew(waiting, self._limits.lease_s))
-        self._lost = [peer for peer in self._lost if peer.jobs]
+        self._retired = [peer for peer in self._retired if peer.jobs]
+
+    def _end_faulty(self, peer: _Peer, job: _Job) -> None:
+        """Ends a job that cannot be looked at. Its pages stay pinned until its peer says that it writes no more."""
+        job.motion = None
+        for lent in job.lent.values():
+            lent.placing = None
+        peer.is_broken = True
+        self._fail(peer, job, FAULT, "this engine's KV transfer has a fault; its log says which", is_settled=False)
+        self._send(peer, wire.Release([job.take.job]))
 
     def _look_at(self, peer: _Peer, job: _Job, now_s: float) -> None:
         for serial, lent in list(job.lent.items()):
             if lent.placing is not None and (found := lent.placing.progress()) != "busy":
                 self._free(job, serial)
                 if found == "failed" and job.stage != "given_up":
-                    self._fail_to_place(peer, job, "what the other engine has written cannot be put in place")
+                    message = "what the other engine has written cannot be put in place"
+                    self._fail_transport(peer, job, message, is_settled=False)
         if job.motion is not None and (progress := job.motion.progress()) != "busy":
             job.motion = None
             self._read_ended(peer, job, has_succeeded=progress == "done", now_s=now_s)
@@ -509,14 +598,12 @@ class Taker:
                 self._drop(peer)
 
     def _read_ended(self, peer: _Peer, job: _Job, *, has_succeeded: bool, now_s: float) -> None:
-        if not peer.socket.closed:
-            self._send(peer, wire.Release([job.take.job]))
+        if job.stage != "given_up" and not has_succeeded:
+            self._fail_transport(peer, job, "a read from the other engine has failed", is_settled=True)
+            return
+        self._send(peer, wire.Release([job.take.job]))
         if job.stage == "given_up":
             self._settle(peer, job)
-        elif not has_succeeded:
-            self._fail(peer, job, "transport", "a read from the other engine has failed", is_settled=True)
-            if not peer.jobs:
-                self._drop(peer)
         elif time.monotonic() >= job.lease_end_s:
             message = "what was read may be another prompt's by now: the lease has expired"
             self._fail(peer, job, "lease_expired", message, is_settled=True)
@@ -527,6 +614,7 @@ class Taker:
 
     def close(self) -> None:
         """Close all connections."""
-        for peer in list(self._peers.values()):
+        for peer in self._all():
             self._close(peer)
         self._peers.clear()
+        self._retired.clear()

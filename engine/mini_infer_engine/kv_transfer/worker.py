@@ -1,6 +1,8 @@
 """The transfer thread: control sockets and transport of one engine, beside the core's thread, which never waits for it.
 
-It must go on while a pass computes: leases are renewed, and what is written is noticed, however long a pass takes.
+It must go on while a pass computes: leases are renewed, and what is written is noticed, however long a pass takes. What
+raises costs the message or the job that it is about. If the thread itself fails, its sockets close, so that other
+engines see that it is gone, and the core goes on without KV transfer.
 """
 
 import contextlib
@@ -15,6 +17,9 @@ from dataclasses import dataclass, replace
 import msgspec
 import zmq
 
+from mini_infer_contract.peer_auth import PeerSecret
+from mini_infer_engine.core.faults import FaultLog
+from mini_infer_engine.core.guarded_connector import FAULT
 from mini_infer_engine.core.kv_transfer import KVTransferStats
 from mini_infer_engine.kv_transfer import events, wire
 from mini_infer_engine.kv_transfer.giver import Giver, Load
@@ -32,6 +37,10 @@ _TELL_S = 0.02
 _HAND_OVER_S = 0.00002
 """For which a thread that has told the other something urgent sleeps: awake, it goes on with what can wait, and the
 other, which has been woken, waits for the interpreter's lock; by measurement 0.25 ms at each end of a prefill."""
+_MESSAGES_A_TURN = 256
+"""That are taken from the port at once: jobs on their way are looked at between."""
+_MAX_FAULTY_TURNS = 100
+"""In a row, after which the thread counts as failed: then nothing moves, and leases do not end."""
 _URGENT = (events.Take, events.PrefillAsked, events.GiveEnd, events.Taken)
 """What a first token waits for."""
 
@@ -49,9 +58,15 @@ class TransferWorker:
     """Owns the thread. All methods but `run`'s are the core's."""
 
     def __init__(
-        self, identity: Identity, transport: Transport, router: zmq.Socket[bytes], role: str, limits: TakerLimits
+        self,
+        identity: Identity,
+        transport: Transport,
+        router: zmq.Socket[bytes],
+        role: str,
+        limits: TakerLimits,
+        secret: PeerSecret | None = None,
     ) -> None:
-        """`router`: bound, and from now on the thread's."""
+        """`router`: bound, and from now on the thread's. `secret`: what it proves membership with to other engines."""
         self.identity = identity
         self.role = role
         self.transport_name = transport.name
@@ -68,16 +83,27 @@ class TransferWorker:
             end.setblocking(False)
         self._stopping = False
         self._counters = Counters()
+        self._faults = FaultLog()
         self._told_s = self._tended_s = 0.0
         self.stats = KVTransferStats(bytes_per_token=identity.memory.layout.group_token_bytes)
         self._poller = zmq.Poller()
         self._poller.register(router, zmq.POLLIN)
         self._poller.register(self._thread_woken, zmq.POLLIN)
         layout = identity.memory.layout
-        self._giver = Giver(self._party, transport, layout, self._send, self._tell, self._counters)
+        self._giver = Giver(self._party, transport, layout, self._send, self._tell, self._counters, self._faults)
         self._giver.load = self.load
         self._taker = Taker(
-            router.context, self._poller, self._party, transport, layout, self._tell, self._counters, limits, self.load
+            router.context,
+            self._poller,
+            self._party,
+            transport,
+            layout,
+            self._tell,
+            self._counters,
+            limits,
+            self.load,
+            self._faults,
+            secret,
         )
         self._thread = threading.Thread(target=self._run, name="kv-transfer", daemon=True)
 
@@ -98,7 +124,9 @@ class TransferWorker:
         self._thread.start()
 
     def do(self, command: events.Command) -> None:
-        """Have the thread do something."""
+        """Have the thread do something. Once it has failed, nothing is done."""
+        if self.failure is not None:
+            return
         self._commands.append(command)
         _wake(self._wakes_thread)
         _hand_over(command)
@@ -118,13 +146,22 @@ class TransferWorker:
     def _run(self) -> None:
         try:
             self._transport.enter_thread()
+            num_faulty = 0
             while not self._stopping:
-                self._turn()
+                try:
+                    self._turn()
+                    num_faulty = 0
+                except Exception as error:
+                    num_faulty += 1
+                    self._faults.record("a turn of the transfer thread", error)
+                    if num_faulty >= _MAX_FAULTY_TURNS:
+                        raise
         except BaseException as error:
-            log.exception("KV transfer fails")
+            log.exception("the thread of KV transfer fails: nothing moves any more")
             self.failure = error
             _wake(self._wakes_core)
         finally:
+            self._router.close(linger=0)
             self._taker.close()
 
     def _turn(self) -> None:
@@ -149,36 +186,40 @@ class TransferWorker:
             self._tell_stats()
         if now_s >= self._tended_s + TEND_S:
             self._tended_s = now_s
-            self._transport.tend()
+            try:
+                self._transport.tend()
+            except Exception as error:
+                self._faults.record("tending the transport", error)
 
     def _do(self, command: events.Command, now_s: float) -> None:
         match command:
-            case events.Take():
-                self._taker.take(command, now_s)
+            case events.Take(job):
+                try:
+                    self._taker.take(command, now_s)
+                except Exception as error:
+                    self._faults.record("the command Take", error)
+                    self._tell(events.NotTaken(job, FAULT, "this engine's KV transfer has a fault; its log says which"))
             case events.Cancel(job):
-                self._taker.cancel(job)
-            case events.Give():
-                self._giver.give(command)
-            case events.GiveEnd():
-                self._giver.end(command)
-            case events.Grant():
-                self._giver.grant(command)
-            case events.Refuse():
-                self._giver.refuse(command)
+                try:
+                    self._taker.cancel(job)
+                except Exception as error:
+                    self._faults.record("the command Cancel", error)
+            case _:
+                self._giver.do(command)
 
     def _serve(self, now_s: float) -> None:
-        while True:
+        for _ in range(_MESSAGES_A_TURN):
             try:
                 peer, payload = self._router.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            except ValueError:
-                log.warning("a message to the transfer port is ignored: it has not two frames")
+            except ValueError as error:
+                self._faults.record("a message to the transfer port, which has not two frames,", error)
                 continue
             try:
                 message = wire.decode_from_taker(payload)
             except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-                log.warning("a message to the transfer port is ignored: %s", error)
+                self._faults.record("decoding a message to the transfer port", error)
                 self._send(peer, wire.Refused(f"that is no message of version {wire.VERSION}"))
                 continue
             self._giver.handle(peer, message, now_s)
@@ -188,6 +229,8 @@ class TransferWorker:
             self._router.send_multipart([peer, wire.encode(message)], zmq.NOBLOCK)
         except zmq.Again:
             log.info("a peer takes no messages: it finds out by its own time-out")
+        except Exception as error:
+            self._faults.record(f"sending {type(message).__name__} to another engine", error)
 
     def _tell(self, event: events.Event) -> None:
         self.events.put(event)
@@ -210,6 +253,7 @@ class TransferWorker:
             fallbacks=dict(counters.fallbacks),
             open_leases=giver.num_open + taker.num_open,
             bytes_per_s=max(giver.bytes_per_s, taker.bytes_per_s),
+            faults=self._faults.num_faults,
         )
         if stats != self.stats:
             self.stats = stats

@@ -1,6 +1,6 @@
 """Gemma 3 (text): norms before and after each block, GELU, scaled embeddings, five windowed layers to each full one."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from mini_infer_engine.config.fields import Fields
 from mini_infer_engine.config.model_config import (
@@ -15,6 +15,18 @@ from mini_infer_engine.models.decoder import DecoderLayer, DecoderModel, OutputN
 
 _DEFAULT_HEAD_DIM = 256
 _DEFAULT_PATTERN = 6
+_DEFAULTS: dict[str, Any] = {
+    "vocab_size": 262_208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131_072,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "sliding_window": 4096,
+}
+"""Transformers' own: files of the larger models, whose text part is `text_config`, say only what differs."""
 _GLOBAL_THETA, _LOCAL_THETA = 1_000_000.0, 10_000.0
 
 
@@ -32,6 +44,7 @@ class Gemma3ForCausalLM(DecoderModel):
     @classmethod
     def parse_config(cls, fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
         """Windows and rotations by layer; what only Gemma 2 has is refused."""
+        fields = Fields(fields.path, _DEFAULTS | dict(fields.values))
         for name in ("final_logit_softcapping", "attn_logit_softcapping", "use_bidirectional_attention"):
             if fields.values.get(name):
                 raise fields.refuse(name, "it is not supported for this architecture.")
@@ -50,6 +63,7 @@ class Gemma3ForCausalLM(DecoderModel):
             "norm_offset": 1.0,
             "default_head_dim": _DEFAULT_HEAD_DIM,
             "default_tie": True,
+            "extends_context": False,  # max_position_embeddings has the factor already
         }
         return ModelConfig(**parse_decoder(fields, architecture, eos_token_ids, **different))
 

@@ -5,31 +5,16 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
+from mini_infer_engine.config.architectures import MODELS, text_model
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.fields import Fields
 from mini_infer_engine.config.generation import GenerationDefaults
 from mini_infer_engine.config.model_config import ModelConfig
+from mini_infer_engine.gguf.folder import weights_file
 from mini_infer_engine.models.decoder import DecoderModel
 
-MODELS = {
-    "DeepseekV2ForCausalLM": "deepseek_v2",
-    "DeepseekV3ForCausalLM": "deepseek_v3",
-    "Gemma2ForCausalLM": "gemma2",
-    "Gemma3ForCausalLM": "gemma3",
-    "GraniteForCausalLM": "granite",
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "MixtralForCausalLM": "mixtral",
-    "Olmo2ForCausalLM": "olmo2",
-    "Phi3ForCausalLM": "phi3",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-    "Qwen3MoeForCausalLM": "qwen3_moe",
-    "SmolLM3ForCausalLM": "smollm3",
-}
-"""The name in `architectures` of config.json, which is also the class, to its module in this folder."""
-_MOST_LAYERS = 10_000
-"""Far more than any model has: a config has tuples of one entry a layer."""
+_MOST = {"num_hidden_layers": 10_000, "num_experts": 10_000, "num_local_experts": 10_000, "n_routed_experts": 10_000}
+"""Far more than any model has: there are objects for each layer and each expert."""
 
 log = logging.getLogger(__name__)
 
@@ -42,44 +27,51 @@ def model_class(architecture: str) -> type[DecoderModel]:
 
 
 def read_config(directory: Path) -> ModelConfig:
-    """Read and check `config.json`, and the EOS ids of `generation_config.json` or of the tokenizer where needed.
+    """Read and check `config.json`, and the EOS ids of `generation_config.json` and of the tokenizer.
 
     Raises:
         ModelError: a file is missing, unreadable, or asks for what the engine cannot do.
 
     """
     generation = GenerationDefaults.from_directory(directory)
-    fields = Fields.read(directory / "config.json")
-    architecture = _architecture(fields)
-    if fields.size("num_hidden_layers") > _MOST_LAYERS:
-        raise fields.refuse("num_hidden_layers", f"must be at most {_MOST_LAYERS}.")
+    fields, architecture = text_model(Fields.read(directory / "config.json"))
+    for name, most in _MOST.items():
+        value = fields.values.get(name)
+        if isinstance(value, int) and value > most:
+            raise fields.refuse(name, f"must be at most {most}.")
     config = model_class(architecture).parse_config(fields, architecture, generation.eos_token_ids)
-    if config.eos_token_ids:
-        return config
-    from_tokenizer = _tokenizer_eos(directory, config.vocab_size)
-    if not from_tokenizer:
+    return replace(config, eos_token_ids=_eos_token_ids(directory, fields, generation, config.vocab_size))
+
+
+def _eos_token_ids(directory: Path, fields: Fields, generation: GenerationDefaults, vocab_size: int) -> tuple[int, ...]:
+    """All that a file names, as vLLM and SGLang have it: fine-tunes often change one of the three files alone."""
+    named = dict.fromkeys((*generation.eos_token_ids, *fields.token_ids("eos_token_id")))
+    if unknown := [token_id for token_id in named if token_id >= vocab_size]:
+        log.warning("%s: no text ends at EOS token %d: the vocabulary has %d", directory, unknown[0], vocab_size)
+    known = [token_id for token_id in named if 0 <= token_id < vocab_size]  # -1 is how some files say: none
+    of_tokenizer = _tokenizer_eos(directory, is_needed=not known)
+    if of_tokenizer is not None and of_tokenizer < vocab_size and of_tokenizer not in known:
+        known.append(of_tokenizer)
+    if not known:
         log.warning("%s: no file names an EOS token: texts end at stop strings or at their limit", directory)
-    return replace(config, eos_token_ids=from_tokenizer)
+    return tuple(known)
 
 
-def _architecture(fields: Fields) -> str:
-    names = fields.values.get("architectures")
-    found = [name for name in names if name in MODELS] if isinstance(names, list) else []
-    if not found:
-        raise fields.refuse("architectures", "supported are " + ", ".join(MODELS) + ".")
-    architecture: str = found[0]
-    return architecture
-
-
-def _tokenizer_eos(directory: Path, vocab_size: int) -> tuple[int, ...]:
-    """The tokenizer's EOS, where the folder has a tokenizer whose EOS the model can choose."""
-    # Imported here: tokenizing is the other process's work, and hardly any model needs this.
+def _tokenizer_eos(directory: Path, *, is_needed: bool) -> int | None:
+    """The tokenizer's EOS; None where the folder has no tokenizer, or names none. A GGUF file's is in config.json."""
+    # Imported here: tokenizing is the other process's work.
     from mini_infer_contract.prompt import PromptAssets, PromptEncoder
+    from mini_infer_contract.tokenizer_files import declared_token_id
 
-    if not (directory / "tokenizer.json").exists():
-        return ()
+    if not (directory / "tokenizer.json").exists() or (not is_needed and weights_file(directory) is not None):
+        return None
     try:
-        token_id = PromptEncoder(PromptAssets.from_directory(directory)).special_token_id("eos_token")
+        assets = PromptAssets.from_directory(directory)
+        declared = declared_token_id(assets.files, "eos_token")
+        if declared is not None or not is_needed:
+            return declared
+        return PromptEncoder(assets).special_token_id("eos_token")
     except ValueError as error:
+        if not is_needed:  # whoever reads texts says so; token ids alone need no tokenizer
+            return None
         raise ModelError(f"{directory}: {error}; name eos_token_id in config.json, or repair the tokenizer.") from error
-    return () if token_id is None or token_id >= vocab_size else (token_id,)

@@ -1,7 +1,7 @@
-"""Calls as Hermes and Qwen write them: <tool_call>{"name": ..., "arguments": ...}</tool_call>, one object a pair.
+"""Calls as Hermes and Qwen write them: <tool_call>{"name": ..., "arguments": ...}</tool_call>.
 
 The format is Nous Research's (github.com/NousResearch/Hermes-Function-Calling); Qwen 2.5, Qwen 3 and the demo model
-share it.
+share it. Each pair has one object; where a model writes several, or a list of them, all are calls.
 """
 
 from mini_infer_engine.parsing.base import Tool
@@ -34,11 +34,32 @@ class HermesFormat(ToolFormat):
                 sink.content("" if is_open else _END)
                 is_open = False
                 continue
-            lead = _BEGIN + (yield from source.skip_space())
-            text = yield from read_call(source, sink)
-            is_open = text is None
-            if text is not None:
-                sink.content(lead + text)
-                continue
-            yield from source.skip_space()
-            is_open = not (yield from source.accept_end(_END))
+            is_open = yield from _read_calls(source, sink, _BEGIN + (yield from source.skip_space()))
+
+
+def _read_calls(source: TextSource, sink: Sink, lead: str) -> Waiting[bool]:
+    """Reads the objects of one pair and the closing marker. Returns True where that is missing behind a call.
+
+    `lead` was read before; it is text where no call follows.
+    """
+    is_list = yield from source.accept("[")
+    if is_list:
+        lead += "[" + (yield from source.skip_space())
+    has_call = False
+    while True:
+        text = yield from read_call(source, sink)
+        if text is not None:
+            sink.content(lead + text)
+            return has_call
+        has_call = True
+        lead = yield from source.skip_space()
+        if (yield from source.accept(",")):
+            lead += "," + (yield from source.skip_space())
+        elif is_list and (yield from source.accept("]")):
+            lead = yield from source.skip_space()
+            is_list = False
+        if (yield from source.peek()) != "{":
+            if (yield from source.accept_end(_END)):
+                return False
+            sink.content(lead)
+            return True

@@ -9,6 +9,8 @@ from mini_infer_engine.parsing.text_source import TextSource, Waiting
 _NAME = "name"
 _ARGUMENTS = ("arguments", "parameters")
 """Models write either, whatever their template shows."""
+_WRAPPER = "function"
+"""Models that have seen much of OpenAI's API write the call within an object of this name."""
 _OTHERS = ("type", "id")
 """What else stands in calls where no marker says that an object is one; another key says that it is none."""
 
@@ -83,6 +85,8 @@ class _Object:
             return (yield from self._read_name())
         if key.text in _ARGUMENTS and self._early is None and not self._has_begun:
             return (yield from self._read_arguments())
+        if key.text == _WRAPPER and not self._has_begun and (yield from self._source.peek()) == "{":
+            return (yield from self.read())
         if self._names is not None and not self._has_begun and key.text not in _OTHERS:
             return False
         return (yield from read_value(self._source, Recorder()))

@@ -1,7 +1,8 @@
 """Calls as Llama 3 writes them: {"name": ..., "parameters": ...} without a marker, or behind <|python_tag|>.
 
 Several stand behind each other with `;` between (https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_1).
-As nothing marks them, an object is a call if it names one of the request's tools and has parameters.
+Some write a list of them, too. As nothing marks them, an object is a call if it names one of the request's tools and
+has parameters.
 """
 
 from collections.abc import Container
@@ -31,22 +32,30 @@ class Llama3Format(ToolFormat):
     def read(self, source: TextSource, sink: Sink, tools: tuple[Tool, ...]) -> Waiting[None]:
         """See `ToolFormat`."""
         names = {tool.name for tool in tools}
-        while (marker := (yield from source.until((_TAG, "{"), sink.content))) is not None:
+        while (marker := (yield from source.until((_TAG, "[", "{"), sink.content))) is not None:
             lead = ""
             if marker == _TAG:
                 lead = source.take(len(_TAG)) + (yield from source.skip_space())
-            yield from _read_calls(source, sink, names, lead)
+            is_list = (yield from source.peek()) == "[" and (yield from source.is_followed("[", "{"))
+            if is_list:
+                lead += source.take(1) + (yield from source.skip_space())
+            elif marker == "[":
+                sink.content(source.take(1))
+                continue
+            yield from _read_calls(source, sink, names, lead, "," if is_list else _SEPARATOR)
 
 
-def _read_calls(source: TextSource, sink: Sink, names: Container[str], lead: str) -> Waiting[None]:
-    """Objects that stand behind each other. `lead` was read before them; it is text where no call follows."""
+def _read_calls(source: TextSource, sink: Sink, names: Container[str], lead: str, separator: str) -> Waiting[None]:
+    """Objects behind each other, in a list where "," parts them. `lead` was read before; without a call it is text."""
     while (yield from source.peek()) == "{":
         text = yield from read_call(source, sink, names)
         if text is not None:
             lead += text
             break
         lead = yield from source.skip_space()
-        if not (yield from source.accept(_SEPARATOR)):
+        if not (yield from source.accept(separator)):
+            if separator == "," and (yield from source.accept("]")):
+                lead = ""
             break
-        lead += _SEPARATOR + (yield from source.skip_space())
+        lead += separator + (yield from source.skip_space())
     sink.content(lead)

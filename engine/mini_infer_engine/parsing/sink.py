@@ -9,6 +9,7 @@ import secrets
 import string
 
 from mini_infer_engine.parsing.base import Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
+from mini_infer_engine.parsing.json_text import JsonText
 
 _ID_CHARACTERS = string.ascii_letters + string.digits
 
@@ -17,6 +18,7 @@ class Sink:
     """Parts of one output, in order."""
 
     __slots__ = (
+        "_arguments",
         "_held",
         "_id_length",
         "_id_prefix",
@@ -39,6 +41,8 @@ class Sink:
         self._tells_content = tells_content
         self._id_prefix, self._id_length = id_prefix, id_length
         self._parts: list[Part] = []
+        self._arguments = JsonText()
+        """Of the call that began last."""
         self._num_calls = 0
         self._held = ""
         """White space at the end of the text so far: it is told once text follows."""
@@ -74,21 +78,28 @@ class Sink:
         """A call of this function; its arguments follow."""
         if not self._told_content:
             self._held = ""
+        self._end_arguments()
         call_id = self._id_prefix + "".join(secrets.choice(_ID_CHARACTERS) for _ in range(self._id_length))
         self._parts.append(ToolCallBegin(self._num_calls, call_id, name))
         self._num_calls += 1
         self._skips_space = True
 
     def arguments(self, text: str) -> None:
-        """Of the call that began last."""
-        if text:
-            self._parts.append(ToolCallArguments(self._num_calls - 1, text))
+        """Adds to the arguments of the call that began last, as JSON text."""
+        if certain := self._arguments.push(text):
+            self._parts.append(ToolCallArguments(self._num_calls - 1, certain))
 
     def finish(self) -> None:
         """No more text will come: white space at its end is part of it, unless a marker stands before it."""
+        self._end_arguments()
         if self._held and not self._skips_space:
             self._parts.append(Reasoning(self._held) if self.is_reasoning else Content(self._held))
         self._held = ""
+
+    def _end_arguments(self) -> None:
+        if left := self._arguments.finish():
+            self._parts.append(ToolCallArguments(self._num_calls - 1, left))
+        self._arguments = JsonText()
 
     def _without_outer_space(self, text: str) -> str:
         if self._skips_space:

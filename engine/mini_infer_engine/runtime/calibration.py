@@ -7,7 +7,7 @@ product is rounded when its turn comes, for what the rounded ones before it make
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from importlib import resources
@@ -29,7 +29,13 @@ from mini_infer_engine.models.decoder import DecoderLayer, DecoderModel
 from mini_infer_engine.ops.base import ResidualState
 from mini_infer_engine.ops.torch_ops import TorchOps
 from mini_infer_engine.quantization.gptq import gptq_groups, propagation
-from mini_infer_engine.quantization.on_load import Quantization, RoundToNearestMethod, rounded_rows
+from mini_infer_engine.quantization.on_load import (
+    Quantization,
+    RoundToNearestMethod,
+    packed_nibbles,
+    rounded_rows,
+    unpacked_nibbles,
+)
 from mini_infer_engine.quantization.row_maxima import OverRanks, over_ranks_of, row_maxima
 from mini_infer_engine.quantization.smooth import smoothed
 from mini_infer_engine.runtime.attention.masks import additive
@@ -59,34 +65,90 @@ def calibrates(model: DecoderModel) -> bool:
     return model.config.stage.size == 1 and all(isinstance(layer, Attention) for layer in model.attention_layers)
 
 
-def calibrate(model: DecoderModel, rows: Tensor, kind: Quantization, collectives: Collectives = NO_COLLECTIVES) -> None:
+def calibrate(
+    model: DecoderModel, rows: Tensor, kind: Quantization, collectives: Collectives = NO_COLLECTIVES
+) -> dict[str, Tensor]:
     """Round the layers of a loaded model whose method is `RoundToNearestMethod`, of `kind`; not the head.
 
-    All ranks of a model do so at the same time: each rounds its part as it is rounded in the whole model.
+    All ranks of a model do so at the same time: each rounds its part as it is rounded in the whole model. Returns what
+    `restore` makes the same of an equal model; of several ranks nothing.
     """
-    for module in model.model.layers.modules():
-        if isinstance(module, Linear) and isinstance(module.method, RoundToNearestMethod):
-            module.method.waits = True
-    model.finish_loading(rows.shape[1])
+    _wait(model, rows.shape[1])
+    kept = _Kept(model) if collectives.parallel.size == 1 else None
     attention = _DenseAttention(rows.shape, rows.device)
     ops, over_ranks = TorchOps(collectives), over_ranks_of(collectives)
     exact = ResidualState(model.embed(ops, rows.flatten()))
     rounded = ResidualState(exact.residual.clone())
     layers = model.layers
     next_norms: list[Any] = [*(layer.input_layernorm for layer in layers[1:]), model.last_norm]
-    told_s = time.monotonic()
+    begin_s = told_s = time.monotonic()
     for number, (layer, next_norm) in enumerate(zip(layers, next_norms, strict=True)):
-        if time.monotonic() > told_s + _TELL_S:
+        if number and time.monotonic() > told_s + _TELL_S:
             told_s = time.monotonic()
-            log.info("%s calibration: %d of %d layers", kind, number, len(layers))
+            left_s = (told_s - begin_s) / number * (len(layers) - number)
+            log.info("%s calibration: %d of %d layers, about %.0f s left", kind, number, len(layers), left_s)
         inputs: dict[Linear, Tensor] = {}
         with _before_products(layer, partial(_keep, inputs)):
             exact = layer(ops, exact, attention, next_norm)
         if kind == "w8a8-int8":
-            _round_smoothed(layer, inputs, over_ranks)
+            _round_smoothed(layer, inputs, over_ranks, kept)
             continue
-        with _before_products(layer, partial(_round_in_turn, collectives, inputs)):
+        with _before_products(layer, partial(_round_in_turn, collectives, inputs, kept)):
             rounded = layer(ops, rounded, attention, next_norm)
+    return {} if kept is None else kept.tensors
+
+
+def restore(model: DecoderModel, kept: Mapping[str, Tensor]) -> None:
+    """Round the layers of a loaded model as `calibrate` has done it once.
+
+    ValueError: that was another model; this one is as it was.
+    """
+    layers = _rounded_layers(model)
+    for path, linear in layers:
+        names = ("integers", "scale", "zero") if _method(linear).kind == "int4" else ("integers", "scale")
+        for name in names:
+            if (tensor := kept.get(f"{path}.{name}")) is None or tensor.shape[0] != linear.weight.shape[0]:
+                raise ValueError(f"{path}.{name} is missing, or of another shape")
+    _wait(model, ROW_TOKENS)
+    for path, linear in layers:
+        method, device = _method(linear), linear.weight.device
+        integers, scale = (kept[f"{path}.{name}"].to(device) for name in ("integers", "scale"))
+        if method.kind == "int4":
+            whole = unpacked_nibbles(integers, linear.in_features).contiguous()
+            method.keep_groups(linear, whole, scale, kept[f"{path}.zero"].to(device))
+        else:
+            method.keep_rows(linear, integers, scale)
+    for path, module in model.named_modules():
+        if (norm := kept.get(f"{path}.norm")) is not None:
+            module.weight = nn.Parameter(norm.to(next(model.parameters()).device), requires_grad=False)
+
+
+class _Kept:
+    """What calibration makes of each layer, by its name, in main memory."""
+
+    def __init__(self, model: DecoderModel) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self._paths = {module: path for path, module in model.named_modules()}
+
+    def add(self, module: nn.Module, **tensors: Tensor) -> None:
+        path = self._paths[module]
+        self.tensors |= {f"{path}.{name}": tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def _wait(model: DecoderModel, max_positions: int) -> None:
+    """Make all but the rounded weights of the layers."""
+    for _, linear in _rounded_layers(model):
+        _method(linear).waits = True
+    model.finish_loading(max_positions)
+
+
+def _rounded_layers(model: DecoderModel) -> list[tuple[str, Linear]]:
+    return [
+        (path, module)
+        for path, module in model.named_modules()
+        if path.startswith("model.layers.") and isinstance(module, Linear)
+        if isinstance(module.method, RoundToNearestMethod)
+    ]
 
 
 @contextmanager
@@ -107,7 +169,9 @@ def _keep(inputs: dict[Linear, Tensor], linear: Linear, x: Tensor) -> None:
     inputs[linear] = x.clone()  # the residual stream, which some products read, is added to in place
 
 
-def _round_in_turn(collectives: Collectives, exact: dict[Linear, Tensor], linear: Linear, x: Tensor) -> None:
+def _round_in_turn(
+    collectives: Collectives, exact: dict[Linear, Tensor], kept: _Kept | None, linear: Linear, x: Tensor
+) -> None:
     """Round a product by GPTQ for what it reads; `exact` has what it would read in the unquantised model."""
     weight: Tensor = linear.weight
     wide, undrifted, columns = x.float(), exact.pop(linear).float(), slice(None)
@@ -121,10 +185,14 @@ def _round_in_turn(collectives: Collectives, exact: dict[Linear, Tensor], linear
     if columns != slice(None):
         groups = slice(columns.start // GROUP, columns.stop // GROUP)
         integers, scale, zero = (one.contiguous() for one in (integers[:, columns], scale[:, groups], zero[:, groups]))
+    if kept is not None:
+        kept.add(linear, integers=packed_nibbles(integers), scale=scale, zero=zero)
     _method(linear).keep_groups(linear, integers, scale, zero)
 
 
-def _round_smoothed(layer: DecoderLayer, inputs: dict[Linear, Tensor], over_ranks: OverRanks) -> None:
+def _round_smoothed(
+    layer: DecoderLayer, inputs: dict[Linear, Tensor], over_ranks: OverRanks, kept: _Kept | None
+) -> None:
     """Round each product's weights, those behind a norm of their own after the norm took the smoothing divisors."""
     norms = {linear: norm for norm, linear in layer.normed_products()}
     for linear, x in inputs.items():
@@ -133,8 +201,13 @@ def _round_smoothed(layer: DecoderLayer, inputs: dict[Linear, Tensor], over_rank
             maxima = over_ranks(row_maxima(weight.t())).flatten()
             norm_weight, weight = smoothed(norm.weight, weight, x.abs().amax(dim=0).float(), maxima)
             norm.weight = nn.Parameter(norm_weight, requires_grad=False)
+            if kept is not None:
+                kept.add(norm, norm=norm_weight)
         method = _method(linear)
-        method.keep_rows(linear, *rounded_rows(weight, method.over_ranks(row_maxima(weight))))
+        integers, scale = rounded_rows(weight, method.over_ranks(row_maxima(weight)))
+        if kept is not None:
+            kept.add(linear, integers=integers, scale=scale)
+        method.keep_rows(linear, integers, scale)
 
 
 def _method(linear: Linear) -> RoundToNearestMethod:

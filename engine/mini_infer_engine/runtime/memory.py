@@ -50,7 +50,8 @@ def fit_context(max_model_len: int | None, model_len: int, pool_tokens: int) -> 
         return min(model_len, pool_tokens)
     if max_model_len > model_len:
         raise ModelError(
-            f"max_model_len = {max_model_len}, but config.json says max_position_embeddings = {model_len}."
+            f"max_model_len = {max_model_len}, but the model's context is {model_len} tokens (max_position_embeddings "
+            "of config.json, times the factor of its rope_scaling): set a smaller one."
         )
     if max_model_len > pool_tokens:
         raise ModelError(

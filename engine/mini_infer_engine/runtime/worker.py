@@ -22,10 +22,17 @@ from mini_infer_engine.models.kv_spec import KVQuantization, KVSpec
 from mini_infer_engine.models.registry import model_class
 from mini_infer_engine.models.sparse_decoder import SparseConfig
 from mini_infer_engine.models.weights.checkpoint import Checkpoint
-from mini_infer_engine.models.weights.loader import fill_randomly, load_weights, open_checkpoint
+from mini_infer_engine.models.weights.loader import (
+    fill_randomly,
+    fit_checkpoint,
+    load_weights,
+    open_checkpoint,
+    with_stored_head,
+)
 from mini_infer_engine.quantization.layers import quantize_layers
 from mini_infer_engine.quantization.on_load import Quantization, quantize_on_load, round_alike
-from mini_infer_engine.runtime.calibration import calibrate, calibrates, calibration_rows
+from mini_infer_engine.runtime.calibration import calibrate, calibrates, calibration_rows, restore
+from mini_infer_engine.runtime.calibration_cache import calibration_file, keep_calibrated, read_calibrated
 from mini_infer_engine.runtime.kv_choice import kv_quantization_of
 from mini_infer_engine.speculation.draft_files import find_draft, resolve_speculative_model
 from mini_infer_engine.speculation.head import SpeculativeHead, load_head
@@ -67,19 +74,20 @@ class ModelWorker:
 
         """
         device = choose_device(settings)
-        dtype = _dtype(settings, config, device)
+        dtype = dtype_of(settings, config, device)
         if settings.enable_expert_parallel and not (isinstance(config, SparseConfig) and config.sparse_layers):
             raise ModelError(f"{config.architecture} has no experts: leave enable_expert_parallel out for this model.")
         parallel = replace(collectives.parallel, whole_experts=settings.enable_expert_parallel)
         config = replace(config, tensor_parallel=parallel, stage=_stage(config, link))
         model_class(config.architecture).check_split(config)
+        _warn_of_slow_products(settings, config, device)
         kv_quantization = kv_quantization_of(settings, config, device)
         model, checkpoint = _open_model(settings, config, directory, dtype)
         round_alike(model, collectives)
         draft = cls._load_draft(settings, config, directory, device, dtype)
         head = _load_head(settings, config, device, dtype)
         model = _fill_model(model, checkpoint, settings, device, dtype)
-        return cls(config, model, device, dtype, collectives, draft, head, kv_quantization, link)
+        return cls(model.config, model, device, dtype, collectives, draft, head, kv_quantization, link)
 
     @classmethod
     def _load_draft(
@@ -108,7 +116,7 @@ class ModelWorker:
         )
         model, checkpoint = _open_model(own, found.config, found.directory, dtype)
         model = _fill_model(model, checkpoint, own, device, dtype)
-        return cls(found.config, model, device, dtype)
+        return cls(model.config, model, device, dtype)
 
     @property
     def weight_bytes(self) -> int:
@@ -138,10 +146,31 @@ class ModelWorker:
             how = f"{kind} weights are rounded to the nearest{'' if kind == 'int4' else ', not smoothed'}"
             log.warning("%s: calibration needs a tokenizer.json, plain KV and no pipeline.", how)
             return
-        begin = time.monotonic()
+        file = None
+        if directory is not None and self.collectives.parallel.size == 1:
+            file = calibration_file(directory, rows, kind, self.dtype, self.device)
+            if self._restore(file):
+                log.info("%s weights were calibrated before, and are read from %s", kind, file)
+                return
+        layers, begin = len(self.model.layers), time.monotonic()
+        log.info("%s weights are calibrated with %d tokens, %d layers: it may take minutes", kind, rows.numel(), layers)
         with torch.inference_mode():
-            calibrate(self.model, rows.to(self.device), kind, self.collectives)
+            made = calibrate(self.model, rows.to(self.device), kind, self.collectives)
         log.info("%s weights were calibrated with %d tokens in %.1f s", kind, rows.numel(), time.monotonic() - begin)
+        if file is not None:
+            keep_calibrated(file, made)
+
+    def _restore(self, file: Path) -> bool:
+        """Returns True if the layers are rounded as an earlier start has calibrated them."""
+        if (kept := read_calibrated(file)) is None:
+            return False
+        try:
+            with torch.inference_mode():
+                restore(self.model, kept)
+        except ValueError as error:
+            log.warning("%s is of another model (%s): weights are calibrated again", file, error)
+            return False
+        return True
 
     def finish_loading(self, max_positions: int) -> None:
         """See `DecoderModel.finish_loading`."""
@@ -186,11 +215,23 @@ def weight_bytes(model: DecoderModel) -> int:
     return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
 
 
-def _dtype(settings: EngineSettings, config: ModelConfig, device: torch.device) -> torch.dtype:
+def dtype_of(settings: EngineSettings, config: ModelConfig, device: torch.device) -> torch.dtype:
+    """Returns what the model computes in, and its weights are in where they are not quantised."""
     if settings.dtype != "auto":
         return torch.float32 if settings.dtype == "float32" else torch.bfloat16
     # float16 checkpoints run in bfloat16: the same size, and no overflow.
     return torch.float32 if device.type == "cpu" or config.dtype == "float32" else torch.bfloat16
+
+
+def _warn_of_slow_products(settings: EngineSettings, config: ModelConfig, device: torch.device) -> None:
+    """On a CPU quantised weights save memory and cost time: plain torch widens them for each product."""
+    kind = settings.quantization or ("the checkpoint's" if config.quantization is not None else None)
+    if device.type != "cpu" or kind is None:
+        return
+    if kind == "fp8":
+        log.warning("on a CPU fp8 weights are rounded and then widened: they take as much memory and time as others")
+    else:
+        log.warning("on a CPU %s quantised weights save memory, but are slower than those of no quantization", kind)
 
 
 def _check_quantization(settings: EngineSettings, config: ModelConfig) -> None:
@@ -229,6 +270,9 @@ def _on_meta(
                 quantize_layers(model, config.quantization)
             if quantization is not None:
                 quantize_on_load(model, quantization, rounds_head=rounds_head, rounds_embeddings=rounds_embeddings)
+    except (RuntimeError, TypeError) as error:  # what torch raises for sizes that overflow
+        reason = str(error).partition("\n")[0]
+        raise ModelError(f"config.json asks for layers that no memory holds ({reason}): repair its sizes.") from None
     finally:
         torch.set_default_dtype(usual)
     return model
@@ -238,6 +282,11 @@ def _open_model(
     settings: EngineSettings, config: ModelConfig, directory: Path | None, dtype: torch.dtype
 ) -> tuple[DecoderModel, Checkpoint | None]:
     """The model without memory, and the checkpoint that fits it: what does not fit is said before memory is taken."""
+    checkpoint = None
+    if settings.load_format != "dummy":
+        assert directory is not None, "only dummy weights need no folder"
+        checkpoint = open_checkpoint(directory, config)
+        config = with_stored_head(config, checkpoint, directory)
     _check_quantization(settings, config)
     model = _on_meta(
         config,
@@ -246,10 +295,9 @@ def _open_model(
         rounds_head=settings.quantize_lm_head,
         rounds_embeddings=settings.quantize_embeddings,
     )
-    if settings.load_format == "dummy":
-        return model, None
-    assert directory is not None, "only dummy weights need no folder"
-    return model, open_checkpoint(model, directory)
+    if checkpoint is not None and directory is not None:
+        fit_checkpoint(model, checkpoint, directory)
+    return model, checkpoint
 
 
 def _fill_model(

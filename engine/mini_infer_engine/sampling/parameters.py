@@ -11,6 +11,7 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Literal
 
+from mini_infer_contract.api_errors import shortened
 from mini_infer_engine.core.request import SamplingParams
 
 GREEDY_TEMPERATURE = 1e-5
@@ -58,10 +59,6 @@ class Parameter:
     """None: any value of its type, or checked with others (validation.py)."""
     is_in_requests: bool = True
     """HTTP requests have a field of this name."""
-    request_type: Any = None
-    """Of the request's field, where that is not the parameter's own."""
-    max_items: int | None = None
-    """Of a mapping in a request: each is looked at on its own, between two tokens of other requests."""
     device: DeviceForm | None = None
     """None: not in a slot's packet."""
 
@@ -90,7 +87,7 @@ PARAMETERS = (
     Parameter("frequency_penalty", Range(-2, 2)),
     Parameter("seed", Range(-(2**63), 2**63 - 1)),
     Parameter("max_tokens"),
-    Parameter("stop", request_type=str | list[str]),
+    Parameter("stop"),
     Parameter("stop_token_ids"),
     Parameter("ignore_eos"),
     Parameter("include_stop_str_in_output"),
@@ -99,8 +96,8 @@ PARAMETERS = (
     Parameter("logprobs", is_in_requests=False),
     Parameter("prompt_logprobs"),
     Parameter("logprob_token_ids"),
-    Parameter("repetition_detection", request_type=dict[str, int], max_items=10),
-    Parameter("logit_bias", request_type=dict[str, float], max_items=20_000),
+    Parameter("repetition_detection"),
+    Parameter("logit_bias"),
     Parameter("allowed_token_ids"),
     Parameter("bad_words"),
     Parameter("bad_words_token_ids", is_in_requests=False),
@@ -117,9 +114,12 @@ DEVICE_FORMAT = "".join(form.code for _, form in DEVICE_PARAMETERS)
 
 
 def all_out_of_range(sent: Mapping[str, object]) -> list[tuple[str, str]]:
-    """Each parameter of a request that is not in its range, and why; what is no number is looked at elsewhere."""
+    """Returns each parameter of a request that is out of its range, and why: the sentence behind its name.
+
+    What is no number is looked at elsewhere.
+    """
     return [
-        (row.name, f"{row.name} is {value}; it must be {row.allowed}")
+        (row.name, f" is {shortened(str(value))}; it must be {row.allowed}")
         for row in PARAMETERS
         if row.allowed is not None
         and isinstance(value := sent.get(row.name), int | float)
@@ -138,5 +138,5 @@ def _out_of_range(*values: float | None) -> tuple[str, str] | None:
     """Of the values of _RANGES. Remembered, by type too: most requests have the same ones."""
     for (name, allowed), value in zip(_RANGES, values, strict=True):
         if value is not None and not allowed.holds(value):
-            return name, f"{name} is {value}; it must be {allowed}"
+            return name, f"{name} is {shortened(str(value))}; it must be {allowed}"
     return None

@@ -16,12 +16,14 @@ from mini_infer_contract.api_keys import configured_keys
 from mini_infer_contract.engine_options import BATCHING, KV_TRANSFER, MODEL, PARALLEL, SPECULATION, EngineOptions
 from mini_infer_contract.interpreter import import_to_stay
 from mini_infer_contract.listening import bound_socket, usable_host
-from mini_infer_contract.logs import configure_logging
+from mini_infer_contract.logs import configure_logging, show_crashes
 from mini_infer_contract.open_files import raise_open_file_limit
+from mini_infer_contract.peer_auth import PeerSecret, read_peer_secret
 from mini_infer_contract.tls import server_tls
 from mini_infer_engine import __version__
 from mini_infer_engine.config.idle_options import idle_options
 from mini_infer_engine.config.mechanisms import Mechanism
+from mini_infer_engine.config.peer_ports import PeerPorts, is_loopback, peer_ports
 from mini_infer_engine.config.server_options import SERVER, ServerOptions, missing_port_fault
 from mini_infer_engine.config.settings import EngineSettings, master_address, node_rank, num_nodes, transfer_fault
 from mini_infer_engine.config.speculation import options_of_config
@@ -32,8 +34,9 @@ from mini_infer_engine.dry.script import read_script
 from mini_infer_engine.dry.vocabulary import DRY_MODEL
 from mini_infer_engine.kv_transfer.transfer_port import TransferPort
 from mini_infer_engine.model_path import resolve_model
+from mini_infer_engine.server.admin_socket import admin_socket
 from mini_infer_engine.server.flags import add_flags, options_from
-from mini_infer_engine.server.vllm_flags import vllm_flags
+from mini_infer_engine.server.vllm_flags import split_flags, vllm_flags
 
 logger = logging.getLogger(__name__)
 
@@ -60,10 +63,12 @@ class StartError(Exception):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command. Returns the exit status."""
+    show_crashes()
     parser = make_parser()
-    options, others = parser.parse_known_args(arguments)
+    own, vllms = split_flags(sys.argv[1:] if arguments is None else arguments, parser)
+    options, others = parser.parse_known_args(own)
     try:
-        without_effect = vllm_flags(others, parser, options.model or options.MODEL)
+        without_effect = vllm_flags([*others, *vllms], parser, options.model or options.MODEL)
     except ValueError as error:
         parser.error(str(error))
     if options.MODEL is not None and options.model not in (None, options.MODEL):
@@ -106,6 +111,7 @@ def run(options: argparse.Namespace, settings: EngineSettings) -> int:
         tls = server_tls(server.tls)
     except ValueError as error:
         raise StartError(f"TLS: {error}") from None
+    peers = peer_ports(server.host, _peer_secret(server), allow_unauthenticated=server.allow_unauthenticated_peers)
     dry_run = _dry_run(options) if options.dry_run else None
     raise_open_file_limit()
     listening = listen(server.host, server.port)
@@ -118,8 +124,9 @@ def run(options: argparse.Namespace, settings: EngineSettings) -> int:
     if node and dry_run is None:
         from mini_infer_engine.server.worker_node import WorkerNode
 
-        worker = WorkerNode(settings, node, server.drain_timeout_s, server.log_level, server.log_format)
+        worker = WorkerNode(settings, node, server.drain_timeout_s, server.log_level, server.log_format, peers.key)
         return worker.run(listening)
+    _warn_of_open_ports(server, peers)
     fault = transfer_fault(settings) if server.listening_transfer_port else missing_port_fault(server, settings)
     if fault is not None:
         raise StartError(fault)
@@ -131,15 +138,19 @@ def run(options: argparse.Namespace, settings: EngineSettings) -> int:
     config = CoreConfig(
         settings=settings,
         dry_run=dry_run,
-        host=server.host,
+        peers=peers,
         events_port=server.events_port,
         replay_port=server.replay_port,
-        transfer=TransferPort(host=server.host, port=server.listening_transfer_port, role=server.role),
+        transfer=TransferPort(host=peers.host, port=server.listening_transfer_port, role=server.role),
         log_level=server.log_level,
         log_format=server.log_format,
     )
     failure = ""
     with ExitStack() as stack:
+        try:
+            admin = stack.enter_context(admin_socket(server.admin_socket))
+        except OSError as error:
+            raise StartError(f"--admin-socket {server.admin_socket}: {error}: choose another path") from None
         try:
             cores = stack.enter_context(core_processes(config))
         except ValueError as error:
@@ -173,11 +184,39 @@ def run(options: argparse.Namespace, settings: EngineSettings) -> int:
         shown = f"[{host}]" if ":" in host else host
         where, model = f"{scheme}://{shown}:{port}", ", ".join(names)
         logger.info("mini-infer %s: listening at %s; loading %s, which it serves once ready", __version__, where, model)
-        failure = serve(listening, text, cores, server, settings, keys, tls)
+        failure = serve(listening, text, cores, server, settings, keys, tls, peers, admin)
     if failure:
         # Only now that the cores have ended: whoever shows the end of this process quotes its last line.
         logger.error("%s", failure)
     return 1 if failure else 0
+
+
+def _peer_secret(server: ServerOptions) -> PeerSecret | None:
+    if server.peer_key_file is None:
+        return None
+    try:
+        return read_peer_secret(Path(server.peer_key_file))
+    except (OSError, ValueError) as error:
+        raise StartError(f"--peer-key-file: {error}") from None
+
+
+def _warn_of_open_ports(server: ServerOptions, peers: PeerPorts) -> None:
+    """Says once what protects the ports of peers if nobody proves membership there."""
+    ports = [port for port in (server.events_port, server.replay_port, server.listening_transfer_port) if port]
+    if not ports or peers.key:
+        return
+    if peers.host != server.host:
+        logger.warning(
+            "event, replay and transfer ports listen at %s, not at %s: without --peer-key-file nobody proves there to "
+            "belong to the service (--allow-unauthenticated-peers opens them to whoever reaches this machine)",
+            peers.host,
+            server.host,
+        )
+    elif not is_loopback(peers.host):
+        logger.warning(
+            "--allow-unauthenticated-peers: whoever reaches event, replay and transfer ports at %s reads prompts",
+            peers.host,
+        )
 
 
 def _dry_run(options: argparse.Namespace) -> DryRun:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import zmq
 import zmq.asyncio
 
+from mini_infer_contract import zmq_limits
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.launch import Role
 from mini_infer_engine.api.generation import Generation
@@ -31,8 +32,7 @@ class CoreClient:
         self.engine = engine
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
-        self._socket.set(zmq.SNDHWM, 0)
-        self._socket.set(zmq.RCVHWM, 0)
+        zmq_limits.LOCAL.apply(self._socket)
         self._socket.connect(address)
         self._metrics = metrics
         self._waiting: dict[str, tuple[Generation, int]] = {}

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from mini_infer_engine.api.metrics import ServerMetrics
 from mini_infer_engine.api.state import Core
+from mini_infer_engine.config.peer_ports import PeerPorts
 from mini_infer_engine.config.server_options import ServerOptions
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core_process.child_process import CoreProcess
@@ -34,14 +35,18 @@ class Lines:
 
 
 def connect(
-    cores: Sequence[CoreProcess], metrics: ServerMetrics, options: ServerOptions, settings: EngineSettings
+    cores: Sequence[CoreProcess],
+    metrics: ServerMetrics,
+    options: ServerOptions,
+    settings: EngineSettings,
+    peers: PeerPorts,
 ) -> Lines:
     """In a running event loop. PortInUseError: a port for events belongs to somebody else."""
     if len(cores) == 1:
         alone = CoreClient(cores[0].address, metrics)
         return Lines(alone, [alone])
     router = EngineRouter(len(cores), caches_prefixes=settings.enable_prefix_caching)
-    publisher = UnitedPublisher(router, options.host, options.events_port, options.replay_port)
+    publisher = UnitedPublisher(router, peers, options.events_port, options.replay_port)
     publisher.answer_replays()
     lines = [EngineLine(core.address, metrics, number, router, publisher) for number, core in enumerate(cores)]
     return Lines(DataParallelClient(lines, router, publisher), lines, publisher)

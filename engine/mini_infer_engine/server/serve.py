@@ -6,6 +6,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import uvicorn
@@ -13,13 +14,18 @@ from fastapi import FastAPI
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.api_keys import ApiKeys
-from mini_infer_contract.http_connection import HttpConnection
+from mini_infer_contract.http_server.connection import limited
+from mini_infer_contract.http_server.hosts import allowed_hosts
+from mini_infer_contract.http_server.server import LimitedServer, connections_for, server_config
 from mini_infer_contract.interpreter import favour_event_loop
 from mini_infer_contract.launch import DRAINING_HEADER
-from mini_infer_contract.tls import LOOK_EVERY_S, ServerTls
-from mini_infer_engine.api.app import make_app
+from mini_infer_contract.open_files import raise_open_file_limit
+from mini_infer_contract.tls import ServerTls
+from mini_infer_engine.api.admin_guard import AdminGuard
+from mini_infer_engine.api.app import make_admin_app, make_app
 from mini_infer_engine.api.metrics import ServerMetrics
 from mini_infer_engine.api.state import ApiServerState
+from mini_infer_engine.config.peer_ports import PeerPorts, is_loopback
 from mini_infer_engine.config.server_options import ServerOptions
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core_process.child_process import CoreProcess
@@ -47,6 +53,8 @@ def serve(
     settings: EngineSettings,
     keys: ApiKeys,
     tls: ServerTls | None,
+    peers: PeerPorts,
+    admin: socket.socket | None = None,
 ) -> str:
     """Run until a signal or a core's death. Returns why it failed, in one line, for the caller to log as the last one.
 
@@ -54,7 +62,7 @@ def serve(
     """
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         try:
-            return runner.run(_Server(listening, text, cores, options, settings, keys, tls).run())
+            return runner.run(_Server(listening, text, cores, options, settings, keys, tls, peers, admin).run())
         except PortInUseError as error:
             return str(error)
 
@@ -67,7 +75,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     return uvloop.new_event_loop
 
 
-class _Uvicorn(uvicorn.Server):
+class _Uvicorn(LimitedServer):
     """Without signal handlers of its own: signals are ours."""
 
     @contextlib.contextmanager
@@ -85,13 +93,16 @@ class _Server:
         settings: EngineSettings,
         keys: ApiKeys,
         tls: ServerTls | None,
+        peers: PeerPorts,
+        admin: socket.socket | None,
     ) -> None:
         self._listening = listening
         self._text = text
         self._cores = cores
         self._options = options
         self._settings = settings
-        self._keys, self._tls = keys, tls
+        self._keys, self._tls, self._peers = keys, tls, peers
+        self._admin = admin
         self._failure = ""
         """Why the process ends, in one line; empty: nothing has failed."""
         self._leaving = asyncio.Event()
@@ -102,21 +113,27 @@ class _Server:
     async def run(self) -> str:
         """See `serve`."""
         metrics = ServerMetrics(self._text.names[0], len(self._cores))
-        lines = connect(self._cores, metrics, self._options, self._settings)
+        lines = connect(self._cores, metrics, self._options, self._settings, self._peers)
         max_running = self._settings.max_num_seqs * len(self._cores)
+        self._text.grammars.start()
         self._front = ApiServerState(self._text, lines.front, metrics, self._options, max_running)
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._on_terminate)
         loop.add_signal_handler(signal.SIGINT, self._leaving.set)
-        server = _Uvicorn(_uvicorn_config(make_app(self._front, self._keys), self._tls, self._options.max_body_bytes))
+        self._front.peer_secret = self._peers.secret
+        guard = AdminGuard(self._peers.secret, self._keys, events_are_open=not is_loopback(self._peers.host))
+        app = make_app(self._front, self._keys, guard)
+        server = _Uvicorn(_uvicorn_config(app, self._options, has_keys=bool(self._keys)), self._tls)
         favour_event_loop()
         serving = asyncio.create_task(server.serve([self._listening]))
         owned = [
             *(asyncio.create_task(self._watch(core, line)) for core, line in zip(self._cores, lines.all, strict=True)),
             asyncio.create_task(self._log_throughput(metrics)),
         ]
-        if self._tls is not None:
-            owned.append(asyncio.create_task(_follow_files(self._tls)))
+        if self._admin is not None:
+            # A Unix socket has no name that a page could rebind: its clients may say any host, as with keys.
+            admin = _Uvicorn(_uvicorn_config(make_admin_app(self._front), self._options, has_keys=True), None)
+            owned.append(asyncio.create_task(admin.serve([self._admin])))
         await asyncio.wait([serving, asyncio.create_task(self._leaving.wait())], return_when=asyncio.FIRST_COMPLETED)
         for task in owned:
             task.cancel()
@@ -196,27 +213,16 @@ class _Server:
                 logger.info(line)
 
 
-async def _follow_files(tls: ServerTls) -> None:
-    while True:
-        await asyncio.sleep(LOOK_EVERY_S)
-        tls.look()
-
-
-def _uvicorn_config(app: FastAPI, tls: ServerTls | None, max_body_bytes: int) -> uvicorn.Config:
-    config = uvicorn.Config(
+def _uvicorn_config(app: FastAPI, options: ServerOptions, *, has_keys: bool) -> uvicorn.Config:
+    limits = options.connections
+    most = connections_for(raise_open_file_limit(), limits.max_connections)
+    hosts = allowed_hosts(options.allowed_hosts, options.host, has_keys=has_keys, origins=options.allowed_origins)
+    return server_config(
         app,
-        http=HttpConnection,
-        log_config=None,
+        limited(replace(limits, max_connections=most), hosts),
+        options.max_body_bytes,
         log_level="warning",
-        access_log=False,
         lifespan="off",
-        server_header=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=1,
-        ws="websockets-sansio",
-        ws_max_size=max_body_bytes,
-        ws_per_message_deflate=False,  # Events are small, and would be compressed one by one.
     )
-    config.load()
-    config.ssl = tls.context if tls else None
-    return config

@@ -1,13 +1,68 @@
 """Flags that the parser does not know: vLLM's that ask for nothing here pass, others are named with a remedy."""
 
 import argparse
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from mini_infer_contract.command_line import guess
-from mini_infer_engine.vllm_keywords import check_neutral
+from mini_infer_engine.vllm_keywords import SEVERAL, SWITCHES, check_neutral, is_known
+
+
+def split_flags(words: Sequence[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str]]:
+    """Returns the words for `parser`, and the flags of vLLM's that it does not know with their values.
+
+    argparse would take the value of such a flag for the model. As in vLLM, flags may be written with underscores, and
+    `serve` may stand before the model.
+    """
+    own: list[str] = []
+    others: list[str] = []
+    left = list(words[1:] if list(words[:1]) == ["serve"] and len(words) > 1 else words)
+    while left:
+        word = left.pop(0)
+        if word == "--":
+            return [*own, word, *left], others
+        flag, equals, value = _OPTIMIZATION.sub(r"--optimization-level=\1", word).partition("=")
+        flag = _spelt(flag)
+        name = flag.removeprefix("--").replace("-", "_").partition(".")[0]
+        if not flag.startswith("--") or flag in parser._option_string_actions:
+            own.append(f"{flag}{equals}{value}")
+        elif not is_known(name.removeprefix("no_")):
+            own.append(word)
+        else:
+            others.append(f"{flag}{equals}{value}")
+            others += [] if equals or name.startswith("no_") else _values_of(name, left)
+    return own, others
+
+
+_OPTIMIZATION = re.compile(r"\A-O(\d+)\Z")
+_SHORT = {"-O": "--optimization-level", "-cc": "--compilation-config", "-asc": "--api-server-count"}
+
+
+def _spelt(flag: str) -> str:
+    """The flag with dashes, and vLLM's short ones in their long form."""
+    short, dot, rest = flag.partition(".")
+    if short in _SHORT:
+        return f"{_SHORT[short]}{dot}{rest}"
+    if not flag.startswith("--"):
+        return flag
+    name, dot, rest = flag.partition(".")
+    return f"--{name[2:].replace('_', '-')}{dot}{rest}"
+
+
+def _values_of(name: str, left: list[str]) -> list[str]:
+    """Takes the values of a flag from the words that are left."""
+    most = 1
+    if name in SWITCHES:
+        most = int(bool(left) and left[0].lower() in ("true", "false"))
+    elif name in SEVERAL:
+        most = len(left)
+    values: list[str] = []
+    while left and len(values) < most and (not left[0].startswith("-") or _is_number(left[0])):
+        values.append(left.pop(0))
+    return values
 
 
 def vllm_flags(words: Sequence[str], parser: argparse.ArgumentParser, model: str | None) -> list[str]:
@@ -16,10 +71,11 @@ def vllm_flags(words: Sequence[str], parser: argparse.ArgumentParser, model: str
 
 
 def _checked(flag: str, values: list[str], parser: argparse.ArgumentParser, model: str | None) -> str:
-    name = flag.removeprefix("--").replace("-", "_")
+    name, dot, rest = flag.removeprefix("--").replace("-", "_").partition(".")
     is_negated = name.startswith("no_") and not values
+    value = not is_negated and _value(values)
     try:
-        check_neutral(name.removeprefix("no_") if is_negated else name, not is_negated and _value(values), model, flag)
+        check_neutral(name.removeprefix("no_") if is_negated else name, {rest: value} if dot else value, model, flag)
     except KeyError:
         raise ValueError(f"there is no flag {flag}{guess(flag, parser)}") from None
     return " ".join([flag, *values])
@@ -47,6 +103,8 @@ def _value(values: list[str]) -> Any:
     if not values:
         return True
     text = " ".join(values)
+    if text in ("True", "False"):
+        return text == "True"
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:

@@ -36,12 +36,18 @@ class WorkerNode:
     """The ranks of one machine."""
 
     def __init__(
-        self, settings: EngineSettings, node: int, drain_timeout_s: float, log_level: str, log_format: LogFormat
+        self,
+        settings: EngineSettings,
+        node: int,
+        drain_timeout_s: float,
+        log_level: str,
+        log_format: LogFormat,
+        peer_key: str = "",
     ) -> None:
         """ValueError: nobody says where the group meets."""
         self._settings, self._node = settings, node
         self._host = master_address(settings)
-        self._log_level, self._log_format = log_level, log_format
+        self._log_level, self._log_format, self._peer_key = log_level, log_format, peer_key
         self._drain_timeout_s = drain_timeout_s
         self._leaves_at_s = float("inf")
         self._is_told = False
@@ -80,6 +86,7 @@ class WorkerNode:
             store_port=self._settings.master_port,
             parent_pid=os.getpid(),
             kills_parent=False,
+            peer_key=self._peer_key,
             log_level=self._log_level,
             log_format=self._log_format,
         )

@@ -150,7 +150,7 @@ def load_head(
         )
     with torch.device("meta"):
         head = SpeculativeHead(shape).to(dtype)
-    checkpoint = None if dummy else SafetensorsCheckpoint(directory)
+    checkpoint = None if dummy else SafetensorsCheckpoint(directory, is_text_model=False)
     if checkpoint is not None:
         check_fit(checkpoint, directory, _placements(head), ARCHITECTURE, lambda _: False)
     memory = {name: torch.empty_like(tensor, device=device) for name, tensor in head.state_dict().items()}

@@ -1,61 +1,67 @@
-"""Whether llguidance takes a grammar: said before a request goes to the core, and remembered. Knows no tokenizer."""
+"""Whether a grammar can be enforced: a worker process tries, before an engine's core sees it. Verdicts are remembered.
+
+A grammar that ended its worker is remembered as bad, and is never compiled again. Knows no requests.
+"""
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from hashlib import sha256
 
-from llguidance import LLMatcher, LLParserLimits
+import msgspec
 
-from mini_infer_engine.structured.grammar import MAX_CHARACTERS, Grammar, GrammarError
+from mini_infer_engine.structured.grammar import Grammar
+from mini_infer_engine.structured.limits import MAX_CHARACTERS, GrammarError
+from mini_infer_engine.structured.proving.messages import Proof
+from mini_infer_engine.structured.proving.prover import Prover
 
 REMEMBERED = 4096
-"""Verdicts; a few dozen bytes each."""
-_LONGEST_FAULT = 1000
-"""Characters of an error: llguidance shows where in a grammar it is, and lines may be long."""
-
-
-def parser_limits() -> LLParserLimits:
-    """What one grammar may take to compile, and one mask to compute: tens of milliseconds at the most."""
-    return LLParserLimits(
-        initial_lexer_fuel=2_000_000,  # about 50,000 a millisecond
-        step_lexer_fuel=200_000,  # about 14,000 a millisecond
-        max_lexer_states=50_000,  # 1 to 2 kB each
-        max_grammar_size=500_000,
-        verbose_errors=False,
-    )
+"""Verdicts; a hundred bytes each, or a kilobyte where a fault is long."""
 
 
 class GrammarChecker:
-    """Remembers what it was asked last. May be shared by threads."""
+    """Verdicts of one tokenizer. May be shared by threads."""
 
-    def __init__(self) -> None:
-        self._faults: OrderedDict[bytes, str] = OrderedDict()
+    def __init__(self, tokenizer_json: Callable[[], str]) -> None:
+        """`tokenizer_json` returns the text of tokenizer.json."""
+        self.prover = Prover(tokenizer_json)
+        self._verdicts: OrderedDict[bytes, Proof] = OrderedDict()
         self._lock = threading.Lock()
 
-    def check(self, grammar: Grammar) -> None:
-        """GrammarError: the grammar is too long, is none, or has what llguidance does not implement; and where."""
+    def check(self, grammar: Grammar) -> Grammar:
+        """Returns the grammar with what it costs.
+
+        Raises GrammarError if it is too long, is none, has what llguidance does not implement, or exceeds a limit of
+        limits.py. Raises ProverLostError if that cannot be said now.
+        """
+        if (known := self.known(grammar)) is not None:
+            return known
+        proof = self.prover.prove(grammar.text)
+        with self._lock:
+            self._verdicts[_key(grammar)] = proof
+            while len(self._verdicts) > REMEMBERED:
+                self._verdicts.popitem(last=False)
+        return _with_cost(grammar, proof)
+
+    def known(self, grammar: Grammar) -> Grammar | None:
+        """The same from memory alone. Returns None if the grammar is not remembered."""
         if len(grammar.text) > MAX_CHARACTERS:
             raise GrammarError(
                 f"the grammar has {len(grammar.text)} characters; at most {MAX_CHARACTERS} can be served"
             )
-        if fault := self._fault(grammar.text):
-            raise GrammarError(fault)
-
-    def _fault(self, text: str) -> str:
-        key = sha256(text.encode()).digest()
+        key = _key(grammar)
         with self._lock:
-            if key in self._faults:
-                self._faults.move_to_end(key)
-                return self._faults[key]
-        fault = _ask_library(text)
-        with self._lock:
-            self._faults[key] = fault
-            while len(self._faults) > REMEMBERED:
-                self._faults.popitem(last=False)
-        return fault
+            if (proof := self._verdicts.get(key)) is None:
+                return None
+            self._verdicts.move_to_end(key)
+        return _with_cost(grammar, proof)
 
 
-def _ask_library(text: str) -> str:
-    """Empty where the grammar compiles."""
-    is_wrong, messages = LLMatcher.validate_grammar_with_warnings(text, None, limits=parser_limits())
-    return (" ".join(messages).strip() or "it does not compile")[:_LONGEST_FAULT] if is_wrong else ""
+def _key(grammar: Grammar) -> bytes:
+    return sha256(grammar.text.encode()).digest()
+
+
+def _with_cost(grammar: Grammar, proof: Proof) -> Grammar:
+    if proof.fault:
+        raise GrammarError(proof.fault)
+    return msgspec.structs.replace(grammar, num_bytes=proof.num_bytes, cpu_s=proof.cpu_s)

@@ -1,7 +1,7 @@
 """What a request's output must look like, as one llguidance grammar: from JSON schemas, regexes, choices and EBNF.
 
 A grammar is a JSON document that llguidance reads (https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md).
-Builders are pure and check shapes alone; whether llguidance takes the result is checker.py's to say.
+Builders are pure and check shapes and limits.py alone; whether llguidance takes the result is checker.py's to say.
 """
 
 import hashlib
@@ -12,20 +12,20 @@ from typing import Any
 
 import msgspec
 
-MAX_SCHEMA_DEPTH = 64
-"""Of nested arrays and objects: deeper ones would exhaust the stack of whoever walks them."""
-MAX_CHARACTERS = 500_000
-"""Of a grammar's text: what it takes to compile grows with it."""
+from mini_infer_engine.structured.limits import (
+    GrammarError,
+    check_json_depth,
+    check_lark,
+    check_literals,
+    check_regex,
+    check_schema,
+)
 
 TEXT = r"/(.|\n)*/"
 """In Lark: any text, also none. Special tokens are no text."""
 
 _MOST_RULES = 256
 """Alternatives that a parser follows beside each other; more are one regex, since llguidance follows 2000 at most."""
-
-
-class GrammarError(ValueError):
-    """A schema, regex or grammar that no output can be held to, and what in it is at fault."""
 
 
 class Grammar(msgspec.Struct, frozen=True, gc=False):
@@ -35,6 +35,10 @@ class Grammar(msgspec.Struct, frozen=True, gc=False):
     """{"grammars": [...]}: the first is where output begins, the others are named by their contents."""
     param: str = "structured_outputs"
     """The request's field that asks for it, for errors."""
+    num_bytes: int = 0
+    """Memory that it takes, as measured by the checker; 0 before."""
+    cpu_s: float = 0.0
+    """CPU seconds that it takes to compile, as measured by the checker."""
 
 
 class Whitespace(msgspec.Struct, frozen=True):
@@ -63,19 +67,18 @@ def of_json_schema(
     not known to exclude each other; False also ignores keywords that are not implemented.
     `allows_additional_properties` False: objects that do not say otherwise have only the properties that they name.
     """
-    if nesting_depth(schema) > MAX_SCHEMA_DEPTH:
-        raise GrammarError(f"the schema nests deeper than {MAX_SCHEMA_DEPTH} levels: flatten it, or use $ref")
+    check_json_depth(schema, "schema")
+    check_schema(schema)
     if schema is False:
         raise GrammarError("the schema is false, which no JSON text matches")
-    rules: Any = {} if schema is True else dict(schema)
-    if not allows_additional_properties:
-        rules = _closed(rules)
+    rules: Any = {} if schema is True else _rewritten(schema, allows_additional_properties)
     options: dict[str, Any] = {
         "whitespace_flexible": whitespace.is_allowed,
         "coerce_one_of": strict is not True,
         "lenient": strict is False,
     }
     if whitespace.is_allowed:
+        check_regex(whitespace.pattern, "whitespace_pattern")
         options["whitespace_pattern"] = whitespace.pattern
     return _document({"json_schema": rules | {"x-guidance": options}})
 
@@ -87,6 +90,7 @@ def of_json_object(whitespace: Whitespace = ANY_WHITESPACE) -> Grammar:
 
 def of_regex(pattern: str) -> Grammar:
     """A text that the regex matches as a whole; syntax of Rust's regex crate, without look-around."""
+    check_regex(pattern, "the regex")
     return of_lark(f"start: {_regex(pattern)}")
 
 
@@ -95,6 +99,7 @@ def of_choice(choices: Sequence[str]) -> Grammar:
     if not choices:
         raise GrammarError("there is nothing to choose from: give at least one string")
     different = dict.fromkeys(choices)
+    check_literals(different, "a choice")
     if len(different) <= _MOST_RULES:
         return of_lark("start: " + " | ".join(map(literal, different)))
     texts = [literal(text) for text in different if text]
@@ -106,11 +111,13 @@ def of_lark_or_gbnf(text: str) -> Grammar:
     from llguidance.gbnf_to_lark import any_to_lark  # the rest of this module needs no library
 
     try:
-        return of_lark(any_to_lark(text))
+        lark = any_to_lark(text)
     except RecursionError:
         raise GrammarError("the grammar nests too deeply") from None
     except Exception as error:  # it raises what its parser happens to meet
         raise GrammarError(f"the grammar is neither Lark nor GBNF: {error}") from None
+    check_lark(lark)
+    return of_lark(lark)
 
 
 def of_lark(lark: str, **inner: Grammar) -> Grammar:
@@ -165,7 +172,10 @@ def _regex(pattern: str) -> str:
 
 
 def _document(*parts: Mapping[str, Any]) -> Grammar:
-    return Grammar(json.dumps({"grammars": parts}))
+    try:
+        return Grammar(json.dumps({"grammars": parts}))
+    except ValueError:
+        raise GrammarError("a number in it has more digits than can be enforced") from None
 
 
 def _name(grammar: Grammar) -> str:
@@ -173,47 +183,32 @@ def _name(grammar: Grammar) -> str:
     return "g" + hashlib.sha256(grammar.text.encode()).hexdigest()[:16]
 
 
-def check_size(*values: object) -> None:
-    """GrammarError: their texts are so long that no grammar that is made of them can be served, as is seen at once."""
-    length, level = 0, list(values)
-    while level:
-        length += sum(len(item) for item in level if isinstance(item, str))
-        level = [item for outer in level for item in _inside(outer)]
-    if length > MAX_CHARACTERS:
-        raise GrammarError(f"its texts have {length} characters; at most {MAX_CHARACTERS} can be served")
-
-
-def nesting_depth(value: object) -> int:
-    """Of arrays and objects in each other."""
-    depth, level = 0, [value]
-    while level:
-        inside = [item for outer in level for item in _inside(outer)]
-        depth, level = depth + 1, inside
-    return depth
-
-
-def _inside(value: object) -> Sequence[object]:
-    if isinstance(value, Mapping):
-        return list(value.values())
-    return value if isinstance(value, list) else ()
-
-
 _MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _VALUES = ("enum", "const", "default", "examples")
 
 
-def _closed(schema: Any) -> Any:
-    """The same schema, whose objects have no other properties than those that they name."""
+FORMATS = frozenset(("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"))
+"""Values of `format` that llguidance enforces. JSON Schema has others be annotations, which allow every string."""
+
+
+def _rewritten(schema: Any, allows_additional_properties: bool) -> Any:
+    """The same schema without formats that are annotations; and where additional properties are not allowed, objects
+    that do not say otherwise have no other properties than those that they name.
+    """
     if isinstance(schema, list):
-        return [_closed(item) for item in schema]
+        return [_rewritten(item, allows_additional_properties) for item in schema]
     if not isinstance(schema, Mapping):
         return schema
-    closed: dict[str, Any] = {}
+    rewritten: dict[str, Any] = {}
     for keyword, value in schema.items():
         if keyword in _MAPS_OF_SCHEMAS and isinstance(value, Mapping):
-            closed[keyword] = {name: _closed(inner) for name, inner in value.items()}
-        else:
-            closed[keyword] = value if keyword in _VALUES else _closed(value)
-    if "properties" in closed or "patternProperties" in closed:
-        closed.setdefault("additionalProperties", False)
-    return closed
+            rewritten[keyword] = {
+                name: _rewritten(inner, allows_additional_properties) for name, inner in value.items()
+            }
+        elif keyword in _VALUES:
+            rewritten[keyword] = value
+        elif keyword != "format" or not isinstance(value, str) or value in FORMATS:
+            rewritten[keyword] = _rewritten(value, allows_additional_properties)
+    if not allows_additional_properties and ("properties" in rewritten or "patternProperties" in rewritten):
+        rewritten.setdefault("additionalProperties", False)
+    return rewritten

@@ -10,16 +10,15 @@ import msgspec
 from mini_infer_engine.structured.grammar import (
     ANY_WHITESPACE,
     Grammar,
-    GrammarError,
     Whitespace,
     after_thinking,
-    check_size,
     of_choice,
     of_json_object,
     of_json_schema,
     of_lark_or_gbnf,
     of_regex,
 )
+from mini_infer_engine.structured.limits import GrammarError, check_size
 from mini_infer_engine.structured.structural_tag import of_structural_tag
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")

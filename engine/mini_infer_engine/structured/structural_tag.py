@@ -9,18 +9,16 @@ from typing import Any
 
 from mini_infer_engine.structured.grammar import (
     ANY_WHITESPACE,
-    MAX_SCHEMA_DEPTH,
     TEXT,
     Grammar,
-    GrammarError,
     Whitespace,
     literal,
-    nesting_depth,
     of_json_schema,
     of_lark,
     of_lark_or_gbnf,
     of_regex,
 )
+from mini_infer_engine.structured.limits import GrammarError, check_json_depth, check_literal
 
 Format = Mapping[str, Any]
 
@@ -29,8 +27,8 @@ def of_structural_tag(tag: object, whitespace: Whitespace = ANY_WHITESPACE) -> G
     """The grammar of a structural tag in either shape. GrammarError: where in it what is wrong."""
     if not isinstance(tag, Mapping):
         raise GrammarError("a structural tag is an object")
-    if nesting_depth(tag) > MAX_SCHEMA_DEPTH:
-        raise GrammarError(f"the structural tag nests deeper than {MAX_SCHEMA_DEPTH} levels")
+    check_json_depth(tag, "structural tag")
+    _check_literals(tag)
     if "structures" in tag:
         return _Builder(whitespace).grammar(_from_structures(tag))
     return _Builder(whitespace).grammar(_field(tag, "format", Mapping, ""))
@@ -199,6 +197,19 @@ class _Builder:
         if not tags or not all(isinstance(tag, Mapping) for tag in tags):
             raise GrammarError(f"{at}.tags must hold at least one tag, and tags alone")
         return tags
+
+
+def _check_literals(tag: Format) -> None:
+    """Raises GrammarError if a text in the tag is too long; schemas in it have checks of their own."""
+    pending: list[tuple[str, object]] = [("the structural tag", tag)]
+    while pending:
+        name, value = pending.pop()
+        if isinstance(value, str) and name != "grammar":
+            check_literal(value, f"{name} of a structural tag")
+        elif isinstance(value, Mapping):
+            pending += ((key, inner) for key, inner in value.items() if key not in ("json_schema", "schema"))
+        elif isinstance(value, list):
+            pending += ((name, inner) for inner in value)
 
 
 def _is_text(node: object) -> bool:

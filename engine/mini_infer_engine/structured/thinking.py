@@ -1,6 +1,7 @@
 """A limit on thinking as a grammar: so many tokens at most, then the marker that ends it, then what is asked for.
 
-Tokens are counted as such (llguidance's `<[...]>`), so the marker must be a token of the vocabulary.
+Tokens are counted as such (llguidance's `<[...]>`), so the marker must be a token of the vocabulary. EOS is one of the
+tokens that a thinking may have here; the core's masks allow it only where an output may end (matcher.py).
 """
 
 import msgspec

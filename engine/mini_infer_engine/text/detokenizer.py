@@ -14,6 +14,12 @@ _MAX_WINDOW_TOKENS = 48
 """A longer run of bytes that make no text is given up on, or each token would cost more than the one before."""
 
 
+_PROMPT_TOKENS = (4, 16, 64, 256, 1024, 4096)
+"""Of a prompt's end, until they show some text: more are all special tokens, or broken bytes."""
+_CHARACTER_BYTES = 4
+"""Of the longest character in UTF-8."""
+
+
 class Decoder(Protocol):
     """The part of `tokenizers.Tokenizer` that is needed."""
 
@@ -50,37 +56,49 @@ def decoder_showing(tokenizer: Tokenizer, markers: Iterable[str]) -> Decoder:
 
 
 class Detokenizer:
-    """The text of one sequence. What `push` and the last `flush` return makes, joined, the text of all tokens."""
+    """The text of one sequence behind its prompt. The pieces that `push` and `flush` return make, joined, that text.
 
-    __slots__ = ("_context", "_decoder", "_emitted", "_skip_special_tokens", "_window")
+    It is the text of prompt and output together less that of the prompt: a Metaspace decoder drops the first space of
+    a text, but not one between the prompt and its continuation.
+    """
 
-    def __init__(self, decoder: Decoder, skip_special_tokens: bool = True) -> None:
+    __slots__ = ("_context", "_decoder", "_emitted", "_most", "_skip_special_tokens", "_unfinished", "_window")
+
+    def __init__(self, decoder: Decoder, skip_special_tokens: bool = True, prompt: Sequence[int] = ()) -> None:
+        """`prompt`: token ids that come before those that are pushed."""
         self._decoder = decoder
         self._skip_special_tokens = skip_special_tokens
-        self._window: list[int] = []
+        self._window = self._end_of(prompt)
         """The tokens of the last finished piece, then those of the unfinished one."""
-        self._context = 0
+        self._context = len(self._window)
         """How many tokens of the window are the last finished piece."""
-        self._emitted = 0
-        """Characters of the window's text that were returned already."""
+        text = self._decode(self._window) if self._window else ""
+        self._emitted = len(text)
+        """Characters of the window's text that were returned already, or are the prompt's."""
+        self._unfinished = self._unfinished_prompt(text)
+        """Of a prompt that may end within a character: its text, and how much of it and of its tokens is finished."""
+        self._most = _MAX_WINDOW_TOKENS + len(self._window)
 
     def push(self, token_id: int) -> str:
         """The text that `token_id` completes; empty while a character is unfinished."""
         window = self._window
         window.append(token_id)
         text = self._decode(window)
+        if self._unfinished is not None:
+            self._settle_prompt(text, self._unfinished)
         stable = len(text)
-        if text.endswith(_REPLACEMENT) and len(window) <= _MAX_WINDOW_TOKENS:
+        if text.endswith(_REPLACEMENT) and len(window) <= self._most:
             # A byte fallback turns all bytes of a run into these while its last character is unfinished.
             stable = len(text.rstrip(_REPLACEMENT))
         piece = text[self._emitted : stable]
         if stable < len(text):
             self._emitted = max(self._emitted, stable)
         elif piece:
-            self._window = window[self._context :] if len(window) <= _MAX_WINDOW_TOKENS else [token_id]
+            self._window = window[self._context :] if len(window) <= self._most else [token_id]
             self._context = len(self._window)
             self._emitted = len(self._decode(self._window))
-        elif len(window) > _MAX_WINDOW_TOKENS:
+            self._most = _MAX_WINDOW_TOKENS
+        elif len(window) > self._most:
             window.pop()  # a run of special tokens, which leave no trace in the text
         return piece
 
@@ -90,6 +108,35 @@ class Detokenizer:
         piece = text[self._emitted :]
         self._emitted = len(text)
         return piece.rstrip(_REPLACEMENT) if drop_unfinished else piece
+
+    def _end_of(self, prompt: Sequence[int]) -> list[int]:
+        """The last tokens of the prompt: as many as show some text, and begin with a whole character of it."""
+        window: list[int] = []
+        for size in _PROMPT_TOKENS:
+            if len(window) == len(prompt):
+                break
+            window = list(prompt[-size:])
+            text = self._decode(window)
+            if text and not text.startswith(_REPLACEMENT):
+                break
+        return window
+
+    def _unfinished_prompt(self, text: str) -> tuple[str, int, int] | None:
+        if not text.endswith(_REPLACEMENT):
+            return None
+        for tokens in range(1, min(_CHARACTER_BYTES, len(self._window) + 1)):
+            finished = self._decode(self._window[:-tokens])
+            if not finished.endswith(_REPLACEMENT):
+                return text, len(finished), len(self._window) - tokens
+        return None
+
+    def _settle_prompt(self, text: str, prompt: tuple[str, int, int]) -> None:
+        """Decides, as soon as that is possible, whether the output completes the prompt's last character."""
+        before, characters, tokens = prompt
+        if not text.startswith(before):
+            self._emitted, self._context, self._unfinished = characters, tokens, None
+        elif text[len(before) :].strip(_REPLACEMENT):
+            self._unfinished = None
 
     def _decode(self, token_ids: list[int]) -> str:
         return self._decoder.decode(token_ids, skip_special_tokens=self._skip_special_tokens)

@@ -74,7 +74,9 @@ class OutputText:
         self._parser = parser
         self._pieces: list[str] = []
         self._detokenizer = (
-            Detokenizer(decoder, sampling.skip_special_tokens) if decoder is not None and sampling.detokenize else None
+            Detokenizer(decoder, sampling.skip_special_tokens, request.prompt_token_ids)
+            if decoder is not None and sampling.detokenize
+            else None
         )
         self._stops = StopStrings(sampling.stop, sampling.include_stop_str_in_output)
         self._repetition = sampling.repetition_detection

@@ -11,7 +11,9 @@ from typing import Any, Self, TypeVar, cast
 
 from mini_infer_contract.interpreter import give_way
 from mini_infer_contract.prompt import PromptAssets, PromptEncoder
+from mini_infer_engine.config.architectures import text_model
 from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.config.fields import Fields
 from mini_infer_engine.config.generation import GenerationDefaults
 from mini_infer_engine.dry import vocabulary as dry_model
 from mini_infer_engine.parsing.registry import AS_SHOWN, ParserChoice, output_formats
@@ -49,7 +51,7 @@ class TextModel:
         """None: token ids in, token ids out."""
         self.defaults = defaults
         self.encoder = None if assets is None else PromptEncoder(assets)
-        templates = [] if self.encoder is None else self.encoder.template_sources
+        templates = [] if self.encoder is None else self.encoder.template_sources.values()
         self.formats = output_formats(templates, parsers)
         """How the model writes calls of tools and thinking."""
         self.grammars = Grammars(None if self.encoder is None else self.encoder.tokenizer)
@@ -128,6 +130,8 @@ class TextModel:
                 assets = assets.with_chat_template(template)
             return cls(names, assets, defaults, parsers)
         except ValueError as error:
+            if directory is not None:
+                _check_architecture(directory)
             raise ModelError(
                 f"{directory}: {error}. Replace the file; token ids alone need no tokenizer (skip_tokenizer_init)."
             ) from None
@@ -135,6 +139,15 @@ class TextModel:
 
 def _assets(directory: Path | None) -> PromptAssets:
     return dry_model.dry_assets() if directory is None else PromptAssets.from_directory(directory)
+
+
+def _check_architecture(directory: Path) -> None:
+    """ModelError: the model cannot be served at all, which counts for more than that its tokenizer cannot be read."""
+    try:
+        fields = Fields.read(directory / "config.json")
+    except ModelError:
+        return  # as broken as the tokenizer
+    text_model(fields)
 
 
 def template_source(given: str) -> str:

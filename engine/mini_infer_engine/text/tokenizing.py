@@ -9,13 +9,14 @@ from typing import Any, NoReturn, TypeVar
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
 
-from mini_infer_contract.api_errors import ApiError, context_length
+from mini_infer_contract.api_errors import ApiError, FieldPath, context_length, field_name, refuse_field
 from mini_infer_contract.prompt import (
     PromptEncoder,
     PromptText,
     chat_prompt_text,
     completion_prompts,
     is_token_ids,
+    prompt_path,
 )
 from mini_infer_engine.text.validation import ParameterError
 
@@ -40,12 +41,12 @@ class PromptLimits:
         self.max_model_len = max_model_len
         self.max_characters = max_model_len * longest_token_characters
 
-    def check_characters(self, count: int, param: str) -> None:
+    def check_characters(self, count: int, param: FieldPath) -> None:
         """ParameterError: a text of so many characters has more tokens than the context, whatever they are."""
         if count > self.max_characters:
             raise ParameterError(
                 param,
-                f"{param} has {count} characters, and {context_length(self.max_model_len)}, which are "
+                f"{field_name(param)} has {count} characters, and {context_length(self.max_model_len)}, which are "
                 f"{self.max_characters} characters at most: send a shorter one",
                 code="context_length_exceeded",
             )
@@ -55,20 +56,20 @@ class PromptLimits:
         is_one = is_token_ids(prompts)
         for index, prompt in enumerate([prompts] if is_one else prompts if isinstance(prompts, list) else ()):
             if is_token_ids(prompt) and len(prompt) >= self.max_model_len:
-                param = "prompt" if is_one else f"prompt[{index}]"
+                param: FieldPath = ("prompt",) if is_one else ("prompt", index)
                 raise ParameterError(
                     param,
-                    f"{param} has {len(prompt)} tokens, and {context_length(self.max_model_len)}, which must also "
-                    "hold the output: send a shorter one",
+                    f"{field_name(param)} has {len(prompt)} tokens, and {context_length(self.max_model_len)}, "
+                    "which must also hold the output: send a shorter one",
                     code="context_length_exceeded",
                 )
 
-    def refuse_uncounted(self, count: int, param: str) -> NoReturn:
+    def refuse_uncounted(self, count: int, param: FieldPath) -> NoReturn:
         """ParameterError: the text has more tokens than are worth counting."""
         raise ParameterError(
             param,
-            f"{param} has at least {count} tokens, and {context_length(self.max_model_len)}, which must also hold the "
-            "output: send a shorter one",
+            f"{field_name(param)} has at least {count} tokens, and {context_length(self.max_model_len)}, "
+            "which must also hold the output: send a shorter one",
             code="context_length_exceeded",
         )
 
@@ -79,7 +80,7 @@ def longest_token(tokenizer: Tokenizer) -> int:
 
 
 def text_ids(
-    encoder: PromptEncoder, prompt: PromptText, param: str, limits: PromptLimits | None = None
+    encoder: PromptEncoder, prompt: PromptText, param: FieldPath, limits: PromptLimits | None = None
 ) -> Sliced[list[int]]:
     """Token ids of a text. ParameterError: it is longer than `limits`; ApiError: it cannot be tokenised."""
     if limits is not None:
@@ -96,12 +97,12 @@ def text_ids(
 def chat_ids(encoder: PromptEncoder, body: dict[str, Any], limits: PromptLimits | None = None) -> Sliced[list[int]]:
     """Token ids of a chat's rendered messages. ApiError, ParameterError: as `text_ids`, and for fields at fault."""
     if limits is not None:  # rendering gives no other request a turn
-        limits.check_characters(sum(map(len, _texts(body.get("messages")))), "messages")
+        limits.check_characters(sum(map(len, _texts(body.get("messages")))), ("messages",))
     text = chat_prompt_text(encoder, body)
     yield
-    ids = yield from text_ids(encoder, text, "messages", limits)
+    ids = yield from text_ids(encoder, text, ("messages",), limits)
     if not ids:
-        raise ApiError(400, "the messages render to an empty prompt", param="messages")
+        refuse_field("messages", "render to an empty prompt")
     return ids
 
 
@@ -112,16 +113,15 @@ def completion_ids(
     given = body.get("prompt")
     if limits is not None:
         limits.check_ids(given)
-    are_several = isinstance(given, list) and bool(given) and not is_token_ids(given)
     made = []
     for index, prompt in enumerate(completion_prompts(body)):
-        where = f"prompt[{index}]" if are_several else "prompt"
+        where = prompt_path(body, index)
         if isinstance(prompt, PromptText):
             if encoder is None:
-                raise ApiError(400, f"{where} is text, but this server has no tokenizer: send token ids", param=where)
+                refuse_field(where, "is text, but this server has no tokenizer: send token ids")
             prompt = yield from text_ids(encoder, prompt, where, limits)
         if not prompt:
-            raise ApiError(400, f"{where} is empty: send at least one token", param=where)
+            refuse_field(where, "is empty: send at least one token")
         made.append(prompt)
     return made
 

@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Sequence
 
-from mini_infer_contract.api_errors import context_length
+from mini_infer_contract.api_errors import FieldPath, context_length, field_name
 from mini_infer_engine.core.request import SamplingParams
 from mini_infer_engine.sampling.parameters import out_of_range
 
@@ -19,11 +19,12 @@ _MAX_TOLD = 8_000_000
 
 
 class ParameterError(ValueError):
-    """A value that cannot be served; `param` is its name."""
+    """A value that cannot be served; `param` is its name, with which the message begins."""
 
-    def __init__(self, param: str, message: str, code: str | None = None) -> None:
+    def __init__(self, param: str | FieldPath, message: str, code: str | None = None) -> None:
         super().__init__(message)
-        self.param = param
+        self.path = (param,) if isinstance(param, str) else param
+        self.param = field_name(self.path)
         self.code = code
 
 
@@ -37,7 +38,8 @@ def check_sampling(
         raise ParameterError(max_tokens_name, f"{max_tokens_name} is {params.max_tokens}; it must be at least 1")
     if params.min_tokens < 0 or (params.max_tokens is not None and params.min_tokens > params.max_tokens):
         raise ParameterError(
-            "min_tokens", f"min_tokens is {params.min_tokens}; it must be from 0 to max_tokens ({params.max_tokens})"
+            "min_tokens",
+            f"min_tokens is {params.min_tokens}; it must be from 0 to {max_tokens_name} ({params.max_tokens})",
         )
     _check_tokens("stop_token_ids", params.stop_token_ids, vocab_size)
     _check_stop_strings(params, has_text)
@@ -124,9 +126,9 @@ def _check_stop_strings(params: SamplingParams, has_text: bool) -> None:
     if not params.stop:
         return
     if not has_text:
-        raise ParameterError("stop", "stop strings need a tokenizer, and this engine runs without: use stop_token_ids")
+        raise ParameterError("stop", "stop needs a tokenizer, and this engine runs without: use stop_token_ids")
     if not params.detokenize:
-        raise ParameterError("stop", "stop strings need text: leave detokenize on, or use stop_token_ids")
+        raise ParameterError("stop", "stop needs text: leave detokenize on, or use stop_token_ids")
     if len(params.stop) > _MAX_STOP_STRINGS:
         raise ParameterError("stop", f"stop has {len(params.stop)} strings; at most {_MAX_STOP_STRINGS} are allowed")
     for stop in params.stop:

@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mini_infer_contract.logs import show_crashes
 from mini_infer_engine.config.tensor_parallel import TensorParallel
 from mini_infer_engine.kernels.gemm.tuned_configs import (
     GemmConfig,
@@ -82,6 +83,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command. Returns the exit status."""
+    show_crashes()
     parser = make_parser()
     options = parser.parse_args(arguments)
     if not options.model and not options.checkpoints:
@@ -197,7 +199,7 @@ def compile_jobs(jobs: "list[tuple[Product, int]]", deadline: float) -> None:
     """Fill Triton's cache from several processes, for no longer than half of the time that is left."""
     wait_s = max(1.0, (deadline - time.monotonic()) / 2)
     started = time.monotonic()
-    pool = multiprocessing.get_context("spawn").Pool(_COMPILERS)
+    pool = multiprocessing.get_context("spawn").Pool(_COMPILERS, initializer=show_crashes)
     try:
         work = pool.map_async(_compile, [jobs[part::_COMPILERS] for part in range(_COMPILERS)], chunksize=1)
         work.wait(wait_s)

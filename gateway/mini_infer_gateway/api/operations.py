@@ -66,6 +66,8 @@ def endpoints(fleet: Fleet, index: PrefixIndex, ledger: LoadLedger, now_s: float
                 "revision": state.endpoint.revision,
                 "state": state.phase(now_s),
                 "index": state.index_kind(now_s),
+                "not_tokenized_here": fleet.why_not_tokenized_here(name),
+                "events": state.subscriber.events_state,
                 "held_blocks": index.held_blocks(name),
                 "in_flight": ledger.in_flight(name),
                 "running": load.running,

@@ -7,6 +7,7 @@ import msgspec
 from mini_infer_contract.launch import EVENTS_PORT, HTTP_PORT, REPLAY_PORT, Endpoint
 from mini_infer_contract.resources import (
     ANNOTATION_MODEL,
+    ANNOTATION_PEER_AUTH,
     LABEL_DRAINING,
     LABEL_GROUP,
     LABEL_REVISION,
@@ -108,6 +109,9 @@ def listed_from_pod(pod: Pod) -> Listed | None:
         replay=f"tcp://{host}:{ports['replay']}" if "replay" in ports else "",
         transfer=f"tcp://{host}:{ports['transfer']}" if "transfer" in ports else "",
         group=labels.get(LABEL_GROUP, ""),
+        # Nothing else is taken from a pod: the root secret's own keys are for endpoints that the operator of the
+        # gateway lists, and a service's keys are worth something in its own namespace alone.
+        peer_auth="service" if annotations.get(ANNOTATION_PEER_AUTH) == "service" else "",
         draining=draining,
     )
     ready = any(condition.type == "Ready" and condition.status == "True" for condition in pod.status.conditions)

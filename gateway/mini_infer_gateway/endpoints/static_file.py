@@ -34,6 +34,11 @@ def read_endpoints(path: Path) -> list[Listed]:
     if twice := {name for name in names if names.count(name) > 1}:
         raise EndpointsFileError(f"endpoints file {path}: name {sorted(twice)[0]!r} is used twice; names must differ")
     for endpoint in content.endpoints:
+        if endpoint.peer_auth == "service" and not endpoint.service:
+            raise EndpointsFileError(
+                f"endpoints file {path}: peer_auth of {endpoint.name!r} is 'service' and it names no service: write "
+                "service: NAMESPACE/NAME, or peer_auth: shared"
+            )
         try:
             address_of(endpoint.url)
             for events in filter(None, (endpoint.events, endpoint.replay, endpoint.transfer)):

@@ -11,6 +11,8 @@ from mini_infer_gateway.fleet.endpoint_state import EndpointState, Waiting
 
 DRAIN_PAUSE_S = 2.0
 """An endpoint that said it drains is left alone this long, until its source says so too."""
+UNANSWERED_PROBE_S = 0.5
+"""A request that tries an ejected endpoint and ends without a byte after so long has failed, whoever ended it."""
 
 log = logging.getLogger(__name__)
 
@@ -23,11 +25,11 @@ class AttemptRecord:
         self._generation = state.breaker.started()
         self.started_s = clock()
         self.judged = self._streams = False
-        state.waiting[request] = self.started_s
+        state.sent(request, self.started_s)
 
     def byte(self) -> None:
         """Something of the answer came."""
-        self._state.byte_s = self._clock()
+        self._state.heard(self._clock())
         if not self._streams and self._request.can_resume:
             self._streams = True
             self._state.streaming.add(self._request)
@@ -35,8 +37,8 @@ class AttemptRecord:
     def first_byte(self, status: int) -> None:
         """The answer begins."""
         now_s = self._clock()
-        self._state.waiting.pop(self._request, None)
-        self._state.byte_s = now_s
+        self._state.heard(now_s)
+        self._state.waits_no_more(self._request, now_s)
         if status < 400:
             self._state.answers(now_s, now_s - self.started_s)
         if status < 500:
@@ -68,10 +70,16 @@ class AttemptRecord:
 
     def close(self) -> None:
         """The attempt is over."""
-        self._state.waiting.pop(self._request, None)
-        self._state.streaming.discard(self._request)
-        if not self.judged:
-            self._state.breaker.ended(self._generation)
+        now_s, state = self._clock(), self._state
+        is_unanswered = self._request in state.waiting
+        state.waits_no_more(self._request, now_s)
+        state.streaming.discard(self._request)
+        if self.judged:
+            return
+        if is_unanswered and not state.breaker.closed and now_s - self.started_s > UNANSWERED_PROBE_S:
+            state.breaker.failed(self._generation, now_s, Cause.SLOW)
+        else:
+            state.breaker.ended(self._generation)
 
     def _unless_closed(self, said: str, verdict: Callable[[], None]) -> None:
         was_closed = self._state.breaker.closed

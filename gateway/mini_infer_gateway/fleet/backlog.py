@@ -1,14 +1,18 @@
 """Requests that wait at the gateway, by the endpoint that they wait for, in the order in which they go.
 
-Pure data: it does not know why a request waits for this endpoint and not for another.
+Flows share an endpoint fairly; within a flow priority, deadline and arrival decide. Pure data: it does not know why a
+request waits for this endpoint and not for another.
 """
 
 from bisect import bisect_left, insort
+from collections import Counter
 from dataclasses import dataclass
 from operator import attrgetter
 
+from mini_infer_gateway.fleet.fair_shares import NO_KEY, FairShares, Flow
+
 Order = tuple[int, float, int]
-"""(priority, deadline on the monotonic clock, number of arrival): the lowest goes first."""
+"""(priority, deadline on the monotonic clock, number of arrival): the lowest of a flow goes first."""
 
 _order = attrgetter("order")
 
@@ -24,65 +28,163 @@ class Entry:
     """That it waits for; "": it does not wait."""
     uncached_tokens: int = 0
     """Prompt tokens that this endpoint would have to compute, when it was last looked at."""
+    flow: Flow = NO_KEY
+
+
+class _Line:
+    """What waits for one endpoint, of one flow."""
+
+    __slots__ = ("entries", "flow", "tokens")
+
+    def __init__(self, flow: Flow) -> None:
+        self.flow = flow
+        self.entries: list[Entry] = []
+        self.tokens = 0
+
+    def ahead(self, order: Order) -> tuple[int, int]:
+        """Returns how many go before `order`, and their tokens."""
+        if self.entries[-1].order < order:
+            return len(self.entries), self.tokens
+        count = bisect_left(self.entries, order, key=_order)
+        return count, sum(entry.uncached_tokens for entry in self.entries[:count])
 
 
 class Backlog:
     """Entries of all endpoints."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, list[Entry]] = {}
-        self._tokens: dict[str, int] = {}
-        self._pools: dict[str, int] = {}
+        self.shares = FairShares()
+        self._lines: dict[str, dict[str, _Line]] = {}
+        """By endpoint and flow."""
+        self._flows: Counter[Flow] = Counter()
+        self._pools: dict[str, Counter[Flow]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._waiting)
+        return bool(self._lines)
 
     def add(self, entry: Entry, endpoint: str, uncached_tokens: int) -> None:
         """`entry` waits for this endpoint now."""
         entry.endpoint, entry.uncached_tokens = endpoint, uncached_tokens
-        insort(self._waiting.setdefault(endpoint, []), entry, key=_order)
-        self._tokens[endpoint] = self._tokens.get(endpoint, 0) + uncached_tokens
-        self._pools[entry.pool] = self._pools.get(entry.pool, 0) + 1
+        flow = entry.flow
+        lines = self._lines.setdefault(endpoint, {})
+        line = lines.get(flow.name)
+        if line is None:
+            line = lines[flow.name] = _Line(flow)
+        insort(line.entries, entry, key=_order)
+        line.tokens += uncached_tokens
+        if not self._flows[flow]:
+            self.shares.join(flow)
+        self._flows[flow] += 1
+        self._pools.setdefault(entry.pool, Counter())[flow] += 1
 
     def remove(self, entry: Entry) -> None:
         """`entry` waits no more."""
-        waiting = self._waiting[entry.endpoint]
-        del waiting[bisect_left(waiting, entry.order, key=_order)]
-        self._tokens[entry.endpoint] -= entry.uncached_tokens
-        self._pools[entry.pool] -= 1
-        if not waiting:
-            del self._waiting[entry.endpoint], self._tokens[entry.endpoint]
-        if not self._pools[entry.pool]:
+        lines = self._lines[entry.endpoint]
+        line = lines[entry.flow.name]
+        del line.entries[bisect_left(line.entries, entry.order, key=_order)]
+        line.tokens -= entry.uncached_tokens
+        if not line.entries:
+            del lines[entry.flow.name]
+        if not lines:
+            del self._lines[entry.endpoint]
+        pool = self._pools[entry.pool]
+        for counts in (self._flows, pool):
+            counts[entry.flow] -= 1
+            if not counts[entry.flow]:
+                del counts[entry.flow]
+        if not pool:
             del self._pools[entry.pool]
         entry.endpoint = ""
 
+    def first(self, endpoint: str) -> Entry | None:
+        """The entry that goes first of those that wait for this endpoint."""
+        lines = self._lines.get(endpoint)
+        if lines is None:
+            return None
+        return min((line.entries[0] for line in lines.values()), key=self.rank) if len(lines) > 1 else _only(lines, 0)
+
+    def final(self, endpoint: str) -> Entry | None:
+        """The entry that goes last of those that wait for this endpoint."""
+        lines = self._lines.get(endpoint)
+        if lines is None:
+            return None
+        return max((line.entries[-1] for line in lines.values()), key=self.rank) if len(lines) > 1 else _only(lines, -1)
+
+    def rank(self, entry: Entry) -> tuple[float, Order]:
+        """The first of several flows has the lowest."""
+        return self.shares.level(entry.flow), entry.order
+
+    def goes_before(self, entry: Entry, other: Entry) -> bool:
+        """True if `entry` goes before `other`, as things stand."""
+        if entry.flow == other.flow:
+            return entry.order < other.order
+        level = self.shares.level(entry.flow)
+        if not self._flows[entry.flow]:
+            level = max(level, self.shares.virtual_time)
+        return (level, entry.order) < self.rank(other)
+
     def waiting(self, endpoint: str) -> list[Entry]:
-        """For this endpoint, in order. Not to be changed."""
-        return self._waiting.get(endpoint, [])
+        """For this endpoint, flow by flow, each in order. Not to be changed."""
+        lines = sorted(self._lines.get(endpoint, {}).values(), key=lambda line: self.shares.level(line.flow))
+        if len(lines) == 1:
+            return lines[0].entries
+        return [entry for line in lines for entry in line.entries]
+
+    def count(self, endpoint: str) -> int:
+        """How many wait for this endpoint."""
+        return sum(len(line.entries) for line in self._lines.get(endpoint, {}).values())
 
     def endpoints(self) -> list[str]:
         """Those that something waits for."""
-        return list(self._waiting)
+        return list(self._lines)
 
-    def ahead(self, endpoint: str, order: Order) -> tuple[int, int]:
-        """(requests, uncached tokens) that wait for this endpoint and go before `order`."""
-        waiting = self._waiting.get(endpoint)
-        if not waiting:
+    def flows(self) -> list[Flow]:
+        """Those of which something waits."""
+        return list(self._flows)
+
+    def ahead(self, endpoint: str, order: Order, flow: Flow = NO_KEY) -> tuple[int, int]:
+        """(requests, uncached tokens) that wait for this endpoint and go before a request of this order and flow.
+
+        Of other flows an estimate: what they are served until this one's counter has passed theirs.
+        """
+        lines = self._lines.get(endpoint)
+        if not lines:
             return 0, 0
-        if waiting[-1].order < order:
-            return len(waiting), self._tokens[endpoint]
-        count = bisect_left(waiting, order, key=_order)
-        return count, sum(entry.uncached_tokens for entry in waiting[:count])
+        own = lines.get(flow.name)
+        requests, tokens = own.ahead(order) if own else (0, 0)
+        if len(lines) == 1 and own:
+            return requests, tokens
+        turn = max(self.shares.level(flow), self.shares.virtual_time) + tokens / flow.weight
+        for line in lines.values():
+            if line is not own and (earlier := (turn - self.shares.level(line.flow)) * line.flow.weight) >= 0:
+                share = min(1.0, earlier / line.tokens) if line.tokens else 1.0
+                requests += max(1, int(len(line.entries) * share))
+                tokens += int(line.tokens * share)
+        return requests, tokens
 
     def depth(self, pool: str) -> int:
         """Requests that wait in this pool."""
-        return self._pools.get(pool, 0)
+        return self._pools[pool].total() if pool in self._pools else 0
 
     def depths(self) -> dict[str, int]:
         """The same of all pools in which something waits."""
-        return dict(self._pools)
+        return {pool: counts.total() for pool, counts in self._pools.items()}
 
-    def last(self, pool: str) -> Entry | None:
-        """The one in this pool that goes last."""
-        lasts = (next((e for e in reversed(own) if e.pool == pool), None) for own in self._waiting.values())
+    def depth_of(self, pool: str, flow: Flow) -> int:
+        """Requests of this flow that wait in this pool."""
+        return self._pools[pool][flow] if pool in self._pools else 0
+
+    def longest(self, pool: str) -> Flow | None:
+        """The flow with the most requests in this pool for its weight; None: nothing waits."""
+        counts = self._pools.get(pool)
+        return max(counts, key=lambda flow: counts[flow] / flow.weight) if counts else None
+
+    def last(self, pool: str, flow: Flow | None = None) -> Entry | None:
+        """The one in this pool that goes last, of this flow if one is named."""
+        lines = (line for lines in self._lines.values() for line in lines.values() if flow in (None, line.flow))
+        lasts = (next((e for e in reversed(line.entries) if e.pool == pool), None) for line in lines)
         return max(filter(None, lasts), key=_order, default=None)
+
+
+def _only(lines: dict[str, _Line], index: int) -> Entry:
+    return next(iter(lines.values())).entries[index]

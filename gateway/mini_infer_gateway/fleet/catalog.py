@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from mini_infer_contract.launch import Endpoint
 from mini_infer_gateway.endpoints.base import Service
+from mini_infer_gateway.fleet.name_owners import NameRules
 
 Members = Mapping[str, Sequence[Endpoint]]
 """A service's namespace/name -> its endpoints; "" for those without a service."""
@@ -16,6 +17,8 @@ class Catalog:
 
     by_name: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Every name that works -> names of its endpoints; none of them while a known service has no pod."""
+    owners: Mapping[str, str] = field(default_factory=dict)
+    """Bare names -> the services that own them."""
     listed: tuple[str, ...] = ()
     """Those that /v1/models shows: served names, and namespace/name where the served name is another service's."""
 
@@ -25,19 +28,20 @@ class Catalog:
         endpoints: Iterable[Endpoint],
         services: Sequence[Service] | None = None,
         orphaned: Sequence[Service] = (),
+        rules: NameRules = NameRules(),  # noqa: B008 - it is frozen
     ) -> "Catalog":
         """The catalog of these endpoints, ready or not: a service that restarts keeps its name.
 
         With `services` a bare name goes to the oldest service whose own spec claims it, whatever pods say of
         themselves; without (None) each endpoint's word on its service is trusted. `orphaned` are services that are
-        gone while their endpoints are not: they keep what nobody else claims.
+        gone while their endpoints are not: they keep what nobody else claims. `rules` say who may claim what.
         """
         members: dict[str, list[Endpoint]] = {}
         for endpoint in endpoints:
             members.setdefault(endpoint.service, []).append(endpoint)
         known = members.keys() | {service.name for service in services or ()}
         claims = _described(members) if services is None else _claimed(services, orphaned, members)
-        owners = _owners(claims, known)
+        owners = _owners((claim for claim in claims if rules.allows(*claim)), known)
         by_name = {model: _serving(members.get(service, ()), model) for model, service in owners.items()}
         listed = [model for model, names in by_name.items() if names]
         named = {owners[model] for model in listed}
@@ -46,7 +50,14 @@ class Catalog:
         listed += [service for service in members if service and service not in named | leaving]
         for service in known - {""}:
             by_name[service] = tuple(endpoint.name for endpoint in members.get(service, ()))
-        return cls(by_name, tuple(sorted(listed)))
+        return cls(by_name, owners, tuple(sorted(listed)))
+
+    def without(self, models: frozenset[str]) -> "Catalog":
+        """The same where these bare names have no endpoint for now."""
+        if not models:
+            return self
+        by_name = {name: () if name in models else endpoints for name, endpoints in self.by_name.items()}
+        return Catalog(by_name, self.owners, tuple(name for name in self.listed if name not in models))
 
 
 def orphaned(

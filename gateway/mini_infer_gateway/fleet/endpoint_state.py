@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from mini_infer_contract.launch import Endpoint
-from mini_infer_gateway.fleet.breaker import Breaker
+from mini_infer_gateway.fleet.breaker import Breaker, Cause
 from mini_infer_gateway.fleet.endpoint_subscriber import EndpointSubscriber
 from mini_infer_gateway.fleet.liveness import SILENT_S, Signs
 from mini_infer_gateway.routing.base import PREFILL, Candidate, IndexKind
@@ -52,6 +52,10 @@ class EndpointState:
     """Requests without a first byte -> when they went out, the oldest first."""
     streaming: set[Waiting] = field(default_factory=set)
     """Requests with a part of their answer that another endpoint can go on with."""
+    waiting_since_s: float | None = None
+    """Since when at least one of them waits without a break."""
+    abandoned_s: float = 0.0
+    """How long they waited since the last byte in times that ended with the last client giving up."""
     byte_s: float = 0.0
     """When a byte of any answer last came."""
     first_bytes: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=FIRST_BYTES_KEPT))
@@ -83,8 +87,29 @@ class EndpointState:
     @property
     def signs(self) -> Signs:
         """What liveness judges."""
-        waiting_since_s = next(iter(self.waiting.values()), None)
-        return Signs(self.subscriber.report_s, self.byte_s, waiting_since_s, self.unready)
+        return Signs(self.subscriber.report_s, self.byte_s, self.waiting_since_s, self.abandoned_s, self.unready)
+
+    def sent(self, request: Waiting, now_s: float) -> None:
+        """A request went out."""
+        self.waiting[request] = now_s
+        if self.waiting_since_s is None:
+            self.waiting_since_s = now_s
+
+    def heard(self, now_s: float) -> None:
+        """A byte of an answer came."""
+        self.byte_s, self.abandoned_s = now_s, 0.0
+
+    def waits_no_more(self, request: Waiting, now_s: float) -> None:
+        """A request has its first byte, or ended without one."""
+        self.waiting.pop(request, None)
+        if not self.waiting and self.waiting_since_s is not None:
+            self.abandoned_s += max(0.0, now_s - max(self.waiting_since_s, self.byte_s))
+            self.waiting_since_s = None
+
+    def ejected(self, now_s: float, cause: Cause) -> None:
+        """It stopped working: nobody is sent to it until something shows that it works again."""
+        self.breaker.trip(now_s, cause)
+        self.abandoned_s = 0.0
 
     def candidate(self, now_s: float) -> Candidate:
         """As routing sees it."""
@@ -126,7 +151,7 @@ class EndpointState:
 
     def answers(self, now_s: float, took_s: float) -> None:
         """A first byte came, of an answer below 400."""
-        self.byte_s = now_s
+        self.heard(now_s)
         self.first_bytes.append((now_s, took_s))
         self.overloads, self.overloaded_until_s, self.unready = 0, 0.0, False
 

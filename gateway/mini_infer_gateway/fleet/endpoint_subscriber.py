@@ -8,14 +8,16 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from typing import Any, cast
 
 import msgspec
 import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
+from mini_infer_contract import zmq_limits
+from mini_infer_contract.curve import secure_client
 from mini_infer_contract.events import (
     LOAD_TOPIC,
     BlockStored,
@@ -30,8 +32,10 @@ from mini_infer_contract.events import (
     sequence_frame,
 )
 from mini_infer_contract.launch import KV_SNAPSHOT_PATH, MODELS_PATH, READY_PATH, Endpoint
+from mini_infer_contract.peer_auth import PEER_HEADER, PeerSecret
 from mini_infer_gateway.fleet.breaker import Evidence
 from mini_infer_gateway.fleet.load import LoadLedger
+from mini_infer_gateway.fleet.unread_bytes import UnreadBytes, UnreadBytesError
 from mini_infer_gateway.http.upstream import (
     BrokenConnectionError,
     ConnectError,
@@ -58,7 +62,14 @@ HEARTBEAT_MS = 5000
 SLICE_S = 0.002
 """Events are applied this long between two looks at the event loop."""
 
+_REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+_EVENTS = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _REFUSALS
+
 log = logging.getLogger(__name__)
+
+
+class PeerRefusedError(Exception):
+    """The endpoint and the gateway do not agree on what proves membership; only whoever deployed them can end that."""
 
 
 class EndpointSubscriber:
@@ -75,10 +86,13 @@ class EndpointSubscriber:
         learned: Callable[[Evidence], bool],
         clock: Callable[[], float],
         stale_ttl_s: float,
+        secret: PeerSecret | None = None,
     ) -> None:
+        """`secret`: what proves membership of the endpoint's service, if it wants that (`Endpoint.peer_auth`)."""
         self._endpoint = endpoint
         self._index, self._ledger, self._tokenizers, self._upstream = index, ledger, tokenizers, upstream
         self._count_gap, self._learned, self._clock = count_gap, learned, clock
+        self._secret = secret
         self._sequencer = Sequencer()
         self._assets_due = asyncio.Event()
         self._stale_ttl_s = stale_ttl_s
@@ -87,6 +101,8 @@ class EndpointSubscriber:
         self._breathed_s = 0.0
         self.live = False
         """Events arrive and the index knows what was before them."""
+        self.refused = False
+        """True if the handshake with its event socket failed the last time: the keys of both sides differ."""
         self.lag_s = 0.0
         """Between the sending and the arrival of the last event or load report, by two machines' clocks."""
         self.report_s: float | None = None
@@ -101,6 +117,13 @@ class EndpointSubscriber:
         """It is one of ours, and can go on with what another one has begun."""
         self.model = ServedModel()
         """What it says of the model that it serves."""
+
+    @property
+    def events_state(self) -> str:
+        """One word for its event socket; "" if it has none."""
+        if not self._endpoint.events:
+            return ""
+        return "live" if self.live else "refused" if self.refused else "waiting"
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -186,22 +209,35 @@ class EndpointSubscriber:
 
     async def _follow_connection(self) -> None:
         """One connection, from its handshake until it breaks."""
+        if self._endpoint.peer_auth and self._secret is None:
+            self.refused = True
+            raise PeerRefusedError("it wants proof of membership, and the gateway has no --peer-key-file")
         socket: zmq.asyncio.Socket = zmq.asyncio.Context.instance().socket(zmq.SUB)
-        monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        monitor = socket.get_monitor_socket(_EVENTS)
         tasks: list[asyncio.Future[Any]] = []
         try:
-            # Events wait here rather than be lost: the index applies them faster than engines make them.
-            socket.rcvhwm = 0
+            zmq_limits.SUBSCRIBER.apply(socket)
+            secure_client(socket, self._secret)
             socket.ipv6 = True
             socket.reconnect_ivl_max = 1000
             socket.heartbeat_ivl, socket.heartbeat_timeout = HEARTBEAT_MS, 3 * HEARTBEAT_MS
             socket.subscribe(b"")  # vLLM's events have the topic that its flag says, by default none
             socket.connect(self._endpoint.events)
-            await _connection_changed(monitor)
-            tasks = [asyncio.ensure_future(self._read(socket)), asyncio.ensure_future(_connection_changed(monitor))]
+            descriptor, event = await _handshake(monitor)
+            self.refused = bool(event & _REFUSALS)
+            if self.refused:
+                raise PeerRefusedError(
+                    "the handshake failed: --peer-key-file is not the secret that it was started with"
+                    if self._secret
+                    else "the handshake failed: it may want proof of membership (its endpoint's peer_auth says none)"
+                )
+            unread = UnreadBytes(descriptor)
+            work = (self._read(socket, unread), unread.watch(), _connection_changed(monitor))
+            tasks = [asyncio.ensure_future(each) for each in work]
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if tasks[0].done():
-                tasks[0].result()
+            for task in tasks[:2]:
+                if task.done():
+                    task.result()
         finally:
             for task in tasks:
                 task.cancel()
@@ -210,14 +246,16 @@ class EndpointSubscriber:
             monitor.close(0)
             socket.close(0)
 
-    async def _read(self, socket: zmq.asyncio.Socket) -> None:
+    async def _read(self, socket: zmq.asyncio.Socket, unread: UnreadBytes) -> None:
         self._learn(Evidence.SOCKET)
         self._assets_due.set()
         self._sequencer = Sequencer()
         await self._resync()
         self.live = True
         while True:
-            topic, frame, payload = await socket.recv_multipart()
+            frames = await socket.recv_multipart()
+            unread.took(frames)
+            topic, frame, payload = frames
             await self._breathe()
             if topic == LOAD_TOPIC:
                 report = decode_load(payload)
@@ -292,7 +330,10 @@ class EndpointSubscriber:
 
     async def _snapshot(self) -> tuple[int, Iterator[BlockStored]] | None:
         try:
-            status, body = await self._upstream.fetch(self._endpoint.url, KV_SNAPSHOT_PATH, SNAPSHOT_TIMEOUT_S)
+            # Engines without keys want the header all the same, with any value: no web page can send it.
+            headers = [(PEER_HEADER.encode(), b"gateway")] if self._secret is None else []
+            url, timeout_s = self._endpoint.url, SNAPSHOT_TIMEOUT_S
+            status, body = await self._upstream.fetch(url, KV_SNAPSHOT_PATH, timeout_s, headers)
             return read_snapshot(body) if status == 200 else None
         except (UpstreamError, EventFormatError) as error:
             log.info("no KV snapshot from %s: %s", self._endpoint.name, error)
@@ -303,28 +344,46 @@ class EndpointSubscriber:
         if not self._endpoint.replay:
             return False
         socket: zmq.asyncio.Socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
+        monitor = socket.get_monitor_socket(zmq.EVENT_CONNECTED)
         came = False
         try:
+            zmq_limits.REPLAY_CLIENT.apply(socket)
+            secure_client(socket, self._secret)
             socket.ipv6 = True
             socket.connect(self._endpoint.replay)
             await socket.send_multipart([b"", sequence_frame(first)])
             async with asyncio.timeout(REPLAY_TIMEOUT_S):
-                while reply := read_replay_reply(await socket.recv_multipart()):
+                _, descriptor = await _connection_changed(monitor)
+                unread = UnreadBytes(descriptor)
+                while reply := read_replay_reply(await unread.receive(socket)):
                     sequence, payload = reply
                     if self._sequencer.expected not in (None, sequence):
                         break  # The endpoint's buffer no longer reaches back that far.
                     await self._apply(sequence, decode_batch(payload))
                     came = True
-        except (TimeoutError, EventFormatError) as error:
+        except (TimeoutError, EventFormatError, UnreadBytesError) as error:
             log.info("no replay from %s: %s", self._endpoint.name, str(error) or "time-out")
         finally:
+            socket.disable_monitor()
+            monitor.close(0)
             socket.close(0)
         return came
 
 
-async def _connection_changed(monitor: zmq.asyncio.Socket) -> None:
-    reply: Awaitable[object] = recv_monitor_message(monitor)
-    await reply
+async def _connection_changed(monitor: zmq.asyncio.Socket) -> tuple[int, int]:
+    """Returns the next event of a socket's connection, and the value that comes with it."""
+    reply = await cast("Awaitable[Mapping[str, Any]]", recv_monitor_message(monitor))
+    return int(reply["event"]), int(reply["value"])
+
+
+async def _handshake(monitor: zmq.asyncio.Socket) -> tuple[int, int]:
+    """Waits for a handshake to end. Returns the connection's descriptor, and the event that says how it ended."""
+    descriptor = -1
+    while True:
+        event, value = await _connection_changed(monitor)
+        if event != zmq.EVENT_CONNECTED:
+            return descriptor, event
+        descriptor = value
 
 
 class ServedModel(msgspec.Struct, frozen=True):

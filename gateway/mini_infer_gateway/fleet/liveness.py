@@ -31,13 +31,16 @@ class Signs:
     byte_s: float = 0.0
     """When a byte of any answer last came from it."""
     waiting_since_s: float | None = None
-    """When the oldest of our requests without a first byte went out; None: there is none."""
+    """Since when, without a break, at least one of our requests is without a first byte; None: there is none."""
+    abandoned_s: float = 0.0
+    """How long requests whose clients gave up had waited before that, without a byte of anything since."""
     unready: bool = False
     """It was asked whether it is ready, and did not say so."""
 
     def quiet_s(self, now_s: float) -> float:
-        """How long requests have waited for it without a byte of anything; 0.0 where none waits."""
-        return 0.0 if self.waiting_since_s is None else now_s - max(self.waiting_since_s, self.byte_s)
+        """How long requests have waited for it since its last byte, those of clients that gave up included."""
+        waiting_s = 0.0 if self.waiting_since_s is None else now_s - max(self.waiting_since_s, self.byte_s)
+        return self.abandoned_s + waiting_s
 
 
 def is_suspect(signs: Signs, now_s: float) -> bool:

@@ -13,6 +13,8 @@ from mini_infer_gateway.fleet.catalog import Catalog, orphaned
 from mini_infer_gateway.fleet.endpoint_state import EndpointState, Waiting
 from mini_infer_gateway.fleet.endpoint_subscriber import EndpointSubscriber
 from mini_infer_gateway.fleet.load import LoadLedger
+from mini_infer_gateway.fleet.name_owners import NameOwners, read_rules
+from mini_infer_gateway.fleet.peer_keys import PeerKeys
 from mini_infer_gateway.fleet.watchdog import Watchdog
 from mini_infer_gateway.http.upstream import Upstream
 from mini_infer_gateway.index.prefix_index import PrefixIndex
@@ -27,6 +29,8 @@ FIRST_LOOK_S = 5.0
 GIVERS_FAULTS = frozenset(("unreachable", "late", "peer_lost", "transport", "lease_expired", "refused"))
 """Of an engine's reasons to compute a prompt itself, those that speak against the engine that was to give it; others
 mean that nothing was lost, such as that computing is cheaper by now."""
+
+RELEASE_EVERY_S = 5.0
 
 log = logging.getLogger(__name__)
 
@@ -47,11 +51,14 @@ class Fleet:
         self._settings, self._clock = settings, clock
         self._index, self._ledger, self._tokenizers = index, ledger, tokenizers
         self._upstream, self._metrics = upstream, metrics
+        self._keys = PeerKeys(settings.peer_secret)
         self._seen_s: dict[str, float] = {}
         self._services: tuple[Service, ...] = ()
         """Those there are, and those that are gone while their engines stay."""
         self.endpoints: dict[str, EndpointState] = {}
         self.catalog = Catalog()
+        self._rules, self._owners = read_rules(settings.model_namespaces), NameOwners(settings.forget_model_s)
+        self._last: tuple[Sequence[Listed], Sequence[Service] | None] = ((), None)
         self.synced = False
         self._synced_s = 0.0
 
@@ -75,8 +82,21 @@ class Fleet:
         endpoints = [state.endpoint for state in self.endpoints.values()]
         left = () if services is None else orphaned(self._services, services, endpoints)
         self._services = (*(services or ()), *left)
-        self.catalog = Catalog.of(endpoints, services, left)
+        catalog = Catalog.of(endpoints, services, left, self._rules)
+        # In a file whoever wrote it has decided.
+        held, changes = (frozenset(), []) if services is None else self._owners.settle(catalog.owners, now_s)
+        for change in changes:
+            self._metrics.name_changed(change.is_held)
+            log.warning(
+                "the model name %r %s from %s to %s: --model-namespaces says who may own a name",
+                change.model,
+                f"will go in {self._settings.forget_model_s:g} s" if change.is_held else "goes",
+                change.before or "no service",
+                change.after or "no service",
+            )
+        self.catalog, self._last = catalog.without(held), (listed, services)
         self._tokenizers.keep(state.subscriber.assets_revision for state in self.endpoints.values())
+        self._upstream.proofs = self._proofs()
         self._synced_s = self._synced_s if self.synced else now_s
         self.synced = True
 
@@ -133,9 +153,21 @@ class Fleet:
         if was_closed and not breaker.closed:
             log.warning("endpoint %s did not give KV cache several times (%s), leaving it alone", name, fallback)
 
+    def why_not_tokenized_here(self, name: str) -> str:
+        """Why an endpoint's prompts are tokenised by its engine; "": they are tokenised here, or not at all."""
+        return self._tokenizers.reason(self.endpoints[name].subscriber.assets_revision)
+
     async def watch(self) -> None:
-        """Ejects what stopped working, until cancelled."""
-        await Watchdog(self.endpoints, self._upstream, self._clock).run()
+        """Ejects what stopped working, and gives names whose time is over to their next owners, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(Watchdog(self.endpoints, self._upstream, self._clock).run(), name="watchdog")
+            tasks.create_task(self._release_names(), name="release model names")
+
+    async def _release_names(self) -> None:
+        while True:
+            await asyncio.sleep(RELEASE_EVERY_S)
+            if self._owners.is_holding:
+                self.update(*self._last)
 
     async def close(self) -> None:
         """Ends all subscribers."""
@@ -148,6 +180,13 @@ class Fleet:
     def _add(self, entry: Listed) -> None:
         endpoint = entry.endpoint
         breaker = Breaker()
+        secret = self._keys.secret_of(endpoint)
+        if endpoint.peer_auth and secret is None:
+            log.error(
+                "endpoint %s wants proof that the gateway belongs to its service, and there is no --peer-key-file: its "
+                "KV events are not followed",
+                endpoint.name,
+            )
         subscriber = EndpointSubscriber(
             endpoint,
             self._index,
@@ -158,11 +197,17 @@ class Fleet:
             lambda evidence: self._learned(endpoint.name, evidence),
             self._clock,
             self._settings.stale_ttl_s,
+            secret,
         )
         task = asyncio.create_task(subscriber.run(), name=f"follow {endpoint.name}")
         task.add_done_callback(_complain)
         self.endpoints[endpoint.name] = EndpointState(endpoint, entry.ready, subscriber, task, breaker)
         log.info("endpoint %s at %s serves %s", endpoint.name, endpoint.url, endpoint.model)
+
+    def _proofs(self) -> dict[str, bytes]:
+        """Returns what each endpoint that wants proof gets with every request, by its URL."""
+        secrets = {state.endpoint.url: self._keys.secret_of(state.endpoint) for state in self.endpoints.values()}
+        return {url: secret.http_token().encode() for url, secret in secrets.items() if secret is not None}
 
     def _learned(self, name: str, evidence: Evidence) -> bool:
         """What a subscriber saw; True: it closed the circuit."""
@@ -194,9 +239,10 @@ def no_endpoint(model: str, detail: str = "") -> ApiError:
     return ApiError(503, message, code="no_endpoint", headers={"retry-after": "1"})
 
 
-def _place(endpoint: Endpoint) -> tuple[str, str, str, str]:
-    """What must stay the same for it to be the same process."""
-    return endpoint.url, endpoint.events, endpoint.replay, endpoint.transfer
+def _place(endpoint: Endpoint) -> tuple[str, ...]:
+    """What must stay the same for it to be the same process, which wants the same proof."""
+    proof = (endpoint.peer_auth, endpoint.service) if endpoint.peer_auth else ()
+    return endpoint.url, endpoint.events, endpoint.replay, endpoint.transfer, *proof
 
 
 def _agreed(told: Iterable[str | None]) -> str | None:

@@ -45,7 +45,7 @@ class Watchdog:
             cause = liveness.verdict(signs, self._peers_first_bytes_s(state, now_s), now_s)
             if cause and state.breaker.closed:
                 log.warning("endpoint %s is %s: leaving it alone", state.endpoint.name, cause.value)
-                state.breaker.trip(now_s, cause)
+                state.ejected(now_s, cause)
             if not state.breaker.closed or liveness.is_suspect(signs, now_s):
                 self._ask(state)
             if cause and liveness.is_confirmed(signs, now_s):

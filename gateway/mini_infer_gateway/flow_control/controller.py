@@ -14,6 +14,7 @@ from typing import Protocol
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.events import LoadReport
 from mini_infer_gateway.fleet.backlog import Backlog, Order
+from mini_infer_gateway.fleet.fair_shares import NO_KEY, TOKENS_PER_SECOND, Flow
 from mini_infer_gateway.fleet.load import InFlight, Load, LoadLedger
 from mini_infer_gateway.fleet.prefill_rates import PrefillRates
 from mini_infer_gateway.fleet.transfer_rates import TransferRates
@@ -50,6 +51,7 @@ class Placement:
     sent_s: float
     tokens_before_answer: int
     """Its own uncached ones, and those that the endpoint had to compute already."""
+    flow: Flow = NO_KEY
 
 
 @dataclass(slots=True, eq=False)
@@ -105,15 +107,20 @@ class FlowController:
         names: Callable[[], Sequence[str]],
         request_id: str,
         leave: Callable[[Callable[[Exception], None]], None],
+        give_up_s: float = inf,
     ) -> Placement | None:
         """An endpoint for this request, at once or when it is its turn; None: there is none that may be chosen.
 
-        `leave` gets a function that ends the wait with an error. Raises ApiError: 429 where too many wait, 503 where it
+        `leave` gets a function that ends the wait with an error; `give_up_s` is when the client wants no more.
+
+        Raises ApiError: 429 where too many wait, 503 where it
         waited too long.
         """
         now_s = self._clock()
-        waiter = Waiter(request.order, request.model, request=request, names=names, request_id=request_id)
-        waiter.give_up_s = request.order[1]
+        waiter = Waiter(
+            request.order, request.model, flow=request.flow, request=request, names=names, request_id=request_id
+        )
+        waiter.give_up_s = min(request.order[1], give_up_s)
         try:
             if not self._queue.offer(waiter, now_s):
                 return None
@@ -127,7 +134,7 @@ class FlowController:
 
     def place_now(self, request: RoutingRequest, decision: Decision, request_id: str) -> Placement:
         """Where it has been decided already and nothing may wait: a stream goes on."""
-        waiter = Waiter(request.order, request.model, request=request, request_id=request_id)
+        waiter = Waiter(request.order, request.model, flow=request.flow, request=request, request_id=request_id)
         self.send(waiter, decision, self._clock())
         assert waiter.placement is not None
         return waiter.placement
@@ -166,6 +173,8 @@ class FlowController:
     def finish(self, placement: Placement) -> None:
         """It is over, however it ended."""
         self._ledger.finish(placement.flight)
+        if placement.flow.name:
+            self._backlog.shares.charge(placement.flow, TOKENS_PER_SECOND * max(0.0, self._clock() - placement.sent_s))
         if placement.prefill_flight:
             self._end_prefill(placement.prefill_flight)
         self._pump(placement.flight.endpoint)
@@ -235,7 +244,9 @@ class FlowController:
         if decision.prefill:
             prefill_flight = self._ledger.start(decision.prefill.name, entry.request_id, decision.prefill_tokens)
         waited_s = now_s - entry.came_s if entry.future else 0.0
-        entry.placement = Placement(decision, flight, prefill_flight, prompt_tokens, waited_s, now_s, tokens)
+        entry.placement = Placement(
+            decision, flight, prefill_flight, prompt_tokens, waited_s, now_s, tokens, entry.flow
+        )
         self._metrics.prefill_placed(entry.pool, decision.prefill_reason, decision.break_even_tokens)
         self._metrics.queue_waited(entry.pool, waited_s, entry.predicted_wait_s if entry.future else None)
         if entry.future and not entry.future.done():

@@ -25,6 +25,9 @@ IMMEDIATE = -(1 << 40)
 """The priority of what never waits here: it takes no place in a batch."""
 PLACED_AT_ONCE = 32
 """Requests that one look at an endpoint places: bounds the time that it takes; the next look goes on."""
+MOST_UNREPORTED = 8
+"""Requests of API keys that an engine has before its report counts them (every 20 ms): what waits there is in its order
+of arrival, and no key's share counts for it any more."""
 OFFERS = 8
 """Waiting requests that one look of an idle endpoint routes again: bounds its cost."""
 
@@ -75,9 +78,11 @@ class FlowQueue:
         self._outlet, self._backlog, self._rates, self._max_queue = outlet, backlog, rates, max_queue
         self._windows: dict[str, Window] = {}
         self._predictions: dict[str, WaitPrediction] = {}
+        self._has_keys = False
 
     def offer(self, entry: QueuedRequest, now_s: float) -> bool:
         """Sends a new request or lets it wait; False: there is no endpoint for it. QueueFullError: too many wait."""
+        self._has_keys |= bool(entry.flow.name)
         decision = self._outlet.route(entry, now_s)
         if decision is None:
             return False
@@ -97,16 +102,16 @@ class FlowQueue:
         for _ in range(PLACED_AT_ONCE):
             if not self._has_room(endpoint):
                 return
-            waiting = self._backlog.waiting(endpoint)
-            if waiting and id(waiting[0]) not in seen:
-                seen.add(id(waiting[0]))
-                self._place_again(waiting[0], now_s)
-            elif waiting or not self._take_over(endpoint, now_s):
+            first = self._backlog.first(endpoint)
+            if first and id(first) not in seen:
+                seen.add(id(first))
+                self._place_again(first, now_s)
+            elif first or not self._take_over(endpoint, now_s):
                 return
 
     def report(self, endpoint: str, queued_tokens: int, now_s: float) -> None:
         """A load report came."""
-        waiting = len(self._backlog.waiting(endpoint))
+        waiting = self._backlog.count(endpoint)
         if waiting:
             self._windows.setdefault(endpoint, Window()).learn(queued_tokens, waiting)
         self.pump(endpoint, now_s)
@@ -122,6 +127,7 @@ class FlowQueue:
             self._windows = {name: window for name, window in self._windows.items() if name in endpoints}
             depths = self._backlog.depths()
             self._predictions = {pool: known for pool, known in self._predictions.items() if pool in depths}
+        self._backlog.shares.keep(self._backlog.flows())
 
     def place_anew(self, endpoint: str, now_s: float) -> None:
         """The endpoint may not be chosen any more: the first that wait for it go elsewhere; the next look goes on."""
@@ -135,28 +141,38 @@ class FlowQueue:
     def _has_room(self, endpoint: str) -> bool:
         window = self._windows.get(endpoint)
         window_s = window.seconds if window else FIRST_WINDOW_S
-        return has_room(self._outlet.load(endpoint), self._rates.tokens_per_s(endpoint), window_s)
+        load = self._outlet.load(endpoint)
+        if self._has_keys and load.reported and load.unreported >= MOST_UNREPORTED * load.engines:
+            return False
+        return has_room(load, self._rates.tokens_per_s(endpoint), window_s)
 
     def _full(self, entry: QueuedRequest, decision: Decision) -> str | None:
         """Of the endpoints that it needs the first without room for it; None: it may go."""
         return next((one.name for one in decision.endpoints if not self._may_go(entry, one.name)), None)
 
     def _may_go(self, entry: QueuedRequest, endpoint: str) -> bool:
-        waiting = self._backlog.waiting(endpoint)
-        return (not waiting or entry.order < waiting[0].order) and self._has_room(endpoint)
+        first = self._backlog.first(endpoint)
+        return (first is None or self._backlog.goes_before(entry, first)) and self._has_room(endpoint)
 
     def _make_room(self, entry: QueuedRequest) -> None:
-        """Where too many wait, the one that goes last is refused: this one, or another of a lower priority."""
+        """Where too many wait, the last of the flow with the most for its weight is refused, or else the newcomer.
+
+        So no flow fills the queue for others. Within a flow a newcomer displaces what has a lower priority.
+        """
         assert entry.request is not None
         if entry.request.attempted:
             return  # It was let in already, and its endpoint failed it.
         depth = self._backlog.depth(entry.pool)
         if depth < self._max_queue:
             return
-        last = self._backlog.last(entry.pool)
+        longest, own = self._backlog.longest(entry.pool), entry.flow
+        assert longest is not None
+        has_less = (self._backlog.depth_of(entry.pool, own) + 1) / own.weight
+        displaces = longest != own and has_less <= self._backlog.depth_of(entry.pool, longest) / longest.weight
+        last = self._backlog.last(entry.pool, longest if displaces else own) or self._backlog.last(entry.pool)
         assert isinstance(last, QueuedRequest)
         # Among requests of one priority it is the newcomer: who waited keeps the place.
-        if last.order[0] <= entry.order[0]:
+        if not displaces and (last.flow != own or last.order[0] <= entry.order[0]):
             raise QueueFullError(depth, retry_after_s(self._predict(entry, last.endpoint)))
         self._backlog.remove(last)
         self._outlet.refuse(last, retry_after_s(last.predicted_wait_s))
@@ -174,8 +190,9 @@ class FlowQueue:
 
     def _take_over(self, endpoint: str, now_s: float) -> bool:
         """Sends one request that waits for another endpoint here, if here is the better place by now."""
-        others = [self._backlog.waiting(name) for name in self._backlog.endpoints() if name != endpoint]
-        offered = sorted({id(e): e for own in others for e in (own[0], own[-1])}.values(), key=lambda e: e.order)
+        others = [name for name in self._backlog.endpoints() if name != endpoint]
+        ends = (e for name in others for e in (self._backlog.first(name), self._backlog.final(name)) if e)
+        offered = sorted({id(e): e for e in ends}.values(), key=self._backlog.rank)
         for entry in offered[:OFFERS]:
             assert isinstance(entry, QueuedRequest)
             decision = self._outlet.route(entry, now_s)
@@ -189,12 +206,17 @@ class FlowQueue:
 
     def _send(self, entry: QueuedRequest, decision: Decision, now_s: float) -> None:
         self._prediction(entry.pool).placed(now_s, still_waiting=self._backlog.depth(entry.pool) > 0)
+        if self._has_keys:
+            if entry.flow not in (waiting := self._backlog.flows()):
+                self._backlog.shares.join(entry.flow)
+            computes = decision.prefill or decision.decode
+            self._backlog.shares.dispatch(entry.flow, _uncached(entry, decision, computes.name), waiting)
         self._outlet.send(entry, decision, now_s)
 
     def _predict(self, entry: QueuedRequest, endpoint: str) -> float:
         # Those of another model that shares an endpoint are before it as well.
-        ahead = [self._backlog.ahead(name, entry.order) for name in self._backlog.endpoints()]
-        tokens = self._outlet.load(endpoint).queued_tokens + self._backlog.ahead(endpoint, entry.order)[1]
+        ahead = [self._backlog.ahead(name, entry.order, entry.flow) for name in self._backlog.endpoints()]
+        tokens = self._outlet.load(endpoint).queued_tokens + self._backlog.ahead(endpoint, entry.order, entry.flow)[1]
         otherwise_s = tokens / self._rates.tokens_per_s(endpoint)
         return self._prediction(entry.pool).seconds(sum(requests for requests, _ in ahead), otherwise_s)
 

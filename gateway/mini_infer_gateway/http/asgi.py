@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from mini_infer_contract.api_errors import OPENAI_ERRORS, ApiError, ErrorShape
 from mini_infer_contract.asgi import Headers, Message, Receive, Scope, Send
+from mini_infer_contract.http_server.response_writer import ResponseWriter
 from mini_infer_contract.request_body import check_media_type, unpacked
-from mini_infer_gateway.http.response_writer import ResponseWriter
 
 
 class Sender:

@@ -51,7 +51,14 @@ def _without(headers: Headers, unwanted: frozenset[bytes]) -> Headers:
     for name, value in headers:
         if name == b"connection":
             unwanted |= {word.strip().lower() for word in value.split(b",")}
-    return [header for header in headers if header[0] not in unwanted and not header[0].startswith(PRIVATE_PREFIX)]
+    return [header for header in headers if header[0] not in unwanted and not _is_private(*header)]
+
+
+def _is_private(name: bytes, value: bytes) -> bool:
+    """True for names that a server may read as private ones, as CGI's kind does, and for values of several lines."""
+    if name.startswith(PRIVATE_PREFIX) or b"\n" in value or b"\r" in value:
+        return True
+    return b"_" in name and name.replace(b"_", b"-").startswith(PRIVATE_PREFIX)
 
 
 def retry_after_s(value: bytes) -> float | None:

@@ -11,12 +11,12 @@ import socket
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
 
 import uvicorn
 
-from mini_infer_contract.tls import LOOK_EVERY_S, ServerTls
-from mini_infer_gateway.http.connections import LimitedConnection, look_at_all
+from mini_infer_contract.http_server.server import LimitedServer
+from mini_infer_contract.http_server.websocket import LimitedWebSocket
+from mini_infer_contract.tls import ServerTls
 
 KEEP_ALIVE_S = 120
 """Longer than clients and proxies keep an idle connection (httpx 5 s, aiohttp 15, nginx and ALB 60, Go 90): the side
@@ -24,17 +24,9 @@ that closes first should not be the server, or a request that is sent at that mo
 QUIET_S = 1.0
 """Without a connection, after which a drain need not go on."""
 TICK_S = 0.05
-TICKS_A_LOOK = 10
-"""Of uvicorn's, which are a tenth of a second: once a second slow clients are looked for."""
-TICKS_A_LOOK_AT_FILES = int(LOOK_EVERY_S * 10)
 
 
-def websocket_settings(max_message_bytes: int) -> dict[str, Any]:
-    """Of uvicorn's. Messages are small events, which would be compressed one by one."""
-    return {"ws": "websockets-sansio", "ws_max_size": max_message_bytes, "ws_per_message_deflate": False}
-
-
-class DrainingServer(uvicorn.Server):
+class DrainingServer(LimitedServer):
     """`on_drain` is called once, when the drain begins, on the event loop."""
 
     def __init__(
@@ -46,8 +38,7 @@ class DrainingServer(uvicorn.Server):
     ) -> None:
         """`tls`: of the first socket; all others speak plain HTTP."""
         config.timeout_keep_alive = KEEP_ALIVE_S
-        super().__init__(config)
-        self._tls = tls
+        super().__init__(config, tls)
         self._drain_s, self._on_drain = drain_s, on_drain
         self._drain_ends_s = self._connected_s = 0.0
         self.draining = False
@@ -63,28 +54,8 @@ class DrainingServer(uvicorn.Server):
         """What SIGTERM does. The rest follows with the next tick, since this may run inside a signal handler."""
         self.draining = True
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """See uvicorn.Server, whose TLS is that of all sockets."""
-        first, *others = sockets or []
-        self.config.ssl = self._tls.context if self._tls else None
-        await super().startup([first])
-        self.config.ssl = None
-        loop = asyncio.get_running_loop()
-        for plain in others:
-            self.servers.append(await loop.create_server(self._connection, sock=plain, backlog=self.config.backlog))
-
-    def _connection(self) -> asyncio.Protocol:
-        made: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]  # as uvicorn itself makes it
-            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
-        )
-        return made
-
     async def on_tick(self, counter: int) -> bool:
         """See uvicorn.Server; called ten times a second."""
-        if counter % TICKS_A_LOOK == 0:
-            look_at_all(self.server_state, time.monotonic())
-        if self._tls and counter % TICKS_A_LOOK_AT_FILES == 0:
-            self._tls.look()
         if self.draining:
             self.should_exit |= self._has_drained(time.monotonic())
         return await super().on_tick(counter)
@@ -101,7 +72,7 @@ class DrainingServer(uvicorn.Server):
         await super().shutdown(sockets)
 
     def _has_websockets(self) -> bool:
-        return any(not isinstance(one, LimitedConnection) for one in self.server_state.connections)
+        return any(isinstance(one, LimitedWebSocket) for one in self.server_state.connections)
 
     def _has_drained(self, now_s: float) -> bool:
         if not self._drain_ends_s:

@@ -9,7 +9,7 @@ import re
 import socket
 import ssl
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import cast
@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from mini_infer_contract.peer_auth import PEER_HEADER
 from mini_infer_gateway.http.awake_timeout import awake_timeout
 
 Headers = list[tuple[bytes, bytes]]
@@ -45,6 +46,10 @@ KEEPALIVE = {
 }
 """A node that vanished is noticed within about eleven seconds (tcp(7); what a system does not have is left out)."""
 
+STALE_S = 0.05
+"""From a request's last byte until the end of its connection: later than this the endpoint had time to work on it."""
+
+_PROOF = PEER_HEADER.encode() + b": %s\r\n"
 _NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")
 _CONTROLS = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
@@ -105,7 +110,9 @@ class Response(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._used = False
         self.stale = False
-        """It broke without a byte of answer though it worked before: the endpoint had closed it while it was idle."""
+        """True if a connection that had worked before ended at once and without a byte of answer: the endpoint had
+        closed it while it was idle, and has seen nothing of the request."""
+        self._written_s = 0.0
         self._reset()
 
     def _reset(self) -> None:
@@ -214,6 +221,7 @@ class Response(asyncio.Protocol):
         self._transport.write(head + body if len(body) < 65536 else head)
         if len(body) >= 65536:
             self._transport.write(body)
+        self._written_s = self._loop.time()
         if not self._head_done and not self._error:
             await self._wait(timeout_s)
         if not self._head_done:
@@ -317,7 +325,8 @@ class Response(asyncio.Protocol):
         self._transport = None
         if self._head_done and not self._framed and exc is None:
             self._done = True  # A body without a length ends with its connection.
-        self.stale = self._used and not self._head_done and self._error is None
+        is_prompt = self._loop.time() - self._written_s < STALE_S
+        self.stale = self._used and is_prompt and not self._head_bytes and self._error is None
         self._pool.discard(self._address, self)
         self._fail(
             BrokenConnectionError("the endpoint closed the connection" if exc is None else f"connection lost: {exc}")
@@ -411,6 +420,8 @@ class Upstream:
         """
         self._connect_timeout_s = connect_timeout_s
         self._credentials: Headers = [(b"authorization", b"Bearer " + api_key.encode())] if api_key else []
+        self.proofs: Mapping[str, bytes] = {}
+        """By an endpoint's URL, the value of PEER_HEADER that it gets with every request; the registry's to set."""
         self._idle: dict[Address, list[Response]] = {}
         self._tls, self._server_name = tls or ssl.create_default_context(), server_name
 
@@ -437,34 +448,74 @@ class Upstream:
         if self._credentials:
             headers = [*(header for header in headers if header[0] != b"authorization"), *self._credentials]
         lines += [b"%s: %s\r\n" % header for header in headers]
+        if proof := self.proofs.get(url):
+            lines.append(_PROOF % proof)
         lines.append(b"content-length: %d\r\n\r\n" % len(body))
         head = b"".join(lines)
-        while True:
-            response = self._take(address) or await self._connect(address)
-            if on_connection:
-                on_connection(response)
+        if kept := self._take(address):
             try:
-                await response.exchange(head, body, timeout_s)
-            except UpstreamError:
-                response.close()
-                if response.stale:
-                    continue
-                raise
-            except BaseException:
-                response.cut()
-                raise
-            return response
+                return await self._exchange(kept, head, body, timeout_s, on_connection)
+            except UpstreamError as error:
+                if not kept.stale:
+                    raise
+                stale = error
+            # An endpoint that closes idle connections takes new ones; one that does not has ended with the request.
+            try:
+                fresh = await self._connect(address)
+            except ConnectError as error:
+                raise BrokenConnectionError(f"{stale}, and then: {error}") from error
+        else:
+            fresh = await self._connect(address)
+        return await self._exchange(fresh, head, body, timeout_s, on_connection)
 
-    async def fetch(self, url: str, path: str, timeout_s: float, headers: Headers | None = None) -> tuple[int, bytes]:
-        """GETs something whole: (status, body). Raises UpstreamError, also on a 5xx."""
-        return await self._whole(url, "GET", path, headers or [], b"", timeout_s)
+    async def _exchange(
+        self,
+        response: Response,
+        head: bytes,
+        body: bytes,
+        timeout_s: float,
+        on_connection: Callable[[Response], None] | None,
+    ) -> Response:
+        """Sends the request over this connection. Raises UpstreamError."""
+        if on_connection:
+            on_connection(response)
+        try:
+            await response.exchange(head, body, timeout_s)
+        except UpstreamError:
+            response.close()
+            raise
+        except BaseException:
+            response.cut()
+            raise
+        return response
 
-    async def post(self, url: str, path: str, body: bytes, timeout_s: float) -> tuple[int, bytes]:
+    async def fetch(
+        self,
+        url: str,
+        path: str,
+        timeout_s: float,
+        headers: Headers | None = None,
+        limit_bytes: int = FETCH_BYTES,
+    ) -> tuple[int, bytes]:
+        """GETs something whole: (status, body). Raises UpstreamError, also on a 5xx or above `limit_bytes`."""
+        return await self._whole(url, "GET", path, headers or [], b"", timeout_s, limit_bytes)
+
+    async def post(
+        self, url: str, path: str, body: bytes, timeout_s: float, limit_bytes: int = FETCH_BYTES
+    ) -> tuple[int, bytes]:
         """The same for a question in JSON."""
-        return await self._whole(url, "POST", path, [(b"content-type", b"application/json")], body, timeout_s)
+        headers = [(b"content-type", b"application/json")]
+        return await self._whole(url, "POST", path, headers, body, timeout_s, limit_bytes)
 
     async def _whole(
-        self, url: str, method: str, path: str, headers: Headers, body: bytes, timeout_s: float
+        self,
+        url: str,
+        method: str,
+        path: str,
+        headers: Headers,
+        body: bytes,
+        timeout_s: float,
+        limit_bytes: int = FETCH_BYTES,
     ) -> tuple[int, bytes]:
         response = await self.request(url, method, path.encode(), headers, body, timeout_s)
         pieces, size = [], 0
@@ -472,8 +523,8 @@ class Upstream:
             while piece := await response.read(timeout_s):
                 pieces.append(piece)
                 size += len(piece)
-                if size > FETCH_BYTES:
-                    raise MalformedResponseError(f"{path} answers with more than {FETCH_BYTES} bytes")
+                if size > limit_bytes:
+                    raise MalformedResponseError(f"{path} answers with more than {limit_bytes} bytes")
         finally:
             response.close()
         if response.status >= 500:

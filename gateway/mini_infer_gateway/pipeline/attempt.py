@@ -167,8 +167,8 @@ class Exchange:
 
         Raises AttemptError while the client has seen nothing, UpstreamError when the endpoint failed later on (the
         client has been told), StreamCutError (it has not, see `continuation`), ClientGoneError. Where no retry is left
-        the client gets even a 503. `on_first_byte` gets the status. Called again after StreamCutError, it goes on with
-        the stream.
+        the client gets even a 503, unless it says that its engine has ended. `on_first_byte` gets the status. Called
+        again after StreamCutError, it goes on with the stream.
         """
         self._moved = None
         self._begin_by_s = asyncio.get_running_loop().time() + head_timeout_s
@@ -233,8 +233,9 @@ class Exchange:
             return
         if failure:
             self._say(record, failure, response)
-            if self.retry(failure):
-                raise AttemptError(failure, f"{endpoint.name} answered {status}", again=True)
+            again = self.retry(failure)
+            if again or failure is Failure.DIED:
+                raise AttemptError(failure, f"{endpoint.name} answered {status}", again)
         record.first_byte(status)
         self.kv_fallback = response.header(_KV_FALLBACK).decode("latin-1")
         on_first_byte(status)

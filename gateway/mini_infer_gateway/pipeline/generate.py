@@ -5,7 +5,8 @@ Stages of one request stand in `Generate.__call__` and `Generate._serve`; what o
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
@@ -16,7 +17,9 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.api_keys import ApiKeys
 from mini_infer_contract.asgi import Headers, Receive, Scope, Send
+from mini_infer_contract.http_server.client_link import CLIENT_LINK, ClientLink
 from mini_infer_contract.json_structure import check_structure
 from mini_infer_contract.launch import (
     FETCH_FROM_HEADER,
@@ -35,7 +38,6 @@ from mini_infer_gateway.fleet.transfer_rates import TransferRates
 from mini_infer_gateway.flow_control.controller import FlowController, Placement
 from mini_infer_gateway.flow_control.flow_queue import IMMEDIATE
 from mini_infer_gateway.http.asgi import ClientGoneError, client_gone, no_room, read_body, send_error
-from mini_infer_gateway.http.connections import CLIENT_LINK, ClientLink
 from mini_infer_gateway.http.forms import boundary_of, form_fields, with_model_field
 from mini_infer_gateway.http.headers import to_endpoint
 from mini_infer_gateway.http.keepalive import KeepAlive
@@ -45,10 +47,13 @@ from mini_infer_gateway.memory import BodyBudget, HeldBody
 from mini_infer_gateway.metrics import Metrics, Outcome, outcome_of
 from mini_infer_gateway.paths import EnginePath
 from mini_infer_gateway.pipeline.attempt import AttemptError, Exchange, StreamCutError
+from mini_infer_gateway.pipeline.clients import ANYBODY, Client, Clients
 from mini_infer_gateway.pipeline.continuation import Continuation
 from mini_infer_gateway.pipeline.continuations import continuation_of
-from mini_infer_gateway.pipeline.retries import KILLS_LIMIT, Attempts, Failure, RetryBudget
+from mini_infer_gateway.pipeline.poison_requests import KILLS_LIMIT, PoisonRequests, endpoints_ended
+from mini_infer_gateway.pipeline.retries import KILLS, Attempts, Failure, RetryBudget
 from mini_infer_gateway.pipeline.rewrite_model import with_model
+from mini_infer_gateway.pipeline.transfer_fields import refuse_transfer_fields
 from mini_infer_gateway.prompts.tokenizers import TOKEN_IDS, Tokenizers
 from mini_infer_gateway.routing.base import Decision, PromptKeys, RoutingRequest
 from mini_infer_gateway.routing.router import Router
@@ -56,8 +61,6 @@ from mini_infer_gateway.settings import GatewaySettings
 
 BYTES_PER_TOKEN = 4
 """To weigh a prompt that was not tokenised."""
-MOST_PRIORITY = 1 << 31
-"""What an engine takes."""
 FACTS = "mini_infer_facts"
 """In a scope: what is known of the request beside its head, for its line in the log."""
 CLIENT_CLOSED_REQUEST = 499
@@ -66,6 +69,8 @@ CLIENT_CLOSED_REQUEST = 499
 CONTINUATION_WAIT_S = 20.0
 """From the loss of a stream's endpoint until another must have gone on with it: an engine may have to start."""
 CONTINUATION_PAUSE_S = 0.1
+WARN_EVERY_S = 60.0
+"""Between two warnings that streams are not continued."""
 
 _REQUEST_ID = REQUEST_ID_HEADER.encode()
 _PREFILL_FROM, _FETCH_FROM = PREFILL_FROM_HEADER.encode(), FETCH_FROM_HEADER.encode()
@@ -83,6 +88,7 @@ class _Call:
     """One request on its way."""
 
     row: EnginePath
+    path: str
     request_id: str
     arrived_s: float
     exchange: Exchange
@@ -100,6 +106,7 @@ class _Call:
     """For its line in the log."""
     boundary: bytes = b""
     """Its body is a form, of which this separates the parts; empty: it is JSON."""
+    client: Client = ANYBODY
 
     def leave_queue_by(self, fail: Callable[[Exception], None]) -> None:
         """`fail` ends its wait for an endpoint, should its client go."""
@@ -134,12 +141,16 @@ class Generate:
         metrics: Metrics,
         clock: Callable[[], float],
         bodies: BodyBudget,
+        keys: ApiKeys | None = None,
     ) -> None:
         self._bodies = bodies
+        self._clients = Clients(settings, keys or ApiKeys())
         self._settings, self._fleet, self._router, self._tokenizers = settings, fleet, router, tokenizers
         self._index, self._upstream = index, upstream
         self._metrics, self._clock = metrics, clock
         self.retry_budget = RetryBudget(refilled_s=clock())
+        self._poison = PoisonRequests()
+        self._warn_again_s = 0.0
         self.in_flight = 0
         """Requests that are being answered or wait to be."""
         self.flow = FlowController(
@@ -159,10 +170,15 @@ class Generate:
             boundary = boundary_of(scope["headers"]) if row.takes_forms else b""
             body = await read_body(scope, receive, self._settings.max_body_bytes, held.grow, bool(boundary))
             fields = form_fields(body, boundary) if boundary else await self._read_fields(scope, body, held)
+            refuse_transfer_fields(fields)
             asked = asked_model(row, fields, self._fleet.catalog.listed)
             names = self._fleet.resolve(asked)
             model = asked
+            client = self._clients.of(scope)
+            facts |= client.facts
+            body, fields = client.rewritten(row, body, fields) if body and not boundary else (body, fields)
             call = self._call(row, scope, arrived_s, fields, model, body, send, held)
+            call.client = client
             call.boundary = boundary
             del body, fields  # The call lets go of them with the answer's first byte.
             exchange = call.exchange
@@ -217,12 +233,26 @@ class Generate:
         keepalive = KeepAlive(send, keepalive_s)
         exchange = Exchange(scope["method"], target, headers, body, send, keepalive, request_id, row.errors)
         self.retry_budget.earn(arrived_s)
-        attempts = Attempts(self.retry_budget, settings.max_attempts, arrived_s + settings.request_deadline_s)
+        deadline_s = arrived_s + settings.request_deadline_s
+        kills = self._poison.kills(scope["path"], body, arrived_s)
+        attempts = Attempts(self.retry_budget, settings.max_attempts, deadline_s, kills=kills)
         patience_s = _patience_s(scope["headers"])
         timeout_s = request_timeout_s(scope["headers"], settings.request_timeout_s) if row.generates else inf
         facts = scope[FACTS]
         return _Call(
-            row, request_id, arrived_s, exchange, attempts, fields, model, body, held, patience_s, timeout_s, facts
+            row,
+            scope["path"],
+            request_id,
+            arrived_s,
+            exchange,
+            attempts,
+            fields,
+            model,
+            body,
+            held,
+            patience_s,
+            timeout_s,
+            facts,
         )
 
     async def _watched(self, call: _Call, names: Sequence[str], link: ClientLink | None, receive: Receive) -> None:
@@ -247,26 +277,38 @@ class Generate:
         return asyncio.get_running_loop().call_later(left_s, call.exchange.expire, timed_out(call.timeout_s))
 
     async def _serve(self, call: _Call, names: Sequence[str]) -> None:
+        if call.attempts.kills >= KILLS_LIMIT:
+            self._metrics.poison_refused()
+            raise endpoints_ended(call.model, call.attempts.kills)
         request = await self._routing_request(call, names)
         while True:
-            placement = await self._place(call, request, names)
-            if placement.decision.decode.name not in self._fleet.endpoints:
-                self.flow.finish(placement)  # It went in the moment between.
-                continue
-            call.attempts.count += 1
-            call.exchange.retry = partial(self._may_retry, call, request, placement.decision, names)
-            try:
-                await self._attempt(call, request, placement)
-                return
-            except AttemptError as failed:
-                log.info("request %s: %s", call.request_id, failed)
-                if not failed.again:
-                    raise _given_up(call, failed) from failed
-                self._metrics.retried(failed.failure.value)
-                request = _elsewhere(request, placement.decision)
-            except StreamCutError as cut:
-                await self._continue(call, request, placement.decision.decode, names, cut)
-                return
+            with self._counted(await self._place(call, request, names)) as placement:
+                if placement.decision.decode.name not in self._fleet.endpoints:
+                    continue  # It went in the moment between.
+                call.attempts.count += 1
+                call.exchange.retry = partial(self._may_retry, call, request, placement.decision, names)
+                try:
+                    await self._attempt(call, request, placement)
+                    return
+                except AttemptError as failed:
+                    log.info("request %s: %s", call.request_id, failed)
+                    if not failed.again:
+                        raise _given_up(call, failed) from failed
+                    self._metrics.retried(failed.failure.value)
+                    request = _elsewhere(request, placement.decision)
+                    continue
+                except StreamCutError as error:
+                    lost, cut = placement.decision.decode, error
+            await self._continue(call, request, lost, names, cut)
+            return
+
+    @contextmanager
+    def _counted(self, placement: Placement) -> Iterator[Placement]:
+        """Counts the request at its endpoint until the end of the block, however that comes."""
+        try:
+            yield placement
+        finally:
+            self.flow.finish(placement)
 
     async def _continue(
         self, call: _Call, request: RoutingRequest, lost: Endpoint, names: Sequence[str], cut: StreamCutError
@@ -284,7 +326,8 @@ class Generate:
                 continue
             log.info("request %s goes on at %s: %s", call.request_id, decision.decode.name, cut)
             try:
-                await self._attempt(call, request, self.flow.place_now(request, decision, call.request_id))
+                with self._counted(self.flow.place_now(request, decision, call.request_id)) as placement:
+                    await self._attempt(call, request, placement)
                 self._metrics.continued(True)
                 return
             except StreamCutError as again:
@@ -322,7 +365,11 @@ class Generate:
             raise ClientGoneError
 
         placement = await self.flow.place(
-            request, partial(self._names_now, call.model, names), call.request_id, call.leave_queue_by
+            request,
+            partial(self._names_now, call.model, names),
+            call.request_id,
+            call.leave_queue_by,
+            call.arrived_s + call.patience_s,
         )
         if placement is None:
             raise no_endpoint(call.model)
@@ -339,6 +386,8 @@ class Generate:
     ) -> bool:
         """Whether to try again after this failure; what is left to try is looked up at the last moment."""
         now_s, others = self._clock(), _elsewhere(request, decision)
+        if failure in KILLS:
+            self._poison.killed(call.path, call.client_body, decision.decode.name, now_s)
 
         def others_left(failure: Failure) -> bool:
             left = self._router.eligible(others, self._fleet.candidates(names, now_s))
@@ -369,13 +418,15 @@ class Generate:
         unknown = 0 if call.boundary else len(call.client_body) // BYTES_PER_TOKEN
         tokens = max((prompt.tokens for prompt in prompts.values()), default=unknown)
         # What takes no part in a batch takes no place in the queue either: it goes before all that wait.
-        priority = _priority(call.fields) if call.row.generates else IMMEDIATE
+        priority = call.client.priority(call.fields) if call.row.generates else IMMEDIATE
+        order_patience_s = call.patience_s if call.client.orders_by_deadline else inf
         return RoutingRequest(
             call.model,
             tokens,
             prompts,
             may_split=call.row.continued is not None and _has_one_prompt(prompts),
-            order=self.flow.order(priority, call.arrived_s, call.patience_s),
+            order=self.flow.order(priority, call.arrived_s, order_patience_s),
+            flow=call.client.flow,
         )
 
     async def _attempt(self, call: _Call, request: RoutingRequest, placement: Placement) -> None:
@@ -397,7 +448,9 @@ class Generate:
         def first_byte(status: int) -> None:
             fallback = call.exchange.kv_fallback
             self.flow.first_byte(placement, is_stream, came_apart=not fallback)
-            call.answer_begins(keep_body=not self._bodies.is_tight)
+            if status < 500:
+                self._poison.answered(call.path, call.client_body)
+            self._begin_answer(call)
             call.facts.update(endpoint=endpoint.name, prompt_tokens=placement.prompt_tokens)
             if decision.prefill:
                 call.facts["prefill_endpoint"] = decision.prefill.name
@@ -440,7 +493,19 @@ class Generate:
             if endpoint.name in self._fleet.endpoints:
                 self._metrics.attempted(endpoint.name, outcome)
             record.close()
-            self.flow.finish(placement)
+
+    def _begin_answer(self, call: _Call) -> None:
+        """Keeps the body for a continuation where there is memory for it; where there is none, somebody should know."""
+        is_tight = self._bodies.is_tight
+        if is_tight and call.exchange.continuation:
+            self._metrics.continuation_off()
+            if self._clock() >= self._warn_again_s:
+                self._warn_again_s = self._clock() + WARN_EVERY_S
+                log.warning(
+                    "streams that begin now are not continued should their endpoint die: bodies take more than half of "
+                    "their share of --memory-limit; raise it"
+                )
+        call.answer_begins(keep_body=not is_tight)
 
     def _head_timeout_s(self, call: _Call, now_s: float) -> float:
         """The deadline is for the beginning of the answer: a stream that goes on has begun."""
@@ -564,12 +629,6 @@ def _patience_s(headers: Headers) -> float:
     return max(0.0, patience_s) if patience_s == patience_s else inf
 
 
-def _priority(fields: dict[str, Any]) -> int:
-    """VLLM's field: lower goes first. An engine refuses what is no integer."""
-    priority = fields.get("priority")
-    return max(-MOST_PRIORITY, min(MOST_PRIORITY, priority)) if isinstance(priority, int) else 0
-
-
 def _elsewhere(request: RoutingRequest, decision: Decision) -> RoutingRequest:
     """The same request where none of the endpoints is to be chosen that a failure may have come from."""
     return replace(request, attempted=request.attempted.union(endpoint.name for endpoint in decision.endpoints))
@@ -606,6 +665,8 @@ def _given_up(call: _Call, failed: AttemptError) -> ApiError:
         message = f"an endpoint of model {call.model!r} answered with something that is no answer: {failed}"
         return ApiError(502, message, code="endpoint_malformed")
     if call.attempts.kills >= KILLS_LIMIT:
-        message = f"{call.attempts.kills} endpoints of model {call.model!r} ended while they had this request"
-        return ApiError(502, f"{message}, so it is not tried on another ({failed})", code="endpoints_ended")
+        return endpoints_ended(call.model, call.attempts.kills, str(failed))
+    if failed.failure is Failure.DIED:
+        message = f"the engine of an endpoint of model {call.model!r} has ended ({failed}); try again shortly"
+        return ApiError(503, message, code="engine_dead", headers={"retry-after": "1"})
     return no_endpoint(call.model, str(failed))

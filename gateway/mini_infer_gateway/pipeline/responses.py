@@ -6,18 +6,22 @@ from contextlib import contextmanager
 from secrets import token_hex
 from typing import Any
 
-from mini_infer_contract.asgi import Receive, Scope, Send
+import msgspec
+
+from mini_infer_contract.asgi import Receive, Scope, Send, receive_of
+from mini_infer_contract.body_fields import UnknownFields
 from mini_infer_contract.dialects.responses import RESPONSES_PATH, chat_body
+from mini_infer_contract.http_server.client_link import CLIENT_LINK
 from mini_infer_contract.json_structure import check_structure
 from mini_infer_contract.stored_responses.service import Generator, ResponsesService
 from mini_infer_contract.stored_responses.store import ResponseStore
 from mini_infer_contract.stored_responses.websocket import WebSocketSession
 from mini_infer_gateway.fleet.registry import Fleet
 from mini_infer_gateway.http.asgi import ClientGoneError, no_room, read_body
-from mini_infer_gateway.http.connections import CLIENT_LINK
 from mini_infer_gateway.memory import BodyBudget, HeldBody
 from mini_infer_gateway.paths import ENGINE_PATHS, EnginePath
 from mini_infer_gateway.pipeline.generate import VALUE_BYTES, Generate, asked_model
+from mini_infer_gateway.pipeline.replicas import Replicas, ids_in
 from mini_infer_gateway.settings import GatewaySettings
 
 _HELD = "mini_infer_held_body"
@@ -28,8 +32,15 @@ class Responses:
     """All requests on these paths."""
 
     def __init__(
-        self, settings: GatewaySettings, fleet: Fleet, generate: Generate, bodies: BodyBudget, limit_bytes: int
+        self,
+        settings: GatewaySettings,
+        fleet: Fleet,
+        generate: Generate,
+        bodies: BodyBudget,
+        limit_bytes: int,
+        replicas: Replicas,
     ) -> None:
+        self._replicas = replicas
         self._settings, self._fleet, self._bodies = settings, fleet, bodies
         self._sessions: set[WebSocketSession] = set()
         self._generate: Callable[[EnginePath, Scope, Receive, Send], Awaitable[None]] = generate
@@ -43,8 +54,10 @@ class Responses:
                 check=self._check,
                 room=self._room,
                 max_body_bytes=settings.max_body_bytes,
+                elsewhere=self._elsewhere,
                 may_be_second=False,
             ),
+            tag=replicas.tag,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -52,6 +65,12 @@ class Responses:
         held = scope[_HELD] = HeldBody(self._bodies)
         scope.pop(CLIENT_LINK, None)  # A response that is made in the background outlives its client's connection.
         try:
+            response_id, _, _ = scope["path"].removeprefix(f"{RESPONSES_PATH}/").partition("/")
+            if keeper := await self._replicas.keeper(scope, [response_id]):
+                body = await read_body(scope, receive, self._settings.max_body_bytes, held.grow)
+                if await self._replicas.forward(keeper, scope, body, receive, send, self._settings.idle_timeout_s):
+                    return
+                receive = receive_of(body, receive)
             await self.service(scope, receive, send)
         except ClientGoneError:
             pass  # In the middle of its body.
@@ -70,6 +89,15 @@ class Responses:
     async def stop_gently(self) -> None:
         """Connections end when what they wait for is told."""
         await asyncio.gather(*(session.stop() for session in self._sessions), return_exceptions=True)
+
+    async def _elsewhere(self, scope: Scope, body: dict[str, Any], receive: Receive, send: Send) -> bool:
+        """Another replica answers, which keeps the response or the items that a body goes on from."""
+        keeper = await self._replicas.keeper(scope, ids_in(body))
+        if keeper is None:
+            return False
+        scope.setdefault("request_id", token_hex(16))
+        idle_s = max(self._settings.idle_timeout_s, self._settings.head_timeout_s)
+        return await self._replicas.forward(keeper, scope, msgspec.json.encode(body), receive, send, idle_s)
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes:
         held: HeldBody = scope[_HELD]
@@ -90,7 +118,7 @@ class Responses:
 
     def _check(self, body: dict[str, Any]) -> str:
         """What the gateway can see at once: fields of the conversation, and the model's name, as engines tell it."""
-        chat_body(body)
+        chat_body(body, UnknownFields(self._settings.unknown_fields))
         model = asked_model(ENGINE_PATHS[RESPONSES_PATH], body, self._fleet.catalog.listed)
         endpoints = self._fleet.endpoints
         served = (endpoints[name].endpoint.model for name in self._fleet.resolve(model) if name in endpoints)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from mini_infer_gateway.fleet.breaker import Cause
+from mini_infer_gateway.pipeline.poison_requests import KILLS_LIMIT
 
 
 class Failure(Enum):
@@ -49,7 +50,6 @@ KILLS = frozenset((Failure.BROKE, Failure.DIED))
 """The request may have been what ended the engine."""
 FREE = frozenset((Failure.CONNECT, Failure.DRAINING))
 """No engine did any work for it: outside the budget."""
-KILLS_LIMIT = 2
 LEAST_TIME_S = 0.05
 """Before the deadline: with less there is no point in another try."""
 
@@ -96,7 +96,7 @@ class Attempts:
     count: int = 0
     """Begun so far."""
     kills: int = 0
-    """Engines that ended with this request on them."""
+    """Engines that ended with this request on them, also when a client sent it before."""
     reasons: list[str] = field(default_factory=list)
     """Why each failed, for the client's last message."""
 

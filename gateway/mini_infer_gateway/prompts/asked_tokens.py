@@ -9,13 +9,14 @@ from typing import Any
 
 import msgspec
 
-from mini_infer_contract.dialects import anthropic, responses
 from mini_infer_contract.prompt import PromptText, completion_prompts
 from mini_infer_gateway.http.upstream import Upstream, UpstreamError
 from mini_infer_gateway.prompts.prompt_keys import (
     PromptReader,
     chat_prompts,
+    message_chat,
     message_prompts,
+    response_chat,
     response_prompts,
     text_prompts,
 )
@@ -23,6 +24,8 @@ from mini_infer_gateway.prompts.prompt_keys import (
 TOKENIZE_PATH = "/tokenize"
 TIMEOUT_S = 5.0
 """Later its word is not worth the wait: the prompt goes by load."""
+ANSWER_BYTES = 32 << 20
+"""Of the ids of one prompt as JSON."""
 MOST_PROMPTS = 8
 """Of one request: more are routed by load."""
 _CHAT_FIELDS = (
@@ -36,8 +39,8 @@ log = logging.getLogger(__name__)
 
 _CHATS: Mapping[PromptReader, Callable[[dict[str, Any]], dict[str, Any]]] = {
     chat_prompts: lambda body: body,
-    message_prompts: anthropic.chat_body,
-    response_prompts: responses.chat_body,
+    message_prompts: message_chat,
+    response_prompts: response_chat,
 }
 
 
@@ -74,6 +77,11 @@ class AskedTokenizer:
         self._upstream, self._model = upstream, model
         self._urls: list[str] = []
         """Of servers that have answered, the one to be asked next first."""
+
+    def add_server(self, url: str) -> None:
+        """Asks this one too, until it fails to answer."""
+        if url not in self._urls:
+            self._urls.append(url)
 
     async def try_server(self, url: str) -> bool:
         """Whether this one tells how it tokenises; it is asked from now on. Raises UpstreamError."""
@@ -115,7 +123,7 @@ class AskedTokenizer:
     async def _ask(self, url: str, question: dict[str, Any]) -> list[int] | None:
         """None: it refuses."""
         body = msgspec.json.encode({"model": self._model} | question)
-        status, answer = await self._upstream.post(url, TOKENIZE_PATH, body, TIMEOUT_S)
+        status, answer = await self._upstream.post(url, TOKENIZE_PATH, body, TIMEOUT_S, ANSWER_BYTES)
         if status != 200:
             return None
         try:

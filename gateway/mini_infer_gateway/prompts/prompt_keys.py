@@ -7,16 +7,18 @@ tokenised from the same characters. Knows no threads and no sockets.
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from mini_infer_contract.api_errors import ApiError, context_length
+from mini_infer_contract.api_errors import ApiError, context_length, renaming
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, block_keys
+from mini_infer_contract.body_fields import UnknownFields
 from mini_infer_contract.dialects import anthropic, responses
-from mini_infer_contract.prompt import PromptEncoder, PromptText, chat_prompt_text, completion_prompts
+from mini_infer_contract.prompt import ChatTemplates, PromptEncoder, PromptText, chat_prompt_text, completion_prompts
+from mini_infer_contract.template_budget import DEFAULT_UNITS, rendering_units
 from mini_infer_gateway.index.key_chain import KeyChain
 from mini_infer_gateway.index.prefix_index import prompt_root
 from mini_infer_gateway.prompts.remembered import MAX_MARKS, MIN_CHARACTERS, Mark, Remembered, RememberedPrompts
 from mini_infer_gateway.routing.base import PromptKeys
 
-PromptReader = Callable[[PromptEncoder, dict[str, Any]], list[PromptText | list[int]]]
+PromptReader = Callable[[ChatTemplates, dict[str, Any]], list[PromptText | list[int]]]
 """The prompts of a body, as texts or token ids. ApiError 400: it has none that can be read."""
 
 STEP_CHARACTERS = 16 << 10
@@ -26,12 +28,12 @@ Steps = Generator[int, None, PromptKeys]
 """Yields how many characters are still to be tokenised; returns the keys."""
 
 
-def chat_prompts(encoder: PromptEncoder, body: dict[str, Any]) -> list[PromptText | list[int]]:
+def chat_prompts(encoder: ChatTemplates, body: dict[str, Any]) -> list[PromptText | list[int]]:
     """Of a chat: one, the conversation by the model's template."""
     return [chat_prompt_text(encoder, body)]
 
 
-def batch_prompts(encoder: PromptEncoder, body: dict[str, Any]) -> list[PromptText | list[int]]:
+def batch_prompts(encoder: ChatTemplates, body: dict[str, Any]) -> list[PromptText | list[int]]:
     """Of a batch of chats: one of each."""
     conversations = body.get("messages")
     if not isinstance(conversations, list):
@@ -39,34 +41,46 @@ def batch_prompts(encoder: PromptEncoder, body: dict[str, Any]) -> list[PromptTe
     return [chat_prompt_text(encoder, body | {"messages": messages}) for messages in conversations]
 
 
-def invocation_prompts(encoder: PromptEncoder, body: dict[str, Any]) -> list[PromptText | list[int]]:
+def invocation_prompts(encoder: ChatTemplates, body: dict[str, Any]) -> list[PromptText | list[int]]:
     """Of what is a chat or a completion by its fields."""
     return chat_prompts(encoder, body) if "messages" in body else text_prompts(encoder, body)
 
 
-def message_prompts(encoder: PromptEncoder, body: dict[str, Any]) -> list[PromptText | list[int]]:
+def message_chat(body: dict[str, Any]) -> dict[str, Any]:
+    """The chat of a message. Unknown fields are ignored here: the engine decides about them."""
+    return anthropic.chat_body(body, unknown=UnknownFields("warn"))
+
+
+def response_chat(body: dict[str, Any]) -> dict[str, Any]:
+    """The chat of a response. Unknown fields are ignored here: the engine decides about them."""
+    return responses.chat_body(body, UnknownFields("warn"))
+
+
+def message_prompts(encoder: ChatTemplates, body: dict[str, Any]) -> list[PromptText | list[int]]:
     """Of a message of Anthropic's API: one, that of the chat which asks for the same."""
-    return [chat_prompt_text(encoder, anthropic.chat_body(body))]
+    return [chat_prompt_text(encoder, message_chat(body))]
 
 
-def response_prompts(encoder: PromptEncoder, body: dict[str, Any]) -> list[PromptText | list[int]]:
+def response_prompts(encoder: ChatTemplates, body: dict[str, Any]) -> list[PromptText | list[int]]:
     """Of a response whose input is the whole conversation: one, that of the chat which asks for the same."""
-    return [chat_prompt_text(encoder, responses.chat_body(body))]
+    return [chat_prompt_text(encoder, response_chat(body))]
 
 
-def text_prompts(encoder: PromptEncoder, body: dict[str, Any]) -> list[PromptText | list[int]]:
+def text_prompts(encoder: ChatTemplates, body: dict[str, Any]) -> list[PromptText | list[int]]:
     """Of a completion: `prompt`, which may be several."""
     return completion_prompts(body)
 
 
-def embedding_prompts(encoder: PromptEncoder, body: dict[str, Any]) -> list[PromptText | list[int]]:
+def embedding_prompts(encoder: ChatTemplates, body: dict[str, Any]) -> list[PromptText | list[int]]:
     """Of embeddings: `input`, which may be several, and which names what is wrong."""
     options = {name: body[name] for name in ("add_special_tokens",) if name in body}
     try:
         return completion_prompts({"prompt": body.get("input")} | options)
     except ApiError as error:
-        param, message = (error.param or "input").replace("prompt", "input", 1), error.message
-        raise ApiError(error.status, message.replace("prompt", "input"), param=param, code=error.code) from None
+        raise error.renamed(_OF_EMBEDDINGS) from None
+
+
+_OF_EMBEDDINGS = renaming({("prompt",): ("input",)})
 
 
 def key_steps(
@@ -75,14 +89,16 @@ def key_steps(
     read: PromptReader,
     body: dict[str, Any],
     max_tokens: int | None,
+    units: int = DEFAULT_UNITS,
 ) -> Steps:
     """The keys of a body's prompts; without an encoder those of token ids alone.
 
-    ApiError 400: see contract.prompt, or a prompt has more than `max_tokens`. One that says of no field what is wrong
-    is one of the prompt, as at an engine.
+    `units` is the work that each rendering may do; the errors of template_budget are raised. ApiError 400: see
+    contract.prompt, or a prompt has more than `max_tokens`. One that says of no field what is wrong is one of the
+    prompt, as at an engine.
     """
     try:
-        return (yield from _key_steps(encoder, remembered, read, body, max_tokens))
+        return (yield from _key_steps(encoder, remembered, read, body, max_tokens, units))
     except ApiError as error:
         error.param = error.param or next((name for name in ("messages", "prompt", "input") if name in body), None)
         raise
@@ -94,6 +110,7 @@ def _key_steps(
     read: PromptReader,
     body: dict[str, Any],
     max_tokens: int | None,
+    units: int,
 ) -> Steps:
     if (kept := body.get("truncate_prompt_tokens")) is not None:
         # Of a prompt of any length the engine keeps an end that no cache is known to have.
@@ -101,7 +118,9 @@ def _key_steps(
     salt = body.get("cache_salt")
     root = prompt_root(salt=salt if isinstance(salt, str) else "")
     tokens, chains = 0, []
-    for prompt in completion_prompts(body) if encoder is None else read(encoder, body):
+    with rendering_units(units):
+        prompts = completion_prompts(body) if encoder is None else read(encoder, body)
+    for prompt in prompts:
         if isinstance(prompt, PromptText):
             if encoder is None:
                 raise ApiError(400, "a text, for a server without a tokenizer")

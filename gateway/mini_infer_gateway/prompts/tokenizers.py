@@ -7,6 +7,7 @@ no endpoint could take is refused before it is tokenised.
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -16,21 +17,30 @@ import msgspec
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.launch import PROMPT_ASSETS_PATH, Endpoint
 from mini_infer_contract.prompt import PromptAssets, PromptEncoder
+from mini_infer_contract.template_budget import TemplateBudgetError, UnboundedOperationError
 from mini_infer_contract.word_ids import WORDS_BYTES
 from mini_infer_gateway.http.upstream import Upstream
 from mini_infer_gateway.memory import TOKENIZER_FACTOR
 from mini_infer_gateway.prompts.asked_tokens import AskedTokenizer
 from mini_infer_gateway.prompts.prompt_keys import PromptReader, Steps, key_steps
 from mini_infer_gateway.prompts.remembered import RememberedPrompts
+from mini_infer_gateway.prompts.template_workers import RenderFailedError, TemplateWorkers
+from mini_infer_gateway.prompts.tokenizer_form import UnknownFormError, check_form
 from mini_infer_gateway.prompts.worker_threads import AbandonedError, WorkerThreads
 from mini_infer_gateway.routing.base import PromptKeys
 
 INLINE_CHARACTERS = 8 << 10
 """Up to this many are tokenised on the event loop, in three milliseconds at most; more on a thread."""
-INLINE_BYTES = 1 << 20
-"""A body up to this size is rendered on the event loop, so that a long chat of which little is new needs no thread."""
+INLINE_BYTES = 48 << 10
+"""A body up to this size is rendered on the event loop; a larger one may take more than others should wait."""
 INLINE_MESSAGES = 256
+INLINE_UNITS = 4 << 20
+"""Of work that a template may do on the event loop: about 20 ms if it is made to, a tenth of that for a chat."""
+THREAD_UNITS, UNITS_A_BYTE = 16 << 20, 4
+"""The same on a thread, and what each byte of the body adds. What is more goes to a process of its own."""
 FETCH_TIMEOUT_S = 30.0
+MAX_ASSETS_BYTES = 128 << 20
+"""Of the files of one tokenizer: the largest known have 35 MB."""
 ASK = "ask"
 """In place of a folder: the server's own /tokenize is asked."""
 CACHE_FACTOR = 2
@@ -61,13 +71,14 @@ class HowItTokenises(NamedTuple):
 
 
 class _Tokenizer:
-    """One encoder, and what all of them remember of prompts; None: prompts are token ids."""
+    """One encoder, and what all of them remember of prompts."""
 
     def __init__(self, encoder: PromptEncoder | None, remembered: RememberedPrompts, size_bytes: int) -> None:
-        self._encoder, self._remembered, self.size_bytes = encoder, remembered, size_bytes
+        """`encoder` None: prompts are token ids."""
+        self.encoder, self._remembered, self.size_bytes = encoder, remembered, size_bytes
 
-    def steps(self, read: PromptReader, body: dict[str, Any], max_tokens: int | None) -> Steps:
-        return key_steps(self._encoder, self._remembered, read, body, max_tokens)
+    def steps(self, read: PromptReader, body: dict[str, Any], max_tokens: int | None, units: int) -> Steps:
+        return key_steps(self.encoder, self._remembered, read, body, max_tokens, units)
 
 
 class Tokenizers:
@@ -82,9 +93,12 @@ class Tokenizers:
         segments_bytes: int,
         named: Mapping[str, PromptAssets | str] = MappingProxyType({}),
         on_change: Callable[[int], None] = lambda size_bytes: None,
+        on_template_failure: Callable[[str], None] = lambda reason: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`on_change` is told how much memory all tokenizers take, whenever one comes or goes.
 
+        `on_template_failure` gets a word for each rendering that a process could not do within its limits.
         `threads`: for long prompts; None: all cores but one, at most four. `named`: by model, what servers that do not
         tell how they tokenise are taken to use, ASK where they are to be asked; "": all models.
         """
@@ -92,7 +106,10 @@ class Tokenizers:
         self._remembered = RememberedPrompts(remembered_bytes)
         self._segments_bytes = segments_bytes
         self._threads = WorkerThreads(threads or max(1, min(4, (os.cpu_count() or 2) - 1)))
+        self._workers = TemplateWorkers(clock, on_template_failure, self._changed)
         self._tokenizers: dict[str, _Tokenizer] = {}
+        self._unusable: dict[str, str] = {}
+        """By revision, why a tokenizer is not run here: its servers are asked."""
         self._asking: dict[str, AskedTokenizer] = {}
         """By revision too: of models whose servers are asked."""
 
@@ -101,8 +118,11 @@ class Tokenizers:
 
         Raises NoPromptAssetsError, or UpstreamError where trying again helps.
         """
-        headers = [(b"if-none-match", f'"{known_revision}"'.encode())] if known_revision in self._tokenizers else []
-        status, body = await self._upstream.fetch(endpoint.url, PROMPT_ASSETS_PATH, FETCH_TIMEOUT_S, headers)
+        is_known = known_revision in self._tokenizers or known_revision in self._unusable
+        headers = [(b"if-none-match", f'"{known_revision}"'.encode())] if is_known else []
+        status, body = await self._upstream.fetch(
+            endpoint.url, PROMPT_ASSETS_PATH, FETCH_TIMEOUT_S, headers, MAX_ASSETS_BYTES
+        )
         if status == 304:
             return HowItTokenises(known_revision, is_told=True)
         if status == 200:
@@ -110,7 +130,15 @@ class Tokenizers:
                 assets = msgspec.json.decode(body, type=PromptAssets)
             except msgspec.DecodeError as error:
                 raise NoPromptAssetsError(f"{PROMPT_ASSETS_PATH} cannot be used: {error}") from error
-            return HowItTokenises(await self._add(assets), is_told=True)
+            # The hash names a tokenizer that other endpoints share, so its own word for it does not count.
+            if assets.revision != (actual := PromptAssets.from_files(assets.files).revision):
+                message = f"{PROMPT_ASSETS_PATH} claims revision {assets.revision[:64]!r}, and its files are {actual}"
+                raise NoPromptAssetsError(message)
+            revision = await self._add(assets, is_ours=False)
+            # Where a process here fails at its template, or its tokenizer is of an unknown form, it is asked itself.
+            asked = self._asking.setdefault(revision, AskedTokenizer(self._upstream, endpoint.model))
+            asked.add_server(endpoint.url)
+            return HowItTokenises(revision, is_told=True)
         if status == 404 and _NO_TOKENIZER in body:
             self._tokenizers.setdefault(TOKEN_IDS, _Tokenizer(None, self._remembered, 0))
             return HowItTokenises(TOKEN_IDS, is_told=True)
@@ -130,13 +158,21 @@ class Tokenizers:
             raise NoPromptAssetsError("--tokenizer says that it is to be asked, and it does not answer /tokenize")
         return revision
 
-    async def _add(self, assets: PromptAssets) -> str:
-        """Returns the revision. NoPromptAssetsError: the files are of no use."""
-        if assets.revision in self._tokenizers:
+    async def _add(self, assets: PromptAssets, is_ours: bool = True) -> str:
+        """Returns the revision. NoPromptAssetsError: the files are of no use.
+
+        `is_ours`: whoever runs the gateway has named the files, and not a server.
+        """
+        if assets.revision in self._tokenizers or assets.revision in self._unusable:
             return assets.revision
         try:
             # A large vocabulary takes a second to build.
-            encoder = await asyncio.to_thread(PromptEncoder, assets, self._segments_bytes // CACHE_FACTOR)
+            encoder = await asyncio.to_thread(_encoder, assets, self._segments_bytes // CACHE_FACTOR, is_ours)
+        except UnknownFormError as error:
+            message = "the tokenizer of revision %.12s is not run here, its engines tokenise: %s"
+            log.warning(message, assets.revision, error)
+            self._unusable[assets.revision] = str(error)
+            return assets.revision
         except Exception as error:  # The files are foreign input: any library below may refuse them in its own way.
             raise NoPromptAssetsError(f"its tokenizer cannot be used: {error}") from error
         size_bytes = TOKENIZER_FACTOR * len(assets.files["tokenizer.json"]) + WORDS_BYTES
@@ -150,13 +186,21 @@ class Tokenizers:
         gone = self._tokenizers.keys() - revisions
         for revision in self._asking.keys() - revisions:
             del self._asking[revision]
+        for revision in self._unusable.keys() - revisions:
+            del self._unusable[revision]
+        self._workers.keep(revisions)
         for revision in gone:
             del self._tokenizers[revision]
         if gone:
             self._changed()
 
     def _changed(self) -> None:
-        self._on_change(sum(tokenizer.size_bytes for tokenizer in self._tokenizers.values()))
+        size_bytes = sum(tokenizer.size_bytes for tokenizer in self._tokenizers.values())
+        self._on_change(size_bytes + self._workers.memory_bytes)
+
+    def reason(self, revision: str) -> str:
+        """Why prompts of this revision are tokenised by its engines and not here; "": they are tokenised here."""
+        return self._unusable.get(revision) or self._workers.reason(revision)
 
     async def keys(
         self,
@@ -174,15 +218,62 @@ class Tokenizers:
         """
         found = {}
         for revision in revisions:
-            steps = None
             if tokenizer := self._tokenizers.get(revision):
-                steps = tokenizer.steps(read, body, max_tokens)
+                keys = await self._keys(tokenizer, revision, read, body, size_bytes, max_tokens, abandoned)
             elif asked := self._asking.get(revision):
-                steps = await self._steps_of_ids(asked, read, body, max_tokens)
-            keys = await self._finish(steps, _is_light(body, size_bytes), abandoned) if steps else None
+                keys = await self._keys_of_ids(asked, read, body, size_bytes, max_tokens, abandoned)
+            else:
+                continue
             if keys:
                 found[revision] = keys
         return found
+
+    async def _keys(
+        self,
+        tokenizer: _Tokenizer,
+        revision: str,
+        read: PromptReader,
+        body: dict[str, Any],
+        size_bytes: int,
+        max_tokens: int | None,
+        abandoned: Callable[[], bool],
+    ) -> PromptKeys | None:
+        """Renders here, then on a thread, then in a process, as much as it takes; at last its engine is asked."""
+        is_light = _is_light(body, size_bytes)
+        light_units = (INLINE_UNITS,) if is_light else ()
+        for units in (*light_units, THREAD_UNITS + UNITS_A_BYTE * size_bytes):
+            try:
+                steps = tokenizer.steps(read, body, max_tokens, units)
+                return await self._finish(steps, is_light and units == INLINE_UNITS, abandoned)
+            except UnboundedOperationError:
+                break
+            except TemplateBudgetError:
+                continue
+        encoder = tokenizer.encoder
+        assert encoder is not None, "token ids are not rendered"
+        try:
+            prompts = await self._workers.prompts(
+                revision, encoder.template_sources, encoder.special_tokens, read.__name__, body, abandoned
+            )
+        except RenderFailedError:
+            asked = self._asking.get(revision)
+            return await self._keys_of_ids(asked, read, body, size_bytes, max_tokens, abandoned) if asked else None
+        if prompts is None:
+            return None
+        steps = tokenizer.steps(lambda templates, of_body: prompts, body, max_tokens, INLINE_UNITS)
+        return await self._finish(steps, size_bytes <= INLINE_BYTES, abandoned)
+
+    async def _keys_of_ids(
+        self,
+        asked: AskedTokenizer,
+        read: PromptReader,
+        body: dict[str, Any],
+        size_bytes: int,
+        max_tokens: int | None,
+        abandoned: Callable[[], bool],
+    ) -> PromptKeys | None:
+        steps = await self._steps_of_ids(asked, read, body, max_tokens)
+        return await self._finish(steps, size_bytes <= INLINE_BYTES, abandoned) if steps else None
 
     async def _steps_of_ids(
         self, asked: AskedTokenizer, read: PromptReader, body: dict[str, Any], max_tokens: int | None
@@ -198,9 +289,10 @@ class Tokenizers:
         """Long prompts that wait for a thread."""
         return self._threads.queued
 
-    def close(self) -> None:
-        """Ends the threads."""
+    async def close(self) -> None:
+        """Ends threads and processes."""
         self._threads.close()
+        await self._workers.close()
 
     async def _finish(self, steps: Steps, light: bool, abandoned: Callable[[], bool]) -> PromptKeys | None:
         try:
@@ -217,9 +309,23 @@ class Tokenizers:
             if error.code in REFUSED:
                 raise
             return None
+        except (TemplateBudgetError, UnboundedOperationError):
+            raise
         except Exception as error:  # Templates and token ids come from outside and fail in ways of their own.
             log.info("a prompt could not be tokenised, routing it by load: %s: %s", type(error).__name__, error)
             return None
+
+
+def _encoder(assets: PromptAssets, cache_bytes: int, is_ours: bool) -> PromptEncoder:
+    """Raises UnknownFormError, ValueError, and whatever the library does, panics as RuntimeError."""
+    if not is_ours:
+        check_form(assets.files)
+    try:
+        return PromptEncoder(assets, cache_bytes, strict=True)
+    except BaseException as error:
+        if isinstance(error, Exception):
+            raise
+        raise RuntimeError(f"{type(error).__name__}: {error}") from None
 
 
 def _is_light(body: dict[str, Any], size_bytes: int) -> bool:

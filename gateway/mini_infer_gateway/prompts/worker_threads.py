@@ -41,21 +41,33 @@ class _Job(Generic[Result]):
             self._tell(error=AbandonedError())
         except StopIteration as end:
             self._tell(result=end.value)
-        except Exception as error:
-            self._tell(error=error)
+        except BaseException as error:  # Panics of Rust are no Exceptions, and would end the thread.
+            self._tell(error=_without_frames(error))
         return False
 
-    def _tell(self, result: Any = None, error: Exception | None = None) -> None:
+    def _tell(self, result: Any = None, error: BaseException | None = None) -> None:
         with contextlib.suppress(RuntimeError):  # The loop was closed meanwhile.
             self._loop.call_soon_threadsafe(self._end, result, error)
 
-    def _end(self, result: Any, error: Exception | None) -> None:
+    def _end(self, result: Any, error: BaseException | None) -> None:
         if self.done.done():
             return
         if error:
             self.done.set_exception(error)
         else:
             self.done.set_result(result)
+
+
+def _without_frames(error: BaseException) -> Exception:
+    """The error without the frames of its thread, whose variables hold the job, its text, and so the error itself."""
+    links: list[BaseException | None] = [error]
+    while links:
+        if link := links.pop():
+            link.__traceback__ = None
+            links += [link.__cause__, link.__context__]
+    if isinstance(error, Exception):
+        return error
+    return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 class WorkerThreads:
@@ -75,7 +87,10 @@ class WorkerThreads:
 
     async def run(self, steps: Generator[Any, None, Result], abandoned: Callable[[], bool]) -> Result:
         """What `steps` returns. AbandonedError: `abandoned`, which is asked on a thread between steps, was true."""
-        job = _Job(steps, abandoned)
+        # No variable here may hold the job: an error refers to this frame, and the job to the error.
+        return await self._put(_Job(steps, abandoned))
+
+    def _put(self, job: _Job[Result]) -> asyncio.Future[Result]:
         with self._changed:
             if len(self._threads) < self._count:
                 thread = threading.Thread(target=self._work, name=f"tokenize-{len(self._threads)}", daemon=True)
@@ -83,7 +98,7 @@ class WorkerThreads:
                 thread.start()
             self._queue.append(job)
             self._changed.notify()
-        return await job.done
+        return job.done
 
     def close(self) -> None:
         """Lets the threads end after their turns; what is queued is not done."""
@@ -94,11 +109,19 @@ class WorkerThreads:
 
     def _work(self) -> None:
         give_way()
-        while job := self._next():
-            if job.turn(time.monotonic() + TURN_S):
-                with self._changed:
-                    self._queue.append(job)
-                    # The next loop of this thread takes a job: no other thread need be woken.
+        while self._take_turn():
+            pass
+
+    def _take_turn(self) -> bool:
+        """Works on the next job; False: the pool is closed. A thread that waits must not keep its last job alive."""
+        job = self._next()
+        if job is None:
+            return False
+        if job.turn(time.monotonic() + TURN_S):
+            with self._changed:
+                self._queue.append(job)
+                # The next loop of this thread takes a job: no other thread need be woken.
+        return True
 
     def _next(self) -> "_Job[Any] | None":
         with self._changed:

@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 
 from mini_infer_contract.launch import Endpoint
 from mini_infer_gateway.fleet.backlog import Order
+from mini_infer_gateway.fleet.fair_shares import NO_KEY, Flow
 
 IndexKind = Literal["exact", "stale", "approximate", "none"]
 """How the gateway knows an endpoint's cache: from its KV events, from those that came before they stopped, from our own
@@ -78,7 +79,9 @@ class RoutingRequest:
     may_split: bool = True
     """It generates text from one prompt, which another engine may compute."""
     order: Order = (0, inf, 0)
-    """Its place among the requests that wait at the gateway."""
+    """Its place among the requests of its flow that wait at the gateway."""
+    flow: Flow = NO_KEY
+    """Whose share of the endpoints it takes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from mini_infer_contract.extras import missing_packages_name_the_extra
+from mini_infer_contract.logs import show_crashes
 
 _TUNE = """
 import runpy
@@ -161,6 +162,7 @@ def _add_rollout(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; the exit code."""
+    show_crashes()
     parser = build_parser()
     given, unknown = parser.parse_known_args(arguments)
     if given.command == "tune":

@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 import aiohttp
 
 from mini_infer_contract.kubernetes_access import AccessError, ClusterAccess, find_access
-from mini_infer_contract.kubernetes_client import KubernetesClient
-from mini_infer_contract.logs import configure_logging
+from mini_infer_contract.kubernetes_client import ApiError, KubernetesClient
+from mini_infer_contract.logs import configure_logging, show_crashes
 from mini_infer_contract.resources import KIND, LABEL_SERVICE
 from mini_infer_operator.controller import gauges
 from mini_infer_operator.controller.apply_crd import apply_crd
@@ -29,15 +29,18 @@ from mini_infer_operator.controller.queue import WorkQueue
 from mini_infer_operator.controller.reflector import Reflector
 from mini_infer_operator.controller.served_crd import ServedCrd
 from mini_infer_operator.controller.settings import OperatorSettings, parse_settings
-from mini_infer_operator.objects.api import KubernetesApi
+from mini_infer_operator.objects.api import KubernetesApi, RefusedError
 from mini_infer_operator.objects.backend import ClusterBackend
 from mini_infer_operator.objects.cache import ObjectCache, ServiceKey
 from mini_infer_operator.objects.kinds import KINDS
+from mini_infer_operator.objects.peer_secrets import PeerSecrets
 from mini_infer_operator.objects.running_requests import RunningRequests
 from mini_infer_operator.plan.model_names import ModelNames
 from mini_infer_operator.status import progress_ended
 
 log = logging.getLogger(__name__)
+
+_ROOT_RETRY_S = 5.0
 
 
 def reflectors_of(
@@ -63,14 +66,16 @@ class Controller:
         events: EventRecorder,
         metrics: OperatorMetrics,
         running: RunningRequests,
+        peers: PeerSecrets | None = None,
     ) -> None:
         self._cache = cache
         self._metrics = metrics
         self._settings = settings
         self._turns = ImageTurns[ServiceKey](settings.max_rolling_services, settings.max_rolling_gpus, self.changed)
         self._names = ModelNames()
+        peers = peers or PeerSecrets(api, settings.identity)
         self._passes = FailedPasses[ServiceKey](
-            lambda key: ClusterBackend(api, cache, settings, *key, events, self._turns, running, self._names)
+            lambda key: ClusterBackend(api, cache, settings, *key, events, self._turns, running, self._names, peers)
         )
         self._ownership = ServiceOwnership(api, cache, settings, events)
         self._queue: WorkQueue[ServiceKey] | None = None
@@ -136,7 +141,8 @@ async def run_operator(settings: OperatorSettings, access: ClusterAccess) -> Non
         await crd.look()
         api = KubernetesApi(client, crd.fit_status)
         events = EventRecorder(api)
-        controller = Controller(api, cache, settings, events, metrics, RunningRequests(session))
+        peers = PeerSecrets(api, settings.identity)
+        controller = Controller(api, cache, settings, events, metrics, RunningRequests(session), peers)
         reflectors = reflectors_of(client, cache, settings, controller.changed)
         metrics.gauges(
             gauges.services(cache),
@@ -153,6 +159,7 @@ async def run_operator(settings: OperatorSettings, access: ClusterAccess) -> Non
                     *(tasks.create_task(watch.run(), name=f"watch {watch.kind.plural}") for watch in reflectors),
                     tasks.create_task(events.run(), name="post events"),
                     tasks.create_task(crd.run(), name="look at the CRD"),
+                    tasks.create_task(_make_root_secret(peers), name="make the root secret of peers"),
                     tasks.create_task(_work_once_synced(client, controller, reflectors, settings), name="work"),
                 ]
                 await stop.wait()
@@ -161,6 +168,17 @@ async def run_operator(settings: OperatorSettings, access: ClusterAccess) -> Non
         finally:
             await controller.stop()
             await runner.cleanup()
+
+
+async def _make_root_secret(peers: PeerSecrets) -> None:
+    """Makes it before there is any service: gateways mount it, and start when it is there."""
+    while True:
+        try:
+            await peers.root()
+            return
+        except (ApiError, RefusedError, aiohttp.ClientError, TimeoutError, OSError) as error:
+            log.warning("no root secret of peers yet, trying again in %.0f s: %s", _ROOT_RETRY_S, error)
+        await asyncio.sleep(_ROOT_RETRY_S)
 
 
 async def _work_once_synced(
@@ -175,6 +193,7 @@ async def _work_once_synced(
 
 def main() -> None:
     """Entry point."""
+    show_crashes()
     if sys.argv[1:] == ["--apply-crd"]:
         sys.exit(apply_crd())
     settings = parse_settings()

@@ -11,6 +11,7 @@ from typing import Any
 from mini_infer_contract.command_line import parse_flags, port_number, seconds, whole_number
 from mini_infer_operator import __version__
 from mini_infer_operator.images import EngineImages
+from mini_infer_operator.objects.network_policy import EnginePeers
 from mini_infer_operator.pod_security import DEFAULT_SECRETS, PROFILES, PodSecurity
 
 ENVIRONMENT_PREFIX = "MINI_INFER_"
@@ -36,7 +37,10 @@ class OperatorSettings:
     operator_class: str = ""
     """Look after services whose spec.operatorClass is this; empty: after those that name none."""
     allow_ingress_from: tuple[Mapping[str, Any], ...] = ()
-    """NetworkPolicyPeers that may reach engines; empty: no NetworkPolicies are made."""
+    """NetworkPolicyPeers of gateways, which may reach engines' HTTP, event and replay ports; empty: no NetworkPolicies
+    are made."""
+    allow_http_from: tuple[Mapping[str, Any], ...] = ()
+    """NetworkPolicyPeers that may reach engines' HTTP port alone: the operator, and whoever reads metrics."""
     max_rolling_services: int = 3
     """Services that may roll to a new default image at a time; 0: none ever does, only edits bring it."""
     max_rolling_gpus: float = float("inf")
@@ -48,6 +52,11 @@ class OperatorSettings:
     resync_s: float = 300.0
     """Every service is reconciled at least this often."""
     log_level: str = "INFO"
+
+    @property
+    def engine_peers(self) -> EnginePeers:
+        """Who may reach engines over the network."""
+        return EnginePeers(self.allow_ingress_from, self.allow_http_from)
 
     @property
     def images(self) -> EngineImages:
@@ -117,8 +126,16 @@ def parse_settings(
         type=_peers,
         metavar="JSON",
         default=default("allow-ingress-from", "[]"),
-        help="make a NetworkPolicy for each service's engines that lets in these, a list of NetworkPolicyPeers: the "
-        "gateways' pods, and Prometheus' (default: [], make none)",
+        help="make a NetworkPolicy for each service's engines that lets in these to HTTP, events and replays, a list "
+        "of NetworkPolicyPeers: the gateways' pods (default: [], make none)",
+    )
+    parser.add_argument(
+        "--allow-http-from",
+        type=_peers,
+        metavar="JSON",
+        default=default("allow-http-from", "[]"),
+        help="with --allow-ingress-from: let in these too, to engines' HTTP port alone: the operator's pods, and "
+        "Prometheus' (default: [])",
     )
     parser.add_argument(
         "--max-rolling-services",
@@ -187,6 +204,7 @@ def parse_settings(
         identity=given.identity,
         operator_class=given.operator_class,
         allow_ingress_from=given.allow_ingress_from,
+        allow_http_from=given.allow_http_from,
         max_rolling_services=given.max_rolling_services,
         max_rolling_gpus=given.max_rolling_gpus,
         pod_security=PodSecurity(

@@ -17,6 +17,7 @@ from mini_infer_operator.gpus import asks_for_gpu
 from mini_infer_operator.launch import Launch, grace_s
 from mini_infer_operator.local.commands import engine_command
 from mini_infer_operator.local.gpus import choose_gpus, gpus_of
+from mini_infer_operator.local.peer_key import write_peer_key
 from mini_infer_operator.local.ports import HOST, free_ports
 from mini_infer_operator.local.status_file import write_status
 from mini_infer_operator.local.supervise import OrphanReaper, SupervisedProcess, stop, supervise
@@ -73,6 +74,7 @@ class LocalBackend:
         self._read_version: tuple[int, int] | None = None
         self._created = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         self.endpoints_path = folder / "endpoints.json"
+        self.peer_key_path = write_peer_key(folder)
         self.status: dict[str, Any] = {}
 
     async def read(self) -> Mapping[str, Any] | None:
@@ -167,7 +169,7 @@ class LocalBackend:
         def make_command() -> Any:
             http_port, events_port, replay_port, transfer_port = free_ports(4)
             engine.ports = (http_port, events_port, replay_port, transfer_port)
-            return engine_command(launch, engine.ports, threads=threads, gpus=gpus)
+            return engine_command(launch, engine.ports, self.peer_key_path, threads=threads, gpus=gpus)
 
         def changed(line: str) -> None:
             self._say(line)
@@ -202,6 +204,7 @@ class LocalBackend:
                 replay=f"tcp://{HOST}:{engine.ports[2]}",
                 transfer=f"tcp://{HOST}:{engine.ports[3]}" if engine.launch.moves_cache else "",
                 group=engine.process.name if engine.launch.parallelism.ranks > 1 else "",
+                peer_auth="shared",
                 draining=engine.process.stopping,
             )
             for engine in self._engines

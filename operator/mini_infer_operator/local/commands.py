@@ -18,13 +18,15 @@ _RUN = "import sys; from {module} import main; sys.exit(main())"
 """Not the console script: that may belong to another environment than the one which runs us."""
 
 
-def engine_command(launch: Launch, ports: tuple[int, int, int, int], *, threads: int, gpus: Sequence[str]) -> Command:
+def engine_command(
+    launch: Launch, ports: tuple[int, int, int, int], peer_key: Path, *, threads: int, gpus: Sequence[str]
+) -> Command:
     """An engine with its HTTP, events, replay and transfer ports. `gpus` are those it may see; none: as inherited."""
     http_port, events_port, replay_port, transfer_port = ports
     addresses = Addresses(
         host=HOST, http_port=http_port, events_port=events_port, replay_port=replay_port, transfer_port=transfer_port
     )
-    arguments = serve_arguments(launch, addresses, claim_mount="", drain_s=grace_s(launch))
+    arguments = serve_arguments(launch, addresses, claim_mount="", drain_s=grace_s(launch), peer_key_file=str(peer_key))
     environment = _environment({"OMP_NUM_THREADS": str(threads)} if "OMP_NUM_THREADS" not in os.environ else {})
     # Keys are for clients of the gateway; engines listen on loopback, where the gateway would need one for them.
     environment.pop(API_KEY_ENV, None)
@@ -43,9 +45,10 @@ def engine_command(launch: Launch, ports: tuple[int, int, int, int], *, threads:
     )
 
 
-def gateway_command(host: str, port: int, endpoints: Path) -> Command:
+def gateway_command(host: str, port: int, endpoints: Path, peer_key: Path) -> Command:
     """The gateway over the endpoints file."""
-    arguments = [f"--host={host}", f"--port={port}", f"--endpoints={endpoints}", "--routing-headers"]
+    addresses = [f"--host={host}", f"--port={port}", f"--endpoints={endpoints}"]
+    arguments = [*addresses, f"--peer-key-file={peer_key}", "--routing-headers"]
     return Command(
         [*_PYTHON, _RUN.format(module=GATEWAY), *arguments],
         _environment({}),

@@ -6,6 +6,7 @@ so that it costs a bare interpreter; imports nothing of ours.
 """
 
 import contextlib
+import faulthandler
 import os
 import signal
 import sys
@@ -16,6 +17,7 @@ GRACE_S = 3.0
 
 def main() -> None:
     """Follow standard input until it closes, then clean up."""
+    faulthandler.enable()
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     groups: set[int] = set()

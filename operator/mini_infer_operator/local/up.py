@@ -85,7 +85,9 @@ async def _run(path: Path, service: InferenceService, folder: Path, host: str, p
         backend = LocalBackend(path, folder, reaper, session, gpus, _say, changed, url)
         backend.endpoints_path.write_text('{"endpoints": []}')
         gateway = SupervisedProcess(
-            "gateway", folder / "gateway.log", lambda: gateway_command(host, port, backend.endpoints_path)
+            "gateway",
+            folder / "gateway.log",
+            lambda: gateway_command(host, port, backend.endpoints_path, backend.peer_key_path),
         )
         tasks = [
             asyncio.create_task(_follow_file(path, changed), name="follow the file"),

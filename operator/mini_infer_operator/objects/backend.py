@@ -31,6 +31,8 @@ from mini_infer_operator.objects.kinds import CHILD_KINDS
 from mini_infer_operator.objects.names import engines_service_name
 from mini_infer_operator.objects.observed_objects import frozen_templates, is_applied, observed_of, running_images
 from mini_infer_operator.objects.ownership import belongs
+from mini_infer_operator.objects.peer_secrets import PeerSecrets
+from mini_infer_operator.objects.peers import peers_secret_name, wants_peers_secret
 from mini_infer_operator.objects.render import render
 from mini_infer_operator.objects.running_requests import RunningRequests
 from mini_infer_operator.objects.scalers import initial_replicas, scaled_spec, scaler_status
@@ -65,8 +67,10 @@ class ClusterBackend:
         turns: ImageTurns[ServiceKey] | None = None,
         running: RunningRequests | None = None,
         names: ModelNames | None = None,
+        peers: PeerSecrets | None = None,
     ) -> None:
         """Without `turns` a new default image reaches the service at once; without `names` a model name is its own."""
+        self._peers = peers or PeerSecrets(api, settings.identity)
         self._api = api
         self._cache = cache
         self._events = events or EventRecorder(api)
@@ -113,11 +117,17 @@ class ClusterBackend:
         failure = settings.pod_security.failure(service, new)
         if failure is not None:
             return failure
-        manifests = render(service, plan, frozen, settings.engine_image_pull_policy, settings.allow_ingress_from)
+        manifests = render(service, plan, frozen, settings.engine_image_pull_policy, settings.engine_peers)
         current = next((workload.revision for workload in plan.workloads if workload.launch is not None), None)
         spec = service.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
         manifests = with_history(manifests, revisions, current, spec)
         await self._label_draining(plan.draining)
+        if wants_peers_secret(manifests):
+            try:
+                await self._peers.ensure(service, self._pods)
+            except RefusedError as error:
+                name = peers_secret_name(service.metadata.name)
+                return PermanentFailure(Reason.REFUSED, f"Secret {name} with the keys of its peers: {error}")
         for manifest in manifests:
             failure = await self._write(service, manifest)
             if failure is not None:

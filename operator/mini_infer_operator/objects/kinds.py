@@ -51,6 +51,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("LeaderWorkerSet", "leaderworkerset.x-k8s.io", "v1", "leaderworkersets", _OWNED, optional=True, child=True),
     Kind("Pod", "", "v1", "pods", ("list", "watch", "patch")),
     Kind("Event", "", "v1", "events", ("create", "patch")),
+    Kind("Secret", "", "v1", "secrets", ("create", "patch")),  # of peers; those of others are not read
 )
 """In the order in which children are written; they are deleted in the reverse order."""
 CHILD_KINDS: tuple[Kind, ...] = tuple(kind for kind in KINDS if kind.child)

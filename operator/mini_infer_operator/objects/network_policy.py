@@ -1,6 +1,7 @@
 """The NetworkPolicy of a service's engines: the gateways and each other reach them, and nobody else's pods do."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mini_infer_contract.resources import LABEL_SERVICE, InferenceService
@@ -13,20 +14,30 @@ Peer = Mapping[str, Any]
 PORTS = ("http", "events", "replay")
 
 
-def network_policy(service: InferenceService, allowed: Sequence[Peer]) -> Manifest | None:
-    """Over all roles and revisions. `allowed` are the gateways, and whoever reads metrics; None where it is empty.
+@dataclass(frozen=True, slots=True)
+class EnginePeers:
+    """Who beside engines of the same service may open connections to engines."""
+
+    gateways: Sequence[Peer] = ()
+    """They reach HTTP, events and replays; empty: no policy is made."""
+    http: Sequence[Peer] = ()
+    """They reach HTTP alone: the operator counts what drains there, and Prometheus reads metrics."""
+
+
+NOBODY = EnginePeers()
+
+
+def network_policy(service: InferenceService, allowed: EnginePeers) -> Manifest | None:
+    """The policy over all roles and revisions, or None without gateways.
 
     Probes come from the node's kubelet, which no policy keeps away. A plug-in that enforces policies is the cluster's.
     """
-    if not allowed:
+    if not allowed.gateways:
         return None
     engines = {"matchLabels": {LABEL_SERVICE: service.metadata.name}}
-    ingress: list[dict[str, Any]] = [
-        {
-            "ports": [{"port": port, "protocol": "TCP"} for port in PORTS],
-            "from": [*map(dict, allowed), {"podSelector": engines}],
-        }
-    ]
+    ingress: list[dict[str, Any]] = [{"ports": _ports(*PORTS), "from": list(map(dict, allowed.gateways))}]
+    if allowed.http:
+        ingress.append({"ports": _ports("http"), "from": list(map(dict, allowed.http))})
     if _engines_talk(service):
         ingress.append({"from": [{"podSelector": engines}]})
     return {
@@ -39,6 +50,10 @@ def network_policy(service: InferenceService, allowed: Sequence[Peer]) -> Manife
             "ingress": ingress,
         },
     }
+
+
+def _ports(*names: str) -> list[dict[str, Any]]:
+    return [{"port": name, "protocol": "TCP"} for name in names]
 
 
 def _engines_talk(service: InferenceService) -> bool:

@@ -16,6 +16,7 @@ from mini_infer_contract.launch import (
 from mini_infer_contract.listening import ANY_HOST
 from mini_infer_contract.resources import (
     ANNOTATION_MODEL,
+    ANNOTATION_PEER_AUTH,
     ANNOTATION_SERVICE_CREATED,
     EnvironmentVariable,
     InferenceService,
@@ -23,6 +24,7 @@ from mini_infer_contract.resources import (
 from mini_infer_operator.gpus import gpu_resources
 from mini_infer_operator.launch import Addresses, Launch, grace_s, serve_arguments
 from mini_infer_operator.objects.names import selector, service_labels
+from mini_infer_operator.objects.peers import PEER_KEY_FILE, PEERS_MOUNT, peers_volume
 
 CONTAINER = "engine"
 _COMMAND = ["env", "--block-signal=TERM", "mini-infer-serve"]
@@ -71,6 +73,7 @@ def _pod_template(
     metadata = user.metadata.model_dump(exclude_none=True) if user.metadata else {}
     annotations = {
         ANNOTATION_MODEL: launch.model_name,
+        ANNOTATION_PEER_AUTH: "service",
     }
     if service.metadata.creation_timestamp:
         annotations[ANNOTATION_SERVICE_CREATED] = service.metadata.creation_timestamp
@@ -84,13 +87,15 @@ def _pod_template(
             },
             "annotations": {**scrape, **metadata.get("annotations", {}), **annotations},
         },
-        "spec": _pod_spec(launch, selector(service, role, revision), pull_policy, is_worker=is_worker),
+        "spec": _pod_spec(service, launch, selector(service, role, revision), pull_policy, is_worker=is_worker),
     }
 
 
-def _pod_spec(launch: Launch, labels: Mapping[str, str], pull_policy: str | None, *, is_worker: bool) -> dict[str, Any]:
+def _pod_spec(
+    service: InferenceService, launch: Launch, labels: Mapping[str, str], pull_policy: str | None, *, is_worker: bool
+) -> dict[str, Any]:
     overrides = launch.template.spec.model_dump(by_alias=True, exclude_none=True) if launch.template.spec else {}
-    volumes: list[dict[str, Any]] = [{"name": SCRATCH_VOLUME, "emptyDir": {}}]
+    volumes: list[dict[str, Any]] = [{"name": SCRATCH_VOLUME, "emptyDir": {}}, peers_volume(service)]
     if _needs_shared_memory(launch):
         volumes.append({"name": SHARED_MEMORY_VOLUME, "emptyDir": {"medium": "Memory"}})
     if launch.source.claim is not None:
@@ -120,7 +125,7 @@ def _container(launch: Launch, pull_policy: str | None, *, is_worker: bool) -> d
     overrides = (
         launch.template.container.model_dump(by_alias=True, exclude_none=True) if launch.template.container else {}
     )
-    mounts: list[dict[str, Any]] = [{"name": SCRATCH_VOLUME, "mountPath": "/tmp"}]
+    mounts: list[dict[str, Any]] = [{"name": SCRATCH_VOLUME, "mountPath": "/tmp"}, PEERS_MOUNT]
     if launch.source.claim is not None:
         mounts.append({"name": MODEL_VOLUME, "mountPath": MODEL_MOUNT, "readOnly": True})
     if _needs_shared_memory(launch):
@@ -141,6 +146,7 @@ def _container(launch: Launch, pull_policy: str | None, *, is_worker: bool) -> d
             ),
             claim_mount=MODEL_MOUNT,
             drain_s=grace_s(launch) - UNROUTE_S - EXIT_S,
+            peer_key_file=PEER_KEY_FILE,
             nodes=launch.nodes,
         ),
         "env": _environment(launch, launch.template.container.env or () if launch.template.container else ()),

@@ -1,6 +1,6 @@
 """A plan as manifests: ControllerRevision and workload for each role and revision; Service, budgets, policy for all."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from mini_infer_contract.resources import InferenceService
@@ -10,7 +10,7 @@ from mini_infer_operator.objects.disruption_budget import disruption_budgets
 from mini_infer_operator.objects.engines_service import engines_service
 from mini_infer_operator.objects.leader_worker_set import leader_worker_set
 from mini_infer_operator.objects.metadata import Manifest
-from mini_infer_operator.objects.network_policy import Peer, network_policy
+from mini_infer_operator.objects.network_policy import NOBODY, EnginePeers, network_policy
 from mini_infer_operator.objects.pod import frozen_pods
 from mini_infer_operator.plan.plan import Plan
 
@@ -23,7 +23,7 @@ def render(
     plan: Plan,
     frozen: Frozen,
     pull_policy: str | None,
-    allowed: Sequence[Peer] = (),
+    allowed: EnginePeers = NOBODY,
 ) -> list[Manifest]:
     """Everything that should exist, in the order in which it is to be written.
 

@@ -26,7 +26,7 @@ def create(client: openai.OpenAI, text: object = "hello", **fields: Any) -> Resp
 
 def test_every_field_of_openais_is_known() -> None:
     fields = set(response_create_params.ResponseCreateParamsBase.__annotations__) | {"stream"}
-    assert fields <= {*ResponsesRequest.model_fields, *ResponsesRequest.neutral}
+    assert fields <= {*ResponsesRequest.__struct_fields__, *ResponsesRequest.neutral}
 
 
 def test_a_response_tells_its_request_and_what_it_took(client: openai.OpenAI) -> None:
@@ -374,3 +374,11 @@ def test_a_client_that_goes_leaves_nothing_behind(server: DryServer) -> None:
     with server.client.stream("POST", "/v1/responses", json=body) as answer:
         next(answer.iter_bytes())
     wait_until(lambda: server.metric("vllm:num_requests_running") <= before)
+
+
+@pytest.mark.parametrize("method", ["POST", "GET", "DELETE"])
+def test_compact_is_not_found_by_name_when_a_client_asks_for_it(server: DryServer, method: str) -> None:
+    answer = server.client.request(method, "/v1/responses/compact", json={"model": MODEL, "input": "hi"})
+    assert answer.status_code == 404
+    if method == "POST":
+        assert answer.json()["error"]["code"] == "unsupported_path"

@@ -51,12 +51,12 @@ def test_the_command_tells_and_writes_figures_of_each_scheme(
     flags += ["--kv", "int8"]
     assert main(flags) == 0
     figures = json.loads(out.read_text())["figures"]
-    assert figures["bf16"]["top-1 agreement"] == 1.0
+    assert figures["fp32"]["top-1 agreement"] == 1.0
     assert 0.5 < figures["fp8"]["top-1 agreement"] <= 1.0
     assert figures["fp8"]["TTFT ms"] > 0
-    assert list(figures) == ["bf16", "bf16, KV int8", "fp8", "fp8, KV int8"]
-    assert figures["bf16, KV int8"]["KV bytes/token"] < 0.27 * figures["bf16"]["KV bytes/token"]  # of fp32
-    assert 0.5 < figures["bf16, KV int8"]["top-1 agreement"] <= 1.0
+    assert list(figures) == ["fp32", "fp32, KV int8", "fp8", "fp8, KV int8"]
+    assert figures["fp32, KV int8"]["KV bytes/token"] < 0.27 * figures["fp32"]["KV bytes/token"]  # of fp32
+    assert 0.5 < figures["fp32, KV int8"]["top-1 agreement"] <= 1.0
     assert "tokens/s" in capsys.readouterr().out
 
 

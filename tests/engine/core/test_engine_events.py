@@ -1,12 +1,16 @@
 """Whatever happens in whatever order, no page leaks, nothing gets stuck, and tokens are those of each request alone."""
 
 import random
+from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.support.connected_engine import connect
+from tests.support.connected_world import ConnectedWorld
 from tests.support.engine_world import World, make_engine
+from tests.support.fake_runner import VOCABULARY
 
 SETUPS = {
     "page_size": (16, 16, 32, 64, 256),
@@ -23,9 +27,17 @@ SETUPS = {
 }
 
 
-def make_world(draw: random.Random) -> World:
+def make_connected_world(draw: random.Random) -> ConnectedWorld:
+    """The same with peers; what KV transfer does not go with is left out."""
+    world = make_world(draw, speculative_method=None, pipeline_parallel_size=1)
+    share = draw.choice((0.2, 0.5, 1.0))
+    worker, connector = connect(world.engine, retained_share=share, vocab_size=VOCABULARY)
+    return ConnectedWorld(world.engine, world.runner, world.max_model_len, draw, worker=worker, connector=connector)
+
+
+def make_world(draw: random.Random, **fixed: Any) -> World:
     """A random engine with a pool that holds at least one sequence and often hardly more."""
-    setup = {name: draw.choice(choices) for name, choices in SETUPS.items()}
+    setup = {name: draw.choice(choices) for name, choices in SETUPS.items()} | fixed
     page_size, spare_pages = setup.pop("page_size"), setup.pop("spare_pages")
     if setup["speculative_method"] is not None:
         setup |= {"pipeline_parallel_size": 1, "max_speculative_rows": draw.choice((2, 8))}
@@ -78,6 +90,53 @@ EngineMachine.TestCase.settings = settings(
     max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestEngineMachine = EngineMachine.TestCase
+
+
+class ConnectedMachine(EngineMachine):
+    """The same with peers: pins, lost and slow ones, hostile messages, prompts that are cancelled or refused."""
+
+    world: ConnectedWorld
+
+    @initialize(seed=st.integers(0, 2**32))
+    def start(self, seed: int) -> None:
+        self.world = make_connected_world(random.Random(seed))
+
+    @rule(what=st.sampled_from(("add_taken", "add_retained")), count=st.integers(1, 3))
+    def add_for_proxy(self, what: str, count: int) -> None:
+        for _ in range(count):
+            getattr(self.world, what)()
+
+    @rule(what=st.sampled_from(("ask_prefill", "ask_read", "send_nonsense", "answer", "settle", "expire")))
+    def peers(self, what: str) -> None:
+        getattr(self.world, what)()
+
+
+ConnectedMachine.TestCase.settings = EngineMachine.TestCase.settings
+TestConnectedMachine = ConnectedMachine.TestCase
+
+
+def test_no_page_is_leaked_when_peers_pin_hang_and_lie() -> None:
+    """Sixty engines, 200 events each; the sums show that the events reach what they are meant to try."""
+    taken = given = fallbacks = kept_out = expired = faults = 0
+    for seed in range(60):
+        draw = random.Random(seed)
+        world = make_connected_world(draw)
+        events = (
+            *(world.add, world.abort, world.step, world.add_taken, world.add_retained),
+            *(world.ask_prefill, world.ask_read, world.send_nonsense, world.answer, world.settle, world.expire),
+        )
+        for _ in range(200):
+            draw.choices(events, weights=(0.6, 0.3, 6, 0.6, 0.5, 0.6, 0.5, 0.2, 2, 0.2, 0.1))[0]()
+            world.check()
+            kept_out += world.engine.only_receives
+        world.drain()
+        stats = world.engine.stats().kv_transfer
+        taken += world.num_taken
+        given += world.num_given
+        fallbacks += stats.fallbacks.get("bad_message", 0)
+        expired += stats.leases_expired
+        faults += stats.faults
+    assert min(taken, given, kept_out, expired, faults) > 20
 
 
 def test_after_10_000_random_events_no_page_is_leaked() -> None:

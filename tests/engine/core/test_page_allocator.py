@@ -42,3 +42,17 @@ def test_a_page_is_free_when_its_last_user_leaves() -> None:
     assert (pool.references[page], pool.num_free) == (1, 1)
     pool.release(page)
     assert (pool.references[page], pool.num_free, pool.num_cached) == (0, 2, 0)
+
+
+def test_pages_are_only_pinned_when_no_sequence_uses_them() -> None:
+    pool = PageAllocator(4, 16)
+    pages = [pool.allocate() for _ in range(3)]
+    pool.pin(pages)
+    pool.pin(pages[:1])
+    assert (pool.num_only_pinned, pool.num_free) == (0, 1)
+    pool.release_all(pages)
+    assert (pool.num_only_pinned, pool.num_free, pool.usage) == (3, 1, 0.75)
+    pool.unpin(pages)
+    assert (pool.num_only_pinned, pool.num_free) == (1, 3)
+    pool.unpin(pages[:1])
+    assert (pool.num_only_pinned, pool.num_free) == (0, 4)

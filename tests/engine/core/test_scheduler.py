@@ -26,6 +26,7 @@ class Bench:
     token_budget: int = 100
     chunk_limit: int = 100
     caching: bool = False
+    chunk_alignment: int = 1
     in_flight: deque[Step] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
@@ -36,6 +37,7 @@ class Bench:
             max_num_seqs=self.max_num_seqs,
             token_budget=self.token_budget,
             chunk_limit=self.chunk_limit,
+            chunk_alignment=self.chunk_alignment,
         )
         self.sequences: dict[str, Sequence] = {}
 
@@ -307,3 +309,23 @@ def test_a_page_that_the_prefix_cache_knows_is_no_forks_to_write_to() -> None:
     later = bench.add("b", 20)
     bench.compute()
     assert later.num_cached == 16, "the first block of the prompt is still where the cache says"
+
+
+@pytest.mark.parametrize("chunk_limit", [5, 20, 37, 100])
+def test_chunks_end_at_multiples_of_the_alignment_when_there_is_one(chunk_limit: int) -> None:
+    bench = Bench(chunk_alignment=16, chunk_limit=chunk_limit, token_budget=40)
+    first, second = bench.add("a", 90), bench.add("b", 75)
+    while first.num_computed < 90 or second.num_computed < 75:
+        bench.launch()
+        for sequence, num_prompt in ((first, 90), (second, 75)):
+            assert sequence.num_computed >= num_prompt or sequence.num_computed % 16 == 0
+        bench.commit()
+
+
+def test_prompt_goes_on_when_a_pass_has_no_room_for_the_alignment() -> None:
+    bench = Bench(chunk_alignment=16, token_budget=6)
+    sequence = bench.add("a", 20)
+    for _ in range(4):
+        bench.launch()
+        bench.commit()
+    assert sequence.num_computed >= 20

@@ -69,7 +69,7 @@ def test_a_full_replay_arrives_to_its_end_in_vllms_frames(
 ) -> None:
     size = len(events.encode(events.KVEventBatch(ts=0.0, events=[events.AllBlocksCleared()])))
     monkeypatch.setattr(
-        f"mini_infer_engine.core_process.publisher.{limit}", 100 if limit == "RING_BATCHES" else 100 * size
+        f"mini_infer_engine.core_process.replays.{limit}", 100 if limit == "RING_BATCHES" else 100 * size
     )
     port = free_port()
     publisher = EventPublisher(context, "127.0.0.1", 0, port)
@@ -81,11 +81,18 @@ def test_a_full_replay_arrives_to_its_end_in_vllms_frames(
     dealer.send_multipart([b"", events.sequence_frame(0)])
     assert publisher.replay is not None
     assert publisher.replay.poll(5000)
-    publisher.answer_replays()
-    for number in range(20, 120):
+    replies: list[list[bytes]] = []
+
+    def all_came() -> bool:
+        publisher.answer_replays()
+        while dealer.poll(1):
+            replies.append(dealer.recv_multipart())
+        return replies[-1:] == [list(events.REPLAY_LAST_FRAMES)]
+
+    wait_until(all_came)
+    for number, reply in zip(range(20, 120), replies[:-1], strict=True):
         payload = events.encode(events.KVEventBatch(ts=float(number), events=[events.AllBlocksCleared()]))
-        assert dealer.recv_multipart() == events.replay_frames(number, payload)
-    assert dealer.recv_multipart() == list(events.REPLAY_LAST_FRAMES)
+        assert reply == events.replay_frames(number, payload)
     publisher.close()
 
 

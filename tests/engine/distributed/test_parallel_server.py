@@ -11,8 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
+import zmq
 
+from mini_infer_contract.peer_auth import PeerSecret
 from tests.engine.server.dry_server import HANG_S, EngineServer, environment, free_port, serve_command, wait_until
 
 FLAGS = ("demo", "--device", "cpu", "--kv-cache-memory", "30MB")
@@ -98,10 +101,10 @@ def test_a_first_rank_that_hangs_is_ended_by_the_others(tmp_path: Path) -> None:
 
 
 @contextmanager
-def two_nodes() -> Iterator[tuple[EngineServer, "subprocess.Popen[str]"]]:
-    """A group of a rank on each of two nodes: the leader's server, and the worker."""
+def two_nodes(*more: str) -> Iterator[tuple[EngineServer, "subprocess.Popen[str]"]]:
+    """A group of a rank on each of two nodes: the leader's server, and the worker. `more` flags are for both."""
     group = ("--tensor-parallel-size", "2", "--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port")
-    flags = (*FLAGS, *group, str(free_port()))
+    flags = (*FLAGS, *group, str(free_port()), *more)
     command = serve_command(*flags, "--port", "0", "--node-rank", "1")
     worker = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True)
     leader = EngineServer(*flags, "--node-rank", "0", limit_s=START_S)
@@ -165,6 +168,26 @@ def test_a_worker_that_is_told_to_go_stays_until_its_leader_has_finished() -> No
         assert client.text.rstrip().endswith("data: [DONE]"), client.text[-300:]
         assert leader.process.wait(20) == 0
         assert worker.wait(20) == 0
+
+
+def test_ranks_on_other_nodes_prove_membership_when_the_group_has_a_peer_key(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text(PeerSecret.generate().hex())
+    with two_nodes("--peer-key-file", str(key)) as (leader, worker), zmq.Context() as context:
+        assert leader.client.post("/v1/completions", json=ASKED).status_code == 200
+        connections = psutil.Process(leader.core_pid).net_connections("tcp")
+        ports = [found.laddr.port for found in connections if found.status == psutil.CONN_LISTEN]
+        assert len(ports) >= 3, "signs of life, steps and control of transfers"
+        for port in ports:
+            stranger = context.socket(zmq.DEALER)
+            monitor = stranger.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+            stranger.connect(f"tcp://127.0.0.1:{port}")
+            assert not monitor.poll(500), "somebody without keys is let in"
+            stranger.disable_monitor()
+            monitor.close(0)
+            stranger.close(0)
+        assert leader.client.post("/v1/completions", json=ASKED).status_code == 200
+        assert worker.poll() is None
 
 
 def test_a_worker_without_a_leader_leaves_when_it_is_told_to_go() -> None:

@@ -15,7 +15,7 @@ from mini_infer_engine.gguf.folder import model_folder
 from mini_infer_engine.model_path import resolve_model
 from mini_infer_engine.models.decoder import DecoderModel
 from mini_infer_engine.runtime import worker
-from tests.support.gguf_files import K_QUANTS, tiny_vocabulary, write_gguf
+from tests.support.gguf_files import I_QUANTS, K_QUANTS, tiny_vocabulary, write_gguf
 from tests.support.tiny_models import GRANITE, PageDealer, reference_logits, run_chunks, tiny_runner
 
 TOLERANCE = 1e-4
@@ -28,6 +28,7 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 32,
     "rope_theta": 5000.0,
 }
+NORMED = {"norm_topk_prob": True, "decoder_sparse_step": 1}
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-biased-tied": ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
@@ -41,6 +42,9 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("smollm3", {"num_hidden_layers": 4}),
     "olmo2": ("olmo2", {}),
     "granite": ("granite", GRANITE),
+    "phi3": ("phi3", {"sliding_window": 19}),
+    "qwen3moe": ("qwen3moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32} | NORMED),
+    "mixtral": ("mixtral", {"num_local_experts": 4}),
 }
 ENCODINGS = [
     Encoding.F16,
@@ -51,6 +55,7 @@ ENCODINGS = [
     Encoding.Q5_1,
     Encoding.Q8_0,
     *K_QUANTS,
+    *I_QUANTS,
 ]
 
 
@@ -78,6 +83,28 @@ def test_architectures(variant: str, tmp_path: Path) -> None:
 def test_encodings(encoding: Encoding, tmp_path: Path) -> None:
     shape = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_hidden_layers": 1}
     model = write_gguf(tmp_path / "m.gguf", "llama", encoding=encoding, **shape)
+    assert largest_error(tmp_path / "m.gguf", model) <= TOLERANCE
+
+
+@pytest.mark.parametrize("partial", [1.0, 0.75])
+def test_longrope_factors_are_read_when_a_file_has_them_as_tensors(partial: float, tmp_path: Path) -> None:
+    count = int(16 * partial) // 2
+    short, long = (np.linspace(1.0, end, count, dtype=np.float32) for end in (1.5, 4.0))
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": short.tolist(),
+        "long_factor": long.tolist(),
+        "original_max_position_embeddings": 32,
+        "partial_rotary_factor": partial,
+    }
+    model = write_gguf(
+        tmp_path / "m.gguf",
+        "phi3",
+        rope_parameters=rope,
+        original_max_position_embeddings=32,
+        tensors={"rope_factors_long.weight": long, "rope_factors_short.weight": short},
+    )
     assert largest_error(tmp_path / "m.gguf", model) <= TOLERANCE
 
 
@@ -177,8 +204,8 @@ BROKEN: dict[str, tuple[dict[str, Any], Callable[[Path], object] | None, list[st
     "in the header": ({}, lambda path: cut(path, 700), ["cut short", "download it again"]),
     "in the weights": ({}, lambda path: cut(path, 0.7), ["cut short", "tensor", "bytes behind the end"]),
     "old version": ({}, lambda path: path.write_bytes(b"GGUF\x01" + bytes(50)), ["version 1", "convert"]),
-    "architecture": ({"fields": {"general.architecture": "mamba"}}, None, ["mamba", "llama, olmo2, qwen2"]),
-    "experts": ({"fields": {"llama.expert_count": 8}}, None, ["expert_count = 8", "original weights"]),
+    "architecture": ({"fields": {"general.architecture": "mamba"}}, None, ["mamba", "qwen2, qwen3, qwen3moe"]),
+    "experts": ({"fields": {"llama.expert_count": 8}}, None, ["llama.expert_used_count", "missing"]),
     "rope": ({"fields": {"llama.rope.scaling.type": "longrope"}}, None, ["longrope", "yarn"]),
     "some dimensions": ({"fields": {"llama.rope.dimension_count": 16}}, None, ["rope.dimension_count = 16", "of 24"]),
     "heads by layer": (
@@ -188,7 +215,7 @@ BROKEN: dict[str, tuple[dict[str, Any], Callable[[Path], object] | None, list[st
     ),
     "no number": ({"fields": {"llama.embedding_length": "64"}}, None, ["embedding_length = '64'", "positive integer"]),
     "a part": ({"fields": {"split.count": 3}}, None, ["is one of 3 parts", "--merge"]),
-    "words": ({"tokenizer": {"pre": "tekken"}}, None, ["pre = 'tekken'", "smollm"]),
+    "words": ({"tokenizer": {"pre": "no-such"}}, None, ["pre = 'no-such'", "smollm"]),
     "tokenizer": ({"tokenizer": {"model": "t5"}}, None, ["model = 't5'", "SentencePiece"]),
     "no tensor": ({"tensors": {"blk.1.ffn_up.weight": None}}, None, ["layers.1.mlp.up_proj", "no counterpart"]),
     "extra tensor": (
@@ -238,6 +265,6 @@ def test_an_encoding_that_is_not_read_is_named(tmp_path: Path) -> None:
     content = path.read_bytes()
     name = b"blk.0.attn_k.weight"
     place = content.index(name) + len(name) + 4 + 2 * 8  # behind its dimensions
-    path.write_bytes(content[:place] + (19).to_bytes(4, "little") + content[place + 4 :])
-    with pytest.raises(ModelError, match=r"blk\.0\.attn_k\.weight is of type IQ1_S: supported are F32, F16, Q4_0"):
+    path.write_bytes(content[:place] + (40).to_bytes(4, "little") + content[place + 4 :])
+    with pytest.raises(ModelError, match=r"blk\.0\.attn_k\.weight is of type NVFP4: supported are F32, F16, Q4_0"):
         model_folder(path)

@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 
 from mini_infer_contract.prompt import PromptAssets, PromptEncoder
+from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.gguf.architectures import eos_token_ids
 from mini_infer_engine.gguf.header import GgufHeader
 from mini_infer_engine.gguf.tokenizer import tokenizer_files
+from mini_infer_engine.gguf.word_rules import WORD_RULES
 from mini_infer_engine.model_path import DEMO_DIRECTORY
+from mini_infer_engine.text.token_bytes import byte_level_alphabet
 
 TEXTS = [
     "def f(x):\r\n\treturn x  # 12345\n\n\n  ",
@@ -70,11 +73,67 @@ def test_byte_level_bpe_and_template_are_those_that_were_converted() -> None:
         ("smollm", ["It", "'s", "Ġ", "1", "2", "3", "4", "Ġdays", ",", "ĠDON", "'", "T", "ĊĊ"]),
         ("qwen2", ["It", "'s", "Ġ", "1", "2", "3", "4", "Ġdays", ",", "ĠDON", "'T", "ĊĊ"]),
         ("llama-bpe", ["It", "'s", "Ġ", "123", "4", "Ġdays", ",", "ĠDON", "'T", "ĊĊ"]),
+        *(
+            (alias, ["It", "'s", "Ġ", "123", "4", "Ġdays", ",", "ĠDON", "'T", "ĊĊ"])
+            for alias in ("llama3", "llama-v3", "smaug-bpe", "dbrx", "falcon3", "pixtral", "chatglm-bpe")
+        ),
+        ("megrez", ["It", "'s", "Ġ", "1", "2", "3", "4", "Ġdays", ",", "ĠDON", "'T", "ĊĊ"]),
+        ("tekken", ["It", "'s", "Ġ", "1", "2", "3", "4", "Ġdays", ",", "ĠDON", "'T", "ĊĊ"]),
+        ("gpt-4o", ["It's", "Ġ", "123", "4", "Ġdays", ",", "ĠDON'T", "ĊĊ"]),
+        ("deepseek-v3", ["It", "'s", "Ġ", "123", "4", "Ġdays", ",", "ĠDON", "'T", "ĊĊ"]),
+        ("deepseek-llm", ["It", "'", "s", "Ġ", "1234", "Ġdays", ",", "ĠDON", "'", "T", "Ċ", "Ċ"]),
+        ("deepseek-coder", ["It", "'", "s", "Ġ", "1", "2", "3", "4", "Ġdays", ",", "ĠDON", "'", "T", "Ċ", "Ċ"]),
+        ("default", ["It", "'", "s", "Ġ", "123", "4", "Ġdays", ",", "ĠDON", "'", "T", "ĊĊ"]),
+        ("superbpe", ["It'sĠ", "1", "234", "Ġdays,ĠDON'TĊĊ"]),
     ],
 )
 def test_words_are_split_as_the_published_tokenizers_do(rule: str, words: list[str]) -> None:
     splitter: Any = encoder_of(header_of(model="gpt2", pre=rule, tokens=["a"], merges=[])).tokenizer.pre_tokenizer
     assert [word for word, _ in splitter.pre_tokenize_str("It's 1234 days, DON'T\n\n")] == words
+
+
+@pytest.mark.parametrize(
+    ("rule", "fields", "expected"),
+    [
+        ("llama-bpe", {}, [1, 0]),
+        ("llama3", {}, [1, 0]),
+        ("tekken", {}, [1, 0]),
+        ("llama-bpe", {"add_bos_token": False}, [0]),
+        ("smaug-bpe", {}, [0]),
+        ("dbrx", {}, [0]),
+        ("gpt-2", {}, [0]),
+        ("qwen2", {"add_bos_token": True, "add_eos_token": True}, [1, 0, 1]),
+        ("", {}, [0]),
+        (None, {}, [0]),
+    ],
+)
+def test_a_text_begins_with_bos_as_in_llama_cpp_when_the_file_does_not_say(
+    rule: str | None, fields: dict[str, Any], expected: list[int]
+) -> None:
+    named = {} if rule is None else {"pre": rule}
+    tokens = {"tokens": ["a", "<s>"], "token_type": [1, 3], "bos_token_id": 1, "eos_token_id": 1}
+    encoder = encoder_of(header_of(model="gpt2", merges=[], **tokens, **named, **fields))
+    assert encoder.encode("a", True) == expected
+
+
+@pytest.mark.parametrize("rule", ["no-such-rule", 5, ["qwen2"]])
+def test_an_unknown_rule_is_refused_with_those_that_are_known_when_a_file_names_it(rule: Any) -> None:
+    with pytest.raises(ModelError, match=r"ggml\.pre"):
+        tokenizer_files(header_of(model="gpt2", pre=rule, tokens=["a"], merges=[]))
+
+
+def test_real_words_are_split_as_tokenizer_json_does_when_every_rule_is_loaded() -> None:
+    for name, rule in WORD_RULES.items():
+        made = encoder_of(header_of(model="gpt2", pre=name, tokens=["a"], merges=[]))
+        splitter: Any = made.tokenizer.pre_tokenizer
+        for text in TEXTS:
+            joined = "".join(word for word, _ in splitter.pre_tokenize_str(text))
+            assert bytes_of(joined) == text.encode(), (name, rule)
+
+
+def bytes_of(word: str) -> bytes:
+    alphabet = byte_level_alphabet()
+    return bytes(alphabet[character] for character in word)
 
 
 PIECES = ["▁", "a", "b", "n", "d", "an", "▁a", "and", "▁an", "▁and", "ab", "ba", "band", "nd", "aa", "▁▁", "dd", "na"]

@@ -7,8 +7,10 @@ import pytest
 
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.kv_transfer import events, staged_gift, wire
+from mini_infer_engine.kv_transfer import giver as giver_module
 from mini_infer_engine.kv_transfer.giver import Giver
 from mini_infer_engine.kv_transfer.layout import KVLayout, Span, pieces
+from mini_infer_engine.kv_transfer.leases import MAX_LEASE_S
 from mini_infer_engine.kv_transfer.staging import Area
 from mini_infer_engine.kv_transfer.stats import Counters
 from mini_infer_engine.kv_transfer.transport import How, Motion, Progress, TransportError
@@ -437,3 +439,59 @@ def test_what_is_read_is_free_when_it_is_released_or_its_lease_ends(world: World
             world.giver.advance(10.0)
         assert world.told.pop() == events.Gone(asked.key)
     assert world.giver.num_open == 0
+
+
+def test_second_prompt_of_one_job_number_is_ignored_while_the_first_is_open(world: World) -> None:
+    key = world.ask()
+    request = Request(request_id="", prompt_token_ids=[1], sampling=SamplingParams(max_tokens=1))
+    world.giver.handle(PEER, wire.PrefillWanted(1, request, [7], 0, 10.0), 0.0)
+    world.giver.handle(PEER, wire.KVWanted(1, [1, 2], "", "", 0, 10.0), 0.0)
+    assert not world.told
+    world.giver.give(events.Give(key, 0, [1, 2, 3], 0, 40))
+    assert world.giver.num_open == 1
+
+
+def test_prompt_is_refused_when_its_pages_do_not_hold_it(world: World) -> None:
+    request = Request(request_id="", prompt_token_ids=[1] * 40, sampling=SamplingParams(max_tokens=1))
+    world.giver.handle(PEER, wire.PrefillWanted(1, request, [7, 8], 0, 10.0), 0.0)
+    [refusal] = world.sent
+    assert isinstance(refusal, wire.Failed)
+    assert refusal.reason == "bad_message"
+    assert not world.told
+
+
+def test_prompt_is_refused_when_too_many_transfers_are_open(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(giver_module, "MAX_OPEN_JOBS", 1)
+    world.ask()
+    world.giver.handle(PEER, wire.KVWanted(2, [1, 2], "", "", 0, 10.0), 0.0)
+    [refusal] = world.sent
+    assert isinstance(refusal, wire.Failed)
+    assert refusal.reason == "overloaded"
+
+
+def test_idle_peer_is_forgotten_when_too_many_have_greeted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(giver_module, "MAX_PEERS", 3)
+    answers: list[tuple[bytes, wire.FromGiver]] = []
+    giver = Giver(
+        lambda: party("giver", "prefill"),
+        FakeTransport(),
+        LAYOUT,
+        lambda peer, message: answers.append((peer, message)),
+        lambda event: None,
+        Counters(),
+    )
+    for number in range(5):
+        giver.handle(b"%d" % number, wire.Hello(party(f"taker{number}", "decode")), 0.0)
+    assert [type(message) for _, message in answers] == [wire.Welcome] * 5
+    giver.handle(b"0", wire.Renew([1], 1.0), 0.0)
+    giver.handle(b"4", wire.Renew([1], 1.0), 0.0)
+    assert [(peer, type(message)) for peer, message in answers[5:]] == [(b"0", wire.Refused)]
+
+
+@pytest.mark.parametrize("lease_s", [3_600.0, 86_400.0])
+def test_lease_of_a_peer_is_bounded_when_it_asks_for_a_long_one(world: World, lease_s: float) -> None:
+    world.giver.handle(PEER, wire.KVWanted(1, [1, 2], "", "", 0, lease_s), 0.0)
+    world.giver.handle(PEER, wire.Renew([1], lease_s), 1.0)
+    world.told.clear()
+    world.giver.advance(MAX_LEASE_S + 1.0)
+    assert [type(event) for event in world.told] == [events.Gone]

@@ -223,3 +223,77 @@ def test_a_slot_that_is_not_lent_is_left_alone(world: World) -> None:
     world.say(written(1, 0), *(wire.SlotWanted(2, serial, "host") for serial in range(len(LENT))))
     assert LENT[0] not in world.lent(), "what was written there is still put in place"
     assert not world.told
+
+
+def granted_nothing(world: World, job: int) -> None:
+    """A read that a peer grants, of no more tokens than this engine has."""
+    source = KVSource(how="prefix", address=world.address)
+    request = Request(request_id=str(job), prompt_token_ids=list(range(40)), sampling=SamplingParams(max_tokens=1))
+    world.taker.take(events.Take(job, request, source, [4, 5, 6], 0, 40), 0.0)
+    world.heard()
+
+
+def test_taker_goes_on_when_the_last_job_of_a_broken_peer_is_granted_nothing(world: World) -> None:
+    world.take(1)
+    granted_nothing(world, 2)
+    world.say(wire.SlotWanted(1, 0, "host"), written(1, 0))
+    world.transport.motions[0].end = "failed"
+    world.taker.advance(0.1)
+    world.say(wire.Released([1]))
+    world.say(wire.KVGranted(2, [], 0, 30.0, False))
+    assert [type(event) for event in world.told] == [events.NotTaken, events.Settled] * 2
+    assert world.taker.num_open == 0
+    assert wire.Release([2]) in world.heard()  # before the connection is closed
+
+
+def test_slots_of_one_area_are_lent_when_those_of_the_other_are_used_up(world: World) -> None:
+    world.take(1)
+    world.take(2)
+    world.say(*(wire.SlotWanted(1, serial, "host") for serial in range(len(LENT) + 1)))
+    assert world.lent() == list(LENT)
+    world.say(wire.SlotWanted(2, 100, "device"))
+    assert [message.job for message in world.heard() if isinstance(message, wire.SlotLent)] == [2]
+
+
+def test_new_job_greets_anew_when_the_transport_to_a_peer_has_failed_under_load(world: World) -> None:
+    world.take(1)
+    world.take(2)  # keeps the first connection busy
+    world.say(wire.SlotWanted(1, 0, "host"), written(1, 0))
+    world.transport.motions[0].end = "failed"
+    world.taker.advance(0.1)
+    world.heard()
+    world.peer = b""
+    world.take(3)
+    assert world.taker.num_open == 3
+
+
+@pytest.mark.parametrize(
+    "part",
+    [(0, 0, (0, 1)), (-1, 16, (0, 1)), (0, 41, (0, 1)), (0, 16, (0, 5)), (0, 16, (3, 3)), (16, 0, (0, 1))],
+    ids=str,
+)
+def test_part_is_put_nowhere_when_it_is_not_of_its_job(world: World, part: tuple[int, int, tuple[int, int]]) -> None:
+    world.take(1)
+    world.say(wire.SlotWanted(1, 0, "host"))
+    world.say(wire.Written(1, 0, *part))
+    assert not world.transport.placed
+
+
+def test_job_is_settled_by_its_peer_when_a_part_was_not_of_it(world: World) -> None:
+    world.take(1)
+    world.say(wire.SlotWanted(1, 0, "host"), wire.Written(1, 0, 0, 41, (0, 1)))
+    [failed] = world.told
+    assert isinstance(failed, events.NotTaken)
+    assert failed.reason == "transport"
+    world.say(wire.Released([1]))
+    assert world.told[1:] == [events.Settled(1)]
+
+
+def test_read_is_not_begun_when_granted_pages_hold_fewer_tokens_than_is_said(world: World) -> None:
+    world.take(1)
+    granted_nothing(world, 2)
+    world.say(wire.KVGranted(2, [1], 40, 30.0, False))
+    [failed, settled] = world.told
+    assert isinstance(failed, events.NotTaken)
+    assert failed.reason == "bad_message"
+    assert settled == events.Settled(2)

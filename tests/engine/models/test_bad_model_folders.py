@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mini_infer_engine import LLM
-from mini_infer_engine.model_path import DEMO_DIRECTORY
+from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.model_path import DEMO_DIRECTORY, resolve_model
 from mini_infer_engine.models.registry import read_config
 from mini_infer_engine.text.text_model import TextModel
 from tests.engine.server.dry_server import HANG_S, environment, serve_command
@@ -146,15 +147,21 @@ def test_the_server_ends_with_one_line(case: str, good: dict[str, Path], tmp_pat
 @pytest.mark.parametrize(
     ("generation", "config", "tokenizer", "expected"),
     [
-        ({"eos_token_id": 7}, {"eos_token_id": 8}, {}, (7,)),
-        ({}, {"eos_token_id": 8}, {}, (8,)),
+        ({"eos_token_id": 7}, {"eos_token_id": 8}, {}, (7, 8, 2)),
+        ({"eos_token_id": [2, 7]}, {"eos_token_id": 7}, {}, (2, 7)),
+        ({}, {"eos_token_id": 8}, {}, (8, 2)),
+        ({}, {"eos_token_id": 8}, {"eos_token": ...}, (8,)),
+        ({}, {"eos_token_id": 8}, {"eos_token": "<|not in the vocabulary|>"}, (8,)),
+        ({}, {"eos_token_id": -1}, {}, (2,)),
+        ({"eos_token_id": [-1, 10**12]}, {"eos_token_id": 10**6}, {}, (2,)),
+        ({"eos_token_id": -1}, {}, {"eos_token": ...}, ()),
         ({}, {}, {}, (2,)),
         ({}, {}, {"eos_token": {"content": "<|im_end|>"}}, (2,)),
         ({}, {}, {"eos_token": ...}, ()),
         ({}, {}, {"eos_token": "<|not in the vocabulary|>"}, ()),
     ],
 )
-def test_eos_is_the_tokenizers_where_no_other_file_names_one(
+def test_texts_end_at_any_eos_when_config_generation_config_and_tokenizer_name_different_ones(
     generation: dict[str, Any],
     config: dict[str, Any],
     tokenizer: dict[str, Any],
@@ -209,3 +216,51 @@ def test_outputs_have_the_tokens_that_the_model_says_and_a_named_folder_limits_t
         (True, False),
         (True, True),
     ]
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"adapter_config.json": '{"base_model_name_or_path": "org/base"}'}, ["adapter (LoRA) of 'org/base'", "merge"]),
+        ({"adapter_config.json": "broken"}, ["adapter (LoRA), not a model", "merge"]),
+        ({"params.json": "{}"}, ["params.json", "Hugging Face format"]),
+        ({}, ["config.json is missing", "Hugging Face format"]),
+    ],
+)
+def test_what_a_folder_holds_is_named_when_it_holds_no_model(
+    files: dict[str, str], words: list[str], tmp_path: Path
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ModelError) as raised:
+        resolve_model(str(tmp_path))
+    assert all(word in str(raised.value) for word in words)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, ["MambaForCausalLM", "Qwen3ForCausalLM"]),
+        ({"architectures": ["Qwen2VLForConditionalGeneration"]}, ["Qwen2VL", "images"]),
+        ({"architectures": [["LlamaForCausalLM"], 5]}, ["architectures", "supported"]),
+        ({}, ["tokenizer.json"]),
+    ],
+)
+def test_the_architecture_is_named_when_the_tokenizer_is_missing_too(
+    config: dict[str, Any], words: list[str], good: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(good["whole"], folder)
+    (folder / "tokenizer.json").unlink()
+    edit_json(folder, "config.json", **config)
+    with pytest.raises(ModelError) as raised:
+        TextModel.load(("m",), folder)
+    assert all(word in str(raised.value) for word in words)
+
+
+def test_mlx_is_named_when_a_folder_is_quantised_in_its_form(good: dict[str, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(good["whole"], folder)
+    edit_json(folder, "config.json", quantization_config={"group_size": 64, "bits": 4})
+    with pytest.raises(ModelError, match="MLX"):
+        read_config(folder)

@@ -106,7 +106,8 @@ def test_a_model_is_loaded_without_the_mathematics_of_shapes(tmp_path: Path, mon
 
 def test_what_old_checkpoints_carry_along_is_left_out(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "llama", tie_word_embeddings=True)
-    extra = {"lm_head.weight": torch.ones(199, 64), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(12)}
+    table = load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"]
+    extra = {"lm_head.weight": table.clone(), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(12)}
     edit(tmp_path, lambda tensors: tensors.update(extra))
     assert tiny_runner(tmp_path).worker.model.lm_head is None
 

@@ -276,6 +276,52 @@ def test_old_and_new_rope_forms_read_the_same(tmp_path: Path) -> None:
     assert _config(tmp_path, rope_theta=5e5, rope_scaling=None).ropes[0].type == "default"
 
 
+FACTORS = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+GEMMA = {"hidden_activation": "gelu_pytorch_tanh"}
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "context"),
+    [
+        ("Llama", {}, 128),
+        ("Llama", {"rope_scaling": {"type": "default"}}, 128),
+        ("Qwen2", {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}}, 512),
+        ("Qwen3", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 96}}, 384),
+        ("Qwen3", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32}}, 128),
+        ("Qwen3Moe", {"rope_parameters": {"rope_type": "yarn", "factor": 2.5, "rope_theta": 1e4}}, 320),
+        ("Llama", {"rope_scaling": {"type": "yarn", "factor": 4, "original_max_position_embeddings": 32}}, 128),
+        ("Llama", {"rope_scaling": {"type": "yarn", "original_max_position_embeddings": 32}}, 128),
+        ("Mistral", {"rope_scaling": {"type": "linear", "factor": 8.0}}, 1024),
+        ("Llama", {"rope_parameters": {"rope_type": "linear", "factor": 2, "rope_theta": 1e4}}, 256),
+        (
+            "Llama",
+            {"rope_scaling": {"type": "llama3", "factor": 8.0, "original_max_position_embeddings": 32, **LLAMA3}},
+            128,
+        ),
+        ("Phi3", {"rope_scaling": {"type": "longrope", **FACTORS}, "original_max_position_embeddings": 32}, 128),
+        ("Gemma3", {"rope_scaling": {"type": "linear", "factor": 8.0}, **GEMMA}, 128),
+        ("SmolLM3", {"rope_scaling": {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 128}}, 256),
+    ],
+)
+def test_the_context_is_extended_by_the_factor_when_the_rope_is_scaled(
+    architecture: str, changes: dict[str, Any], context: int, tmp_path: Path
+) -> None:
+    moe = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32} if "Moe" in architecture else {}
+    config = _config(tmp_path, architectures=[f"{architecture}ForCausalLM"], **moe, **changes)
+    assert config.max_position_embeddings == context
+
+
+@pytest.mark.parametrize("rope", ["linear", "yarn"])
+def test_tokens_behind_the_original_context_equal_transformers_when_the_rope_is_scaled(
+    rope: str, tmp_path: Path
+) -> None:
+    model = save_tiny_model(tmp_path, "qwen2", rope_parameters=ROPES[rope], max_position_embeddings=32)
+    runner = tiny_runner(tmp_path, max_model_len=128)
+    actual = run_chunks(runner, TOKENS, PageDealer(runner).table(70), [33, 1, 36])
+    assert (actual - reference_logits(model, TOKENS)).abs().max() <= TOLERANCE
+
+
 def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
     config = _config(tmp_path)
     assert (config.num_kv_heads, config.head_dim, config.ropes[0].theta) == (4, 16, 10000.0)
@@ -370,7 +416,7 @@ def test_generation_config_gives_eos_ids_and_sampling_defaults(tmp_path: Path) -
     path = tmp_path / "generation_config.json"
     path.write_text(json.dumps({"eos_token_id": [3, 4], "do_sample": True, "temperature": 0.6, "top_k": 20}))
     assert GenerationDefaults.from_directory(tmp_path) == GenerationDefaults(0.6, top_k=20, eos_token_ids=(3, 4))
-    assert _config(tmp_path, eos_token_id=9).eos_token_ids == (3, 4)
+    assert _config(tmp_path, eos_token_id=9).eos_token_ids == (3, 4, 9)
     path.write_text(json.dumps({"temperature": "warm"}))
     with pytest.raises(ModelError, match=r"generation_config\.json: temperature = 'warm'"):
         GenerationDefaults.from_directory(tmp_path)

@@ -40,6 +40,28 @@ CASES = {
     "cut in the arguments": (CALL[:61], Read("", (("get_weather", '{"city": "Ro'),))),
     "cut in the name": (CALL[:25], Read(CALL[:25])),
     "cut in the marker": ("So <tool_c", Read("So <tool_c")),
+    "two objects in one pair": (
+        '<tool_call>\n{"name": "add", "arguments": {}}\n'
+        '{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>ok',
+        Read("ok", (("add", "{}"), ("get_weather", '{"city": "Rome"}'))),
+    ),
+    "two objects with a comma": (
+        '<tool_call>{"name": "add", "arguments": {}}, {"name": "add", "arguments": {}}</tool_call>',
+        Read("", (("add", "{}"), ("add", "{}"))),
+    ),
+    "a list": (
+        '<tool_call>[{"name": "add", "arguments": {}}, {"name": "add", "arguments": {}}]</tool_call>ok',
+        Read("ok", (("add", "{}"), ("add", "{}"))),
+    ),
+    "a list of one that is cut": ('<tool_call>[{"name": "add", "arguments": {}}', Read("", (("add", "{}"),))),
+    "an object as OpenAI's API has it": (
+        '<tool_call>{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}</tool_call>',
+        Read("", (("add", '{"a": 1}'),)),
+    ),
+    "a second object that is no call": (
+        '<tool_call>{"name": "add", "arguments": {}} {"city": 1}</tool_call>ok',
+        Read('{"city": 1}ok', (("add", "{}"),)),
+    ),
     "no JSON": ("<tool_call>add(1, 2)</tool_call> ok", Read("<tool_call>add(1, 2)</tool_call> ok")),
     "no name": ('<tool_call>{"city": "Rome"}</tool_call>', Read('<tool_call>{"city": "Rome"}</tool_call>')),
     "an end without a beginning": ("a </tool_call> b", Read("a </tool_call> b")),

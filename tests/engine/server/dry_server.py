@@ -15,6 +15,7 @@ from typing import Self
 
 import httpx
 
+from mini_infer_contract.peer_auth import PEER_HEADER
 from mini_infer_operator.local.ports import free_ports
 
 ROOT = Path(__file__).parents[3]
@@ -31,6 +32,16 @@ def environment() -> dict[str, str]:
     if given := os.environ.get("PYTHONPATH"):
         parts.append(given)
     return os.environ | {"PYTHONPATH": os.pathsep.join(parts), "PYTHONUNBUFFERED": "1"}
+
+
+def children_of(pid: int) -> list[int]:
+    """Of all threads of a process."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sorted({int(child) for task in tasks for child in (task / "children").read_text().split()})
+
+
+def command_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
 
 
 def free_port() -> int:
@@ -78,7 +89,9 @@ class EngineServer:
         address = re.search(r"https?://[\w.:\[\]]+", "".join(self.log))
         assert address is not None
         self.url = address[0]
-        self.client = httpx.Client(base_url=self.url, timeout=HANG_S, verify=verify)
+        # The header lets a client on this machine administer an engine without keys (api/admin_guard.py).
+        headers = {PEER_HEADER: "tests"}
+        self.client = httpx.Client(base_url=self.url, timeout=HANG_S, verify=verify, headers=headers)
         wait_until(lambda: self._has_ended or self._is_ready(), limit_s)
         assert not self._has_ended, self.text_of_log
         self.start_cpu_s = self.cpu_s
@@ -116,8 +129,13 @@ class EngineServer:
     @property
     def core_pids(self) -> list[int]:
         """In the order of their engines."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return [int(child) for child in children]
+        return [child for child in children_of(self.process.pid) if "core_process.loop" in command_of(child)]
+
+    @property
+    def prover_pid(self) -> int:
+        """The process that workers which check grammars are forked from."""
+        (pid,) = (child for child in children_of(self.process.pid) if "proving.process" in command_of(child))
+        return pid
 
     @property
     def cpu_s(self) -> float:

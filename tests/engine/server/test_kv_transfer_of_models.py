@@ -15,6 +15,9 @@ from tests.engine.server.dry_server import EngineServer, free_port, wait_until
 from tests.support.tiny_models import DEEPSEEK, save_tiny_model_with_text
 from tests.support.transfer_sides import RECEIVED, Counted, ask, new_prompt, proxied, text_of
 
+TRUSTING = ("--kv-transfer-trust", "clients")
+"""The tests play the gateway, without its token."""
+
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
@@ -36,7 +39,7 @@ def test_a_model_says_the_same(model: str, transport: str, tmp_path: Path) -> No
         save_tiny_model_with_text(tmp_path, "deepseek_v2", **DEEPSEEK)
         model = str(tmp_path)
     ports = [free_port(), free_port()]
-    more_flags = ("--kv-transport", transport, "--kv-cache-memory", "30MB")
+    more_flags = ("--kv-transport", transport, "--kv-cache-memory", "30MB", *TRUSTING)
     flags = [(model, "--device", "cpu", *more_flags, "--transfer-port", str(port)) for port in ports]
     with (
         Counted(*flags[0], "--tensor-parallel-size", "2", limit_s=120) as group,
@@ -61,7 +64,8 @@ def test_a_model_says_the_same(model: str, transport: str, tmp_path: Path) -> No
 @pytest.mark.timeout(300)
 def test_engines_of_two_dtypes_give_each_other_prompts() -> None:
     ports = [free_port(), free_port()]
-    flags = [("demo", "--device", "cpu", "--kv-cache-memory", "30MB", "--transfer-port", str(port)) for port in ports]
+    more_flags = ("--kv-cache-memory", "30MB", *TRUSTING)
+    flags = [("demo", "--device", "cpu", *more_flags, "--transfer-port", str(port)) for port in ports]
     with (
         Counted(*flags[0], "--dtype", "bfloat16", limit_s=120) as coarse,
         Counted(*flags[1], "--dtype", "float32", limit_s=120) as exact,

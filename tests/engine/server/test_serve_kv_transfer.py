@@ -38,7 +38,8 @@ class Side(TransferSide, DryServer):
     def __init__(self, role: str, *flags: str, port: int | None = None) -> None:
         self.transfer_port = free_port() if port is None else port
         self.flags = (role, *flags)
-        super().__init__("--role", role, "--transfer-port", str(self.transfer_port), *flags)
+        transfer = ("--transfer-port", str(self.transfer_port), "--kv-transfer-trust", "clients")
+        super().__init__("--role", role, *transfer, *flags)
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from openai.types.responses import Response
@@ -340,6 +341,38 @@ def test_thinking_goes_before_a_call_that_is_required(demo: openai.OpenAI) -> No
     assert answer.message.reasoning
     assert answer.message.tool_calls[0].function.name == "lookup_docs"
     assert answer.message.content is None
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "lookup_docs"}}])
+def test_a_forced_call_is_made_when_thinking_has_a_budget(demo: openai.OpenAI, choice: Any, seed: int) -> None:
+    """The demo model would often end its turn within its thinking."""
+    fields = {"tools": [LOOKUP], "tool_choice": choice, "max_tokens": 200, "seed": seed, "temperature": 1}
+    question: Any = [{"role": "user", "content": "What does os.path.join do?"}]
+    answer = ask(demo, question, extra_body=THINKING | {"thinking_token_budget": 24}, **fields).choices[0]
+    if answer.finish_reason != "length":
+        assert answer.message.tool_calls[0].function.name == "lookup_docs"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_answer_of_a_given_form_is_given_when_thinking_has_a_budget(demo: openai.OpenAI, seed: int) -> None:
+    body = THINKING | {"thinking_token_budget": 24, "structured_outputs": {"choice": ["yes, indeed", "not at all"]}}
+    message = ask(demo, extra_body=body, temperature=1, seed=seed, max_tokens=100).choices[0].message
+    assert message.content in body["structured_outputs"]["choice"]
+
+
+def test_a_forced_call_is_made_when_thinking_has_a_budget_in_messages(demo: openai.OpenAI) -> None:
+    body = {
+        "model": "demo",
+        "max_tokens": 2000,
+        "messages": [{"role": "user", "content": "What does os.path.join do?"}],
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+        "tools": [{"name": "lookup_docs", "input_schema": LOOKUP["function"]["parameters"]}],
+        "tool_choice": {"type": "any"},
+    }
+    answer = httpx.post(f"{demo.base_url}messages", json=body, timeout=200)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["stop_reason"] in ("tool_use", "model_context_window_exceeded")  # and not end_turn
 
 
 @pytest.mark.parametrize("budget", [0, 7])

@@ -1,13 +1,73 @@
+import json
+
 import pytest
 
 from mini_infer_engine.server.cli import main, make_parser
-from mini_infer_engine.server.vllm_flags import vllm_flags
+from mini_infer_engine.server.vllm_flags import split_flags, vllm_flags
+from mini_infer_engine.vllm_keywords import _NEUTRAL, SEVERAL, SWITCHES
+
+
+def read(words: list[str]) -> tuple[str, list[str]]:
+    """The model that a command line names, and the flags without effect."""
+    parser = make_parser()
+    own, vllms = split_flags(words, parser)
+    options, others = parser.parse_known_args(own)
+    assert options.MODEL is None or options.model is None, "the model is named once"
+    model = options.model or options.MODEL
+    return model, vllm_flags([*others, *vllms], parser, model)
 
 
 def passed(words: str) -> list[str]:
-    parser = make_parser()
-    options, others = parser.parse_known_args(["demo", *words.split()])
-    return vllm_flags(others, parser, options.MODEL)
+    return read(["demo", *words.split()])[1]
+
+
+def neutral_value(name: str) -> str:
+    """A value of vLLM's flag that asks for nothing, as a command line has it."""
+    values = [value for value in _NEUTRAL[name] if value is not None and value is not False and value != ""] or ["1"]
+    return json.dumps(values[0]) if isinstance(values[0], dict | list) else str(values[0])
+
+
+@pytest.mark.parametrize("name", sorted(_NEUTRAL))
+def test_a_neutral_flag_passes_wherever_it_and_its_value_stand(name: str) -> None:
+    dashed = name.replace("_", "-")
+    is_off = name in SWITCHES and _NEUTRAL[name][:1] != () and True not in _NEUTRAL[name]
+    if is_off and _NEUTRAL[name]:
+        forms = [[f"--no-{dashed}"], [f"--no_{name}"]]
+    elif name in SWITCHES:
+        forms = [[f"--{dashed}"], [f"--{name}"], [f"--{dashed}", "true"]]
+    elif None in _NEUTRAL[name] and all(not value for value in _NEUTRAL[name]) and name != "hf_overrides":
+        forms = [[f"--{dashed}", "None"], [f"--{dashed}=None"], [f"--{name}", "None"]]
+    else:
+        value = neutral_value(name)
+        forms = [[f"--{dashed}", value], [f"--{dashed}={value}"], [f"--{name}", value]]
+    lines = [line for form in forms for line in placed(form)]
+    for line in lines:
+        model, without_effect = read(line)
+        assert model == "demo", line
+        assert len(without_effect) == 1, line
+
+
+def placed(form: list[str]) -> list[list[str]]:
+    named = ["--model", "demo"]
+    lines = [["demo", *form], ["serve", "demo", *form], [*named, *form], [*form, *named], [*form, "--model=demo"]]
+    several = form[0].removeprefix("--").replace("-", "_") in SEVERAL and len(form) > 1
+    return lines if several else [*lines, [*form, "demo"], ["--port", "0", *form, "--dtype", "auto", "demo"]]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "-O3 --model demo",
+        "-O 3 --model demo",
+        "--compilation-config.mode 3 demo",
+        "-cc.mode=3 demo",
+        "--hf-overrides {} --max_model_len 100 demo",
+        "--max_num_seqs=5 --gpu_memory_utilization 0.5 --swap_space 4 demo",
+        "serve demo --served_model_name a b",
+    ],
+)
+def test_vllms_ways_to_write_flags_are_read(words: str) -> None:
+    assert read(words.split())[0] == "demo"
 
 
 @pytest.mark.parametrize(
@@ -31,7 +91,8 @@ def test_vllms_flags_pass_where_they_ask_for_nothing(words: str, without_effect:
     [
         ("--max-model-lenn 5", "there is no flag --max-model-lenn: did you mean --max-model-len?"),
         ("--magic", "there is no flag --magic: --help lists all flags"),
-        ("-O3", "there is no flag -O3"),
+        ("-Z3", "there is no flag -Z3"),
+        ("--hf-overrides.rope_theta 5", "--hf-overrides.rope_theta"),
         ("--enable-lora", "--enable-lora = True is not supported: leave it out"),
         ("--no-enable-chunked-prefill", "--no-enable-chunked-prefill = False is not supported"),
         ("--tokenizer other", "put tokenizer.json there"),

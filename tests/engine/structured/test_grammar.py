@@ -5,9 +5,7 @@ import pytest
 
 from mini_infer_engine.dry.vocabulary import TURN_START_ID
 from mini_infer_engine.structured.grammar import (
-    MAX_SCHEMA_DEPTH,
     Grammar,
-    GrammarError,
     Whitespace,
     after_thinking,
     literal,
@@ -18,6 +16,7 @@ from mini_infer_engine.structured.grammar import (
     of_lark_or_gbnf,
     of_regex,
 )
+from mini_infer_engine.structured.limits import MAX_JSON_DEPTH, GrammarError
 from tests.support.grammars import accepts
 
 POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
@@ -75,8 +74,8 @@ def test_a_marker_that_is_a_special_token_is_met_as_a_token_and_not_as_its_text(
     ("build", "said"),
     [
         (lambda: of_json_schema(False), "false"),
-        (lambda: of_json_schema(_nested(MAX_SCHEMA_DEPTH + 1)), f"deeper than {MAX_SCHEMA_DEPTH}"),
-        (lambda: of_json_schema(_nested(100_000)), f"deeper than {MAX_SCHEMA_DEPTH}"),
+        (lambda: of_json_schema(_nested(MAX_JSON_DEPTH + 1)), f"deeper than {MAX_JSON_DEPTH}"),
+        (lambda: of_json_schema(_nested(100_000)), f"deeper than {MAX_JSON_DEPTH}"),
         (lambda: of_choice([]), "at least one"),
         (lambda: of_lark_or_gbnf('root ::= "a'), "neither Lark nor GBNF"),
         (lambda: of_lark_or_gbnf("root ::= " + "(" * 100_000), "nests too deeply"),

@@ -113,9 +113,10 @@ def check(schemas: list[Graded], seeds: int) -> Counter[int]:
 def test_the_schemas_are_schemas_of_all_kinds_and_can_be_enforced() -> None:
     schemas = graded_schemas(300)
     used: Counter[str] = Counter()
+    checker = GrammarChecker(tokenizer_json)
     for graded in schemas:
         jsonschema.Draft202012Validator.check_schema(graded.schema)
-        GrammarChecker().check(of_json_schema(graded.schema, strict=True))
+        checker.check(of_json_schema(graded.schema, strict=True))
         used.update(set(features_of(graded.schema)))
     wanted = {"anyOf", "oneOf", "allOf", "$ref", "prefixItems", "patternProperties", "format", "pattern", "multipleOf"}
     assert all(used[keyword] >= 5 for keyword in wanted), used

@@ -4,7 +4,8 @@ import msgspec
 import pytest
 
 from mini_infer_engine import StructuredOutputsParams
-from mini_infer_engine.structured.grammar import GrammarError, of_choice
+from mini_infer_engine.structured.grammar import of_choice
+from mini_infer_engine.structured.limits import GrammarError
 from mini_infer_engine.structured.params import GrammarRequest, of_response_format
 from tests.support.grammars import accepts
 

@@ -2,7 +2,8 @@ from typing import Any
 
 import pytest
 
-from mini_infer_engine.structured.grammar import GrammarError, Whitespace
+from mini_infer_engine.structured.grammar import Whitespace
+from mini_infer_engine.structured.limits import GrammarError
 from mini_infer_engine.structured.structural_tag import of_structural_tag
 from tests.support.grammars import accepts
 

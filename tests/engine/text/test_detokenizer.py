@@ -1,4 +1,5 @@
 import json
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -7,6 +8,8 @@ from tokenizers import Tokenizer
 
 from mini_infer_engine.dry.vocabulary import TURN_END_ID, TURN_START_ID, VOCAB_SIZE, dry_assets
 from mini_infer_engine.text.detokenizer import Detokenizer, decoder_showing
+from tests.contract import conversations
+from tests.contract.folders import TOKENIZERS
 
 BYTE_LEVEL = Tokenizer.from_str(dry_assets().files["tokenizer.json"])
 texts = st.text(st.sampled_from("ab é€😀\N{REPLACEMENT CHARACTER}中文"), max_size=40)
@@ -51,8 +54,10 @@ def llama_like() -> Tokenizer:
 LLAMA_LIKE = llama_like()
 
 
-def stream(tokenizer: Tokenizer, ids: list[int], skip_special_tokens: bool = True) -> list[str]:
-    detokenizer = Detokenizer(tokenizer, skip_special_tokens)
+def stream(
+    tokenizer: Tokenizer, ids: list[int], skip_special_tokens: bool = True, prompt: Sequence[int] = ()
+) -> list[str]:
+    detokenizer = Detokenizer(tokenizer, skip_special_tokens, prompt)
     return [*(detokenizer.push(token_id) for token_id in ids), detokenizer.flush()]
 
 
@@ -71,6 +76,57 @@ def test_text_streams_as_the_whole_text(tokenizer: Tokenizer, text: str) -> None
     for piece in pieces:
         shown += piece
         assert text.startswith(shown) or not text, "an unfinished character was shown"
+
+
+FORMS = {
+    "byte-level": BYTE_LEVEL,
+    "byte fallback": LLAMA_LIKE,
+    **{name: make() for name, make in TOKENIZERS.items()},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@given(text=texts | conversations.texts, cut=st.floats(0, 1), skip=st.booleans())
+def test_a_continuation_is_the_whole_text_less_the_prompt_when_tokens_are_cut_anywhere(
+    form: str, text: str, cut: float, skip: bool
+) -> None:
+    tokenizer = FORMS[form]
+    ids = tokenizer.encode(text.replace("\N{REPLACEMENT CHARACTER}", "")).ids
+    prompt, output = ids[: int(cut * len(ids))], ids[int(cut * len(ids)) :]
+    whole, before = (tokenizer.decode(part, skip_special_tokens=skip) for part in (ids, prompt))
+    pieces = stream(tokenizer, output, skip, prompt)
+    assert all(whole.endswith("".join(pieces[number:])) for number in range(len(pieces)))
+    if not before.endswith("\N{REPLACEMENT CHARACTER}"):
+        assert before + "".join(pieces) == whole
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output", "expected"),
+    [
+        (["▁a"], ["▁b"], " b"),
+        (["▁a", "<0x0A>", "▁"], ["▁b"], " b"),
+        (["▁a"], ["▁", "▁b"], "  b"),
+        ([], ["▁b"], "b"),
+        (["<0xF0>", "<0x9F>"], ["<0x99>", "<0x82>", "▁a"], "🙂 a"),
+        (["▁a", "<0xE4>", "<0xB8>", "<0xAD>", "<0xE4>"], ["<0xB8>", "<0xAD>"], "中"),
+        (["▁a", *["<0xE4>", "<0xB8>", "<0xAD>"] * 40], ["<0xE4>", "<0xB8>", "<0xAD>"], "中"),
+        (["<0xFF>"], ["▁a"], " a"),
+        (["<0xE4>"], ["▁a"], " a"),
+        (["<0xE4>"], ["<0xB8>"], "\N{REPLACEMENT CHARACTER}"),
+    ],
+)
+def test_a_continuation_keeps_its_space_and_completes_the_prompts_character_when_it_begins_there(
+    prompt: list[str], output: list[str], expected: str
+) -> None:
+    before, after = ([LLAMA_LIKE.token_to_id(token) for token in tokens] for tokens in (prompt, output))
+    assert "".join(stream(LLAMA_LIKE, after, prompt=before)) == expected
+
+
+def test_a_prompt_that_ends_with_many_special_tokens_keeps_the_space_of_its_continuation() -> None:
+    tokenizer = FORMS["metaspace_always"]
+    ids = tokenizer.encode("a hello", add_special_tokens=False).ids
+    end = [tokenizer.token_to_id("<|im_end|>")] * 300
+    assert "".join(stream(tokenizer, ids[1:], prompt=[ids[0], *end])) == tokenizer.decode(ids)[1:]
 
 
 @given(st.lists(st.sampled_from([*range(1, 257), *range(257, 265)]), max_size=60))

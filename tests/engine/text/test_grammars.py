@@ -1,3 +1,4 @@
+import asyncio
 import threading
 from collections.abc import Callable
 
@@ -5,10 +6,14 @@ import pytest
 from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
+from mini_infer_contract.api_errors import ApiError
 from mini_infer_engine.dry.vocabulary import EOS_TOKEN_IDS, TURN_START_ID, dry_assets
 from mini_infer_engine.model_path import DEMO_DIRECTORY
-from mini_infer_engine.structured.grammar import Grammar, GrammarError, of_choice, of_regex
+from mini_infer_engine.structured.grammar import Grammar, of_choice, of_regex
+from mini_infer_engine.structured.limits import GrammarError
 from mini_infer_engine.structured.params import GrammarRequest
+from mini_infer_engine.structured.proving.messages import Proof
+from mini_infer_engine.structured.proving.prover import Prover, ProverLostError
 from mini_infer_engine.text import grammars
 from mini_infer_engine.text.grammars import Grammars, special_tokens
 from mini_infer_engine.text.validation import ParameterError
@@ -68,6 +73,83 @@ async def test_what_takes_too_long_is_refused_in_time(monkeypatch: pytest.Monkey
             await Grammars(TOKENIZER).build_in_thread(request(build))
     finally:
         goes_on.set()
+
+
+class _Workers:
+    """In place of processes: proofs that wait until they may go on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.texts: list[str] = []
+        self.go_on = threading.Event()
+        self.three_began = threading.Event()
+        monkeypatch.setattr(Prover, "prove", lambda prover, text: self.prove(text))
+
+    def prove(self, text: str) -> Proof:
+        self.texts.append(text)
+        if len(self.texts) == 3:
+            self.three_began.set()
+        self.go_on.wait(60)
+        return Proof()
+
+
+def _one_of(text: str) -> GrammarRequest:
+    return request(lambda: of_choice([text]))
+
+
+async def test_grammars_of_one_client_wait_for_each_other_and_hold_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers, checks = _Workers(monkeypatch), Grammars(TOKENIZER)
+    greedy = [asyncio.create_task(checks.build_in_thread(_one_of(f"g{index}"), "greedy")) for index in range(10)]
+    other = asyncio.create_task(checks.build_in_thread(_one_of("other"), "other"))
+    try:
+        assert await asyncio.to_thread(workers.three_began.wait, 60)
+        assert [text for text in workers.texts if "other" in text]
+        assert len(workers.texts) == 1 + grammars.MAX_GRAMMARS_PER_CLIENT
+    finally:
+        workers.go_on.set()
+    await asyncio.gather(*greedy, other)
+    assert len(workers.texts) == 11
+
+
+async def test_a_client_with_too_many_new_grammars_is_told_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammars, "MAX_GRAMMARS_WAITING", 1)
+    workers, checks = _Workers(monkeypatch), Grammars(TOKENIZER)
+    tasks = [asyncio.create_task(checks.build_in_thread(_one_of(f"g{index}"), "greedy")) for index in range(4)]
+    done, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED, timeout=60)
+    workers.go_on.set()
+    await asyncio.gather(*waiting)
+    (refused,) = done
+    error = refused.exception()
+    assert isinstance(error, ApiError)
+    assert (error.status, error.code) == (429, "too_many_grammars")
+    await checks.build_in_thread(_one_of("later"), "greedy")
+
+
+async def test_a_grammar_that_ended_its_worker_is_never_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    proved: list[str] = []
+    monkeypatch.setattr(Prover, "prove", lambda prover, text: proved.append(text) or Proof(fault="it is too much"))
+    checks = Grammars(TOKENIZER)
+    for _ in range(3):
+        with pytest.raises(ParameterError, match="response_format") as caught:
+            await checks.build_in_thread(_one_of("a"))
+        assert caught.value.code == "invalid_grammar"
+    assert len(proved) == 1
+
+
+async def test_a_check_that_is_lost_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [ProverLostError("it was ended"), Proof()]
+
+    def prove(prover: Prover, text: str) -> Proof:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(Prover, "prove", prove)
+    checks = Grammars(TOKENIZER)
+    with pytest.raises(ApiError) as caught:
+        await checks.build_in_thread(_one_of("a"))
+    assert (caught.value.status, caught.value.code) == (503, "grammar_check_lost")
+    await checks.build_in_thread(_one_of("a"))
 
 
 def test_special_tokens_are_those_that_llguidance_takes_for_no_text() -> None:

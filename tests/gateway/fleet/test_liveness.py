@@ -26,6 +26,12 @@ NOW_S = 100.0
         (Signs(waiting_since_s=93.9), [2.0], Cause.SLOW),
         (Signs(waiting_since_s=1.0), [], None),
         (Signs(waiting_since_s=97.0, unready=True), [], Cause.SLOW),
+        # Clients that gave up have waited too.
+        (Signs(waiting_since_s=99.5, abandoned_s=3.6), [0.1, 0.5], Cause.SLOW),
+        (Signs(waiting_since_s=99.5, abandoned_s=3.4), [0.1, 0.5], None),
+        (Signs(abandoned_s=4.1), [0.1, 0.5], Cause.SLOW),
+        (Signs(abandoned_s=4.1), [2.0], None),
+        (Signs(report_s=99.5, abandoned_s=60.0), [0.1], None),
     ],
 )
 def test_verdicts(signs: Signs, peers: list[float], wanted: Cause | None) -> None:
@@ -39,6 +45,7 @@ def test_verdicts(signs: Signs, peers: list[float], wanted: Cause | None) -> Non
         (Signs(waiting_since_s=97.4), True),
         (Signs(waiting_since_s=97.6), False),
         (Signs(waiting_since_s=50.0, byte_s=99.0), False),
+        (Signs(waiting_since_s=99.9, abandoned_s=2.5), True),
     ],
 )
 def test_who_is_asked_whether_it_is_ready(signs: Signs, wanted: bool) -> None:

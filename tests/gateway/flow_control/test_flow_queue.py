@@ -6,6 +6,7 @@ import pytest
 
 from mini_infer_contract.launch import Endpoint
 from mini_infer_gateway.fleet.backlog import Backlog
+from mini_infer_gateway.fleet.fair_shares import NO_KEY, Flow
 from mini_infer_gateway.fleet.load import Load
 from mini_infer_gateway.fleet.prefill_rates import PrefillRates
 from mini_infer_gateway.flow_control.flow_queue import IMMEDIATE, FlowQueue, QueuedRequest, QueueFullError
@@ -49,9 +50,12 @@ class World:
     def load(self, endpoint: str) -> Load:
         return Load(0, 0, self.queued[endpoint], 0.5)
 
-    def offer(self, number: int, priority: int = 0, attempted: frozenset[str] = frozenset()) -> QueuedRequest:
+    def offer(
+        self, number: int, priority: int = 0, attempted: frozenset[str] = frozenset(), flow: Flow = NO_KEY
+    ) -> QueuedRequest:
         order = (priority, 0.0, number)
-        entry = QueuedRequest(order, "m", request=RoutingRequest("m", 1000, attempted=attempted, order=order))
+        request = RoutingRequest("m", 1000, attempted=attempted, order=order, flow=flow)
+        entry = QueuedRequest(order, "m", request=request, flow=flow)
         self.found = self.queue.offer(entry, 0.0)
         return entry
 
@@ -203,3 +207,76 @@ def test_one_look_places_a_bounded_number() -> None:
     for _ in range(10):
         world.queue.pump("a", 1.0)
     assert [number for number, _ in world.sent] == list(range(100))
+
+
+MANY, FEW = Flow("many"), Flow("few")
+
+
+def sent_numbers(world: World, rounds: int) -> list[int]:
+    """The requests that go in so many turns of the endpoint."""
+    before = len(world.sent)
+    for _ in range(rounds):
+        world.done("a")
+        world.queue.pump("a", 0.0)
+    return [number for number, _ in world.sent[before:]]
+
+
+def test_a_key_with_few_requests_goes_next_when_another_has_sixty_waiting() -> None:
+    world = World(max_queue=100)
+    for number in range(60):
+        world.offer(number, flow=MANY)
+    sent_numbers(world, 20)
+    world.offer(100, flow=FEW)
+    world.offer(101, flow=FEW)
+    assert {100, 101} <= set(sent_numbers(world, 5))
+
+
+def test_a_worse_priority_of_a_key_changes_nothing_when_another_key_waits() -> None:
+    world = World(max_queue=100)
+    for number in range(20):
+        world.offer(number, priority=-5, flow=MANY)
+    world.offer(100, priority=5, flow=FEW)
+    assert 100 in sent_numbers(world, 3)
+
+
+@pytest.mark.parametrize("weight", [1.0, 3.0])
+def test_keys_share_by_their_weights_when_both_always_wait(weight: float) -> None:
+    world, heavy = World(max_queue=1000), Flow("heavy", weight)
+    for number in range(400):
+        world.offer(number, flow=MANY)
+        world.offer(1000 + number, flow=heavy)
+    served = sent_numbers(world, 200)
+    of_heavy = sum(number >= 1000 for number in served)
+    assert of_heavy / len(served) == pytest.approx(weight / (1 + weight), abs=0.03)
+
+
+def test_idle_time_is_not_saved_when_a_key_comes_back() -> None:
+    world = World(max_queue=1000)
+    for number in range(300):
+        world.offer(number, flow=MANY)
+    sent_numbers(world, 200)
+    for number in range(100):
+        world.offer(1000 + number, flow=FEW)
+    served = sent_numbers(world, 40)
+    assert sum(number >= 1000 for number in served) == pytest.approx(20, abs=2)
+
+
+def test_a_key_with_few_requests_gets_a_place_when_another_has_filled_the_queue() -> None:
+    world = World(max_queue=10)
+    for number in range(11):
+        world.offer(number, flow=MANY)
+    with pytest.raises(QueueFullError):
+        world.offer(50, flow=MANY)
+    world.offer(100, flow=FEW)
+    assert world.refused == [10]
+    assert world.backlog.depth_of("m", FEW) == 1
+
+
+def test_within_a_key_priority_decides_when_several_keys_wait() -> None:
+    world = World(max_queue=100)
+    for number in range(10):
+        world.offer(number, flow=MANY)
+    world.offer(100, flow=FEW)
+    world.offer(101, priority=-1, flow=FEW)
+    served = sent_numbers(world, 6)
+    assert served.index(101) < served.index(100)

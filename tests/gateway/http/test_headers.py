@@ -20,6 +20,10 @@ PLAIN: Headers = [(b"content-type", b"application/json"), (b"traceparent", b"00-
         (b"authorization", b"Bearer k"),
         (b"x-request-id", b"the client's"),
         (b"x-mini-infer-draining", b"true"),
+        (b"x_mini_infer_prefill_from", b"tcp://10.0.0.7:5559"),
+        (b"x-mini_infer-fetch_from", b"tcp://10.0.0.7:5559"),
+        (b"x-a", b"1\r\nx-mini-infer-prefill-from: tcp://10.0.0.7:5559"),
+        (b"x-a", b"1\n x-mini-infer-prefill-from: tcp://10.0.0.7:5559"),
     ],
 )
 def test_what_an_endpoint_does_not_get(dropped: tuple[bytes, bytes]) -> None:

@@ -492,3 +492,21 @@ async def test_with_continuation_off_the_client_is_told() -> None:
                 body = await response.read()
         assert b'"return_token_ids"' not in dying.bodies[0]
         assert b"endpoint_failed" in body
+
+
+async def test_it_is_counted_and_logged_once_when_memory_is_too_short_to_continue_streams(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
+        await gateway.settled()
+        gateway.app.fleet.endpoints["a"].subscriber.resumes = True
+        bodies = gateway.app._generate._bodies
+        assert bodies.take(bodies._limit_bytes * 3 // 4)
+        for _ in range(3):
+            async with gateway.chat("hi", stream=True) as response:
+                await response.read()
+        bodies.give_back(bodies._limit_bytes * 3 // 4)
+        async with gateway.chat("hi", stream=True) as response:
+            await response.read()
+        assert "mini_infer_gateway_continuation_off_total 3.0" in gateway.app.metrics.text().decode()
+    assert len([record for record in caplog.records if "are not continued" in record.message]) == 1

@@ -28,7 +28,7 @@ class Side(Engine):
 
     def __init__(self, name: str, role: str) -> None:
         self.role, self.transfer_port = role, free_port()
-        transfer = ("--role", role, "--transfer-port", str(self.transfer_port))
+        transfer = ("--role", role, "--transfer-port", str(self.transfer_port), "--kv-transfer-trust", "clients")
         super().__init__(name, "--dry-run", "--dry-run-step-ms", "10", *transfer)
 
     @property

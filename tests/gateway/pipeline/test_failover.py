@@ -1,12 +1,15 @@
 """One bad pod beside a good one: what clients see, what the bad one still gets, and when it is used again."""
 
 import asyncio
+import contextlib
 from contextlib import AsyncExitStack
 
+import openai
 import pytest
 
 from mini_infer_contract.launch import Endpoint
 from mini_infer_gateway.fleet import breaker, liveness, watchdog
+from mini_infer_gateway.http.upstream import Upstream
 from tests.support.fake_engine import FakeEngine
 from tests.support.running_gateway import RunningGateway, running_gateway, until
 
@@ -72,10 +75,79 @@ async def test_a_body_that_has_ended_two_engines_goes_to_no_third(fault: str) ->
         endpoints = [engine.endpoint for engine in engines]
         gateway = await stack.enter_async_context(running_gateway(*endpoints, max_attempts=4))
         async with gateway.chat("poison", stream=True) as response:
-            assert response.status == (503 if fault == "engine_dead" else 502)
-            code = (await response.json())["error"]["code"]
-        assert code == ("engine_dead" if fault == "engine_dead" else "endpoints_ended")
+            assert response.status == 502
+            assert response.headers["x-should-retry"] == "false"
+            assert (await response.json())["error"]["code"] == "endpoints_ended"
         assert sum(len(engine.bodies) for engine in engines) == 2
+
+
+async def dies_at(poison: bytes, works_s: float) -> tuple[Endpoint, list[bytes], asyncio.Server]:
+    """An engine that answers, keeps connections, and ends for good of a body with `poison`; its bodies."""
+    bodies: list[bytes] = []
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            try:
+                head = await reader.readuntil(b"\r\n\r\n")
+            except asyncio.IncompleteReadError:
+                break
+            length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0] or 0)
+            body = await reader.readexactly(length)
+            if head.startswith(b"POST"):
+                bodies.append(body)
+            if poison in body:
+                await asyncio.sleep(works_s)
+                server.close()
+                break
+            status = b"200 OK" if head.startswith((b"POST", b"GET /readyz")) else b"404 Not Found"
+            writer.write(b"HTTP/1.1 " + status + b"\r\ncontent-length: 2\r\n\r\n{}")
+        writer.transport.abort()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    return Endpoint(name=url, url=url, model="m"), bodies, server
+
+
+@pytest.mark.parametrize("works_s", [0.0, 0.2], ids=["at_once", "after_work"])
+async def test_two_engines_end_and_no_third_when_a_poison_request_comes_over_kept_connections(works_s: float) -> None:
+    engines = [await dies_at(b"poison", works_s) for _ in range(6)]
+    endpoints = [endpoint for endpoint, _, _ in engines]
+    async with running_gateway(*endpoints, max_attempts=6, routing="round-robin") as gateway:
+        assert set(await statuses(gateway, 12)) == {200}
+        assert all(bodies for _, bodies, _ in engines), "there is a kept connection to each"
+        base_url = f"{gateway.url}/v1"
+        async with openai.AsyncOpenAI(base_url=base_url, api_key="one", max_retries=2) as client:
+            with pytest.raises(openai.APIStatusError) as caught:
+                await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "poison"}])
+        assert (caught.value.status_code, caught.value.code) == (502, "endpoints_ended")
+        for _ in range(3):
+            async with gateway.chat("poison", extra=None) as response:
+                first = await response.json()
+            async with gateway.chat("poison", extra=None) as response:
+                assert first["error"]["code"] == (await response.json())["error"]["code"] == "endpoints_ended"
+    assert sum(b"poison" in body for _, bodies, _ in engines for body in bodies) == 4, "two for each of two bodies"
+
+
+async def test_a_kept_connection_is_replaced_when_its_endpoint_closed_it_while_idle() -> None:
+    taken = 0
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal taken
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+            await reader.readuntil(b"\r\n\r\n")
+        taken += 1
+        writer.transport.abort()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    upstream = Upstream(1.0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    for _ in range(4):
+        assert await upstream.fetch(url, "/", 1.0) == (200, b"ok")
+    assert taken >= 1
+    upstream.close()
+    server.close()
 
 
 @pytest.mark.parametrize(
@@ -123,6 +195,31 @@ async def test_thousands_of_failures_are_503_and_never_500() -> None:
             state = gateway.app.fleet.endpoints["a"]
             state.breaker.openings = 5_000
             assert set(await statuses(gateway, 20)) == {503}
+
+
+async def test_a_hung_pod_without_reports_is_ejected_when_its_clients_give_up_early(quick: None) -> None:
+    """Each client waits a tenth of what the verdict takes."""
+    async with (
+        FakeEngine("hung", events=False) as hung,
+        FakeEngine("good", events=False) as good,
+        running_gateway(hung.endpoint, good.endpoint, routing="round-robin") as gateway,
+    ):
+        assert set(await statuses(gateway, 20)) == {200}
+        hung.hang = True
+        state = gateway.app.fleet.endpoints["hung"]
+
+        async def impatient() -> None:
+            while state.breaker.closed:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(liveness.STUCK_S / 10), gateway.chat("hi") as response:
+                        await response.read()
+
+        async with asyncio.timeout(30.0):
+            await asyncio.gather(*(impatient() for _ in range(4)))
+        assert state.breaker.cause is breaker.Cause.SLOW
+        sent = len(hung.bodies)
+        assert set(await statuses(gateway, 20)) == {200}
+        assert len(hung.bodies) == sent
 
 
 @pytest.mark.parametrize("events", [True, False])

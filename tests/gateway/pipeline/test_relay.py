@@ -9,8 +9,8 @@ from random import Random
 import pytest
 
 from mini_infer_contract.asgi import Message, Send
+from mini_infer_contract.http_server.response_writer import ResponseWriter
 from mini_infer_gateway.http.asgi import Sender
-from mini_infer_gateway.http.response_writer import ResponseWriter
 from mini_infer_gateway.http.sse import EventSplitter
 from mini_infer_gateway.http.upstream import (
     BrokenConnectionError,

@@ -247,3 +247,29 @@ async def test_a_shutdown_ends_websockets_when_they_have_been_answered(dry: DryS
             events = [message.json() async for message in busy]
             assert events[-1]["type"] == "response.completed"
             assert busy.close_code == 1012
+
+
+async def test_unknown_fields_in_the_background_are_refused_or_ignored_as_the_flag_says() -> None:
+    body = {"model": "m", "input": "hi", "background": True, "text": {"color": "red"}}
+    async with FakeEngine("a") as engine:
+        for mode, status in (("refuse", 400), ("warn", 200)):
+            async with running_gateway(engine.endpoint, unknown_fields=mode) as gateway:
+                await until(lambda gateway=gateway: gateway.app.fleet.is_ready)  # type: ignore[misc]  # bound now
+                async with gateway.client.post(gateway.url + "/v1/responses", json=body) as answer:
+                    told = await answer.json()
+                assert answer.status == status, told
+                if status == 400:
+                    assert told["error"]["param"] == "text.color"
+
+
+async def test_ignored_fields_are_named_through_the_gateway() -> None:
+    with DryServer("--unknown-fields", "warn") as dry:
+        async with running_gateway(Endpoint(name="dry", url=dry.url, model="dry")) as gateway:
+            await until(lambda: gateway.app.fleet.is_ready)
+            async with gateway.chat("hi", model="dry", provider={"order": []}) as answer:
+                assert (answer.status, answer.headers["x-ignored-fields"]) == (200, "provider")
+            body = {"model": "dry", "input": "hi", "reasoning": {"color": "red"}}
+            async with gateway.client.post(gateway.url + "/v1/responses", json=body) as answer:
+                assert (answer.status, answer.headers["x-ignored-fields"]) == (200, "reasoning.color")
+            async with gateway.client.post(gateway.url + "/v1/responses/compact", json=body) as answer:
+                assert (answer.status, (await answer.json())["error"]["code"]) == (404, "unsupported_path")

@@ -1,5 +1,7 @@
 """Command lines and environments of local engines."""
 
+from pathlib import Path
+
 import pytest
 
 from mini_infer_operator.launch import launch_of
@@ -11,4 +13,4 @@ from tests.support.services import changed
 def test_an_engine_is_no_node_of_the_group_that_mini_infer_up_runs_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LWS_GROUP_SIZE", "2")
     launch = launch_of(parse_service(changed({})), "unified", "local")
-    assert "LWS_GROUP_SIZE" not in engine_command(launch, (1, 2, 3, 4), threads=1, gpus=()).environment
+    assert "LWS_GROUP_SIZE" not in engine_command(launch, (1, 2, 3, 4), Path("key"), threads=1, gpus=()).environment

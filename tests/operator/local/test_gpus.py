@@ -43,5 +43,13 @@ def test_an_engine_sees_its_set(monkeypatch: pytest.MonkeyPatch) -> None:
     service = parse_service(changed({"spec": {"unified": {"parallelism": {"tensor": 2}}}}))
     assert gpus_of(service.roles["unified"]) == 2
     launch = launch_of(service, "unified", "local")
-    assert engine_command(launch, (1, 2, 3, 4), threads=1, gpus=("2", "3")).environment["CUDA_VISIBLE_DEVICES"] == "2,3"
-    assert engine_command(launch, (1, 2, 3, 4), threads=1, gpus=()).environment["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
+    assert (
+        engine_command(launch, (1, 2, 3, 4), Path("key"), threads=1, gpus=("2", "3")).environment[
+            "CUDA_VISIBLE_DEVICES"
+        ]
+        == "2,3"
+    )
+    assert (
+        engine_command(launch, (1, 2, 3, 4), Path("key"), threads=1, gpus=()).environment["CUDA_VISIBLE_DEVICES"]
+        == "0,1,2,3"
+    )

@@ -6,20 +6,22 @@ import pytest
 
 from mini_infer_operator.controller.settings import parse_settings
 from mini_infer_operator.launch import launch_of
-from mini_infer_operator.objects.network_policy import network_policy
+from mini_infer_operator.objects.network_policy import NOBODY, EnginePeers, network_policy
 from mini_infer_operator.objects.pod import frozen_pods
 from mini_infer_operator.parse import parse_service
 from tests.support.services import VALID, changed
 
 SERVICE = parse_service(VALID)
 GATEWAYS = {"podSelector": {"matchLabels": {"app": "gateway"}}}
+OPERATOR = {"podSelector": {"matchLabels": {"app": "operator"}}}
 
 
-def test_gateways_and_engines_are_let_in_at_the_engines_ports() -> None:
-    policy = network_policy(SERVICE, [GATEWAYS])
+def test_gateways_reach_events_and_others_http_alone() -> None:
+    policy = network_policy(SERVICE, EnginePeers([GATEWAYS], [OPERATOR]))
     assert policy is not None
-    (rule,) = policy["spec"]["ingress"]
-    assert rule["from"] == [GATEWAYS, {"podSelector": policy["spec"]["podSelector"]}]
+    rule, http = policy["spec"]["ingress"]
+    assert rule["from"] == [GATEWAYS]
+    assert http == {"from": [OPERATOR], "ports": [{"port": "http", "protocol": "TCP"}]}
     template = frozen_pods(SERVICE, "unified", "r", launch_of(SERVICE, "unified", "i"), None)["template"]
     (container,) = template["spec"]["containers"]
     assert {port["port"] for port in rule["ports"]} == {port["name"] for port in container["ports"]}
@@ -36,19 +38,19 @@ def test_gateways_and_engines_are_let_in_at_the_engines_ports() -> None:
     ],
 )
 def test_engines_that_exchange_data_reach_each_other_at_every_port(spec: dict[str, Any]) -> None:
-    policy = network_policy(parse_service(changed({"spec": spec})), [GATEWAYS])
+    policy = network_policy(parse_service(changed({"spec": spec})), EnginePeers([GATEWAYS]))
     assert policy is not None
     assert policy["spec"]["ingress"][1:] == [{"from": [{"podSelector": policy["spec"]["podSelector"]}]}]
 
 
 def test_without_anybody_to_let_in_there_is_no_policy() -> None:
-    assert network_policy(SERVICE, []) is None
+    assert network_policy(SERVICE, NOBODY) is None
 
 
 def test_the_flag_is_a_list_of_peers(capsys: pytest.CaptureFixture[str]) -> None:
     given = ["--engine-image=i", '--allow-ingress-from=[{"podSelector": {}}]']
     assert parse_settings(given, {}).allow_ingress_from == ({"podSelector": {}},)
-    assert parse_settings(given[:1], {}).allow_ingress_from == ()
+    assert parse_settings(given[:1], {}).engine_peers == NOBODY
     for wrong in ("{", "{}", "[1]"):
         with pytest.raises(SystemExit):
             parse_settings(["--engine-image=i", f"--allow-ingress-from={wrong}"], {})

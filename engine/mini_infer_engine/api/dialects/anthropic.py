@@ -6,7 +6,8 @@ from typing import Any
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
-from mini_infer_contract.dialects.anthropic import chat_of
+from mini_infer_contract.body_fields import UnknownFields
+from mini_infer_contract.dialects.anthropic import chat_of, own_path
 from mini_infer_contract.dialects.anthropic_errors import ANTHROPIC_ERRORS
 from mini_infer_contract.dialects.anthropic_request import MessagesRequest, parse_request
 from mini_infer_engine.api.dialects.anthropic_blocks import text_blocks, thinking_blocks, tool_use_block
@@ -23,12 +24,17 @@ class MessagesDialect:
 
     _request: MessagesRequest
 
-    def parse(self, body: dict[str, Any]) -> GenerationSpec:
+    def parse(self, body: dict[str, Any], unknown: UnknownFields | None = None) -> GenerationSpec:
         """See `Dialect`."""
-        self._request = parse_request(body, MessagesRequest)
-        spec = ChatDialect().parse(chat_of(self._request))
+        self._request = parse_request(body, MessagesRequest, unknown)
+        chat = chat_of(self._request)
+        try:
+            spec = ChatDialect().parse(chat)
+        except ApiError as error:
+            raise error.renamed(own_path) from None
         # Where prompt and max_tokens are more than the context, the answer ends with the context, and says so.
-        return replace(spec, output_limit=OutputLimit("max_tokens", self._request.max_tokens or 1, False))
+        limit = OutputLimit("max_tokens", self._request.max_tokens or 1, False)
+        return replace(spec, output_limit=limit, in_clients_words=lambda error: error.renamed(own_path))
 
     def renderer(
         self, spec: GenerationSpec, request_id: str, model: str, decoder: Decoder | None

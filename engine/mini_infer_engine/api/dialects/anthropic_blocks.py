@@ -5,10 +5,8 @@ from typing import Any
 
 import msgspec
 
+from mini_infer_contract.dialects.anthropic_request import INVALID_JSON
 from mini_infer_engine.parsing.base import ToolCall
-
-INVALID_JSON = "INVALID_JSON"
-"""The name under which Anthropic's documentation wraps arguments that are no JSON object, so that none are lost."""
 
 
 def text_blocks(text: str) -> list[dict[str, Any]]:

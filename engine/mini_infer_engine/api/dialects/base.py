@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.body_fields import UnknownFields
 from mini_infer_contract.prompt import PromptEncoder
 from mini_infer_engine.api.dialects.beams import BeamSpec
 from mini_infer_engine.parsing.base import OutputParsing
@@ -145,8 +146,11 @@ class StreamRenderer(Renderer, Protocol):
 class Dialect(Protocol):
     """One way to ask for text over HTTP."""
 
-    def parse(self, body: dict[str, Any]) -> GenerationSpec:
-        """ApiError: a field is unknown, of the wrong type, or asks for what is not supported; it is named."""
+    def parse(self, body: dict[str, Any], unknown: UnknownFields | None = None) -> GenerationSpec:
+        """ApiError: a field is of the wrong type, or asks for what is not supported; it is named.
+
+        `unknown` decides about fields that the dialect does not know; None: they are refused.
+        """
 
     def renderer(self, spec: GenerationSpec, request_id: str, model: str, decoder: Decoder | None) -> Renderer:
         """For the answer to `spec`; `model` is the name that the answer tells."""

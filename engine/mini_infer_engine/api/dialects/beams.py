@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from msgspec import Meta
 
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_engine.core.request import EarlyStopping, RepetitionDetectionParams
@@ -31,7 +31,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 """Sampling parameters that beams do not know, and the values that ask for nothing."""
 
-LengthPenalty = Annotated[float, Field(ge=-10, le=10)]
+LengthPenalty = Annotated[float, Meta(ge=-10, le=10)]
 EarlyStoppingField = bool | Literal["never"]
 
 

@@ -2,19 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
-from pydantic import Field
+from msgspec import Meta
 
 from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.body_fields import UnknownFields
+from mini_infer_contract.launch import SERVICE_TIER_PRIORITIES
 from mini_infer_contract.prompt import PromptEncoder
 from mini_infer_engine.api.dialects.base import GenerationSpec, OutputLimit
 from mini_infer_engine.api.dialects.chat_parts import chat_delta, chat_message
 from mini_infer_engine.api.dialects.fields import GenerationFields, common_spec, parse_fields
 from mini_infer_engine.api.dialects.logprobs import chat_logprobs, prompt_logprobs
 from mini_infer_engine.api.dialects.messages import check_messages
-from mini_infer_engine.api.dialects.neutral import BOTH, CHAT
+from mini_infer_engine.api.dialects.neutral import BOTH, CHAT, Neutral
 from mini_infer_engine.api.dialects.openai_shapes import OpenAIRenderer, encode_json
 from mini_infer_engine.api.dialects.tools import Tools, tool_parsing
 from mini_infer_engine.parsing.base import OutputParsing
@@ -27,15 +29,15 @@ MAX_THINKING_TOKENS = 1_000_000
 """More than any context has."""
 
 
-class ChatRequest(GenerationFields):
+class ChatRequest(GenerationFields, kw_only=True):
     """POST /v1/chat/completions."""
 
-    neutral = BOTH | CHAT
+    neutral: ClassVar[Neutral] = BOTH | CHAT
 
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=-1, le=MAX_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Meta(ge=-1, le=MAX_LOGPROBS)] | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
     echo: bool | None = None
     safety_identifier: str | None = None
@@ -50,7 +52,7 @@ class ChatRequest(GenerationFields):
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
     # Tokens; -1: no limit, as vLLM has it.
-    thinking_token_budget: Annotated[int, Field(ge=-1, le=MAX_THINKING_TOKENS)] | None = None
+    thinking_token_budget: Annotated[int, Meta(ge=-1, le=MAX_THINKING_TOKENS)] | None = None
     documents: list[dict[str, Any]] | None = None
 
     @property
@@ -64,9 +66,9 @@ class ChatRequest(GenerationFields):
 class ChatDialect:
     """A `Dialect`."""
 
-    def parse(self, body: dict[str, Any]) -> GenerationSpec:
+    def parse(self, body: dict[str, Any], unknown: UnknownFields | None = None) -> GenerationSpec:
         """See `Dialect`."""
-        request = parse_fields(body, ChatRequest)
+        request = parse_fields(body, ChatRequest, unknown)
 
         def prompt_ids(encoder: PromptEncoder | None, limits: PromptLimits | None) -> Sliced[list[list[int]]]:
             if encoder is None:
@@ -98,13 +100,12 @@ class ChatDialect:
         return ChatRenderer(spec, request_id, model, decoder)
 
 
-_PRIORITIES = {"priority": -1, "fast": -1, "flex": 1}
 """Of OpenAI's service tiers, among requests that name none."""
 
 
 def _priority(request: ChatRequest) -> int:
     """A number that the client sends goes before a tier."""
-    return _PRIORITIES.get(request.service_tier or "", 0) if request.priority is None else request.priority
+    return SERVICE_TIER_PRIORITIES.get(request.service_tier or "", 0) if request.priority is None else request.priority
 
 
 def _continued(request: ChatRequest) -> Sequence[str]:

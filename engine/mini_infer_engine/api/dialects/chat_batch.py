@@ -6,11 +6,12 @@ What is not possible for many at once is refused by name: streams, tools, beams,
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from msgspec import Meta
 
-from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.api_errors import ApiError, renaming
+from mini_infer_contract.body_fields import UnknownFields
 from mini_infer_contract.prompt import PromptEncoder
 from mini_infer_engine.api.dialects.base import GenerationSpec
 from mini_infer_engine.api.dialects.chat import ChatDialect, ChatRenderer, ChatRequest
@@ -31,28 +32,28 @@ _NOT_OF_MANY: Neutral = {
     "resume_token_ids": (),
 }
 
-Conversation = Annotated[list[dict[str, Any]], Field(min_length=1)]
+Conversation = Annotated[list[dict[str, Any]], Meta(min_length=1)]
 
 
-class BatchChatRequest(ChatRequest):
+class BatchChatRequest(ChatRequest, kw_only=True):
     """POST /v1/chat/completions/batch."""
 
-    neutral = ChatRequest.neutral | _NOT_OF_MANY
+    neutral: ClassVar[Neutral] = ChatRequest.neutral | _NOT_OF_MANY
 
-    messages: Annotated[list[Conversation], Field(min_length=1, max_length=MAX_CHOICES)]  # type: ignore[assignment]  # conversations
+    messages: Annotated[list[Conversation], Meta(min_length=1, max_length=MAX_CHOICES)]  # type: ignore[assignment]  # conversations
 
 
 class BatchChatDialect:
     """A `Dialect`."""
 
-    def parse(self, body: dict[str, Any]) -> GenerationSpec:
+    def parse(self, body: dict[str, Any], unknown: UnknownFields | None = None) -> GenerationSpec:
         """See `Dialect`."""
-        request = parse_fields(body, BatchChatRequest)
+        request = parse_fields(body, BatchChatRequest, unknown)
         chats = [body | {"messages": messages} for messages in request.messages]
         specs = []
         for index, chat in enumerate(chats):
             with _of_conversation(index):
-                specs.append(ChatDialect().parse(chat))
+                specs.append(ChatDialect().parse(chat, unknown))
 
         def prompt_ids(encoder: PromptEncoder | None, limits: PromptLimits | None) -> Sliced[list[list[int]]]:
             prompts = []
@@ -71,19 +72,10 @@ class BatchChatDialect:
 @contextmanager
 def _of_conversation(index: int) -> Iterator[None]:
     """Errors of one conversation name it."""
+    rename = renaming({("messages",): ("messages", index)})
     try:
         yield
     except ApiError as error:
-        raise ApiError(
-            error.status,
-            _placed(error.message, index),
-            param=error.param and _placed(error.param, index),
-            code=error.code,
-            headers=error.headers,
-        ) from None
+        raise error.renamed(rename) from None
     except ParameterError as error:
-        raise ParameterError(_placed(error.param, index), _placed(str(error), index), code=error.code) from None
-
-
-def _placed(text: str, index: int) -> str:
-    return f"messages[{index}]{text.removeprefix('messages')}" if text.startswith("messages") else text
+        raise ApiError(400, str(error), param=error.path, code=error.code).renamed(rename) from None

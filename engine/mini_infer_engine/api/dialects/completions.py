@@ -3,16 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from msgspec import Meta
 
 from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.body_fields import UnknownFields
 from mini_infer_contract.prompt import PromptEncoder, is_token_ids
 from mini_infer_engine.api.dialects.base import GenerationSpec, OutputLimit
 from mini_infer_engine.api.dialects.fields import MAX_CHOICES, GenerationFields, common_spec, parse_fields
 from mini_infer_engine.api.dialects.logprobs import CompletionLogprobs, joined, prompt_logprobs
-from mini_infer_engine.api.dialects.neutral import BOTH, COMPLETION
+from mini_infer_engine.api.dialects.neutral import BOTH, COMPLETION, Neutral
 from mini_infer_engine.api.dialects.openai_shapes import OpenAIRenderer, encode_json
 from mini_infer_engine.core.request import TokenLogprobs
 from mini_infer_engine.text.detokenizer import Decoder
@@ -24,16 +25,16 @@ DEFAULT_MAX_TOKENS = 16
 """OpenAI's."""
 
 
-class CompletionRequest(GenerationFields):
+class CompletionRequest(GenerationFields, kw_only=True):
     """POST /v1/completions."""
 
-    neutral = BOTH | COMPLETION
+    neutral: ClassVar[Neutral] = BOTH | COMPLETION
 
-    prompt: Any = Field(default=None)
+    prompt: Any = None
     """A string, token ids, or a list of these; checked where it becomes token ids."""
     echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=-1, le=MAX_LOGPROBS)] | None = None
-    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    logprobs: Annotated[int, Meta(ge=-1, le=MAX_LOGPROBS)] | None = None
+    best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
 
     @property
     def output_limit(self) -> OutputLimit:
@@ -47,9 +48,9 @@ class CompletionRequest(GenerationFields):
 class CompletionDialect:
     """A `Dialect`."""
 
-    def parse(self, body: dict[str, Any]) -> GenerationSpec:
+    def parse(self, body: dict[str, Any], unknown: UnknownFields | None = None) -> GenerationSpec:
         """See `Dialect`."""
-        request = parse_fields(body, CompletionRequest)
+        request = parse_fields(body, CompletionRequest, unknown)
         prompt = request.prompt
         are_several = isinstance(prompt, list) and not is_token_ids(prompt)
 
@@ -129,8 +130,8 @@ class CompletionRenderer(OpenAIRenderer):
 
     def __init__(self, spec: GenerationSpec, request_id: str, model: str, decoder: Decoder | None) -> None:
         super().__init__(spec, request_id, model, decoder)
-        choices = range(spec.num_prompts * spec.copies)
-        self._logprobs = [CompletionLogprobs(self._names, spec.resume_token_ids) for _ in choices]
+        self._logprobs: list[CompletionLogprobs] = []
+        """Of each choice of a stream."""
         self._prompt_positions: dict[int, list[TokenLogprobs]] = {}
         """Of choices whose prompt is still to be echoed: its log probabilities so far."""
         self._prompt_ids: list[Sequence[int]] = []
@@ -163,15 +164,24 @@ class CompletionRenderer(OpenAIRenderer):
         if self._spec.echo:
             choice["text"] = self._prompt_text(index, reply.request.prompt_token_ids) + choice["text"]
         if self._tells_logprobs:
-            logprobs = self._logprobs[index]
-            parts = (
-                [logprobs.of_prompt(reply.request.prompt_token_ids, reply.prompt_logprobs)] if self._spec.echo else []
-            )
+            logprobs, parts = self._logprobs_of(reply), list[dict[str, Any]]()
+            if self._spec.echo:
+                text = self._prompt_text(index, reply.request.prompt_token_ids)
+                parts.append(logprobs.of_prompt(reply.prompt_logprobs, text))
             parts += [] if self._spec.echo_alone else [logprobs.of_output(reply.logprobs)]
             choice["logprobs"] = reduce(joined, parts)
         if self._spec.return_prompt_token_ids:
             choice["prompt_token_ids"] = reply.request.prompt_token_ids
         return choice
+
+    def _logprobs_of(self, reply: OutputText) -> CompletionLogprobs:
+        request = reply.request
+        return CompletionLogprobs(
+            self._names,
+            request.prompt_token_ids,
+            self._spec.resume_token_ids,
+            skip_special_tokens=request.sampling.skip_special_tokens,
+        )
 
     def whole_logprobs(self, reply: OutputText) -> dict[str, Any]:
         """Made in `_choice`, which knows the choice's place."""
@@ -195,6 +205,8 @@ class CompletionRenderer(OpenAIRenderer):
     def begin(self, replies: Sequence[OutputText]) -> bytes:
         """See `Renderer`."""
         super().begin(replies)
+        if self._tells_logprobs:
+            self._logprobs = [self._logprobs_of(reply) for reply in replies]
         if self._spec.return_prompt_token_ids and not self._spec.resume_token_ids:
             prompts = [encode_json(reply.request.prompt_token_ids) for reply in replies]
             self.once_in_choice = {index: b',"prompt_token_ids":' + ids for index, ids in enumerate(prompts)}
@@ -213,12 +225,10 @@ class CompletionRenderer(OpenAIRenderer):
             return b""
         del self._prompt_positions[delta.index]
         prompt = self._prompt_ids[delta.index]
-        logprobs = b"null"
+        text, logprobs = self._prompt_text(delta.index, prompt), b"null"
         if self._tells_logprobs:
-            logprobs = encode_json(self._logprobs[delta.index].of_prompt(prompt, positions))
-        echoed = self.chunk(
-            Delta("", [], delta.index), self.text_delta(self._prompt_text(delta.index, prompt)), logprobs
-        )
+            logprobs = encode_json(self._logprobs[delta.index].of_prompt(positions, text))
+        echoed = self.chunk(Delta("", [], delta.index), self.text_delta(text), logprobs)
         return echoed + super().event(self._told(delta))
 
     def _told(self, delta: Delta) -> Delta:

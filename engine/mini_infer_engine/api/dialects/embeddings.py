@@ -6,9 +6,10 @@ from array import array
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from msgspec import Meta
 
-from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.api_errors import ApiError, renaming
+from mini_infer_contract.body_fields import UnknownFields
 from mini_infer_contract.prompt import PromptEncoder, is_token_ids
 from mini_infer_engine.api.dialects.base import GenerationSpec, OutputLimit
 from mini_infer_engine.api.dialects.fields import Body, parse_fields
@@ -23,21 +24,21 @@ MAX_INPUTS = 2048
 """Of one request; OpenAI's."""
 
 
-class EmbeddingRequest(Body):
+class EmbeddingRequest(Body, kw_only=True):
     """POST /v1/embeddings; beside OpenAI's fields some of vLLM's."""
 
     model: str | None = None
-    input: Any = Field()
+    input: Any
     """A string, token ids, or a list of either; checked where it becomes token ids."""
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: Annotated[int, Field(ge=1)] | None = None
+    dimensions: Annotated[int, Meta(ge=1)] | None = None
     user: str | None = None
     # vLLM's.
     add_special_tokens: bool | None = None
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
     cache_salt: str | None = None
-    request_id: Annotated[str, Field(pattern=r"^[!-~]{1,200}$")] | None = None
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    request_id: Annotated[str, Meta(pattern=r"^[!-~]{1,200}$")] | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, lt=2**31)] | None = None
     truncation_side: TruncationSide | None = None
     use_activation: Literal[True] | None = None
     """Embeddings are always normalised."""
@@ -49,9 +50,9 @@ class EmbeddingDialect:
     def __init__(self) -> None:
         self._encoding = "float"
 
-    def parse(self, body: dict[str, Any]) -> GenerationSpec:
+    def parse(self, body: dict[str, Any], unknown: UnknownFields | None = None) -> GenerationSpec:
         """See `Dialect`."""
-        request = parse_fields(body, EmbeddingRequest)
+        request = parse_fields(body, EmbeddingRequest, unknown)
         self._encoding = request.encoding_format or "float"
         given = request.input
         are_several = isinstance(given, list) and not is_token_ids(given)
@@ -68,7 +69,7 @@ class EmbeddingDialect:
             model=request.model,
             prompt_ids=prompt_ids,
             prompt_param="input",
-            in_clients_words=_in_clients_words,
+            in_clients_words=lambda error: error.renamed(_own_path),
             num_prompts=len(given) if are_several else 1,
             copies=1,
             needs_text=not is_token_ids(given),
@@ -120,9 +121,5 @@ def shortened(embedding: bytes, dimensions: int | None) -> "array[float]":
     return array("f", [value / norm for value in first])
 
 
-def _in_clients_words(error: ApiError) -> ApiError:
-    """Prompts are inputs here."""
-    if error.param is None or not error.param.startswith("prompt"):
-        return error
-    param, message = error.param.replace("prompt", "input", 1), error.message.replace("prompt", "input")
-    return ApiError(error.status, message, param=param, code=error.code, headers=error.headers)
+_own_path = renaming({("prompt",): ("input",)})
+"""Prompts are inputs here."""

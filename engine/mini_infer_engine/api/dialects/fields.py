@@ -4,29 +4,17 @@ Types are strict: nothing is converted. Ranges are checked in text/validation.py
 """
 
 from collections.abc import Mapping
-from functools import partial
-from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-import msgspec
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    GetCoreSchemaHandler,
-    ValidationError,
-    create_model,
-    model_validator,
-)
-from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
+from msgspec import Meta, Struct, field
 
-from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.api_errors import ApiError, Fault, refuse_field
+from mini_infer_contract.body_fields import UnknownFields, quoted, read_body, unknown_field
 from mini_infer_engine.api.dialects.base import GenerationSpec, OutputLimit, PromptIds
 from mini_infer_engine.api.dialects.beams import EarlyStoppingField, LengthPenalty, beam_spec
-from mini_infer_engine.api.dialects.neutral import REASONS, Neutral, is_one_of
-from mini_infer_engine.core.request import RepetitionDetectionParams, SamplingParams
-from mini_infer_engine.sampling.parameters import PARAMETERS, Parameter, all_out_of_range
+from mini_infer_engine.api.dialects.neutral import HINTS, REASONS, Neutral, is_one_of
+from mini_infer_engine.core.request import RepetitionDetectionParams
+from mini_infer_engine.sampling.parameters import PARAMETERS, all_out_of_range
 from mini_infer_engine.structured.params import (
     GrammarRequest,
     StructuredOutputsParams,
@@ -37,78 +25,47 @@ from mini_infer_engine.text.truncation import Truncation, TruncationSide
 
 MAX_CHOICES = 128
 """Of one request: prompts times `n`."""
-_MAX_QUOTED = 200
-"""Characters of a client's value in an error."""
-_MAX_FAULTS = 10
+_MAX_BIASES = 20_000
+"""Of one request: each is looked at on its own, between two tokens of other requests."""
+_MAX_NAMED = 10
 """Fields that an error names."""
-_MAX_FIELDS = 1000
-"""Of an object whose fields have names here."""
 
 
-def _fail_at_first_item(schema: Any) -> None:
-    """In a pydantic-core schema, which is made of dicts and lists."""
-    if isinstance(schema, dict):
-        if schema.get("type") == "list":
-            schema["fail_fast"] = True
-        schema = list(schema.values())
-    for inner in schema if isinstance(schema, list | tuple) else ():
-        _fail_at_first_item(inner)
-
-
-def _few_fields(sent: Any, limit: int) -> Any:
-    if isinstance(sent, dict) and len(sent) > limit:
-        told = {"count": len(sent), "limit": limit}
-        raise PydanticCustomError("too_many_fields", "it has {count} fields, and at most {limit} may be sent", told)
-    return sent
-
-
-class Body(BaseModel):
+class Body(Struct, forbid_unknown_fields=True, kw_only=True):
     """A JSON object from a client: types as they are, no field that nobody knows."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _has_few_fields(cls, sent: Any) -> Any:
-        """A fault of each of a million unknown fields would take seconds to make, in which nobody else is served."""
-        return _few_fields(sent, _MAX_FIELDS)
+class SamplingFields(Body):
+    """The sampling parameters of requests; a test compares their names with the table of sampling parameters."""
 
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Of a list's items the first that is wrong is named: of a million wrong ones it would take seconds."""
-        schema = handler(source)
-        _fail_at_first_item(schema)
-        return schema
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    min_tokens: int | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
+    repetition_detection: Annotated[dict[str, int], Meta(max_length=10)] | None = None
+    logit_bias: Annotated[dict[str, float], Meta(max_length=_MAX_BIASES)] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
 
-
-if TYPE_CHECKING:
-
-    class SamplingFields(Body):
-        """Those with a name here; all others by `getattr`."""
-
-        max_tokens: int | None = None
-        stop: str | list[str] | None = None
-
-else:  # made from the table of sampling parameters: a type checker cannot follow, and need not
-    _TYPES = get_type_hints(SamplingParams)
-
-    def _field_type(row: Parameter) -> Any:
-        sent = row.request_type or _TYPES[row.name]
-        if row.max_items is not None:
-            sent = Annotated[sent, BeforeValidator(partial(_few_fields, limit=row.max_items))]
-        return sent | None
-
-    SamplingFields = create_model(
-        "SamplingFields",
-        __base__=Body,
-        **{row.name: (_field_type(row), None) for row in PARAMETERS if row.is_in_requests},
-    )
 
 _SAMPLING = tuple(row.name for row in PARAMETERS if row.is_in_requests and row.name != "max_tokens")
 
 
 Metadata = Annotated[
-    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
 ]
 """With OpenAI's limits. Nothing is done with it here."""
 
@@ -126,7 +83,7 @@ class JsonSchemaFormat(Body):
 
     name: str
     description: str | None = None
-    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    schema_: dict[str, Any] | None = field(default=None, name="schema")
     strict: bool | None = None
 
 
@@ -140,18 +97,18 @@ class ResponseFormat(Body):
     format: dict[str, Any] | None = None
 
 
-class GenerationFields(SamplingFields):
+class GenerationFields(SamplingFields, kw_only=True):
     """What both kinds of generation share beside sampling. None: the field was not sent."""
 
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     user: str | None = None
     metadata: Metadata | None = None
     response_format: ResponseFormat | None = None
     # vLLM's.
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
     cache_salt: str | None = None
     session_id: str | None = None
     add_special_tokens: bool | None = None
@@ -161,12 +118,12 @@ class GenerationFields(SamplingFields):
     use_beam_search: bool | None = None
     length_penalty: LengthPenalty | None = None
     early_stopping: EarlyStoppingField | None = None
-    request_id: Annotated[str, Field(pattern=r"^[!-~]{1,200}$")] | None = None
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    request_id: Annotated[str, Meta(pattern=r"^[!-~]{1,200}$")] | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, lt=2**31)] | None = None
     truncation_side: TruncationSide | None = None
     kv_transfer_params: dict[str, Any] | None = None
     # Ours.
-    resume_token_ids: Annotated[list[int], Field(min_length=1)] | None = None
+    resume_token_ids: Annotated[list[int], Meta(min_length=1)] | None = None
     return_prompt_token_ids: bool | None = None
 
     neutral: ClassVar[Neutral] = {}
@@ -181,19 +138,16 @@ class GenerationFields(SamplingFields):
 BodyType = TypeVar("BodyType", bound=Body)
 
 
-def parse_fields(body: dict[str, Any], body_type: type[BodyType]) -> BodyType:
-    """ApiError: fields are unknown, of the wrong type, or ask for what is not supported; all are named."""
+def parse_fields(body: dict[str, Any], body_type: type[BodyType], unknown: UnknownFields | None = None) -> BodyType:
+    """Returns the body, read. ApiError: fields are unknown, of the wrong type, or not supported; all are named."""
+    unknown = unknown or UnknownFields()
     neutral: Neutral = body_type.neutral if issubclass(body_type, GenerationFields) else {}
-    try:
-        parsed, faults = body_type.model_validate({k: v for k, v in body.items() if k not in neutral}), []
-    except ValidationError as error:
-        parsed, faults = None, [_fault(details) for details in error.errors(include_url=False)]
+    parsed, faults = read_body({k: v for k, v in body.items() if k not in neutral}, body_type, unknown)
     if issubclass(body_type, GenerationFields):
-        faults += _unsupported(body_type, body)
-        faults += [(name, "invalid_value", message) for name, message in all_out_of_range(body)]
+        faults += _unsupported(body_type, body, unknown)
+        faults += [Fault((name,), (rest,), "invalid_value") for name, rest in all_out_of_range(body)]
     if parsed is None or faults:
-        param, code, _ = faults[0]
-        raise ApiError(400, _joined([message for _, _, message in faults]), param=param or None, code=code)
+        raise ApiError.of_faults(faults)
     return parsed
 
 
@@ -273,8 +227,7 @@ def _truncation(request: GenerationFields) -> Truncation | None:
 def _repetition_detection(sent: dict[str, int]) -> RepetitionDetectionParams:
     unknown = sent.keys() - set(RepetitionDetectionParams.__struct_fields__)
     if unknown:
-        name = f"repetition_detection.{min(unknown)}"
-        raise ApiError(400, f"unknown field {name!r}: this server does not know it", param=name, code="unknown_field")
+        raise ApiError.of_faults([unknown_field(("repetition_detection", min(unknown)))])
     return RepetitionDetectionParams(**sent)
 
 
@@ -285,24 +238,30 @@ def _grammar(request: GenerationFields) -> GrammarRequest | None:
         return asked
     name = "structured_outputs"
     if asked is not None:
-        message = f"response_format and {name} both say what the output must be: send one of them"
-        raise ApiError(400, message, param=name, code="invalid_value")
-    try:
-        return of_structured_outputs(msgspec.convert(request.structured_outputs, StructuredOutputsParams))
-    except msgspec.ValidationError as error:
-        raise ApiError(400, f"{name}: {error}", param=name, code="invalid_value") from None
+        says = (" and ", ("response_format",), " both say what the output must be: send one of them")
+        raise ApiError.of_faults([Fault((name,), says, "invalid_value")])
+    params, faults = read_body(request.structured_outputs, StructuredOutputsParams)
+    if params is None:
+        raise ApiError.of_faults([_within(name, fault) for fault in faults])
+    return of_structured_outputs(params)
+
+
+def _within(name: str, fault: Fault) -> Fault:
+    """The fault of what is in the field `name`; what the field's own check says names it already."""
+    rest = fault.rest if fault.path else tuple(str(part).removeprefix(name) for part in fault.rest)
+    return Fault((name, *fault.path), rest, fault.code)
 
 
 def _response_format(asked: ResponseFormat) -> GrammarRequest | None:
-    sent: dict[str, Any] = {name: value for name, value in asked if value is not None}
-    if asked.json_schema is not None:
-        sent["json_schema"] = asked.json_schema.model_dump(by_alias=True)
+    sent = {name: value for name in asked.__struct_fields__ if (value := getattr(asked, name)) is not None}
+    if (form := asked.json_schema) is not None:
+        sent["json_schema"] = {"name": form.name, "schema": form.schema_, "strict": form.strict}
     wanted = _FORMAT_FIELDS[asked.type]
     if not any({"type", *names} == sent.keys() for names in wanted):
         said = " or ".join(" and ".join(names) for names in wanted)
         found = ", ".join(sorted(sent.keys() - {"type"})) or "none"
-        message = f"response_format of type {asked.type} has {said or 'no other field'}, and here is {found}"
-        raise ApiError(400, message, param="response_format", code="invalid_value")
+        says = f"of type {asked.type} has {said or 'no other field'}, and here is {found}"
+        refuse_field("response_format", says, code="invalid_value")
     return of_response_format(sent)
 
 
@@ -314,63 +273,30 @@ _FORMAT_FIELDS: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 """Fields of each type of response format beside its type."""
 
-_Fault = tuple[str, str, str]
-"""Name, code and message of a field."""
-
-
-def _fault(details: ErrorDetails) -> _Fault:
-    parts = [part for part in details["loc"] if not _names_a_type(part)]
-    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")
-    if details["type"] == "extra_forbidden":
-        return name, "unknown_field", f"unknown field {name!r}: this server does not know it"
-    if details["type"] == "missing":
-        return name, "missing_field", f"the field {name!r} is missing"
-    return name, "invalid_value", f"{name or 'the body'} is {_quoted(details['input'])}: {details['msg']}"
-
 
 def _by_token_id(bias: dict[str, float]) -> dict[int, float]:
     """JSON's names are strings."""
     wrong = [name for name in bias if not name.isascii() or not name.isdigit()]
     if wrong:
-        told = ", ".join(_quoted(name) for name in wrong[:_MAX_FAULTS])
-        raise ApiError(400, f"logit_bias has {told}: write token ids", param="logit_bias")
+        refuse_field("logit_bias", f"has {', '.join(quoted(name) for name in wrong[:_MAX_NAMED])}: write token ids")
     return {int(name): value for name, value in bias.items()}
 
 
-def _names_a_type(part: int | str) -> bool:
-    """Pydantic puts the member of a union into the location, such as "str" or "list[str]"."""
-    return isinstance(part, str) and (part in ("str", "int", "dict") or part.endswith("]"))
-
-
-def _unsupported(body_type: type["GenerationFields"], body: dict[str, Any]) -> list[_Fault]:
-    faults = [
-        (name, "unsupported_value", f"{name} = {_quoted(body[name])} is not supported{_because(name)}: leave it out")
-        for name in body  # most bodies have a handful of fields, the table has dozens
-        if name in body_type.neutral and not body_type.is_neutral(name, body[name], body)
-    ]
+def _unsupported(body_type: type[GenerationFields], body: dict[str, Any], unknown: UnknownFields) -> list[Fault]:
+    """The fields of `body` that ask for what is not done; hints are ignored where unknown fields are."""
+    faults = []
+    for name in body:  # most bodies have a handful of fields, the table has dozens
+        if name not in body_type.neutral or body_type.is_neutral(name, body[name], body):
+            continue
+        if unknown.are_ignored and name in HINTS:
+            unknown.ignored.append((name,))
+            continue
+        says = f" = {quoted(body[name])} is not supported{_because(name)}: leave it out"
+        faults.append(Fault((name,), (says,), "unsupported_value"))
     if body.get("stream_options") is not None and not body.get("stream"):
-        faults.append(("stream_options", "invalid_value", "stream_options is only allowed with stream = true"))
+        faults.append(Fault(("stream_options",), (" is only allowed with stream = true",), "invalid_value"))
     return faults
 
 
 def _because(name: str) -> str:
     return f", since {REASONS[name]}" if name in REASONS else ""
-
-
-def _quoted(value: object) -> str:
-    """A client's value, not the whole of what may be megabytes."""
-    shown = repr(value) if not isinstance(value, str | bytes | list | dict) else repr(_beginning(value))
-    return shown if len(shown) <= _MAX_QUOTED else f"{shown[: _MAX_QUOTED - 3]}..."
-
-
-def _beginning(value: str | bytes | list[Any] | dict[Any, Any]) -> object:
-    """As much of it as can be shown."""
-    if isinstance(value, dict):
-        return dict(islice(value.items(), _MAX_QUOTED))
-    return value[:_MAX_QUOTED]
-
-
-def _joined(messages: list[str]) -> str:
-    """The first of many messages."""
-    more = len(messages) - _MAX_FAULTS
-    return "; ".join(messages[:_MAX_FAULTS]) + (f"; and {more} more" if more > 0 else "")

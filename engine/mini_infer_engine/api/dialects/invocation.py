@@ -3,6 +3,7 @@
 from typing import Any
 
 from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.body_fields import UnknownFields
 from mini_infer_engine.api.dialects.base import Dialect, GenerationSpec, Renderer
 from mini_infer_engine.api.dialects.chat import ChatDialect
 from mini_infer_engine.api.dialects.completions import CompletionDialect
@@ -14,12 +15,12 @@ class InvocationDialect:
 
     _dialect: Dialect
 
-    def parse(self, body: dict[str, Any]) -> GenerationSpec:
+    def parse(self, body: dict[str, Any], unknown: UnknownFields | None = None) -> GenerationSpec:
         """See `Dialect`."""
         if ("messages" in body) == ("prompt" in body):
             raise ApiError(400, "send either messages, as to a chat, or a prompt, as to a completion", param="messages")
         self._dialect = ChatDialect() if "messages" in body else CompletionDialect()
-        return self._dialect.parse(body)
+        return self._dialect.parse(body, unknown)
 
     def renderer(self, spec: GenerationSpec, request_id: str, model: str, decoder: Decoder | None) -> Renderer:
         """See `Dialect`."""

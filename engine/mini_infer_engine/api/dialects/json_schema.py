@@ -2,6 +2,9 @@
 
 from typing import Any
 
+from mini_infer_contract.api_errors import FieldPath
+from mini_infer_contract.body_fields import quoted
+
 _TYPES = {"string", "number", "integer", "boolean", "object", "array", "null"}
 _SCHEMA = ("items", "additionalProperties", "not", "contains", "propertyNames", "if", "then", "else")
 _LIST_OF_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -13,20 +16,19 @@ _PARTS: dict[str, type] = {
 }
 """What stands in place of schemas, by keyword: one, a list of them, or a table."""
 
-Fault = tuple[str, str]
-"""Where, and what is wrong there."""
+Fault = tuple[FieldPath, str]
+"""Where, and what is wrong there: the sentence behind the field's name."""
 
 
-def fault_in_schema(schema: object, where: str) -> Fault | None:
-    """The first keyword that has the wrong form; None: all have theirs. Schemas may be nested up to Python's limit.
+def fault_in_schema(schema: object) -> Fault | None:
+    """Returns the first keyword of the wrong form; None: all are right. Schemas may be nested up to Python's limit.
 
     A place is only put together where something is wrong: a request may have twenty thousand schemas, and others wait.
     """
     try:
-        fault = _fault(schema)
+        return _fault(schema)
     except RecursionError:
-        return where, "is nested too deeply"
-    return None if fault is None else (where + fault[0], fault[1])
+        return (), "is nested too deeply"
 
 
 def _fault(schema: object) -> Fault | None:
@@ -34,7 +36,7 @@ def _fault(schema: object) -> Fault | None:
     if isinstance(schema, bool):
         return None
     if not isinstance(schema, dict):
-        return "", "must be a JSON schema: an object, true or false"
+        return (), "must be a JSON schema: an object, true or false"
     for keyword, value in schema.items():
         if keyword in _PARTS:
             fault = _fault_in_part(_PARTS[keyword], keyword, value)
@@ -43,7 +45,7 @@ def _fault(schema: object) -> Fault | None:
         else:
             continue
         if fault is not None:
-            return f".{keyword}{fault[0]}", fault[1]
+            return (keyword, *fault[0]), fault[1]
     return None
 
 
@@ -52,16 +54,16 @@ def _fault_in_type(kind: object) -> Fault | None:
         return None
     names = kind if isinstance(kind, list) else [kind]
     wrong = [name for name in names if name is not None and not (isinstance(name, str) and name in _TYPES)]
-    return ("", f"is {wrong[0]!r}; types are {', '.join(sorted(_TYPES))}") if wrong else None
+    return ((), f"is {quoted(wrong[0])}; types are {', '.join(sorted(_TYPES))}") if wrong else None
 
 
 def _fault_in_required(value: object) -> Fault | None:
     is_right = value is None or (isinstance(value, list) and all(isinstance(name, str) for name in value))
-    return None if is_right else ("", "must be a list of names")
+    return None if is_right else ((), "must be a list of names")
 
 
 def _fault_in_enum(value: object) -> Fault | None:
-    return None if isinstance(value, list) else ("", "must be a list of values")
+    return None if isinstance(value, list) else ((), "must be a list of values")
 
 
 _FORMS = {"type": _fault_in_type, "required": _fault_in_required, "enum": _fault_in_enum}
@@ -73,11 +75,11 @@ def _fault_in_part(kind: type, keyword: str, value: Any) -> Fault | None:
     if isinstance(value, dict) and kind is dict:
         for name, schema in value.items():
             if (fault := _fault(schema)) is not None:
-                return f".{name}{fault[0]}", fault[1]
+                return (name, *fault[0]), fault[1]
         return None
     if isinstance(value, list) and kind is not dict:
         for index, schema in enumerate(value):
             if (fault := _fault(schema)) is not None:
-                return f"[{index}]{fault[0]}", fault[1]
+                return (index, *fault[0]), fault[1]
         return None
-    return "", "must be an object of schemas" if kind is dict else "must be a list of schemas"
+    return (), "must be an object of schemas" if kind is dict else "must be a list of schemas"

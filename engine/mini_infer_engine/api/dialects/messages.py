@@ -11,17 +11,17 @@ _ROLES = ("developer", "system", "user", "assistant", "tool")
 def check_messages(messages: Sequence[dict[str, Any]]) -> None:
     """ApiError: a role is unknown, or a message has what belongs to another role."""
     for index, message in enumerate(messages):
-        where, role = f"messages[{index}]", message.get("role")
+        where, role = ("messages", index), message.get("role")
         if role == "function" or message.get("function_call") is not None:
-            refuse_field(f"{where}.{'role' if role == 'function' else 'function_call'}", "is not supported: use tools")
+            refuse_field((*where, "role" if role == "function" else "function_call"), "is not supported: use tools")
         if role not in _ROLES:
-            refuse_field(f"{where}.role", f"is {_shown(role)}; roles are {', '.join(_ROLES)}")
+            refuse_field((*where, "role"), f"is {_shown(role)}; roles are {', '.join(_ROLES)}")
         if role == "tool" and not isinstance(message.get("tool_call_id"), str):
-            refuse_field(f"{where}.tool_call_id", "must be the id of the call that this message answers")
+            refuse_field((*where, "tool_call_id"), "must be the id of the call that this message answers")
         if not isinstance(message.get("tool_call_id"), str | None):
-            refuse_field(f"{where}.tool_call_id", "must be a string")
+            refuse_field((*where, "tool_call_id"), "must be a string")
         if role != "assistant" and message.get("tool_calls") is not None:
-            refuse_field(f"{where}.tool_calls", "belongs to messages of the assistant's")
+            refuse_field((*where, "tool_calls"), "belongs to messages of the assistant's")
 
 
 def _shown(role: object) -> str:

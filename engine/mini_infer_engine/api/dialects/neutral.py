@@ -75,6 +75,23 @@ RESPONSES: Neutral = {
     "vllm_xargs": ({},),
 }
 
+HINTS = frozenset(
+    (
+        "media_io_kwargs",
+        "mm_processor_kwargs",
+        "prediction",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "routed_experts_prompt_start",
+        "store",
+        "stream_interval",
+        "verbosity",
+        "vllm_xargs",
+        "web_search_options",
+    )
+)
+"""Fields whose loss changes no promise: under `--unknown-fields warn` they are ignored at any value."""
+
 REASONS = {
     "conversation": "conversations are not kept here, only responses: send previous_response_id or all items",
     "context_management": "contexts are not compacted here",

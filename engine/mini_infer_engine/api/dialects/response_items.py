@@ -124,6 +124,10 @@ class MessageItem(OutputItem):
         part = self._part("", [])
         return super().begin() + self._events.write("response.content_part.added", **self._where, part=part)
 
+    def add_logprobs(self, logprobs: Logprobs) -> None:
+        """Adds those of a token that no delta has told, since only its beginning is in the text."""
+        self._logprobs += logprobs
+
     def _delta(self, text: str, logprobs: Logprobs) -> bytes:
         self._logprobs += logprobs
         return self._events.write_delta(self._head, text, b',"logprobs":' + encode_json(logprobs))

@@ -13,6 +13,7 @@ from mini_infer_engine.api.dialects.response_items import (
     ReasoningItem,
     ReasoningSummaryItem,
 )
+from mini_infer_engine.api.dialects.text_logprobs import TextLogprobs
 from mini_infer_engine.parsing.base import Content, ParsedOutput, Part, Reasoning, ToolCallArguments, ToolCallBegin
 
 
@@ -38,23 +39,24 @@ class ResponseOutput:
         self._custom_tools, self._summary, self._sealed = custom_tools, summary, sealed
         self._namespaces = namespaces or {}
         self._open: OutputItem | None = None
-        self._logprobs: Logprobs = []
-        """Of text that is still to be told."""
+        self._logprobs = TextLogprobs()
 
     def push(self, parts: Sequence[Part], logprobs: Logprobs) -> bytes:
-        """What is new; `logprobs` are of the tokens that made it, and told with the text among the parts.
+        """What is new; `logprobs` are of the tokens that made it, and emitted with the text that they are of.
 
-        Without text among them they are of thinking or of a call; without any part, of text that is still to come.
+        Without text among the parts they are of thinking or of a call; without any part, of text that may still come.
         """
-        is_text = not parts or any(isinstance(part, Content) for part in parts)
-        self._logprobs = [*self._logprobs, *logprobs] if is_text else []
+        if logprobs:
+            self._logprobs.push(logprobs)
+        if parts and not any(isinstance(part, Content) for part in parts):
+            self._end_text()
         return b"".join([self._push(part) for part in parts])
 
     def _push(self, part: Part) -> bytes:
         match part:
             case Content(text):
-                told, self._logprobs = self._logprobs, []
-                return self._in(MessageItem) + self._piece(text, told)
+                begun = self._in(MessageItem)
+                return begun + self._piece(text, self._logprobs.take(text))
             case Reasoning(text):
                 return self._in(ReasoningItem) + self._piece(text)
             case ToolCallBegin(_, _, name):  # Another id: one that other engines would give it, too.
@@ -95,9 +97,16 @@ class ResponseOutput:
         self._open = item
         return closed + item.begin()
 
+    def _end_text(self) -> None:
+        last = self._logprobs.finish()
+        if isinstance(self._open, MessageItem):
+            self._open.add_logprobs(last)
+
     def _close(self, status: str) -> bytes:
         if self._open is None:
             return b""
+        if isinstance(self._open, MessageItem):
+            self._end_text()
         item, self._open = self._open, None
         self.items.append(item.shown(status))
         return item.end(status)

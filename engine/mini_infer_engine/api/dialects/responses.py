@@ -5,18 +5,20 @@ Stored responses are not known here: fields that are about them are checked, tol
 """
 
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
-from pydantic import Field
+from msgspec import Meta
 
-from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.api_errors import ApiError, FieldPath, Rename, renaming
+from mini_infer_contract.body_fields import UnknownFields
+from mini_infer_contract.dialects.response_tools import tool_paths
 from mini_infer_contract.dialects.responses import chat_body
 from mini_infer_contract.stored_responses.request import KeptRequest
 from mini_infer_engine.api.dialects.base import GenerationSpec, OutputLimit
 from mini_infer_engine.api.dialects.chat import ChatDialect
 from mini_infer_engine.api.dialects.fields import Body, GenerationFields, parse_fields
-from mini_infer_engine.api.dialects.neutral import RESPONSES
+from mini_infer_engine.api.dialects.neutral import RESPONSES, Neutral
 from mini_infer_engine.api.dialects.response_renderer import ResponsesRenderer
 from mini_infer_engine.text.detokenizer import Decoder
 from mini_infer_engine.text.validation import MAX_LOGPROBS
@@ -43,10 +45,10 @@ class ResponsesStreamOptions(Body):
     include_obfuscation: bool | None = None
 
 
-class ResponsesRequest(GenerationFields):
+class ResponsesRequest(GenerationFields, kw_only=True):
     """POST /v1/responses."""
 
-    neutral = RESPONSES
+    neutral: ClassVar[Neutral] = RESPONSES
 
     input: str | list[dict[str, Any]]
     instructions: str | None = None
@@ -54,10 +56,10 @@ class ResponsesRequest(GenerationFields):
     store: bool | None = None
     background: bool | None = None
     include: list[Includable] | None = None
-    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_tool_calls: Annotated[int, Field(ge=1)] | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
     """Of tools that a server runs itself: there is none here."""
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     client_metadata: dict[str, str] | None = None
@@ -88,18 +90,22 @@ class ResponsesDialect:
         self._kept = kept
         self._body: dict[str, Any] = {}
 
-    def parse(self, body: dict[str, Any]) -> GenerationSpec:
+    def parse(self, body: dict[str, Any], unknown: UnknownFields | None = None) -> GenerationSpec:
         """See `Dialect`."""
-        parse_fields(body, ResponsesRequest)
+        unknown = unknown or UnknownFields()
+        parse_fields(body, ResponsesRequest, unknown)
         self._body = body | msgspec.structs.asdict(self._kept)
+        chat, of_chat = _chat_body(body, unknown), UnknownFields(unknown.mode)
+        rename = _own_path(body.get("tools"))
         try:
-            spec = ChatDialect().parse(_chat_body(body))
+            spec = ChatDialect().parse(chat, of_chat)
         except ApiError as error:
-            raise _in_clients_words(error) from None
+            raise error.renamed(rename) from None
+        unknown.ignored += map(rename, of_chat.ignored)
         limit = spec.output_limit
         return replace(
             spec,
-            in_clients_words=_in_clients_words,
+            in_clients_words=lambda error: error.renamed(rename),
             prompt_param="input",
             output_limit=OutputLimit("max_output_tokens", limit.max_tokens, limit.is_asked),
         )
@@ -109,30 +115,39 @@ class ResponsesDialect:
         return ResponsesRenderer(spec, self._body, self._kept, model, decoder)
 
 
-_PASSED = (*GenerationFields.model_fields.keys() - {"stream_options"}, *_OF_CHATS)
+_PASSED = (*(set(GenerationFields.__struct_fields__) - {"stream_options"}), *_OF_CHATS)
 
 
-def _chat_body(body: dict[str, Any]) -> dict[str, Any]:
+def _chat_body(body: dict[str, Any], unknown: UnknownFields) -> dict[str, Any]:
     """The chat, with what else it is asked for: fields of generation beside OpenAI's mean the same there."""
-    return {name: body[name] for name in _PASSED if body.get(name) is not None} | chat_body(body)
+    return {name: body[name] for name in _PASSED if body.get(name) is not None} | chat_body(body, unknown)
 
 
-_CHAT_NAMES = (
-    ("max_completion_tokens", "max_output_tokens"),
-    ("response_format.json_schema", "text.format"),
-    ("response_format", "text.format"),
-    ("reasoning_effort", "reasoning.effort"),
-    ("messages", "input"),
-    (".function.", "."),
+def _own_path(tools: object) -> Rename:
+    """Returns what names the client's field that a field of the chat was made of, given the client's `tools`.
+
+    Items are named as a whole: several make one message.
+    """
+
+    def rename(path: FieldPath) -> FieldPath:
+        if path[:1] == ("messages",):
+            return ("input",)
+        if path[:1] == ("tools",) and len(path) > 1:
+            return tool_paths(tools)[int(path[1])] + (path[3:] if path[2:3] == ("function",) else path[2:])
+        if path[:2] == ("tool_choice", "allowed_tools"):
+            return ("tool_choice", *(part for part in path[2:] if part != "function"))
+        return _own_name(path)
+
+    return rename
+
+
+_own_name = renaming(
+    {
+        ("max_completion_tokens",): ("max_output_tokens",),
+        ("response_format",): ("text", "format"),
+        ("response_format", "json_schema"): ("text", "format"),
+        ("reasoning_effort",): ("reasoning", "effort"),
+        ("verbosity",): ("text", "verbosity"),
+        ("tool_choice", "function"): ("tool_choice",),
+    }
 )
-"""Fields of the chat that is made of a body, and what they are there."""
-
-
-def _in_clients_words(error: ApiError) -> ApiError:
-    """An error about the chat, as one about the body that it was made of."""
-    message, param = error.message, error.param
-    for chats, own in _CHAT_NAMES:
-        message = message.replace(chats, own)
-        param = param and param.replace(chats, own)
-    param = "text.verbosity" if param == "verbosity" else param
-    return ApiError(error.status, message, param=param, code=error.code, headers=error.headers)

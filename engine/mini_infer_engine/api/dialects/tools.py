@@ -2,10 +2,10 @@
 
 from typing import Annotated, Any, Literal, NamedTuple, cast
 
-from pydantic import Field
+from msgspec import Meta, Struct
 
-from mini_infer_contract.api_errors import ApiError
-from mini_infer_engine.api.dialects.fields import Body
+from mini_infer_contract.api_errors import FieldPath, refuse_field
+from mini_infer_contract.body_fields import quoted
 from mini_infer_engine.api.dialects.json_schema import fault_in_schema
 from mini_infer_engine.parsing.base import OutputParsing, Tool, ToolChoice
 
@@ -15,11 +15,11 @@ _CHOICES = (
     '{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}'
 )
 
-Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+Name = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
-class FunctionDefinition(Body):
-    """A function as the model is shown it."""
+class FunctionDefinition(Struct):
+    """A function as the model is shown it. Other fields are ignored, as in messages."""
 
     name: Name
     description: str | None = None
@@ -27,21 +27,21 @@ class FunctionDefinition(Body):
     strict: bool | None = None
 
 
-class FunctionTool(Body):
-    """One of `tools`."""
+class FunctionTool(Struct):
+    """One of `tools`. Other fields, such as `cache_control`, are ignored, as in messages."""
 
-    type: Literal["function"] = "function"
     function: FunctionDefinition
+    type: Literal["function"] = "function"
 
 
-Tools = Annotated[list[FunctionTool], Field(min_length=1, max_length=_MAX_TOOLS)]
+Tools = Annotated[list[FunctionTool], Meta(min_length=1, max_length=_MAX_TOOLS)]
 
 
 class Choice(NamedTuple):
     """A `tool_choice`, read."""
 
     mode: ToolChoice | Literal["none"]
-    names: dict[str, str]
+    names: dict[FieldPath, str]
     """Where each function is named that may be called, and its name; empty: all may be."""
 
 
@@ -50,13 +50,13 @@ def tool_parsing(tools: list[FunctionTool] | None, tool_choice: object, parallel
     choice = _choice(tool_choice)
     if not tools:
         if choice.mode != "none" and tool_choice is not None:
-            raise ApiError(400, "tool_choice is only allowed where tools are given", param="tool_choice")
+            refuse_field("tool_choice", "is only allowed where tools are given")
         return OutputParsing()
     _check_tools(tools)
     by_name = {tool.function.name: _tool(tool.function) for tool in tools}
     for where, name in choice.names.items():
         if name not in by_name:
-            raise ApiError(400, f"{where} is {name!r}, and no tool has that name", param=where)
+            refuse_field(where, f"is {quoted(name)}, and no tool has that name")
     if choice.mode == "none":
         return OutputParsing()
     allowed = choice.names.values() or by_name
@@ -79,45 +79,47 @@ def _choice(value: object) -> Choice:
     if value in ("none", "auto", "required"):
         return Choice(cast("ToolChoice", value), {})
     if isinstance(value, dict) and value.get("type") == "function" and value.keys() == {"type", "function"}:
-        where = "tool_choice.function.name"
+        where = ("tool_choice", "function", "name")
         return Choice("named", {where: _name(value["function"], where)})
     if isinstance(value, dict) and value.get("type") == "allowed_tools" and value.keys() == {"type", "allowed_tools"}:
         return _allowed(value["allowed_tools"])
-    raise ApiError(400, f"tool_choice must be {_CHOICES}", param="tool_choice", code="invalid_value")
+    return refuse_field("tool_choice", f"must be {_CHOICES}", code="invalid_value")
 
 
 def _allowed(value: object) -> Choice:
-    where = "tool_choice.allowed_tools"
+    where = ("tool_choice", "allowed_tools")
     if not isinstance(value, dict) or value.keys() != {"mode", "tools"} or value["mode"] not in ("auto", "required"):
-        raise ApiError(400, f'{where} must be {{"mode": "auto" or "required", "tools": [...]}}', param=where)
+        refuse_field(where, 'must be {"mode": "auto" or "required", "tools": [...]}')
     if not isinstance(value["tools"], list) or not value["tools"]:
-        raise ApiError(400, f"{where}.tools must be a list with at least one tool", param=f"{where}.tools")
-    names = {}
+        refuse_field((*where, "tools"), "must be a list with at least one tool")
+    names: dict[FieldPath, str] = {}
     for index, tool in enumerate(value["tools"]):
-        place = f"{where}.tools[{index}].function.name"
         if not isinstance(tool, dict) or tool.get("type") != "function":
-            raise ApiError(400, f"{where}.tools[{index}] must be a function", param=f"{where}.tools[{index}]")
+            refuse_field((*where, "tools", index), "must be a function")
+        place = (*where, "tools", index, "function", "name")
         names[place] = _name(tool.get("function"), place)
     return Choice(value["mode"], names)
 
 
-def _name(function: object, where: str) -> str:
+def _name(function: object, where: FieldPath) -> str:
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str):
-        raise ApiError(400, f"{where} must be the name of a tool", param=where)
+        refuse_field(where, "must be the name of a tool")
     return name
 
 
 def _check_tools(tools: list[FunctionTool]) -> None:
     seen: dict[str, int] = {}
     for index, tool in enumerate(tools):
-        function, where = tool.function, f"tools[{index}].function"
+        function, where = tool.function, ("tools", index, "function")
         first = seen.setdefault(function.name, index)
         if first != index:
-            message = f"{where}.name is {function.name!r}, which is tools[{first}]'s: names must differ"
-            raise ApiError(400, message, param=f"{where}.name")
-        if function.parameters and (fault := fault_in_schema(function.parameters, f"{where}.parameters")):
-            raise ApiError(400, f"{fault[0]} {fault[1]}", param=fault[0], code="invalid_function_parameters")
+            refuse_field(
+                (*where, "name"), f"is {function.name!r}, which is ", ("tools", first), "'s: names must differ"
+            )
+        parameters = (*where, "parameters")
+        if function.parameters and (fault := fault_in_schema(function.parameters)):
+            refuse_field((*parameters, *fault[0]), fault[1], code="invalid_function_parameters")
         if function.parameters and function.parameters.get("type", "object") != "object":
-            message = f'{where}.parameters.type is {function.parameters["type"]!r}; arguments are an "object"'
-            raise ApiError(400, message, param=f"{where}.parameters", code="invalid_function_parameters")
+            says = f'has the type {quoted(function.parameters["type"])}; arguments are an "object"'
+            refuse_field(parameters, says, code="invalid_function_parameters")

@@ -79,6 +79,7 @@ class ChatCompletion(Struct):
     kv_transfer_params: dict[str, Any] | UnsetType = UNSET
     service_tier: str | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType | None = UNSET
+    prompt_logprobs: list[Any] | UnsetType | None = UNSET
 
 
 class ChunkChoice(Struct):
@@ -88,6 +89,8 @@ class ChunkChoice(Struct):
     delta: dict[str, Any]
     logprobs: dict[str, Any] | None
     finish_reason: EndReason | None
+    stop_reason: int | str | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType | None = UNSET
 
 
 class ChatCompletionChunk(Struct):
@@ -104,6 +107,7 @@ class ChatCompletionChunk(Struct):
     kv_transfer_params: dict[str, Any] | UnsetType = UNSET
     service_tier: str | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType | None = UNSET
+    obfuscation: str | UnsetType = UNSET
 
 
 class CompletionChoice(Struct):
@@ -114,6 +118,9 @@ class CompletionChoice(Struct):
     logprobs: dict[str, Any] | None
     finish_reason: EndReason | None
     stop_reason: int | str | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType | None = UNSET
+    prompt_logprobs: list[Any] | UnsetType | None = UNSET
 
 
 class Completion(Struct):
@@ -128,6 +135,7 @@ class Completion(Struct):
     system_fingerprint: str | None = None
     metrics: dict[str, float | None] | UnsetType = UNSET
     kv_transfer_params: dict[str, Any] | UnsetType = UNSET
+    obfuscation: str | UnsetType = UNSET
 
 
 class EmbeddingsUsage(Struct):
@@ -181,6 +189,8 @@ class Message(Struct):
     usage: MessageUsage
     stop_details: None = None
     container: None = None
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class MessageStreamEvent(Struct):
@@ -202,6 +212,7 @@ class MessageStreamEvent(Struct):
     delta: dict[str, Any] | UnsetType = UNSET
     usage: MessageUsage | UnsetType = UNSET
     error: dict[str, Any] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ResponseObject(Struct):
@@ -249,7 +260,26 @@ class ResponseStreamEvent(Struct):
     """An event of a response's stream; its name is its type."""
 
     type: str
-    sequence_number: int
+    sequence_number: int | UnsetType = UNSET
+    """Of every event but `token_ids`."""
+    response: dict[str, Any] | UnsetType = UNSET
+    item: dict[str, Any] | UnsetType = UNSET
+    part: dict[str, Any] | UnsetType = UNSET
+    item_id: str | UnsetType = UNSET
+    output_index: int | UnsetType = UNSET
+    content_index: int | UnsetType = UNSET
+    summary_index: int | UnsetType = UNSET
+    delta: str | UnsetType = UNSET
+    text: str | UnsetType = UNSET
+    logprobs: list[dict[str, Any]] | UnsetType = UNSET
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+    input: str | UnsetType = UNSET
+    obfuscation: str | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    code: str | UnsetType | None = UNSET
+    message: str | UnsetType = UNSET
+    param: str | UnsetType | None = UNSET
 
 
 class ResponseDeleted(Struct):
@@ -293,6 +323,13 @@ class Rendered(Struct):
     sampling_params: dict[str, Any]
     stream: bool
     priority: int
+    stream_options: dict[str, bool] | None
+    cache_salt: str | None
+    assistant_tokens_mask: None
+    token_offsets: None
+    features: None
+    kv_transfer_params: None
+    ec_transfer_params: None
 
 
 class Tokenized(Struct):

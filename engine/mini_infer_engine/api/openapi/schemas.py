@@ -5,9 +5,8 @@ from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
-from pydantic import BaseModel
 
-from mini_infer_engine.api.dialects.fields import GenerationFields
+from mini_infer_engine.api.dialects.fields import Body, GenerationFields
 
 REF_TEMPLATE = "#/components/schemas/{name}"
 
@@ -59,12 +58,10 @@ class ChatMessage(Struct):
 def schemas_of(types: Iterable[type]) -> dict[str, Schema]:
     """By name: these types and all that they are made of."""
     kinds = list(types)
-    found = _of_structs(kind for kind in kinds if issubclass(kind, Struct))
+    found = msgspec.json.schema_components([*kinds, ChatMessage], ref_template=REF_TEMPLATE)[1]
     for kind in kinds:
-        if issubclass(kind, BaseModel):
-            for name, schema in _of_model(kind).items():
-                # Two types of one name would describe each other's fields.
-                assert found.setdefault(name, schema) == schema, name
+        if issubclass(kind, Body):
+            _complete(kind, found[kind.__name__])
     return found
 
 
@@ -73,25 +70,19 @@ def reference(kind: type) -> Schema:
     return {"$ref": REF_TEMPLATE.format(name=kind.__name__)}
 
 
-def _of_structs(kinds: Iterable[type]) -> dict[str, Schema]:
-    return msgspec.json.schema_components([*kinds, ChatMessage], ref_template=REF_TEMPLATE)[1]
-
-
-def _of_model(kind: type[BaseModel]) -> dict[str, Schema]:
-    schema = kind.model_json_schema(ref_template=REF_TEMPLATE.replace("{name}", "{model}"))
-    parts: dict[str, Schema] = schema.pop("$defs", {})
+def _complete(kind: type[Body], schema: Schema) -> None:
+    """Adds what the types of a request's fields do not say."""
     properties: dict[str, Schema] = schema["properties"]
     if issubclass(kind, GenerationFields):
         properties |= {name: _of_neutral(values) for name, values in kind.neutral.items()}
-    # Read from what the bodies hold rather than by pydantic, and so untyped in the model.
+    # Read from what the bodies hold rather than by msgspec, and so untyped in the struct.
     if "messages" in properties:
         chat: Schema = {"type": "array", "minItems": 1, "items": reference(ChatMessage)}
         is_batch = properties["messages"].get("items", {}).get("type") == "array"
         properties["messages"] = {"type": "array", "minItems": 1, "items": chat} if is_batch else chat
-    if "prompt" in kind.model_fields and issubclass(kind, GenerationFields):
+    if "prompt" in kind.__struct_fields__ and issubclass(kind, GenerationFields):
         properties["prompt"] = _PROMPT
         schema["required"] = sorted({*schema.get("required", []), "prompt"})
-    return parts | {kind.__name__: schema}
 
 
 def _of_neutral(values: tuple[Any, ...]) -> Schema:

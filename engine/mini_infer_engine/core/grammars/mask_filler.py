@@ -10,6 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 from llguidance import LLExecutor, LLMatcher
 
+from mini_infer_engine.core.grammars.matcher import first_line
+from mini_infer_engine.structured.limits import MAX_MASK_S
+
 POOLS = (2, 4, 8)
 """Threads of the pools to choose from, as far as there are cores: more threads take longer to wake."""
 _TRIALS = 4
@@ -52,9 +55,40 @@ class MaskFiller:
         self._behind = self._pools[-1] if self._pools else LLExecutor(num_threads=1)
         self._ways: dict[int, FastestWay] = {}
         """By the number of masks, to the next power of two."""
+        self._was_slow = False
+        """The last fill took so long that one of its masks may be to blame; the next goes one by one and finds it."""
 
-    def fill(self, jobs: Sequence[tuple[LLMatcher, int]], bits: np.ndarray) -> None:
-        """The mask of each matcher into its line of bits [lines, words] uint32, dense; the whole line."""
+    def fill(self, jobs: Sequence[tuple[LLMatcher, int]], bits: np.ndarray) -> dict[int, str]:
+        """The mask of each matcher into its line of bits [lines, words] uint32, dense; the whole line.
+
+        Returns the lines of matchers that cannot go on, and why: each costs its own request. A mask that takes too long
+        is found by the second fill in a row that does.
+        """
+        started = time.perf_counter()
+        try:
+            if self._was_slow:
+                return self._one_by_one(jobs, bits)
+            self._by_the_fastest_way(jobs, bits)
+        except Exception:  # one matcher's, whatever it is, which going one by one finds
+            return self._one_by_one(jobs, bits)
+        finally:
+            self._was_slow = time.perf_counter() - started > MAX_MASK_S
+        return {}
+
+    def _one_by_one(self, jobs: Sequence[tuple[LLMatcher, int]], bits: np.ndarray) -> dict[int, str]:
+        faults: dict[int, str] = {}
+        for job in jobs:
+            started = time.thread_time()
+            try:
+                self.fill_alone([job], bits)
+            except Exception as error:  # of the library: its request ends with it
+                faults[job[1]] = f"{type(error).__name__}: {first_line(str(error))}"
+            else:
+                if (took := time.thread_time() - started) > MAX_MASK_S:
+                    faults[job[1]] = f"one token takes {took:.2f} s of CPU, and {MAX_MASK_S:g} are allowed; simplify it"
+        return faults
+
+    def _by_the_fastest_way(self, jobs: Sequence[tuple[LLMatcher, int]], bits: np.ndarray) -> None:
         if len(jobs) < 2 or not self._pools:
             self.fill_alone(jobs, bits)
             return

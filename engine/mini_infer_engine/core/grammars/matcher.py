@@ -28,7 +28,7 @@ class GrammarMatcher:
         assert sampling.grammar is not None
         self.library = library
         self._param = sampling.grammar.param
-        self._eos = frozenset(eos_token_ids)
+        self._eos = frozenset(token for token in eos_token_ids if token < vocab_size)
         self._other_stops = tuple(set(sampling.stop_token_ids) - self._eos)
         allowed = sampling.allowed_token_ids
         self._allowed = None if allowed is None else mask_of(allowed, vocab_size)
@@ -47,8 +47,11 @@ class GrammarMatcher:
         if not self.library.is_error():
             return ""
         fault = first_line(self.library.get_error())
-        remedy = "; simplify it" if self.is_too_complex else ""
-        return f"{self._param} cannot be enforced any further: {fault}{remedy}"
+        return self.cannot_go_on(f"{fault}{'; simplify it' if self.is_too_complex else ''}")
+
+    def cannot_go_on(self, fault: str) -> str:
+        """Returns the error that ends its request."""
+        return f"{self._param} cannot be enforced any further: {fault}"
 
     @property
     def is_too_complex(self) -> bool:
@@ -63,12 +66,17 @@ class GrammarMatcher:
         """Whether the token is no part of the text, but an end of sequence."""
         return token in self._eos
 
-    def may_end_along(self, guesses: Sequence[int]) -> list[bool]:
-        """Whether the output may end now, and behind each of these tokens; told only where a stop token could end it.
+    @property
+    def may_end(self) -> bool:
+        """True if the output is complete as it is."""
+        return self.library.is_accepting()
 
-        The library has taken none of them afterwards.
+    def may_end_along(self, guesses: Sequence[int], masks: np.ndarray) -> list[bool]:
+        """Whether the output may end now, and behind each of these tokens, of which the library keeps none.
+
+        False also where no token that would end it may be chosen by `masks` [1 + guesses, words].
         """
-        if not self._other_stops:
+        if not self._other_stops and not any(_has(mask, token) for mask in masks for token in self._eos):
             return [False] * (len(guesses) + 1)
         found = [self.library.is_accepting()]
         for token in guesses:
@@ -80,14 +88,20 @@ class GrammarMatcher:
     def restrict(self, mask: Mask, suppressed: Iterable[int], banned: Iterable[int], *, may_end: bool) -> str:
         """Take from the library's mask what the request forbids. Why nothing is left; empty: something is.
 
-        `may_end`: the output may end here. There stop tokens may be chosen, and nowhere else: an output that they end
-        is complete. With `ignore_eos`, EOS may be chosen only where nothing else may.
+        `may_end`: the output may end here. There EOS and stop tokens may be chosen, and nowhere else, also where the
+        grammar has any token: an output that they end is complete. With `ignore_eos`, EOS may be chosen only where
+        nothing else may.
         """
         if not mask.any():
-            return self.error or f"{self._param} allows no token of this model's vocabulary after this output"
+            return self.error or self._no_token
         for token in self._other_stops:
             _put(mask, token, may_end)
-        if self._other_stops and not mask.any():
+        if not may_end:
+            for token in self._eos:
+                _put(mask, token, False)
+        if not mask.any():
+            if self.library.is_error() or not self._other_stops:
+                return self.error or self._no_token
             return self._nothing_left(["stop_token_ids"])
         if self.ignores_eos:
             self._leave_eos_for_last(mask)
@@ -103,6 +117,10 @@ class GrammarMatcher:
                 _put(mask, token, False)
                 asked = asked if name in asked else [*asked, name]
         return "" if not asked or mask.any() else self._nothing_left(asked)
+
+    @property
+    def _no_token(self) -> str:
+        return f"{self._param} allows no token of this model's vocabulary after this output"
 
     def _nothing_left(self, names: Sequence[str]) -> str:
         return f"{self._param} and {' and '.join(names)} leave no token that may be chosen after this output"

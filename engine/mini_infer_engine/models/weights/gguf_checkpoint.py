@@ -3,7 +3,8 @@
 Weights are in the model's dtype from then on: products with 4- and 8-bit blocks would need kernels of their own.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.gguf.architectures import Change, architecture_of, change_of, checkpoint_name
+from mini_infer_engine.gguf.architectures import EXPERT, Change, architecture_of, change_of, checkpoint_name
 from mini_infer_engine.gguf.header import ENCODINGS, GgufHeader, GgufTensor
 from mini_infer_engine.layers.placement import Part
 from mini_infer_engine.models.weights.checkpoint import StoredTensor
@@ -26,12 +27,11 @@ class GgufCheckpoint:
         """ModelError: the file cannot be read, or the package that dequantises is missing."""
         header = GgufHeader.read(path)
         architecture = architecture_of(header)
-        named = {name: checkpoint_name(architecture, name) for name in header.tensors}
-        self._sources: dict[str, tuple[GgufTensor, Change]] = {
-            ours: (header.tensors[theirs], change_of(architecture, theirs))
-            for theirs, ours in named.items()
-            if ours is not None
-        }
+        self._sources: dict[str, tuple[GgufTensor, Change]] = {}
+        for theirs, tensor in header.tensors.items():
+            ours, change = checkpoint_name(architecture, theirs), change_of(architecture, theirs)
+            if ours is not None:
+                self._sources |= {name: (part, change) for name, part in _parts(ours, tensor)}
         # As float32 whatever it is stored as: that is what reading gives.
         self.tensors: Mapping[str, StoredTensor] = {
             name: StoredTensor(path, tensor.shape, torch.float32, tensor.name)
@@ -48,6 +48,18 @@ class GgufCheckpoint:
             values = self._dequantize(content[tensor.begin : tensor.begin + tensor.size], tensor)
             weight = undone(torch.from_numpy(values), change, self._head_dim)
             place(name, weight if part is None else part.of(weight))
+
+
+def _parts(name: str, tensor: GgufTensor) -> Iterator[tuple[str, GgufTensor]]:
+    """A tensor by its name, or that of each expert."""
+    if EXPERT not in name:
+        yield name, tensor
+        return
+    experts, *shape = tensor.shape
+    size = tensor.size // experts
+    for expert in range(experts):
+        part = replace(tensor, shape=tuple(shape), begin=tensor.begin + expert * size, size=size)
+        yield name.replace(EXPERT, str(expert)), part
 
 
 def undone(weight: Tensor, change: Change, head_dim: int) -> Tensor:

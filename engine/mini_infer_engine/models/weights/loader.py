@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.config.model_config import ModelConfig
 from mini_infer_engine.config.quantization import KV_SCALES, ZERO_SUFFIX
 from mini_infer_engine.gguf.folder import weights_file
 from mini_infer_engine.layers.placement import FP8
@@ -19,9 +21,11 @@ from mini_infer_engine.models.decoder import DecoderModel
 from mini_infer_engine.models.weights.checkpoint import Checkpoint, check_fit
 from mini_infer_engine.models.weights.gguf_checkpoint import GgufCheckpoint
 from mini_infer_engine.models.weights.safetensors_checkpoint import SafetensorsCheckpoint
+from mini_infer_engine.models.weights.tensor_names import is_base_model
 
 log = logging.getLogger(__name__)
 
+_EMBEDDINGS, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _SCALES = {"weight_g_idx": ("weight_scale", 1), "g_idx": ("scales", 0)}
 """Of what says each column's group: what has a scale for each of them, in which dimension."""
 _MOST_THREADS = 8
@@ -30,18 +34,47 @@ _DUMMY_EXPONENT = 121
 """Of scales that are powers of two: 2 ** -6."""
 
 
-def open_checkpoint(model: DecoderModel, directory: Path) -> Checkpoint:
-    """The weights of a folder, which fit the model; the model may be without memory (on the meta device).
+def open_checkpoint(directory: Path, config: ModelConfig) -> Checkpoint:
+    """The weights of a folder, of which nothing but headers is read. ModelError: a file is missing or broken."""
+    gguf = weights_file(directory)
+    return SafetensorsCheckpoint(directory) if gguf is None else GgufCheckpoint(gguf, config.head_dim)
+
+
+def with_stored_head(config: ModelConfig, checkpoint: Checkpoint, directory: Path) -> ModelConfig:
+    """Returns the config with a head as the checkpoint has it, which may be another than the config says.
+
+    A tied model whose file has a head of other numbers gets that head, as in transformers 5. An embedding model, saved
+    without the causal model around it, has none: the embeddings stand in.
+    """
+    stored = checkpoint.tensors.get(_HEAD)
+    if config.tie_word_embeddings:
+        if stored is None or not isinstance(checkpoint, SafetensorsCheckpoint):
+            return config
+        if _EMBEDDINGS not in checkpoint.tensors:
+            checkpoint.tensors = {**checkpoint.tensors, _EMBEDDINGS: stored}
+            return config
+        if checkpoint.are_equal(_EMBEDDINGS, _HEAD):
+            return config
+        log.warning("%s: %s is used, though config.json says tie_word_embeddings", directory, _HEAD)
+        return replace(config, tie_word_embeddings=False)
+    if any(name.startswith("lm_head.") for name in checkpoint.tensors):
+        return config
+    if not is_base_model(tensor.stored_as for tensor in checkpoint.tensors.values()):
+        return config
+    log.warning("%s has no lm_head: it makes embeddings; a text that it generates means nothing", directory)
+    return replace(config, tie_word_embeddings=True)
+
+
+def fit_checkpoint(model: DecoderModel, checkpoint: Checkpoint, directory: Path) -> None:
+    """Compares the checkpoint with the model, which may be without memory (on the meta device).
 
     Raises:
-        ModelError: a file is missing or broken; a tensor is missing, unknown or has another shape or dtype.
+        ModelError: a tensor is missing, unknown or has another shape or dtype.
 
     """
-    gguf = weights_file(directory)
-    checkpoint: Checkpoint
-    checkpoint = SafetensorsCheckpoint(directory) if gguf is None else GgufCheckpoint(gguf, model.config.head_dim)
     wanted = model.checkpoint_tensors()
-    check_fit(checkpoint, gguf or directory, wanted, model.config.architecture, model.is_unused)
+    file = weights_file(directory) or directory
+    check_fit(checkpoint, file, wanted, model.config.architecture, model.is_unused)
     _check_zeros(model, checkpoint, wanted.keys())
     _check_groups(checkpoint, [name for name in wanted if name.endswith("g_idx")])
     if scales := sorted(name for name in checkpoint.tensors if name.endswith(KV_SCALES)):
@@ -52,7 +85,6 @@ def open_checkpoint(model: DecoderModel, directory: Path) -> Checkpoint:
             directory,
             scales[0],
         )
-    return checkpoint
 
 
 def _check_zeros(model: DecoderModel, checkpoint: Checkpoint, wanted: Collection[str]) -> None:

@@ -1,8 +1,14 @@
-"""Safetensors files as a checkpoint: one file, several, or shards that an index lists."""
+"""Safetensors files as a checkpoint: one file, several, or shards that an index lists.
+
+Files are chosen as transformers chooses them: model.safetensors goes before an index, and what lies beside a whole
+checkpoint (an adapter, the same weights under Mistral's names) is not read.
+"""
 
 import json
+import logging
 import struct
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +19,16 @@ from torch import Tensor
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.layers.placement import Part
 from mini_infer_engine.models.weights.checkpoint import StoredTensor
+from mini_infer_engine.models.weights.tensor_names import text_model_names
 
+log = logging.getLogger(__name__)
+
+_WHOLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+_BESIDE = ("adapter_model", "consolidated")
+_MOST_HEADER_BYTES = 100_000_000
+"""The library's own limit."""
+_COMPARED_ROWS = 4096
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -36,31 +50,56 @@ class SafetensorsCheckpoint:
 
     missing_remedy = "is in no safetensors file"
 
-    def __init__(self, directory: Path) -> None:
-        """ModelError: a file is missing or broken, or the index and the files differ."""
+    def __init__(self, directory: Path, *, is_text_model: bool = True) -> None:
+        """ModelError: a file is missing or broken, or the index and the files differ.
+
+        `is_text_model`: False for what is no whole model, whose names stay as they are.
+        """
         places = _indexed(directory)
         headers = {path: _header(path) for path in _files(directory, places)}
-        self.tensors: Mapping[str, StoredTensor] = {
-            name: tensor for tensors in headers.values() for name, tensor in tensors.items()
-        }
+        stored = {name: tensor for tensors in headers.values() for name, tensor in tensors.items()}
         if places is not None:
-            self.tensors = {name: _placed(headers[path], name, path) for name, path in places.items()}
+            stored = {name: _placed(headers[path], name, path) for name, path in places.items()}
+        names = text_model_names(stored) if is_text_model else {name: name for name in stored}
+        self.tensors: Mapping[str, StoredTensor] = {
+            ours: replace(stored[theirs], stored_as=theirs) for theirs, ours in names.items()
+        }
 
     def read(self, file: Path, parts: Mapping[str, Part | None], place: Callable[[str, Tensor], None]) -> None:
         """See `Checkpoint.read`."""
         with _open(file) as opened:
             for name, part in parts.items():
-                place(name, opened.get_tensor(name) if part is None else part.of(opened.get_slice(name)))
+                stored_as = self.tensors[name].stored_as
+                place(name, opened.get_tensor(stored_as) if part is None else part.of(opened.get_slice(stored_as)))
+
+    def are_equal(self, first: str, second: str) -> bool:
+        """Returns True if two matrices hold the same numbers. They are read some rows at a time."""
+        tensors = self.tensors[first], self.tensors[second]
+        if tensors[0].shape != tensors[1].shape or tensors[0].dtype != tensors[1].dtype:
+            return False
+        with _open(tensors[0].file) as one, _open(tensors[1].file) as other:
+            rows, others = one.get_slice(tensors[0].stored_as), other.get_slice(tensors[1].stored_as)
+            return all(
+                torch.equal(rows[start : start + _COMPARED_ROWS], others[start : start + _COMPARED_ROWS])
+                for start in range(0, tensors[0].shape[0], _COMPARED_ROWS)
+            )
 
 
 def _indexed(directory: Path) -> dict[str, Path] | None:
-    """Tensor names to files, after the index; None: there is none."""
+    """Tensor names to files, after the index; None: there is none, or one whole file goes before it."""
     index = directory / _INDEX
     if not index.exists():
         return None
+    if (directory / _WHOLE).is_file():
+        log.warning("%s has %s and %s: the weights are read from the first", directory, _WHOLE, _INDEX)
+        return None
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        if outside := [file for file in weight_map.values() if Path(file).name != file]:
+            raise ModelError(f"{index} names {outside[0]!r}: weights must be files of the same folder.")
         return {name: directory / file for name, file in weight_map.items()}
+    except ModelError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{index} cannot be read ({error!r}): download it again.") from None
 
@@ -70,7 +109,9 @@ def _files(directory: Path, places: Mapping[str, Path] | None) -> list[Path]:
         if absent := sorted(file for file in set(places.values()) if not file.is_file()):
             raise ModelError(f"{absent[0]} is missing, and {_INDEX} names it: download it.")
         return sorted(set(places.values()))
-    if paths := sorted(directory.glob("*.safetensors")):
+    if (directory / _WHOLE).is_file():
+        return [directory / _WHOLE]
+    if paths := sorted(path for path in directory.glob("*.safetensors") if not path.name.startswith(_BESIDE)):
         return paths
     raise ModelError(f"{directory} has no safetensors file: convert other formats to model.safetensors first.")
 
@@ -86,7 +127,7 @@ def _header(path: Path) -> dict[str, StoredTensor]:
         pass  # its own checks: offsets, sizes, a file that was cut short
     with path.open("rb") as file:
         (size,) = struct.unpack("<Q", file.read(8))
-        entries: dict[str, Any] = json.loads(file.read(size))
+        entries: dict[str, Any] = json.loads(file.read(min(size, _MOST_HEADER_BYTES)))
     entries.pop("__metadata__", None)
     return {name: _stored(path, name, entry) for name, entry in entries.items()}
 

@@ -20,7 +20,7 @@ class WaitingAhead:
         if not self._backlog:
             nothing = [0] * len(candidates)
             return {AHEAD_REQUESTS: nothing, AHEAD_TOKENS: nothing}
-        ahead = [self._backlog.ahead(candidate.name, request.order) for candidate in candidates]
+        ahead = [self._backlog.ahead(candidate.name, request.order, request.flow) for candidate in candidates]
         return {
             AHEAD_REQUESTS: [requests for requests, _ in ahead],
             AHEAD_TOKENS: [tokens for _, tokens in ahead],

@@ -3,6 +3,7 @@ from typing import Any
 import pytest
 
 from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.messages import template_tools
 from mini_infer_engine.api.dialects.chat import ChatDialect
 from mini_infer_engine.api.dialects.json_schema import fault_in_schema
 from mini_infer_engine.parsing.base import OutputParsing
@@ -60,8 +61,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [tool(parameters=5)]}, "tools[0].function.parameters"),
     ({"tools": [tool(parameters={"type": "string"})]}, "tools[0].function.parameters"),
     ({"tools": [tool(parameters={"properties": {"a": 1}})]}, "tools[0].function.parameters.properties.a"),
-    ({"tools": [tool(color="red")]}, "tools[0].function.color"),
-    ({"tools": [tool() | {"color": "red"}]}, "tools[0].color"),
     ({"tools": [tool(strict="yes")]}, "tools[0].function.strict"),
     ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
     ({"tool_choice": "auto"}, "tool_choice"),
@@ -92,19 +91,27 @@ def test_what_openai_refuses_of_tools_and_messages_is_refused_by_name(fields: di
     assert param.rsplit(".", 1)[-1] in caught.value.message
 
 
+@pytest.mark.parametrize("extra", [{"cache_control": {"type": "ephemeral"}}, {"color": "red"}, {"color": None}])
+def test_extra_keys_of_messages_parts_and_tools_are_ignored(extra: dict[str, Any]) -> None:
+    part = {"type": "text", "text": "x"} | extra
+    body = {"messages": [{"role": "user", "content": [part]} | extra], "tools": [tool(**extra) | extra]}
+    assert ChatDialect().parse(body).parsing == parsing(tools=[tool()])
+    assert template_tools(body["tools"]) == [tool()], "the model does not see them"
+
+
 def test_a_schema_is_looked_through_and_the_first_fault_named() -> None:
     deep: dict[str, Any] = {}
     for _ in range(100_000):
         deep = {"not": deep}
     for schema, where in (
         (OBJECT | {"$defs": {"x": {"items": True}}, "required": ["city"], "additionalProperties": False}, None),
-        ({"type": "strng"}, "s.type"),
-        ({"type": [{}]}, "s.type"),
-        ({"required": "city"}, "s.required"),
-        ({"anyOf": [{}, {"enum": 5}]}, "s.anyOf[1].enum"),
-        ({"properties": []}, "s.properties"),
-        ({"items": [{}, 5]}, "s.items[1]"),
-        (deep, "s"),
+        ({"type": "strng"}, ("type",)),
+        ({"type": [{}]}, ("type",)),
+        ({"required": "city"}, ("required",)),
+        ({"anyOf": [{}, {"enum": 5}]}, ("anyOf", 1, "enum")),
+        ({"properties": []}, ("properties",)),
+        ({"items": [{}, 5]}, ("items", 1)),
+        (deep, ()),
     ):
-        fault = fault_in_schema(schema, "s")
+        fault = fault_in_schema(schema)
         assert (fault and fault[0]) == where

@@ -9,6 +9,7 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 
+from mini_infer_contract.api_docs import DOCS_PATHS, FAVICON_PATH
 from mini_infer_engine.api.app import make_app
 from mini_infer_engine.api.dialects.chat import ChatRequest
 from mini_infer_engine.api.openapi import answers
@@ -47,7 +48,7 @@ def test_operations_have_ids_of_their_own() -> None:
 
 def test_fields_are_those_that_requests_may_have() -> None:
     chat = API["components"]["schemas"]["ChatRequest"]
-    assert set(chat["properties"]) == {*ChatRequest.model_fields, *ChatRequest.neutral}
+    assert set(chat["properties"]) == {*ChatRequest.__struct_fields__, *ChatRequest.neutral}
     assert chat["additionalProperties"] is False
     assert chat["required"] == ["messages"]
     batch = API["components"]["schemas"]["BatchChatRequest"]["properties"]["messages"]
@@ -76,7 +77,16 @@ def test_parameters_are_those_of_the_path_and_of_the_query() -> None:
     assert told["/v1/models/{name}"] == {("name", "path")}
 
 
-INTERNAL = {"/metrics", "/drain", "/role", "/prompt_assets", "/kv_snapshot", "/docs", "/openapi.json"}
+INTERNAL = {
+    "/v1/responses/compact",
+    "/metrics",
+    "/drain",
+    "/role",
+    "/prompt_assets",
+    "/kv_snapshot",
+    "/docs",
+    "/openapi.json",
+}
 
 
 def test_every_path_for_clients_is_described() -> None:
@@ -85,7 +95,7 @@ def test_every_path_for_clients_is_described() -> None:
         (re.sub(r":path}", "}", route.path), method)
         for route in make_app(Mock(options=ServerOptions())).routes
         for method in getattr(route, "methods", None) or ()
-        if route.path not in INTERNAL and method != "HEAD"
+        if route.path not in INTERNAL.union(DOCS_PATHS[1:], [FAVICON_PATH]) and method != "HEAD"
     }
     assert routes == {(row.path, row.method.upper()) for row in OPERATIONS}
 
@@ -139,6 +149,65 @@ def test_answers_are_as_described(operation: Operation, server: DryServer) -> No
             msgspec.json.decode(event, type=operation.event)
 
 
+EVERYTHING: dict[str, list[dict[str, Any]]] = {
+    "/v1/chat/completions": [
+        {"return_token_ids": True, "service_tier": "flex", "n": 2},
+        {"stream_options": {"include_usage": True, "continuous_usage_stats": True, "include_obfuscation": True}},
+        {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"},
+    ],
+    "/v1/completions": [
+        {"return_token_ids": True, "n": 2},
+        {"echo": True},
+    ],
+    "/v1/messages": [{"return_token_ids": True}, {"thinking": {"type": "adaptive"}}],
+    "/v1/responses": [
+        {"return_token_ids": True},
+        {"enable_response_messages": True},
+    ],
+    "/v1/embeddings": [{"encoding_format": "base64", "dimensions": 3}],
+    "/tokenize": [{"return_token_strs": True}],
+}
+"""Fields by which answers get parts that they have not otherwise."""
+
+
+def undescribed(told: Any, described: Any, where: str = "") -> list[str]:
+    """The keys of an answer that its description drops."""
+    if isinstance(told, dict) and isinstance(described, dict):
+        extra = [f"{where}.{key}" for key in told.keys() - described.keys()]
+        shared = told.keys() & described.keys()
+        return extra + [name for key in shared for name in undescribed(told[key], described[key], f"{where}.{key}")]
+    if isinstance(told, list) and isinstance(described, list):
+        pairs = zip(told, described, strict=True)
+        return [name for one, other in pairs for name in undescribed(one, other, f"{where}[]")]
+    return []
+
+
+@pytest.mark.parametrize(
+    ("operation", "fields"),
+    [(row, fields) for row in OPERATIONS if row.request for fields in [{}, *EVERYTHING.get(row.path, [])]],
+    ids=lambda value: value.path if isinstance(value, Operation) else "-".join(value) or "plain",
+)
+def test_every_key_is_described_when_answers_have_all_that_they_may(
+    operation: Operation, fields: dict[str, Any], server: DryServer
+) -> None:
+    body = BODIES[operation.path] | fields
+    whole = {name: value for name, value in body.items() if name != "stream_options"}
+    raw = server.client.post(operation.path, json=whole)
+    assert raw.status_code == 200, raw.text
+    answers_told = raw.json() if operation.is_list else [raw.json()]
+    found = set()
+    for told in answers_told:
+        found.update(undescribed(told, msgspec.to_builtins(msgspec.convert(told, operation.answer))))
+    if operation.event is not None:
+        stream = server.client.post(operation.path, json=body | {"stream": True}).text
+        for line in stream.splitlines():
+            if line.startswith("data: {"):
+                event = json.loads(line.removeprefix("data: "))
+                described = msgspec.to_builtins(msgspec.convert(event, operation.event))
+                found.update(f"event{name}" for name in undescribed(event, described))
+    assert found == set()
+
+
 @pytest.mark.parametrize("operation", [row for row in OPERATIONS if row.request], ids=lambda row: row.path)
 def test_errors_are_as_described(operation: Operation, server: DryServer) -> None:
     answer = server.client.post(operation.path, json={"no_such_field": 1})
@@ -150,6 +219,7 @@ def test_errors_are_as_described(operation: Operation, server: DryServer) -> Non
 def test_the_page_reads_the_description_of_its_own_server(server: DryServer) -> None:
     page = server.client.get("/docs")
     assert page.headers["content-type"] == "text/html; charset=utf-8"
-    assert 'fetch("openapi.json")' in page.text
-    assert "http" not in page.text.replace("http-equiv", ""), "it works without internet"
+    assert "http" not in page.text, "it works without internet"
+    for path in DOCS_PATHS:
+        assert server.client.get(path).status_code == 200
     assert server.client.get("/openapi.json").json() == API

@@ -1,3 +1,6 @@
+import time
+from typing import Any
+
 import numpy as np
 import pytest
 from llguidance import LLMatcher
@@ -7,6 +10,7 @@ from mini_infer_engine.core.grammars.mask_filler import FastestWay, MaskFiller
 from mini_infer_engine.core.grammars.matcher import words_of
 from mini_infer_engine.dry.vocabulary import EOS_TOKEN_IDS, VOCAB_SIZE, dry_assets
 from mini_infer_engine.structured.grammar import of_regex
+from mini_infer_engine.structured.limits import MAX_MASK_S
 
 EXPRESSIONS = ["[0-9]{2,6}", "(yes|no)", "a*", "[^b]+"] * 5
 
@@ -14,7 +18,7 @@ EXPRESSIONS = ["[0-9]{2,6}", "(yes|no)", "a*", "[^b]+"] * 5
 @pytest.fixture(scope="module")
 def matchers() -> list[LLMatcher]:
     compiler = GrammarCompiler(lambda: dry_assets().files["tokenizer.json"], VOCAB_SIZE, EOS_TOKEN_IDS)
-    return [compiler.compile(of_regex(expression).text).result() for expression in EXPRESSIONS]
+    return [compiler.compile(of_regex(expression)).result() for expression in EXPRESSIONS]
 
 
 def chosen(times_s: list[float], fills: int) -> list[int]:
@@ -66,3 +70,40 @@ def test_masks_behind_guesses_stand_in_the_lines_after(matchers: list[LLMatcher]
     for line, mask in enumerate(bits):
         assert (mask == np.frombuffer(digits.compute_bitmask(), dtype=np.uint32)).all()
         digits.consume_token(ord("12"[line]) if line < 2 else ord("3"))
+
+
+class _Broken:
+    """A matcher whose mask raises, as no matcher's should."""
+
+    def unsafe_compute_mask_ptr(self, address: int, size: int) -> None:
+        raise RuntimeError("a lock is poisoned\nand more")
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_a_matcher_that_raises_costs_its_own_line(matchers: list[LLMatcher], threads: int) -> None:
+    filler, words = MaskFiller(threads), words_of(VOCAB_SIZE)
+    jobs: list[Any] = [(matchers[0], 0), (_Broken(), 1), (matchers[1], 2)]
+    for _ in range(12):  # all ways
+        bits = np.zeros((3, words), dtype=np.uint32)
+        assert filler.fill(jobs, bits) == {1: "RuntimeError: a lock is poisoned"}
+        assert (bits[0] == np.frombuffer(matchers[0].compute_bitmask(), dtype=np.uint32)).all()
+        assert (bits[2] == np.frombuffer(matchers[1].compute_bitmask(), dtype=np.uint32)).all()
+
+
+class _Slow:
+    """A matcher whose masks take longer than any may."""
+
+    def unsafe_compute_mask_ptr(self, address: int, size: int) -> None:
+        end = time.thread_time() + 1.2 * MAX_MASK_S
+        while time.thread_time() < end:
+            pass
+
+
+def test_a_mask_that_takes_too_long_costs_its_own_line(matchers: list[LLMatcher]) -> None:
+    filler, words = MaskFiller(1), words_of(VOCAB_SIZE)
+    jobs: list[Any] = [(matchers[0], 0), (_Slow(), 1)]
+    bits = np.zeros((2, words), dtype=np.uint32)
+    assert filler.fill(jobs, bits) == {}
+    faults = filler.fill(jobs, bits)
+    assert list(faults) == [1]
+    assert "of CPU" in faults[1]

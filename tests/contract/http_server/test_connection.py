@@ -11,8 +11,11 @@ import pytest
 import uvicorn
 
 from mini_infer_contract.asgi import Application, Receive, Scope, Send
+from mini_infer_contract.http_server.client_link import CLIENT_LINK, ClientLink
+from mini_infer_contract.http_server.connection import LimitedConnection, limited
+from mini_infer_contract.http_server.hosts import AllowedHosts
+from mini_infer_contract.http_server.limits import ConnectionLimits
 from mini_infer_gateway.http.asgi import client_gone, read_body, send_json
-from mini_infer_gateway.http.connections import CLIENT_LINK, ClientLink, ConnectionLimits, LimitedConnection, limited
 from tests.support.running_gateway import until
 
 LIMITS = ConnectionLimits(max_connections=3, max_header_bytes=4096, body_timeout_s=30, min_body_rate=1000)
@@ -60,11 +63,15 @@ class Served:
 
 
 @asynccontextmanager
-async def served(application: Application | None = None) -> AsyncIterator[Served]:
+async def served(
+    application: Application | None = None,
+    limits: ConnectionLimits = LIMITS,
+    hosts: AllowedHosts | None = None,
+    ws: Any = "none",
+) -> AsyncIterator[Served]:
     app = Echo()
-    config = uvicorn.Config(
-        application or app, port=0, http=limited(LIMITS), ws="none", lifespan="off", log_config=None
-    )
+    http = limited(limits, hosts, has_direct_writes=True)
+    config = uvicorn.Config(application or app, port=0, http=http, ws=ws, lifespan="off", log_config=None)
     server = uvicorn.Server(config)
     server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
     task = asyncio.create_task(server._serve())
@@ -152,14 +159,33 @@ async def test_a_client_that_does_not_read_is_cut() -> None:
         writer.close()
 
 
-async def test_more_connections_than_allowed_are_told_so() -> None:
+async def test_the_longest_waiting_connection_is_closed_when_there_are_as_many_as_may_be() -> None:
     async with served() as there:
-        writers = [(await there.connect())[1] for _ in range(3)]
+        streams = [await there.connect()]
+        await until(lambda: len(there.connections) == 1)
+        streams += [await there.connect() for _ in range(2)]
         await until(lambda: len(there.connections) == 3)
+        reader, writer = await there.connect()
+        writer.write(HEAD + b"content-length: 1\r\n\r\nx")
+        assert await answer(reader) == (200, {"length": 1})
+        assert await streams[0][0].read() == b""
+        for _, one in [*streams, (reader, writer)]:
+            one.close()
+
+
+async def test_a_connection_is_refused_when_all_others_have_requests() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await client_gone(receive)
+
+    async with served(app) as there:
+        streams = [await there.connect() for _ in range(3)]
+        for _, writer in streams:
+            writer.write(HEAD + b"content-length: 1\r\n\r\nx")
+        await until(lambda: sum(one._running is not None and one._began_s is None for one in there.connections) == 3)
         reader, writer = await there.connect()
         status, body = await answer(reader)
         assert (status, body["error"]["code"]) == (503, "too_many_connections")
-        for one in [*writers, writer]:
+        for _, one in [*streams, (reader, writer)]:
             one.close()
 
 

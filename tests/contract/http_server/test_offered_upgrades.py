@@ -9,7 +9,7 @@ import pytest
 import uvicorn
 
 from mini_infer_contract.asgi import Receive, Scope, Send
-from mini_infer_contract.http_connection import HttpConnection
+from mini_infer_contract.http_server.connection import LimitedConnection
 from tests.support.running_gateway import until
 
 OFFER = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQCAAAAAAIAAAAA\r\n"
@@ -35,7 +35,7 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
 
 @asynccontextmanager
 async def connected() -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    config = uvicorn.Config(echo, port=0, http=HttpConnection, lifespan="off", log_config=None)  # type: ignore[arg-type]  # ours
+    config = uvicorn.Config(echo, port=0, http=LimitedConnection, lifespan="off", log_config=None)  # type: ignore[arg-type]  # ours
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())
     await until(lambda: server.started)

@@ -8,8 +8,9 @@ import pytest
 import uvicorn
 
 from mini_infer_contract.asgi import Headers, Receive, Scope, Send
+from mini_infer_contract.http_server.connection import RESPONSE_WRITER, limited
+from mini_infer_contract.http_server.limits import ConnectionLimits
 from mini_infer_gateway.http.asgi import Sender, read_body
-from mini_infer_gateway.http.connections import RESPONSE_WRITER, ConnectionLimits, limited
 from tests.support.running_gateway import until
 
 Answer = tuple[int, Headers, bytes]
@@ -49,7 +50,12 @@ class App:
 async def served() -> AsyncIterator[tuple[App, Callable[[bytes], "asyncio.Future[bytes]"]]]:
     app = App()
     config = uvicorn.Config(
-        app, port=0, http=limited(ConnectionLimits()), lifespan="off", log_config=None, date_header=False
+        app,
+        port=0,
+        http=limited(ConnectionLimits(), has_direct_writes=True),
+        lifespan="off",
+        log_config=None,
+        date_header=False,
     )
     config.server_header = False
     server = uvicorn.Server(config)

@@ -1,0 +1,25 @@
+"""Exceptions that cost one message or one job and not the process: they are counted, and logged now and then."""
+
+import logging
+import time
+
+_EVERY_S = 10.0
+"""Between two log lines about one place: whoever causes faults must not fill the disk with them."""
+
+logger = logging.getLogger(__name__)
+
+
+class FaultLog:
+    """Counts the faults of one component. Not thread-safe: each thread has its own."""
+
+    def __init__(self) -> None:
+        self.num_faults = 0
+        self._logged_s: dict[str, float] = {}
+
+    def record(self, place: str, error: BaseException) -> None:
+        """Counts an exception and logs it with its traceback, at most once in ten seconds for each place."""
+        self.num_faults += 1
+        now_s = time.monotonic()
+        if now_s - self._logged_s.get(place, -_EVERY_S) >= _EVERY_S:
+            self._logged_s[place] = now_s
+            logger.error("KV transfer: %s fails (fault %d); all else goes on", place, self.num_faults, exc_info=error)

@@ -1,0 +1,40 @@
+"""What a checkpoint calls its tensors, and what our models call them: "model.layers.0...." and "lm_head.weight".
+
+Embedding models are saved without the causal model around them, and models that also read images have their text part
+under a name of its own. It knows no file.
+"""
+
+from collections.abc import Iterable
+
+_TEXT_PARTS = (
+    ("language_model.model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+    ("model.language_model.", "model."),
+    ("language_model.", "model."),
+)
+"""Prefixes of the text part of a model that reads images, the longest first, and what stands in their place."""
+_BASE_PARTS = ("embed_tokens.", "layers.", "norm.")
+
+
+def text_model_names(names: Iterable[str]) -> dict[str, str]:
+    """Returns our name of each tensor by its own; tensors of other parts than the text model's are left out."""
+    every = list(names)
+    if any(name.startswith(prefix) for prefix, _ in _TEXT_PARTS for name in every):
+        found = {name: _text_name(name) for name in every}
+        return {name: ours for name, ours in found.items() if ours is not None}
+    if is_base_model(every):
+        return {name: f"model.{name}" if name.startswith(_BASE_PARTS) else name for name in every}
+    return {name: name for name in every}
+
+
+def is_base_model(names: Iterable[str]) -> bool:
+    """Returns True if the tensors are a decoder's alone, saved without the prefix of the causal model around it."""
+    every = list(names)
+    return any(name.startswith("layers.") for name in every) and not any(name.startswith("model.") for name in every)
+
+
+def _text_name(name: str) -> str | None:
+    for prefix, ours in _TEXT_PARTS:
+        if name.startswith(prefix):
+            return ours + name.removeprefix(prefix)
+    return name if name.startswith("lm_head.") else None

@@ -1,0 +1,371 @@
+"""Every limit on what a client may have enforced, and the checks of those that can be seen without compiling.
+
+What these do not see ends a worker (proving/worker.py), whose limits of memory, CPU time and stack are here as well.
+Knows no tokenizer; never recurses on what a client sends.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from decimal import Decimal
+from typing import Any
+
+MAX_CHARACTERS = 500_000
+"""Of a grammar's text, and of all texts of a request that it is made of: compile time grows with it."""
+MAX_JSON_DEPTH = 64
+"""Of arrays and objects in each other, as a schema or a structural tag is written."""
+MAX_SCHEMA_DEPTH = 128
+"""Of schemas in each other, followed through `$ref`; a schema within itself counts once."""
+MAX_OPTIONAL_PROPERTIES = 1000
+"""Of one object: the parser follows all that may come next at once."""
+MAX_PROPERTIES = 10_000
+"""Of all objects of a schema together."""
+MAX_DEFINITIONS = 5000
+"""Schemas in `$defs` and `definitions`."""
+MAX_ENUM_VALUES = 20_000
+"""Of all `enum`s together."""
+MAX_MULTIPLE_OF = 10_000
+"""Of the digits of `multipleOf`, without trailing zeros and the point: the automaton has that many states."""
+MAX_LITERAL_CHARACTERS = 8192
+"""Of one constant text or pattern: each token within a constant costs time and memory that grow with what is left."""
+MAX_RULES_CHARACTERS = 65_536
+"""Of all constants of a grammar in Lark or GBNF, and of one terminal with those that it refers to: the library joins
+neighbours to one constant."""
+MAX_LONG_CHARACTERS = 32_768
+"""Of all choices, or all values of `enum` and `const`, that have more than a thousand: the lexer follows those that
+begin alike beside each other."""
+MAX_RULE_DEPTH = 128
+"""Of rules of Lark or GBNF that refer to each other in a row."""
+MAX_RULES = 5000
+"""Of one grammar in Lark or GBNF."""
+
+MAX_GRAMMAR_BYTES = 32 << 20
+"""Memory that a worker may take to compile a grammar and compute its first masks: a hundred times what schemas in use
+need."""
+MAX_CPU_S = 1.0
+"""CPU seconds that this may take: a hundred times what schemas in use need."""
+MAX_WALL_S = 8.0
+"""Seconds on a machine that is busy."""
+MAX_MASK_S = 0.1
+"""CPU seconds of one mask."""
+BUILD_TIMEOUT_S = 10.0
+"""Seconds from the request until its grammar is checked, waiting for others of its client included."""
+MAX_GRAMMARS_PER_CLIENT = 2
+"""New grammars of one API key, or of one peer without a key, that are checked at once."""
+MAX_GRAMMARS_WAITING = 64
+"""New grammars of one client that wait for those; more are refused with 429."""
+PROOF_STACK_BYTES = 4 << 20
+"""The stack of a worker."""
+MAX_KEPT_BYTES = 64 << 20
+"""Memory of compiled grammars that the core keeps for requests to come; the oldest goes first."""
+SLOW_COMPILE_S = 0.1
+"""CPU seconds from which on a grammar is compiled in a line of its own, behind which no other waits."""
+CORE_STACK_BYTES = 64 << 20
+"""The stacks of threads that compile grammars and compute masks in the core: what recurses within a worker's stack
+while it is proved has sixteen times as much later on."""
+_LONG_CHARACTERS = 1000
+_MOST_DIGITS = 100
+"""Of a number that are looked at: Python takes quadratic time to read thousands."""
+
+
+class GrammarError(ValueError):
+    """A schema, regex or grammar that no output can be held to, and what in it is at fault."""
+
+
+def check_size(*values: object) -> None:
+    """Raises GrammarError if the texts in `values` are so long that no grammar made of them can be compiled."""
+    length, level = 0, list(values)
+    while level:
+        length += sum(len(item) for item in level if isinstance(item, str))
+        level = [item for outer in level for item in _inside(outer)]
+    if length > MAX_CHARACTERS:
+        raise GrammarError(f"its texts have {length} characters; at most {MAX_CHARACTERS} can be served")
+
+
+def check_json_depth(value: object, name: str) -> None:
+    """Raises GrammarError if arrays and objects of `value` nest too deeply for whoever walks them."""
+    depth, level = 0, [value]
+    while level:
+        inside = [item for outer in level for item in _inside(outer)]
+        depth, level = depth + 1, inside
+        if depth > MAX_JSON_DEPTH:
+            raise GrammarError(f"the {name} nests deeper than {MAX_JSON_DEPTH} levels: flatten it, or use $ref")
+
+
+def check_literals(texts: Iterable[str], name: str) -> None:
+    """Raises GrammarError if one of the constants is too long, or many of them are long."""
+    long = 0
+    for text in texts:
+        check_literal(text, name)
+        long += len(text) if len(text) > _LONG_CHARACTERS else 0
+    if long > MAX_LONG_CHARACTERS:
+        raise GrammarError(
+            f"those of {name} that are longer than {_LONG_CHARACTERS} characters have {long} together; at most "
+            f"{MAX_LONG_CHARACTERS} can be enforced"
+        )
+
+
+def check_literal(text: str, name: str) -> None:
+    """Raises GrammarError if a constant or a pattern is longer than masks can be computed for in time."""
+    if len(text) > MAX_LITERAL_CHARACTERS:
+        raise GrammarError(f"{name} has {len(text)} characters; at most {MAX_LITERAL_CHARACTERS} can be enforced")
+
+
+_REGEX_TOKEN = re.compile(
+    r"\\[pPxuU]\{[^}]*\}|\\.|\[(?:\^?\](?=[^\]]*\]))?(?:[^\]\\]|\\.)*\]|\{(\d+)(?:,\d*)?\}|.", re.DOTALL
+)
+
+
+def check_regex(pattern: str, name: str) -> None:
+    """Raises GrammarError if a regex, its counted repetitions written out, is too long a constant."""
+    check_literal(pattern, name)
+    if (length := regex_length(pattern)) > MAX_LITERAL_CHARACTERS:
+        raise GrammarError(
+            f"{name} repeats so that it matches no less than about {length} characters; at most "
+            f"{MAX_LITERAL_CHARACTERS} can be enforced"
+        )
+
+
+def regex_length(pattern: str) -> int:
+    """Returns about how many characters a regex has with repetitions written out as often as they must occur.
+
+    The library writes out what repeats, and does so at once when an output comes to it. Alternatives count together.
+    """
+    groups, last = [0], 0
+    for token in _REGEX_TOKEN.finditer(pattern):
+        text = token[0]
+        if token[1]:
+            count = max(1, int(token[1][:12]))
+            groups[-1] += last * (count - 1)
+            last *= count
+        elif text == "(":
+            groups.append(0)
+            last = 0
+        elif text == ")" and len(groups) > 1:
+            last = groups.pop()
+            groups[-1] += last
+        elif text not in ("|", "?", "*", "+"):
+            last = 1
+            groups[-1] += 1
+    return sum(groups)
+
+
+def _inside(value: object) -> list[object]:
+    if isinstance(value, Mapping):
+        return list(value.values())
+    return value if isinstance(value, list) else []
+
+
+_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
+_SINGLE = ("items", "additionalItems", "additionalProperties", "unevaluatedProperties", "unevaluatedItems", "contains")
+_SINGLES = (*_SINGLE, "not", "if", "then", "else", "propertyNames", "contentSchema")
+
+
+def check_schema(schema: Any) -> None:
+    """Raises GrammarError if the schema exceeds one of this module's limits, and says which."""
+    counts = {"properties": 0, "definitions": 0, "enum": 0}
+    most = {"properties": MAX_PROPERTIES, "definitions": MAX_DEFINITIONS, "enum": MAX_ENUM_VALUES}
+    pending, edges, texts = [schema], dict[int, list[Any]](), list[str]()
+    while pending:
+        node = pending.pop()
+        if id(node) in edges or not isinstance(node, Mapping):
+            continue
+        _check_keywords(node)
+        counts["properties"] += len(_mapping(node, "properties")) + len(_mapping(node, "patternProperties"))
+        counts["definitions"] += len(_mapping(node, "$defs")) + len(_mapping(node, "definitions"))
+        counts["enum"] += len(_values(node))
+        texts += [value for value in (*_values(node), node.get("const")) if isinstance(value, str)]
+        for name, count in counts.items():
+            if count > most[name]:
+                raise GrammarError(f"the schema has more than {most[name]} {name}: split or shorten it")
+        edges[id(node)] = [inner for inner in _schemas_in(node) if isinstance(inner, Mapping)]
+        if (target := _resolved(schema, node.get("$ref"))) is not None:
+            edges[id(node)].append(target)
+        pending += edges[id(node)]
+        pending += _mapping(node, "$defs").values()
+        pending += _mapping(node, "definitions").values()
+    check_literals(texts, "a string in enum or const")
+    if _longest_chain(edges) > MAX_SCHEMA_DEPTH:
+        raise GrammarError(
+            f"the schema nests deeper than {MAX_SCHEMA_DEPTH} schemas, followed through $ref: shorten the chain of "
+            "definitions"
+        )
+
+
+def _values(node: Mapping[str, Any]) -> list[Any]:
+    values = node.get("enum")
+    return values if isinstance(values, list) else []
+
+
+def _mapping(node: Mapping[str, Any], keyword: str) -> Mapping[str, Any]:
+    value = node.get(keyword)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _schemas_in(node: Mapping[str, Any]) -> Iterator[Any]:
+    """The schemas that hold a value of this one or a part of it; definitions alone hold none."""
+    for keyword in _MAPS:
+        if keyword not in ("$defs", "definitions"):
+            yield from _mapping(node, keyword).values()
+    for keyword in _LISTS:
+        if isinstance(value := node.get(keyword), list):
+            yield from value
+    for keyword in _SINGLES:
+        if keyword in node:
+            yield node[keyword]
+
+
+def _check_keywords(node: Mapping[str, Any]) -> None:
+    required = node.get("required")
+    names = set(filter(_is_text, required)) if isinstance(required, list) else set()
+    optional = sum(name not in names for name in _mapping(node, "properties"))
+    if optional > MAX_OPTIONAL_PROPERTIES:
+        raise GrammarError(
+            f"an object has {optional} optional properties; at most {MAX_OPTIONAL_PROPERTIES} can be enforced: list "
+            "others in required"
+        )
+    if _states_of(node.get("multipleOf")) > MAX_MULTIPLE_OF:
+        raise GrammarError(
+            f"the digits of a multipleOf, without the point and trailing zeros, are more than {MAX_MULTIPLE_OF} as a "
+            "number: round it"
+        )
+    if isinstance(pattern := node.get("pattern"), str):
+        check_regex(pattern, "a pattern")
+    for keyword in ("properties", "patternProperties"):
+        for name in _mapping(node, keyword):
+            (check_regex if keyword == "patternProperties" else check_literal)(name, f"a name in {keyword}")
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _states_of(multiple_of: object) -> int:
+    """Returns the number that the digits make, without the point and trailing zeros."""
+    if isinstance(multiple_of, bool) or not isinstance(multiple_of, int | float):
+        return 0
+    number = Decimal(multiple_of if isinstance(multiple_of, int) else repr(multiple_of))
+    if not number.is_finite():
+        return 0
+    digits = "".join(map(str, number.as_tuple().digits)).strip("0")
+    return int(digits[:_MOST_DIGITS] or 0)
+
+
+def _resolved(root: Any, reference: object) -> Any:
+    """Returns the schema that a `$ref` within the document names; None if there is none."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    found = root
+    for part in reference[1:].split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, Mapping) and name in found:
+            found = found[name]
+        elif isinstance(found, list) and name.isascii() and name.isdigit() and int(name[:9]) < len(found):
+            found = found[int(name[:9])]
+        else:
+            return None
+    return found if isinstance(found, Mapping) else None
+
+
+def _longest_chain(edges: Mapping[int, list[Any]]) -> int:
+    """The longest way along the edges that leaves out those back to a node that it comes from."""
+    lengths: dict[int, int] = {}
+    for start in edges:
+        if start in lengths:
+            continue
+        way = [(start, iter(edges[start]))]
+        lengths[start] = 1
+        on_way = {start}
+        while way:
+            node, following = way[-1]
+            inner = next(following, None)
+            if inner is None:
+                way.pop()
+                on_way.discard(node)
+                if way:
+                    lengths[way[-1][0]] = max(lengths[way[-1][0]], 1 + lengths[node])
+            elif id(inner) in on_way:
+                continue
+            elif id(inner) in lengths:
+                lengths[node] = max(lengths[node], 1 + lengths[id(inner)])
+            elif id(inner) in edges:
+                way.append((id(inner), iter(edges[id(inner)])))
+                lengths[id(inner)] = 1
+                on_way.add(id(inner))
+    return max(lengths.values(), default=0)
+
+
+_LARK_TEXT = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//[^\n]*|#[^\n]*')
+_LARK_RULE = re.compile(r"^[ \t]*[?!]?([A-Za-z_][A-Za-z0-9_-]*)[^:\n|]*:", re.MULTILINE)
+_LARK_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+
+
+def check_lark(lark: str) -> None:
+    """Raises GrammarError if the rules of a client's Lark grammar are too many, too long or refer too deeply."""
+    texts = [text[0] for text in _LARK_TEXT.finditer(lark) if text[0][0] in '"/' and not text[0].startswith("//")]
+    for text in texts:
+        (check_literal if text[0] == '"' else check_regex)(text, "a string or regex of the grammar")
+    if (total := sum(map(len, texts))) > MAX_RULES_CHARACTERS:
+        raise GrammarError(
+            f"the grammar's texts have {total} characters; at most {MAX_RULES_CHARACTERS} can be enforced"
+        )
+    bare = _LARK_TEXT.sub(" ", lark)
+    rules = list(_LARK_RULE.finditer(bare))
+    if len(rules) > MAX_RULES:
+        raise GrammarError(f"the grammar has {len(rules)} rules; at most {MAX_RULES} can be enforced")
+    names = {rule[1]: rule[1] for rule in rules}  # equal names are one object, whose id stands for the rule
+    ends = [*(rule.start() for rule in rules[1:]), len(bare)]
+    edges: dict[int, list[Any]] = {}
+    for rule, end in zip(rules, ends, strict=True):
+        found = dict.fromkeys(_LARK_NAME.findall(bare, rule.end(), end))
+        edges.setdefault(id(names[rule[1]]), []).extend(names[name] for name in found if name in names)
+    if _longest_chain(edges) > MAX_RULE_DEPTH:
+        raise GrammarError(f"more than {MAX_RULE_DEPTH} rules of the grammar refer to each other in a row")
+    _check_terminals(lark)
+
+
+_LARK_COUNT = re.compile(r"(?:~\s*|\{)(\d+)")
+
+
+def _check_terminals(lark: str) -> None:
+    """Raises GrammarError if a terminal or rule, with the terminals that it refers to, is too long a constant.
+
+    Counts that repeat a part are taken for counts of the whole: a grammar comes nowhere near the limit by chance.
+    """
+    bodies = _bodies(lark)
+    lengths: dict[str, int] = {}
+
+    def length(name: str, depth: int) -> int:
+        if name not in lengths:
+            lengths[name] = 0  # of one that refers to itself, which the library refuses
+            lengths[name] = _length(bodies[name], depth)
+        return lengths[name]
+
+    def _length(body: str, depth: int) -> int:
+        texts = _LARK_TEXT.findall(body)
+        total = sum(regex_length(text) if text[0] == "/" else len(text) for text in texts)
+        bare = _LARK_TEXT.sub(" ", body)
+        if depth < MAX_RULE_DEPTH:
+            total += sum(
+                length(name, depth + 1) for name in _LARK_NAME.findall(bare) if name in bodies and name.isupper()
+            )
+        for count in _LARK_COUNT.findall(bare):
+            total *= max(1, int(count[:6]))
+        return min(total, 1 << 60)
+
+    for name in bodies:
+        if length(name, 0) > MAX_RULES_CHARACTERS:
+            raise GrammarError(
+                f"{name[:40]} of the grammar is, written out, longer than {MAX_RULES_CHARACTERS} characters: shorten it"
+            )
+
+
+def _bodies(lark: str) -> dict[str, str]:
+    """What stands behind the colon of each rule and terminal, its texts included."""
+    masked = _LARK_TEXT.sub(lambda text: "\x00" * len(text[0]), lark)
+    rules = list(_LARK_RULE.finditer(masked))
+    ends = [*(rule.start() for rule in rules[1:]), len(lark)]
+    bodies: dict[str, str] = {}
+    for rule, end in zip(rules, ends, strict=True):
+        bodies[rule[1]] = bodies.get(rule[1], "") + lark[rule.end() : end]
+    return bodies

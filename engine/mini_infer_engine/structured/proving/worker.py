@@ -1,0 +1,142 @@
+"""One grammar in a process that was forked for it: limits first, then what an engine will do with the grammar.
+
+Run under limits that are stricter than those of the engine's core (a 16th of its stack), so that what passes here is
+safe to compile there. The process ends after one grammar, and with it all memory that the grammar took.
+"""
+
+import contextlib
+import json
+import os
+import random
+import resource
+import signal
+import time
+from collections.abc import Iterator
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+
+from mini_infer_engine.structured.limits import (
+    MAX_CPU_S,
+    MAX_GRAMMAR_BYTES,
+    MAX_MASK_S,
+    PROOF_STACK_BYTES,
+)
+from mini_infer_engine.structured.parser_limits import parser_limits
+from mini_infer_engine.structured.proving.dead_ends import DEAD_END, has_dead_pattern, is_dead_end
+from mini_infer_engine.structured.proving.messages import Proof
+
+LONGEST_FAULT = 1000
+"""Characters of an error: llguidance shows where in a grammar it is, and lines may be long."""
+_WALKS = 4
+_WALK_STEPS = 16
+_FEWEST_STEPS = 4
+_WALK_S = 0.006
+"""Masks beyond the first few of each walk are computed only while all walks have taken less: the client waits."""
+
+
+def limit_this_process() -> None:
+    """Sets the limits of one proof. The kernel enforces them by signals that nothing here can catch or delay."""
+    size, _ = _memory_bytes()
+    limits = [
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_STACK, PROOF_STACK_BYTES),
+        (resource.RLIMIT_AS, size + MAX_GRAMMAR_BYTES + PROOF_STACK_BYTES),
+        (resource.RLIMIT_CPU, int(MAX_CPU_S) + 2),  # whole seconds; the timer below is the exact limit
+    ]
+    for name, value in limits:
+        with contextlib.suppress(ValueError, OSError):  # a hard limit of this machine is lower already
+            resource.setrlimit(name, (value, value))
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)
+
+
+def prove(tokenizer: LLTokenizer, text: str) -> Proof:
+    """Compiles the grammar and follows a few outputs, chosen at random, through their first masks."""
+    (_, before), started = _memory_bytes(), time.process_time()
+    fault = _fault(tokenizer, text)
+    grown = max(0, _memory_bytes()[1] - before)
+    return Proof(fault[:LONGEST_FAULT], grown, time.process_time() - started)
+
+
+def _fault(tokenizer: LLTokenizer, text: str) -> str:
+    matcher = LLMatcher(tokenizer, text, log_level=0, limits=parser_limits())
+    if matcher.is_error():
+        return matcher.get_error().strip() or "it does not compile"
+    if has_dead_pattern(tokenizer, text):
+        return DEAD_END
+    for pattern in patterns_in(text):
+        if fault := _next_token(_alone(tokenizer, pattern), random.Random(0)):
+            return f"pattern {pattern[:40]!r}: {fault}"
+    started = time.perf_counter()
+    for seed in range(_WALKS):
+        output, chooser = matcher.deep_copy(), random.Random(seed)
+        for step in range(_WALK_STEPS):
+            if step >= _FEWEST_STEPS and time.perf_counter() - started > _WALK_S:
+                break
+            if fault := _next_token(output, chooser):
+                return fault
+            if output.is_stopped():
+                break
+    return ""
+
+
+def patterns_in(text: str) -> Iterator[str]:
+    """The regexes of a grammar's schemas. A lexer looks into one only when an output comes to it."""
+    if '"pattern' not in text:
+        return
+    found, pending = set[str](), [json.loads(text)]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, list):
+            pending += item
+        elif isinstance(item, dict):
+            pending += item.values()
+            named = item.get("patternProperties")
+            found |= {item["pattern"]} if isinstance(item.get("pattern"), str) else set()
+            found |= set(named) if isinstance(named, dict) else set()
+    yield from sorted(found)
+
+
+def _alone(tokenizer: LLTokenizer, pattern: str) -> LLMatcher:
+    """An output that begins within a string of this pattern."""
+    schema = {"type": "string", "pattern": pattern}
+    output = LLMatcher(
+        tokenizer, json.dumps({"grammars": [{"json_schema": schema}]}), log_level=0, limits=parser_limits()
+    )
+    output.try_consume_tokens(tokenizer.tokenize_str('"'))
+    return output
+
+
+def _next_token(output: LLMatcher, chooser: random.Random) -> str:
+    """Goes on by one random token. Returns why the output cannot go on; empty if it can, or is complete."""
+    started = time.process_time()
+    mask = np.frombuffer(output.compute_bitmask(), dtype=np.uint8)
+    if (took := time.process_time() - started) > MAX_MASK_S:
+        return f"one of its first masks takes {took:.2f} s of CPU, and at most {MAX_MASK_S:g} are allowed: simplify it"
+    if is_dead_end(output):
+        return DEAD_END
+    if output.is_error():
+        return f"{output.get_error().strip().partition(chr(10))[0]}: simplify it"
+    if output.is_stopped():
+        return ""
+    allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
+    if not len(allowed):
+        return DEAD_END
+    output.consume_token(int(allowed[chooser.randrange(len(allowed))]))
+    return output.get_error().partition("\n")[0].strip() if output.is_error() else ""
+
+
+def _memory_bytes() -> tuple[int, int]:
+    """Returns the size of the address space, and what is resident and shared with no file."""
+    with open("/proc/self/statm") as file:  # pathlib would allocate what is measured here
+        size, resident, shared = (int(pages) * resource.getpagesize() for pages in file.read().split()[:3])
+    return size, resident - shared
+
+
+def run_job(tokenizer: LLTokenizer, text: str) -> Proof:
+    """Limits this process and proves. Raises MemoryError if Python, and not the library, meets the limit."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, 2)  # Rust writes about panics and failed allocations, which are this grammar's alone
+    limit_this_process()
+    return prove(tokenizer, text)

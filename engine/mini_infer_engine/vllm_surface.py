@@ -1,0 +1,101 @@
+"""vLLM's Python API that is not here, by name, with what to use instead. Knows nothing of what is here."""
+
+_SERVER = "start a server, mini-infer-serve, and ask it over HTTP with any asynchronous client"
+_POOLING = "models that score, classify or rerank are not served; LLM.embed returns vectors"
+_WEIGHTS = "weights do not change while the engine runs: make another LLM"
+_ONE_PROCESS = "workers are not reachable from outside: options of LLM set what they do"
+
+METHODS: dict[str, str] = {
+    "apply_model": _ONE_PROCESS,
+    "classify": _POOLING,
+    "collective_rpc": _ONE_PROCESS,
+    "encode": "use LLM.embed, which returns the normalised state of each prompt's last token",
+    "enqueue": "LLM.generate takes all prompts at once",
+    "enqueue_chat": "LLM.chat takes all conversations at once",
+    "finish_weight_update": _WEIGHTS,
+    "from_engine_args": "LLM(...) takes the same keywords",
+    "get_world_size": "LLM.settings has tensor_parallel_size and pipeline_parallel_size",
+    "init_weight_transfer_engine": _WEIGHTS,
+    "llm_engine": "LLM itself runs the engine; " + _SERVER,
+    "preprocess_chat": "LLM.chat renders conversations; POST /v1/chat/completions/render shows how",
+    "preprocess_cmpl": "LLM.generate tokenises prompts; POST /v1/completions/render shows how",
+    "render_chat": "POST /v1/chat/completions/render shows how conversations are rendered",
+    "reset_encoder_cache": "images are not served, so there is no such cache",
+    "reset_mm_cache": "images are not served, so there is no such cache",
+    "reward": _POOLING,
+    "score": _POOLING,
+    "set_tokenizer": "the tokenizer is that of the model's folder: put tokenizer.json there",
+    "sleep": "delete the LLM to free its memory, and make another one",
+    "start_profile": "run the program under torch.profiler or nsys",
+    "start_weight_update": _WEIGHTS,
+    "stop_profile": "run the program under torch.profiler or nsys",
+    "update_weights": _WEIGHTS,
+    "wait_for_completion": "LLM.generate returns when all prompts are finished",
+    "wake_up": "delete the LLM to free its memory, and make another one",
+}
+"""Methods and attributes of vLLM's `LLM`."""
+
+NAMES: dict[str, str] = {
+    "AsyncEngineArgs": "LLM(...) takes the same keywords; " + _SERVER,
+    "AsyncLLM": "use LLM from a thread, or " + _SERVER,
+    "AsyncLLMEngine": "use LLM from a thread, or " + _SERVER,
+    "ClassificationOutput": _POOLING,
+    "ClassificationRequestOutput": _POOLING,
+    "EngineArgs": "LLM(...) takes the same keywords",
+    "LLMEngine": "LLM runs the engine; " + _SERVER,
+    "LoRARequest": "adapters are not served yet: merge them into the weights",
+    "ModelRegistry": "docs/models.md lists the architectures that there are",
+    "PoolingOutput": _POOLING,
+    "PoolingParams": "LLM.embed takes none: vectors are normalised states of the last token",
+    "PoolingRequestOutput": _POOLING,
+    "PromptType": "a prompt is a text, token ids, TextPrompt or TokensPrompt",
+    "ScoringOutput": _POOLING,
+    "ScoringRequestOutput": _POOLING,
+    "initialize_ray_cluster": "--nnodes and --master-addr connect machines: docs/parallelism.md",
+}
+"""What `vllm` exports."""
+
+
+def missing(owner: str, name: str, remedy: str) -> str:
+    """Returns the message of the error that a name is not here."""
+    return f"{owner}.{name} is vLLM's, and not here: {remedy}"
+
+
+def refuse_others(method: str, given: dict[str, object], neutral: dict[str, tuple[object, ...]]) -> None:
+    """Takes keywords of vLLM's at values that ask for nothing.
+
+    TypeError: there is no such keyword. ValueError: one asks for something, and what to do instead.
+    """
+    for name, value in given.items():
+        if name not in neutral:
+            raise TypeError(f"LLM.{method}() got an unexpected keyword argument {name!r}")
+        if value not in neutral[name]:
+            remedy = _REMEDIES.get(name, "leave it out")
+            raise ValueError(f"{name} = {str(value)[:200]!r} is not supported by LLM.{method}: {remedy}")
+
+
+_REMEDIES = {
+    "chat_template": "name its file in LLM(chat_template=...)",
+    "chat_template_content_format": "the template's own form is found out: leave it out",
+    "concurrency_limit": "all prompts run at once: leave it out",
+    "lora_request": "adapters are not served yet: leave it out, or merge them into the weights",
+    "mm_processor_kwargs": "images are not served: leave it out",
+    "pooling_params": "vectors are normalised states of the last token: leave it out",
+    "tokenization_kwargs": "give token ids, cut as they should be",
+    "truncate_prompt_tokens": "give token ids, cut as they should be",
+}
+CHAT: dict[str, tuple[object, ...]] = {
+    "chat_template": (None,),
+    "chat_template_content_format": (None, "auto", "string"),
+    "mm_processor_kwargs": (None, {}),
+    "tokenization_kwargs": (None, {}),
+}
+GENERATE: dict[str, tuple[object, ...]] = {"tokenization_kwargs": (None, {}), "mm_processor_kwargs": (None, {})}
+EMBED: dict[str, tuple[object, ...]] = {
+    "lora_request": (None,),
+    "pooling_params": (None,),
+    "tokenization_kwargs": (None, {}),
+    "truncate_prompt_tokens": (None,),
+}
+BEAM_SEARCH: dict[str, tuple[object, ...]] = {"concurrency_limit": (None,), "lora_request": (None,)}
+"""Keywords of vLLM's methods, and the values that ask for nothing."""

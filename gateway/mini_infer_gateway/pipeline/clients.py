@@ -1,0 +1,103 @@
+"""Who a request is from, by its API key: whose share it takes, which priority it may have, which cache it shares."""
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from mini_infer_contract.api_keys import ApiKeys, KeyGrant, clamped, grant_of, salted
+from mini_infer_contract.asgi import Scope
+from mini_infer_contract.launch import SERVICE_TIER_PRIORITIES
+from mini_infer_gateway.fleet.fair_shares import NO_KEY, Flow
+from mini_infer_gateway.paths import EnginePath
+from mini_infer_gateway.settings import GatewaySettings
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """What requests of one key get."""
+
+    flow: Flow = NO_KEY
+    max_priority: int = 0
+    """The lowest number that their priority may have: lower ones go first."""
+    salt_of: KeyGrant | None = None
+    """Whose cache they use alone; None: they share that of all."""
+    orders_by_deadline: bool = False
+    """A shorter wait that they ask for puts them before others of their flow."""
+    facts: dict[str, str] = field(default_factory=dict)
+    """For their lines in the log."""
+
+    def priority(self, fields: dict[str, Any]) -> int:
+        """The priority in force of a request; vLLM's field and OpenAI's service_tier. Lower goes first."""
+        wanted = _wanted_priority(fields)
+        return 0 if wanted is None else clamped(wanted, self.max_priority)
+
+    def rewritten(self, row: EnginePath, body: bytes, fields: dict[str, Any]) -> tuple[bytes, dict[str, Any]]:
+        """The body and its fields as an engine gets them: with the priority in force, and the cache salt of the key."""
+        changed: dict[str, Any] = {}
+        wanted = _wanted_priority(fields)
+        if wanted is not None and (allowed := clamped(wanted, self.max_priority)) != wanted:
+            changed["priority"] = allowed
+        own = fields.get("cache_salt")
+        if self.salt_of and row.prompts and (own is None or isinstance(own, str)):
+            changed["cache_salt"] = salted(self.salt_of, own or "")
+        return (_with_fields(body, changed), fields | changed) if changed else (body, fields)
+
+
+ANYBODY: Final = Client()
+GRANT: Final = "mini_infer_key_grant"
+"""In a scope: what its API key may do, where that has been looked up."""
+
+
+class Clients:
+    """The clients of one gateway."""
+
+    def __init__(self, settings: GatewaySettings, keys: ApiKeys) -> None:
+        self._keys, self._max_priority = keys, settings.max_priority
+        self._salts_by_key = settings.cache_salt_by_key
+        # An engine with keys salts what comes without a salt by the key that it comes with, which is ours.
+        self._own = grant_of(settings.engine_api_key) if settings.engine_api_key else None
+        self._anybody = Client(
+            max_priority=settings.max_priority, salt_of=self._own, orders_by_deadline=settings.max_priority < 0
+        )
+        self._known: dict[KeyGrant, Client] = {}
+
+    def of(self, scope: Scope) -> Client:
+        """The client of a request, which has been let in."""
+        grant = scope.get(GRANT) or self._keys.grant(scope["headers"])
+        if grant is None:
+            return self._anybody
+        if (known := self._known.get(grant)) is None:
+            if len(self._known) >= _KNOWN:
+                self._known.clear()
+            known = self._known[grant] = Client(
+                Flow(grant.name, grant.weight),
+                self._max_priority if grant.max_priority is None else grant.max_priority,
+                grant if self._salts_by_key else self._own,
+                orders_by_deadline=True,
+                facts={"key": grant.name},
+            )
+        return known
+
+
+_KNOWN = 10_000
+"""Clients that are remembered; a file of keys that changes often has more."""
+
+
+def _wanted_priority(fields: dict[str, Any]) -> int | None:
+    """What a body asks for; None: nothing. An engine refuses what is no integer."""
+    wanted = fields.get("priority")
+    if wanted is None:
+        tier = fields.get("service_tier")
+        return SERVICE_TIER_PRIORITIES.get(tier) if isinstance(tier, str) else None
+    return wanted if isinstance(wanted, int) and not isinstance(wanted, bool) else None
+
+
+def _with_fields(body: bytes, fields: dict[str, Any]) -> bytes:
+    """A JSON object with these fields in place of its own: of two fields of one name the last counts."""
+    end = body.rindex(b"}")
+    last = end - 1
+    while body[last] in b" \t\r\n":
+        last -= 1
+    comma = b"" if body[last] == ord("{") else b","
+    return b"".join((memoryview(body)[:end], comma, msgspec.json.encode(fields)[1:]))

@@ -1,0 +1,133 @@
+"""What in a message of another engine must fit together, or fit the job that it is about."""
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from mini_infer_engine.core.request import KVSource, Request, SamplingParams, TokenLogprobs
+from mini_infer_engine.kv_transfer import wire
+from mini_infer_engine.kv_transfer.events import Take
+from mini_infer_engine.kv_transfer.handshake import handshake_refusal, party_fault
+from mini_infer_engine.kv_transfer.message_checks import (
+    first_token_fault,
+    granted_fault,
+    kv_wanted_fault,
+    prefill_wanted_fault,
+    written_fault,
+)
+from tests.support.transfer_peers import LAYOUT, party
+
+REQUEST = Request(request_id="x", prompt_token_ids=[1] * 40, sampling=SamplingParams())
+TAKE = Take(1, REQUEST, KVSource(address="tcp://a:1", how="prefill"), [1, 2, 3], 16, 40)
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "layers", "is_right"),
+    [
+        (16, 40, (0, 2), True),
+        (32, 40, (1, 2), True),
+        (0, 16, (0, 2), False),
+        (15, 32, (0, 2), False),
+        (16, 41, (0, 2), False),
+        (32, 32, (0, 2), False),
+        (32, 16, (0, 2), False),
+        (16, 32, (0, 3), False),
+        (16, 32, (1, 1), False),
+        (16, 32, (2, 1), False),
+    ],
+)
+def test_written_part_belongs_to_its_job(begin: int, end: int, layers: tuple[int, int], is_right: bool) -> None:
+    assert (written_fault(wire.Written(1, 0, begin, end, layers), TAKE, LAYOUT) == "") is is_right
+
+
+@pytest.mark.parametrize(
+    ("first_token", "pages", "is_right"), [(0, 3, True), (39, 3, True), (40, 3, False), (0, 2, False), (0, 0, False)]
+)
+def test_pages_of_a_requested_prompt_hold_all_of_its_tokens(first_token: int, pages: int, is_right: bool) -> None:
+    wanted = wire.PrefillWanted(1, REQUEST, [1] * pages, first_token, 1.0)
+    assert (prefill_wanted_fault(wanted, LAYOUT) == "") is is_right
+
+
+def test_reads_are_of_tokens_that_there_are() -> None:
+    assert kv_wanted_fault(wire.KVWanted(1, [1], "", "", 0, 1.0)) == ""
+    assert kv_wanted_fault(wire.KVWanted(1, [1], "", "", 1, 1.0))
+    assert kv_wanted_fault(wire.KVWanted(1, [], "", "", 0, 1.0))
+    assert granted_fault(wire.KVGranted(1, [1], 16, 1.0), LAYOUT) == ""
+    assert granted_fault(wire.KVGranted(1, [], 0, 1.0), LAYOUT) == ""
+    assert granted_fault(wire.KVGranted(1, [1], 17, 1.0), LAYOUT)
+
+
+@pytest.mark.parametrize(
+    ("token_id", "logprobs", "is_right"),
+    [
+        (3, [TokenLogprobs(3, -0.5, 1, [3, 4], [-0.5, -1.0])], True),
+        (3, [TokenLogprobs(3, -math.inf, 1, [3], [-0.5])], True),
+        (50, [TokenLogprobs(3, -0.5, 1, [3], [-0.5])], False),
+        (3, [], False),
+        (3, [TokenLogprobs(3, -0.5, 1, [3], [])], False),
+        (3, [TokenLogprobs(3, -0.5, 1, [50], [-0.5])], False),
+        (3, [TokenLogprobs(-1, -0.5, 1, [3], [-0.5])], False),
+        (3, [TokenLogprobs(3, math.nan, 1, [3], [-0.5])], False),
+        (3, [TokenLogprobs(3, -0.5, 1, [3], [math.inf])], False),
+    ],
+)
+def test_first_token_is_one_of_the_vocabulary(token_id: int, logprobs: list[TokenLogprobs], is_right: bool) -> None:
+    assert (first_token_fault(token_id, logprobs, SamplingParams(logprobs=2), vocab_size=50) == "") is is_right
+
+
+def test_log_probabilities_come_only_when_they_are_requested() -> None:
+    assert first_token_fault(3, [], SamplingParams(), vocab_size=50) == ""
+    assert first_token_fault(3, [TokenLogprobs(3, -0.5, 1, [3], [-0.5])], SamplingParams(), vocab_size=50)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"copies": 2}, {"tp_size": 3, "copies": 2}, {"tp_size": 2}, {"head_bytes": 7}], ids=str
+)
+def test_party_is_refused_when_its_layout_contradicts_itself(changes: dict[str, Any]) -> None:
+    wrong = replace(party("b"), layout=replace(LAYOUT, **changes))
+    assert party_fault(wrong)
+    assert handshake_refusal(party("a"), wrong)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("copies", 0),
+        ("tp_size", 0),
+        ("page_size", 0),
+        ("page_size", 1 << 60),
+        ("num_heads", -1),
+        ("num_layers", 1 << 40),
+        ("head_bytes", 0),
+        ("scale_bytes", -2),
+        ("halves", 3),
+        ("dtype", "x" * 100),
+    ],
+)
+def test_layout_is_no_message_when_a_size_is_out_of_bounds(field: str, value: Any) -> None:
+    whole = msgspec.to_builtins(wire.Hello(party("b")), builtin_types=(bytes,))
+    whole["party"]["layout"][field] = value
+    with pytest.raises(msgspec.ValidationError, match=field):
+        wire.decode_from_taker(msgspec.msgpack.encode(whole))
+
+
+@pytest.mark.parametrize("lease_s", [0.0, -1.0, math.nan, math.inf, 1e9])
+def test_lease_is_no_message_when_it_is_out_of_bounds(lease_s: float) -> None:
+    with pytest.raises(msgspec.ValidationError, match="lease_s"):
+        wire.decode_from_taker(wire.encode(wire.Renew([1], lease_s)))
+
+
+@pytest.mark.parametrize("slot", [-1, 0, 7, 16, 1 << 40])
+def test_slot_is_no_message_when_it_is_not_for_others(slot: int) -> None:
+    with pytest.raises(msgspec.ValidationError, match="slot"):
+        wire.decode_from_taker(wire.encode(wire.SlotLent(1, 0, slot)))
+
+
+def test_party_has_an_address_for_each_rank() -> None:
+    whole = msgspec.to_builtins(wire.Hello(party("b")), builtin_types=(bytes,))
+    whole["party"]["where"]["ranks"] = []
+    with pytest.raises(msgspec.ValidationError, match="ranks"):
+        wire.decode_from_taker(msgspec.msgpack.encode(whole))

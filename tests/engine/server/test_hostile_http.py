@@ -1,0 +1,64 @@
+"""The engine's own port under hostile connections: probes are answered, limits are the gateway's."""
+
+import socket
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.engine.server.dry_server import DryServer
+
+UPGRADE = b"POST /x HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[DryServer]:
+    with DryServer("--dry-run-step-ms", "1", "--client-max-connections", "64") as started:
+        yield started
+
+
+def connect(server: DryServer) -> socket.socket:
+    host, port = server.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=30)
+
+
+def test_a_probe_is_answered_when_half_open_connections_take_all_places(server: DryServer) -> None:
+    held = [connect(server) for _ in range(200)]
+    for number, one in enumerate(held):
+        if number % 2:
+            one.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nx: ")
+    for _ in range(5):
+        assert httpx.get(server.url + "/healthz", timeout=3).status_code == 200
+    for one in held:
+        one.close()
+
+
+def test_failed_upgrades_are_answered_and_closed_with_one_line_in_the_log(server: DryServer) -> None:
+    for _ in range(100):
+        with connect(server) as raw:
+            raw.sendall(UPGRADE)
+            told = raw.makefile("rb").read()  # to its end: the server closes
+            assert told.startswith(b"HTTP/1.1 400")
+    assert httpx.get(server.url + "/healthz", timeout=3).status_code == 200
+    assert server.text_of_log.count("invalid_upgrade of 127.0.0.1") == 1
+
+
+def test_a_header_of_a_megabyte_gets_431(server: DryServer) -> None:
+    response = httpx.get(server.url + "/healthz", headers={"x-long": "y" * (1 << 20)}, timeout=30)
+    assert response.status_code == 431
+
+
+def test_another_host_gets_421(server: DryServer) -> None:
+    response = httpx.get(server.url + "/v1/models", headers={"host": "evil.example"})
+    assert (response.status_code, response.json()["error"]["code"]) == (421, "host_not_allowed")
+
+
+def test_an_http_1_0_stream_has_no_chunks(server: DryServer) -> None:
+    body = b'{"model":"dry","prompt":"hello","max_tokens":5,"stream":true}'
+    with connect(server) as raw:
+        head = b"POST /v1/completions HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        raw.sendall(head % len(body) + body)
+        told_head, _, told = raw.makefile("rb").read().partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in told_head.lower()
+    assert told.startswith(b"data: ")
+    assert told.rstrip().endswith(b"[DONE]")

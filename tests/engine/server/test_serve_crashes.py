@@ -1,0 +1,58 @@
+"""Every process that is killed by a signal of its own fault leaves a traceback on stderr."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import pytest
+
+from tests.engine.server.dry_server import DryServer, environment, wait_until
+
+_MAIN = """
+import os, runpy, signal, sys, threading
+
+def crash(*_):
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+import faulthandler
+enable, armed = faulthandler.enable, []
+faulthandler.enable = lambda *given: (enable(*given), armed.append(True), crash())
+sys.argv = {arguments!r}
+from {module} import main
+main()
+"""
+"""Ends as soon as the process has said that it shows crashes, before it does anything."""
+
+
+@pytest.mark.parametrize("which", ["process", "core_pid", "prover_pid"])
+def test_a_server_whose_process_is_ended_by_sigsegv_shows_where(which: str) -> None:
+    with DryServer() as server:
+        asked = {"prompt": "a", "max_tokens": 1, "structured_outputs": {"regex": "[a-z]"}}
+        assert server.client.post("/v1/completions", json=asked).status_code == 200  # all of them have begun
+        pid = server.process.pid if which == "process" else getattr(server, which)
+        os.kill(pid, signal.SIGSEGV)
+        wait_until(lambda: "Segmentation fault" in server.text_of_log and "File " in server.text_of_log)
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [
+        ("mini_infer_gateway.cli", ["mini-infer-gateway"]),
+        ("mini_infer_operator.controller.run", ["mini-infer-operator"]),
+        ("mini_infer_operator.cli.entry", ["mini-infer", "plan"]),
+        ("mini_infer_operator.local.reaper", ["reaper"]),
+        ("mini_infer_engine.tuning.command", ["tune"]),
+        ("mini_infer_engine.compare.cli", ["mini-infer-compare"]),
+        ("mini_infer_engine.distributed.rank_process", ["rank", "config"]),
+    ],
+)
+def test_a_command_that_is_ended_by_sigsegv_shows_where(module: str, arguments: Sequence[str]) -> None:
+    program = _MAIN.format(module=module, arguments=list(arguments))
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment(), input=""
+    )
+    assert ended.returncode == -signal.SIGSEGV, ended.stderr[-2000:]
+    assert "Segmentation fault" in ended.stderr
+    assert "in main" in ended.stderr

@@ -1,0 +1,81 @@
+"""Templates in processes: limits of memory and time, turns between models, and what a failure costs."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from mini_infer_contract.prompt import PromptText
+from mini_infer_gateway.prompts.template_workers import FAILURES_LIMIT, SUSPENDED_S, RenderFailedError, TemplateWorkers
+
+GOOD = "{% for m in messages %}{{ '%s: %s' | format(m.role, m.content) }}{% endfor %}"
+SLOW = "{% for a in range(99999) %}{{ '{:>200000}'.format('x') | wordwrap(1) | length }}{% endfor %}"
+LARGE = "{{ 'a' | center(3000000000) }}"
+BODY = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+async def render(workers: TemplateWorkers, name: str, template: str, body: dict[str, Any] = BODY) -> Any:
+    return await workers.prompts(name, {"default": template}, {}, "chat_prompts", body, lambda: False)
+
+
+async def test_a_template_is_rendered_in_a_process_when_its_work_cannot_be_told() -> None:
+    workers = TemplateWorkers(Clock())
+    assert await render(workers, "good", GOOD) == [PromptText("user: hi", False)]
+    assert await render(workers, "refuses", "{{ raise_exception('no') }}") is None
+    await workers.close()
+
+
+@pytest.mark.parametrize(("template", "reason"), [(SLOW, "time"), (LARGE, "memory")])
+async def test_a_limit_costs_one_request_and_then_one_model_when_a_template_is_hostile(
+    template: str, reason: str
+) -> None:
+    clock, failures = Clock(), list[str]()
+    workers = TemplateWorkers(clock, failures.append, timeout_s=1.0, workers=1)
+    for _ in range(FAILURES_LIMIT):
+        with pytest.raises(RenderFailedError):
+            await render(workers, "bad", template)
+        assert await render(workers, "good", GOOD) == [PromptText("user: hi", False)]
+    assert set(failures) <= {reason, "memory"}
+    assert workers.reason("bad")
+    with pytest.raises(RenderFailedError):
+        await render(workers, "bad", GOOD)
+    assert failures[-1] == "suspended"
+    clock.now_s += SUSPENDED_S
+    assert not workers.reason("bad")
+    assert await render(workers, "bad", GOOD)
+    await workers.close()
+
+
+async def test_other_models_wait_for_no_queue_when_one_models_template_is_slow() -> None:
+    """With two processes one of them is free for others at any time, since a model has one turn at a time."""
+    workers = TemplateWorkers(Clock(), timeout_s=60.0, workers=2)
+    await render(workers, "good", GOOD)
+    slow = [asyncio.ensure_future(render(workers, "slow", SLOW)) for _ in range(5)]
+    await asyncio.sleep(0)
+    for _ in range(5):
+        await render(workers, "good", GOOD)
+    assert not any(job.done() for job in slow)
+    await workers.close()
+    for job in slow:
+        job.cancel()
+    await asyncio.gather(*slow, return_exceptions=True)
+
+
+async def test_processes_get_no_secrets_when_they_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINI_INFER_API_KEY", "secret")
+    workers = TemplateWorkers(Clock())
+    await render(workers, "good", GOOD)
+    import psutil
+
+    environments = [child.environ() for child in psutil.Process().children()]
+    assert environments
+    assert not any("MINI_INFER_API_KEY" in one for one in environments)
+    await workers.close()
+    assert not [child for child in psutil.Process().children() if child.is_running()]

@@ -1,0 +1,171 @@
+"""Clients with API keys at the gateway: whose turn it is, which priority they get, which cache they see."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from mini_infer_contract.api_keys import ApiKeys
+from mini_infer_contract.launch import Endpoint
+from tests.engine.server.dry_server import DryServer, free_port
+from tests.gateway.test_waiting_here import busy, waiting
+from tests.support.fake_engine import FakeEngine
+from tests.support.running_gateway import RunningGateway, running_gateway, until
+
+FILE = "sk-many name=many\nsk-few name=few\nsk-urgent name=urgent max-priority=-1\n"
+PROMPT = "the same long beginning of a prompt that both of them send, word by word, to the same model " * 4
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> ApiKeys:
+    (tmp_path / "keys").write_text(FILE)
+    return ApiKeys(file=tmp_path / "keys")
+
+
+def ask(gateway: RunningGateway, key: str, text: str, **fields: object) -> "asyncio.Future[int]":
+    async def status() -> int:
+        body = {"model": "m", "messages": [{"role": "user", "content": text}], **fields}
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        url = gateway.url + "/v1/chat/completions"
+        async with gateway.client.post(url, json=body, headers=headers) as response:
+            return response.status
+
+    return asyncio.ensure_future(status())
+
+
+async def test_another_keys_request_goes_next_when_one_key_has_filled_the_queue(keys: ApiKeys) -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint, keys=keys, max_queue=30) as gateway:
+        await gateway.settled()
+        await busy(gateway, engine)
+        many = [ask(gateway, "sk-many", f"many {number}") for number in range(30)]
+        await until(lambda: waiting(gateway) == 30)
+        few = ask(gateway, "sk-few", "few")
+        await until(lambda: gateway.app.backlog.flows() and len(gateway.app.backlog.flows()) == 2)
+        await busy(gateway, engine, 0)
+        assert await few == 200
+        assert sorted(await asyncio.gather(*many)) == [200] * 29 + [429]
+        assert b"few" in engine.bodies[0] or b"few" in engine.bodies[1]
+
+
+@pytest.mark.parametrize(
+    ("key", "fields", "expected"),
+    [
+        ("sk-few", {"priority": -5}, 0),
+        ("sk-few", {"priority": 3}, 3),
+        ("sk-few", {"service_tier": "priority"}, 0),
+        ("sk-few", {"service_tier": "fast", "priority": -7}, 0),
+        ("sk-urgent", {"priority": -1}, -1),
+        ("sk-urgent", {"priority": -2}, -1),
+        ("sk-few", {}, None),
+    ],
+)
+async def test_a_priority_goes_on_to_the_engine_only_as_far_as_the_key_allows(
+    keys: ApiKeys, key: str, fields: dict[str, Any], expected: int | None
+) -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint, keys=keys) as gateway:
+        assert await ask(gateway, key, "hello", **fields) == 200
+        assert json.loads(engine.bodies[0]).get("priority") == expected
+
+
+@pytest.mark.parametrize(("max_priority", "expected"), [(0, 0), (-3, -3)])
+async def test_a_priority_is_clamped_when_the_server_has_no_keys(max_priority: int, expected: int) -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint, max_priority=max_priority) as gateway:
+        assert await ask(gateway, "", "hello", priority=-1000) == 200
+        assert json.loads(engine.bodies[0])["priority"] == expected
+
+
+async def test_a_shorter_wait_gets_no_better_place_when_the_server_has_no_keys() -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
+        await gateway.settled()
+        await busy(gateway, engine)
+        url, first = gateway.url + "/v1/chat/completions", ask(gateway, "", "first")
+        await until(lambda: waiting(gateway) == 1)
+        body = {"model": "m", "messages": [{"role": "user", "content": "second"}]}
+        hurried = gateway.client.post(url, json=body, headers={"x-mini-infer-queue-timeout": "5"})
+        second = asyncio.ensure_future(hurried)
+        await until(lambda: waiting(gateway) == 2)
+        await busy(gateway, engine, 0)
+        assert await first == 200
+        assert (await second).status == 200
+        assert b"first" in engine.bodies[0]
+
+
+async def test_the_access_log_names_the_key_and_never_shows_it(keys: ApiKeys, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        async with FakeEngine("a") as engine, running_gateway(engine.endpoint, keys=keys) as gateway:
+            assert await ask(gateway, "sk-few", "hello") == 200
+    assert any("key few" in record.getMessage() for record in caplog.records)
+    assert "sk-few" not in caplog.text
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[DryServer, Endpoint]]:
+    file = tmp_path_factory.mktemp("keys") / "keys"
+    file.write_text("sk-engine\nsk-other\n")
+    events, replay = free_port(), free_port()
+    flags = ("--api-key-file", str(file), "--events-port", str(events), "--replay-port", str(replay))
+    with DryServer("--dry-run-step-ms", "1", *flags) as server:
+        yield (
+            server,
+            Endpoint(
+                name="dry",
+                url=server.url,
+                model="dry",
+                events=f"tcp://127.0.0.1:{events}",
+                replay=f"tcp://127.0.0.1:{replay}",
+            ),
+        )
+
+
+async def cached(url: str, key: str, **fields: object) -> tuple[int, int]:
+    """Cached tokens of the answer, and what the gateway thought of them."""
+    body = {"model": "dry", "prompt": PROMPT, "max_tokens": 1, **fields}
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    async with httpx.AsyncClient(headers=headers, timeout=60) as client:
+        response = await client.post(url + "/v1/completions", json=body)
+    assert response.status_code == 200, response.text
+    details = response.json()["usage"]["prompt_tokens_details"] or {}
+    return details.get("cached_tokens", 0), int(response.headers.get("x-mini-infer-hit-tokens", 0))
+
+
+async def test_an_engine_tells_a_key_nothing_of_the_cache_of_another(engine: tuple[DryServer, Endpoint]) -> None:
+    url = engine[0].url
+    assert (await cached(url, "sk-engine"))[0] == 0
+    assert (await cached(url, "sk-engine"))[0] > 0
+    assert (await cached(url, "sk-other"))[0] == 0
+    assert (await cached(url, "sk-other", cache_salt="mine"))[0] == 0
+    assert (await cached(url, "sk-engine", cache_salt="mine"))[0] == 0
+
+
+@pytest.mark.parametrize("salts", [True, False])
+async def test_hits_stay_exact_when_the_cache_is_salted_by_key(
+    engine: tuple[DryServer, Endpoint], keys: ApiKeys, salts: bool
+) -> None:
+    settings = {"engine_api_key": "sk-engine", "cache_salt_by_key": salts}
+    mine = {"cache_salt": f"this test's own, {salts}"}
+    async with running_gateway(engine[1], keys=keys, **settings) as gateway:
+        await gateway.settled()
+        assert await cached(gateway.url, "sk-few", **mine) == (0, 0)
+        await until(lambda: gateway.app.index.held_blocks("dry") > 0)
+        for _ in range(2):
+            told, thought = await cached(gateway.url, "sk-few", **mine)
+            assert told > 0
+            assert thought == told
+        told, thought = await cached(gateway.url, "sk-many", **mine)
+        assert (told > 0) == (not salts)
+        assert thought == told
+
+
+async def test_hits_stay_exact_when_only_the_engine_has_keys(engine: tuple[DryServer, Endpoint]) -> None:
+    async with running_gateway(engine[1], engine_api_key="sk-other") as gateway:
+        await gateway.settled()
+        mine = {"cache_salt": "only the engine has keys"}
+        assert await cached(gateway.url, "", **mine) == (0, 0)
+        told, thought = await cached(gateway.url, "", **mine)
+        assert told > 0
+        assert thought == told
