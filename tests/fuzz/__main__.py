@@ -60,6 +60,7 @@ WAIT_LIMIT = 2.0
 def main() -> int:
     """Runs the fuzz and returns the exit status."""
     faulthandler.enable()
+    sys.setrecursionlimit(20_000)  # hostile schemas are deep, and have to be written as JSON
     logging.getLogger("aiohttp").setLevel(logging.CRITICAL)  # the hostile endpoint's clients leave it in mid-answer
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__.split("\n")[0])
     parser.add_argument("--minutes", type=float, default=15.0, help="the quiet part included (default: 15)")

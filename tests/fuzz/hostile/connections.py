@@ -2,11 +2,15 @@
 
 import asyncio
 import contextlib
+from collections.abc import Callable, Coroutine
 from random import Random
 from urllib.parse import urlsplit
 
 from tests.fuzz.fleet import Fleet
 from tests.fuzz.hostile.load import Findings
+
+Kind = Callable[[asyncio.StreamReader, asyncio.StreamWriter, Random, float], Coroutine[None, None, None]]
+"""What is done with an open connection, for some seconds."""
 
 _UPGRADE = (
     b"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: Upgrade\r\nUpgrade: {to}\r\n"
@@ -40,7 +44,7 @@ async def attack(fleet: Fleet, random: Random, found: Findings) -> None:
         await fleet.pause(random, 0.5)
 
 
-async def _one(kind, host: str, port: int, random: Random, hold_s: float, found: Findings) -> None:  # type: ignore[no-untyped-def] - one of the coroutines below
+async def _one(kind: Kind, host: str, port: int, random: Random, hold_s: float, found: Findings) -> None:
     name = kind.__name__.strip("_")
     writer = None
     try:

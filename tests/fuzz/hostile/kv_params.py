@@ -1,6 +1,7 @@
 """Clients that name engines, pin pages and ask for other clients' prefixes, by body fields and by headers."""
 
 from random import Random
+from typing import Any
 
 from tests.fuzz.fleet import Fleet
 from tests.fuzz.hostile.load import Findings, post
@@ -22,7 +23,7 @@ async def attack(fleet: Fleet, random: Random, found: Findings) -> None:
     """Sends one request after the other that tries to steer KV transfer."""
     while True:
         keys = random.sample(list(_PARAMS), random.randint(1, len(_PARAMS)))
-        body = {
+        body: dict[str, Any] = {
             "model": random.choice(fleet.models),
             "prompt": "one two three " * random.choice((1, 100)),
             "max_tokens": random.choice((1, 8)),
