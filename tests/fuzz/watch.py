@@ -14,6 +14,8 @@ from tests.fuzz.hostile.load import Findings
 LOOK_EVERY_S = 1.0
 GROWTH_LIMIT = 0.05
 """Memory may grow by this share between the second quarter of a run and its end."""
+_SETTLING_S = 600.0
+"""Runs that are shorter than this do not judge growth: pools are still being touched for the first time."""
 _SLACK_BYTES = 8 << 20
 """Growth below this is a heap that settles, whatever its share."""
 _FATAL = re.compile(r"Fatal Python error|Segmentation fault|AssertionError|MemoryError|core dumped|Traceback \(most")
@@ -80,7 +82,10 @@ class Watch:
         return early, late
 
     def grew(self, name: str) -> bool:
-        """Returns True if a part's memory grew by more than is allowed."""
+        """Returns True if a part's memory grew by more than is allowed, in a run that is long enough to tell."""
+        samples = self.samples.get(name, [])
+        if not samples or samples[-1][0] < _SETTLING_S:
+            return False
         early, late = self.growth(name)
         return late > early * (1 + GROWTH_LIMIT) and late - early > _SLACK_BYTES
 
