@@ -5,9 +5,11 @@ BIN := $(VENV)/bin
 PORT ?= 8080
 CR ?= examples/demo.yaml
 PYTEST_ARGS ?=
+MINUTES ?= 15
+FUZZ_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-to-run up test test-schemas test-features check format e2e e2e-gpu test-gpu test-gpu2 test-real conformance crds dashboards lock clean
+.PHONY: help install install-to-run up test test-schemas test-features check format e2e e2e-gpu test-gpu test-gpu2 test-real conformance fuzz crds dashboards lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -52,6 +54,9 @@ test-gpu: install ## the tests that need an NVIDIA GPU
 
 test-gpu2: install ## the tests that need two NVIDIA GPUs of one host
 	@OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m gpu2 tests/gpu2 $(PYTEST_ARGS)
+
+fuzz: install ## attackers of every port beside healthy clients, for MINUTES=15; FUZZ_ARGS="--seed 7 --attackers schemas"
+	@$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(FUZZ_ARGS)
 
 conformance: install ## vLLM's server tests, real clients, lm-eval, load tools; SUITES="vllm clients ..." for a part
 	@$(BIN)/python -m tests.conformance $(SUITES)

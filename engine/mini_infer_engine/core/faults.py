@@ -3,8 +3,12 @@
 import logging
 import time
 
+import msgspec
+
 _EVERY_S = 10.0
 """Between two log lines about one place: whoever causes faults must not fill the disk with them."""
+_MAX_PLACES = 1000
+"""Places name peers, which come and go."""
 
 logger = logging.getLogger(__name__)
 
@@ -17,9 +21,18 @@ class FaultLog:
         self._logged_s: dict[str, float] = {}
 
     def record(self, place: str, error: BaseException) -> None:
-        """Counts an exception and logs it with its traceback, at most once in ten seconds for each place."""
+        """Counts an exception and logs it, at most once in ten seconds for each place.
+
+        A message that cannot be decoded is its sender's fault and gets one line; anything else gets its traceback.
+        """
         self.num_faults += 1
         now_s = time.monotonic()
-        if now_s - self._logged_s.get(place, -_EVERY_S) >= _EVERY_S:
-            self._logged_s[place] = now_s
+        if now_s - self._logged_s.get(place, -_EVERY_S) < _EVERY_S:
+            return
+        if len(self._logged_s) >= _MAX_PLACES:
+            self._logged_s.clear()
+        self._logged_s[place] = now_s
+        if isinstance(error, msgspec.MsgspecError):
+            logger.warning("KV transfer: %s fails (fault %d): %s", place, self.num_faults, error)
+        else:
             logger.error("KV transfer: %s fails (fault %d); all else goes on", place, self.num_faults, exc_info=error)

@@ -5,7 +5,7 @@ import contextlib
 from collections import Counter
 from dataclasses import dataclass, field
 
-from benchmarks.http_fuzz.requests import FuzzedRequest, Manner, fuzzed_request
+from tests.fuzz.hostile.http_grammar import FuzzedRequest, Manner, fuzzed_request
 
 PIECE_BYTES = 512
 READ_AHEAD_BYTES = 1 << 15

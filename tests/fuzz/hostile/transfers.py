@@ -1,0 +1,98 @@
+"""A member of the service gone wrong: it sits between a decode and a prefill engine and changes their messages.
+
+Valid conversations of KV transfer pass through it; in every few messages one value is another, or a message is lost,
+doubled or replaced. Both engines have to bear it, and answer their own clients.
+"""
+
+import asyncio
+from random import Random
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from mini_infer_contract.curve import PeerAuthenticator, secure_client, secure_server
+from mini_infer_contract.launch import FETCH_FROM_HEADER, PREFILL_FROM_HEADER
+from mini_infer_contract.peer_auth import PEER_HEADER
+from tests.fuzz.fleet import Fleet
+from tests.fuzz.hostile.load import Findings, post
+from tests.fuzz.mutation import mutated, mutated_bytes
+
+
+class Tamperer:
+    """Forwards messages between DEALERs that connect to it and one ROUTER of an engine."""
+
+    def __init__(self, fleet: Fleet, random: Random, found: Findings) -> None:
+        self._fleet, self._random, self._found = fleet, random, found
+        self._context = zmq.asyncio.Context()
+        self._authenticator = PeerAuthenticator(zmq.Context(self._context), fleet.secret)
+        self._front = self._context.socket(zmq.ROUTER)
+        secure_server(self._front, fleet.secret)
+        self.address = f"tcp://127.0.0.1:{self._front.bind_to_random_port('tcp://127.0.0.1')}"
+        self._back: dict[bytes, zmq.asyncio.Socket] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Forwards until cancelled."""
+        try:
+            while True:
+                sender, *frames = await self._front.recv_multipart()
+                back = self._back.get(sender)
+                if back is None:
+                    back = self._back[sender] = self._context.socket(zmq.DEALER)
+                    back.set(zmq.LINGER, 0)
+                    secure_client(back, self._fleet.secret)
+                    back.connect(self._fleet.transfer_addresses[0])
+                    task = asyncio.create_task(self._answers(sender, back))
+                    self._tasks.add(task)
+                for changed in self._changed(frames):
+                    await back.send_multipart(changed)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            self._authenticator.close()
+            self._context.destroy(linger=0)
+
+    async def _answers(self, sender: bytes, back: zmq.asyncio.Socket) -> None:
+        while True:
+            frames = await back.recv_multipart()
+            for changed in self._changed(frames):
+                await self._front.send_multipart([sender, *changed])
+
+    def _changed(self, frames: list[bytes]) -> list[list[bytes]]:
+        """Returns what is sent in place of a message: most often itself."""
+        draw = self._random.random()
+        if draw < 0.8:
+            return [frames]
+        self._found.count("transfers", "changed")
+        if draw < 0.83:
+            return []
+        if draw < 0.86:
+            return [frames, frames]
+        if draw < 0.9:
+            return [[mutated_bytes(self._random, frame) for frame in frames]]
+        try:
+            message = mutated(self._random, msgspec.msgpack.decode(frames[-1]))
+            return [[*frames[:-1], msgspec.msgpack.encode(message)]]
+        except (msgspec.MsgspecError, OverflowError, TypeError, UnicodeError):
+            return [frames]
+
+
+async def attack(fleet: Fleet, random: Random, found: Findings) -> None:
+    """Asks the decode engine for prompts that come by way of the tamperer."""
+    tamperer = Tamperer(fleet, random, found)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(tamperer.run())
+        number = 0
+        while True:
+            number += 1
+            header = PREFILL_FROM_HEADER if random.random() < 0.8 else FETCH_FROM_HEADER
+            body = {
+                "model": fleet.models[1],
+                "prompt": f"{number}: " + "What does textwrap.dedent do? " * random.choice((1, 5, 40)),
+                "max_tokens": random.choice((1, 8)),
+            }
+            headers = {header: tamperer.address, PEER_HEADER: fleet.secret.http_token()}
+            give_up_s = random.choice((0.0, 0.0, 0.05, 0.5))
+            await post(fleet.decode_url + "/v1/completions", body, found, "transfers", headers, give_up_s)
+            await fleet.pause(random, 0.2)
