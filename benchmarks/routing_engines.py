@@ -136,7 +136,7 @@ class Client:
                 return await self.ask(self.engines[number], body, lambda: mirrored[number].first_token(flight))
             finally:
                 mirrored[number].finished(flight)
-                view.in_flight[number] -= 1
+                view.ended(request, number)
 
         answers = await asyncio.gather(*map(one, workload.requests, bodies))
         first = sorted(answer.first_s for answer in answers)

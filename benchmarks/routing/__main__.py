@@ -5,9 +5,11 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.routing import grid
+from benchmarks.routing.agents import agents
 from benchmarks.routing.our_gateway import Keys
 from benchmarks.routing.workload import (
     TRACE_FILE,
@@ -24,7 +26,9 @@ Simulates how requests are routed to engines, and compares the gateway with othe
 
 The gateway's part is the real one: Router, PrefixIndex, LoadLedger. Engines are models of ours: its page, LRU and
 batching rules (a test compares them with the real scheduler), with the pass times measured for a 7B model on one H200.
-The other rules are re-told from their documents and see every engine exactly and without delay, which flatters them.
+The other rules are re-told from their source. llm-d's, Dynamo's and the plain ones see every engine exactly and without
+delay, which flatters them; sglang's and lmetric know what they sent, as their code does. A request whose engine dies is
+sent anew, which most of them leave to clients.
 
 A load of 1.0 is what the engines could do if they were always busy and every attainable prefix hit were found."""
 
@@ -39,7 +43,9 @@ examples:
   python -m benchmarks.routing --engines 8 --loads 1.0,1.3 --workloads sessions --policies mini-infer,llm-d"""
 
 REQUESTS_PER_ENGINE, MOST_REQUESTS = 200, 12_031
-WORKLOADS = ("mooncake", "sessions", "zero reuse")
+AGENT_REQUESTS_PER_ENGINE = 1500
+"""So many that most jobs begin and end in the middle of the run."""
+WORKLOADS = ("mooncake", "sessions", "agents", "zero reuse")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -59,6 +65,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--cache-tokens", help="only situations with these caches, such as 500000")
     parser.add_argument("--index", choices=("exact", "approximate"), help="only situations with this index")
     parser.add_argument("--gateways", type=int, help="only situations with so many gateways")
+    parser.add_argument("--fleet", choices=grid.FLEETS, help="this fleet instead of the grid's")
     every = ",".join((grid.OURS, *grid.REFERENCES))
     parser.add_argument("--policies", default=every, help="of: %(default)s")
     return parser.parse_args(arguments)
@@ -69,6 +76,8 @@ def make_workload(name: str, engines: int, trace: Path | None) -> Workload | Non
     count = min(MOST_REQUESTS, 1000 + REQUESTS_PER_ENGINE * engines)
     if name == "mooncake":
         return mooncake(trace, count) if trace else None
+    if name == "agents":
+        return agents(AGENT_REQUESTS_PER_ENGINE * engines)
     return zero_reuse(count) if name == "zero reuse" else sessions(count)
 
 
@@ -88,14 +97,12 @@ def chosen_cells(options: argparse.Namespace) -> list[grid.Cell]:
         cells = [cell for cell in cells if cell.index == options.index]
     if options.gateways:
         cells = [cell for cell in cells if cell.gateways == options.gateways]
+    if options.fleet:
+        cells = list(dict.fromkeys(replace(cell, fleet=options.fleet) for cell in cells))
     if options.loads:
         loads = [float(value) for value in options.loads.split(",")]
-        series = dict.fromkeys((c.workload, c.engines, c.cache_tokens, c.index, c.gateways) for c in cells)
-        cells = [
-            grid.Cell(workload, engines, cache, load, index, gateways)
-            for workload, engines, cache, index, gateways in series
-            for load in loads
-        ]
+        series = dict.fromkeys(replace(cell, load=loads[0]) for cell in cells)
+        cells = [replace(cell, load=load) for cell in series for load in loads]
     return cells
 
 
@@ -141,6 +148,7 @@ def line(result: grid.Result) -> str:
     return (
         f"  {result.policy:18} TTFT mean {of.ttft_mean_s:8.3f}  p50 {of.ttft_p50_s:8.3f}  p90 {of.ttft_p90_s:8.3f} s"
         f"  output {of.output_tokens_s:8.0f} tok/s  reuse {of.reuse:.3f}  imbalance {of.imbalance:.2f}"
+        f"  jobs p50 {of.job_p50_s:.0f} p90 {of.job_p90_s:.0f} s"
     )
 
 

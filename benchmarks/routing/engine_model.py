@@ -165,6 +165,13 @@ class EngineModel:
         elif self._jump_steps > 1 and (self._refused is None or self.waiting[0] is not self._refused[0]):
             self._cut_jump(now_s)
 
+    def end(self) -> list[SimulatedRequest]:
+        """The engine dies: its requests, in their order, end without an answer, and its cache is lost."""
+        lost = [entry.request for entry in sorted(self.running + self.waiting, key=lambda entry: entry.rank)]
+        silent = EngineModel(self.name, self.shape, self._on_first_token, self._on_finish, self._record)
+        self.__dict__ = silent.__dict__
+        return lost
+
     def wake(self, now_s: float) -> None:
         """The pass that ends now is committed and the next one planned."""
         self._commit(now_s)

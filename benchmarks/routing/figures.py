@@ -29,6 +29,9 @@ class Figures:
     computed_tokens: int
     imbalance: float
     """Prompt tokens computed by the busiest engine, over the mean."""
+    job_p50_s: float = 0.0
+    job_p90_s: float = 0.0
+    """From a session's first arrival to its last end; 0: sessions are not known."""
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
@@ -45,6 +48,7 @@ def figures(answers: Sequence[Answer], attainable_tokens: int, engine_count: int
     for answer in served:
         computed[answer.engine] += answer.request.prompt_tokens - answer.cached_tokens
     prompt = sum(answer.request.prompt_tokens for answer in served)
+    jobs = job_times_s([answer for answer in served if answer.request.session >= 0]) or [0.0]
     return Figures(
         requests=len(served),
         ttft_mean_s=sum(waits) / len(waits),
@@ -56,6 +60,8 @@ def figures(answers: Sequence[Answer], attainable_tokens: int, engine_count: int
         reuse=hit / attainable_tokens if attainable_tokens else 1.0,
         computed_tokens=sum(computed),
         imbalance=max(computed) * engine_count / max(1, sum(computed)),
+        job_p50_s=quantile(jobs, 0.5),
+        job_p90_s=quantile(jobs, 0.9),
     )
 
 
@@ -68,6 +74,17 @@ def gap_s(gaps: Iterable[tuple[float, int]], share: float) -> float:
         if left < 0:
             return seconds
     return 0.0
+
+
+def job_times_s(answers: Sequence[Answer]) -> list[float]:
+    """Returns, in order, the seconds from the first arrival to the last end of each session."""
+    begins: dict[int, float] = {}
+    ends: dict[int, float] = {}
+    for answer in answers:
+        session, arrival_s = answer.request.session, answer.request.arrival_s
+        begins[session] = min(arrival_s, begins.get(session, arrival_s))
+        ends[session] = max(answer.end_s, ends.get(session, 0.0))
+    return sorted(ends[session] - begins[session] for session in ends)
 
 
 def within(answers: Sequence[Answer], first_token_s: float, per_token_s: float) -> float:
@@ -91,13 +108,13 @@ def output_rate(served: Sequence[Answer]) -> float:
     raise AssertionError("all answers together are all of the output")
 
 
-def capacity_s(workload: Workload, rates: PassRates, engine_count: int, kv_blocks: int, max_num_seqs: int) -> float:
+def capacity_s(workload: Workload, rates: PassRates, engine_count: float, kv_blocks: int, max_num_seqs: int) -> float:
     """Seconds that so many engines need for this workload if all of them are always busy and no attainable hit is lost.
 
     Prompts cost their uncached tokens; an output token costs its share of a pass with as many rows as a cache holds of
     these contexts. A load of 1.0 means that requests arrive within this time.
     """
-    hits = attainable_hits(workload, kv_blocks * engine_count)
+    hits = attainable_hits(workload, int(kv_blocks * engine_count))
     prompts_ms = decodes_ms = 0.0
     context = workload.mean_context_tokens
     rows = max(1, min(max_num_seqs, int(0.8 * kv_blocks * workload.block_tokens / context)))

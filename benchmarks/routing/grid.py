@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from benchmarks.routing.engine_model import EngineShape
 from benchmarks.routing.figures import Figures, capacity_s, figures
@@ -12,7 +12,7 @@ from benchmarks.routing.references.base import Policy, ReferenceGateway
 from benchmarks.routing.references.dynamo import Dynamo
 from benchmarks.routing.references.hashing import ConsistentHashing
 from benchmarks.routing.references.llm_d import LlmD
-from benchmarks.routing.references.sglang import CacheAware
+from benchmarks.routing.references.sglang import CacheAware, LMetric
 from benchmarks.routing.references.simple import LeastLoaded, RoundRobin
 from benchmarks.routing.workload import Workload, attainable_hits
 from benchmarks.routing.world import SimulatedGateway, World
@@ -21,6 +21,7 @@ OURS = "mini-infer"
 REFERENCES: Mapping[str, Callable[[], Policy]] = {
     "llm-d": LlmD,
     "sglang": CacheAware,
+    "lmetric": LMetric,
     "dynamo": Dynamo,
     "consistent-hashing": ConsistentHashing,
     "least-loaded": LeastLoaded,
@@ -30,6 +31,14 @@ LOADS = (0.5, 0.9, 1.3, 2.0)
 ENGINES = (4, 8, 16, 32)
 CACHE_TOKENS = (250_000, 500_000, 1_000_000)
 """Of one engine: 14, 28 and 57 GB of a 7B model's KV cache."""
+AGENTS_CACHE_TOKENS = 300_000
+
+Fleet = Literal["equal", "two speeds", "one joins", "one dies", "two speeds, one joins, one dies"]
+FLEETS: tuple[Fleet, ...] = get_args(Fleet)
+SLOW = 0.5
+"""Speed of every second engine of a fleet of two speeds."""
+JOINS_AT, DIES_AT = 0.3, 0.6
+"""Shares of the time in which requests arrive; the last engine joins, the first dies."""
 
 TTFT_MARGIN, OUTPUT_MARGIN = 1.03, 0.97
 REUSE_BAR, REUSE_LOAD = 0.95, 0.9
@@ -47,12 +56,19 @@ class Cell:
     load: float
     index: Literal["exact", "approximate"] = "exact"
     gateways: int = 1
+    fleet: Fleet = "equal"
+
+    @property
+    def speeds(self) -> tuple[float, ...]:
+        """Of each engine."""
+        return tuple(SLOW if "two speeds" in self.fleet and number % 2 else 1.0 for number in range(self.engines))
 
     @property
     def label(self) -> str:
         """For people."""
         extra = "" if self.index == "exact" else ", approximate index"
         extra += "" if self.gateways == 1 else f", {self.gateways} gateways"
+        extra += "" if self.fleet == "equal" else f", {self.fleet}"
         return f"{self.workload}, {self.engines} engines of {self.cache_tokens // 1000}k, load {self.load:g}{extra}"
 
 
@@ -74,11 +90,20 @@ def run_cell(cell: Cell, workload: Workload, policies: Sequence[str], keys: Keys
     """All these policies in one situation; `workload` at any speed, it is brought to the cell's load."""
     shape = EngineShape(cell.cache_tokens // workload.block_tokens, workload.block_tokens, QWEN_7B_H200)
     attainable = sum(attainable_hits(workload, shape.kv_blocks * cell.engines))
-    whole_s = capacity_s(workload, shape.rates, cell.engines, shape.kv_blocks, shape.max_num_seqs)
+    whole_s = capacity_s(workload, shape.rates, sum(cell.speeds), shape.kv_blocks, shape.max_num_seqs)
     arriving = workload.at(whole_s / cell.load)
     exact = cell.index == "exact"
     for policy in policies:
-        world = World(shape, cell.engines, _gateways(policy, keys, exact), cell.gateways, publishes=policy == OURS)
+        world = World(
+            shape,
+            cell.engines,
+            _gateways(policy, keys, exact),
+            cell.gateways,
+            publishes=policy == OURS,
+            speeds=cell.speeds,
+            joins={cell.engines - 1: JOINS_AT * arriving.duration_s} if "joins" in cell.fleet else {},
+            deaths={0: DIES_AT * arriving.duration_s} if "dies" in cell.fleet else {},
+        )
         yield Result(cell, policy, figures(world.run(arriving), attainable, cell.engines))
 
 
@@ -112,7 +137,7 @@ def missed_bars(
             missed.append(f"{cell.label}: output {ours.output_tokens_s:.0f} tokens/s, {name} {output:.0f}")
         if cell.load <= REUSE_LOAD and ours.reuse < reuse_bar:
             missed.append(f"{cell.label}: reuse {ours.reuse:.3f} of what is attainable")
-        series = (cell.workload, cell.engines, cell.cache_tokens, cell.index, cell.gateways)
+        series = (cell.workload, cell.engines, cell.cache_tokens, cell.index, cell.gateways, cell.fleet)
         before = best_before.get(series, 0.0)
         if ours.output_tokens_s < fall_margin * before:
             missed.append(f"{cell.label}: output falls from {before:.0f} to {ours.output_tokens_s:.0f} tokens/s")
@@ -128,19 +153,27 @@ def full_grid(workloads: Sequence[str]) -> list[Cell]:
     cells = [
         Cell(name, engines, cache, load)
         for name in workloads
-        if name != "zero reuse"
+        if name not in ("zero reuse", "agents")
         for engines in ENGINES
         for cache in CACHE_TOKENS
         for load in LOADS
     ]
     cells += [Cell("zero reuse", 8, CACHE_TOKENS[1], load) for load in LOADS if "zero reuse" in workloads]
     for name in workloads:
-        if name != "zero reuse":
+        if name not in ("zero reuse", "agents"):
             cells += [Cell(name, 8, CACHE_TOKENS[1], load, "approximate") for load in LOADS]
             cells += [Cell(name, 8, CACHE_TOKENS[1], load, gateways=2) for load in LOADS]
+    cells += _agents_grid(FLEETS, (0.7, 1.0, 1.3)) if "agents" in workloads else []
     return sorted(cells, key=lambda cell: cell.engines)
 
 
 def reduced_grid(workloads: Sequence[str]) -> list[Cell]:
     """A few loads at four engines: what every change of the gateway is held to."""
-    return [Cell(name, 4, CACHE_TOKENS[1], load) for name in workloads for load in (0.7, 0.9, 1.3, 2.0)]
+    cells = [
+        Cell(name, 4, CACHE_TOKENS[1], load) for name in workloads if name != "agents" for load in (0.7, 0.9, 1.3, 2.0)
+    ]
+    return cells + (_agents_grid(("equal", "two speeds"), (0.7, 1.0)) if "agents" in workloads else [])
+
+
+def _agents_grid(fleets: Sequence[Fleet], loads: Sequence[float]) -> list[Cell]:
+    return [Cell("agents", 4, AGENTS_CACHE_TOKENS, load, fleet=fleet) for fleet in fleets for load in loads]

@@ -89,3 +89,8 @@ class MirroredFleet:
 
     shape: MirroredShape
     engines: Sequence[MirroredEngine]
+
+    @property
+    def serving(self) -> Sequence[bool]:
+        """All of them serve."""
+        return [True] * len(self.engines)

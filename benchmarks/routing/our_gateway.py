@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from random import Random
 from typing import Any
 
@@ -16,6 +17,7 @@ from mini_infer_gateway.fleet.backlog import Backlog
 from mini_infer_gateway.fleet.load import InFlight, Load, LoadLedger
 from mini_infer_gateway.fleet.prefill_rates import PrefillRates
 from mini_infer_gateway.fleet.transfer_rates import KV_BYTES_PER_TOKEN, TransferRates
+from mini_infer_gateway.flow_control.controller import LOOK_EVERY_S, LOOKED_AT
 from mini_infer_gateway.flow_control.flow_queue import FlowQueue, QueuedRequest, QueueFullError
 from mini_infer_gateway.index.prefix_index import PrefixIndex, prompt_root
 from mini_infer_gateway.routing.base import Candidate, Decision, PromptKeys, RoutingRequest
@@ -106,7 +108,7 @@ class OurGateway:
             block_size_tokens=world.shape.block_tokens,
         )
         self._numbers = {engine.name: number for number, engine in enumerate(world.engines)}
-        self._candidates = [
+        self._every = [
             Candidate(
                 _endpoint(engine.name, number, world.prefill_count),
                 index="exact" if exact else "approximate",
@@ -114,6 +116,8 @@ class OurGateway:
             )
             for number, engine in enumerate(world.engines)
         ]
+        self._candidates = [one for one, serves in zip(self._every, world.serving, strict=True) if serves]
+        self._looks, self._turns = False, count()
         self._flights: dict[int, tuple[InFlight, int, float]] = {}
         """Request -> what was sent, prompt tokens there before its answer, and when."""
         self._prefills: dict[int, tuple[InFlight, float]] = {}
@@ -132,6 +136,7 @@ class OurGateway:
             self._world.refuse(request, full.retry_after_s)
         if entry.endpoint:
             self._world.answers[request.number].predicted_wait_s = entry.predicted_wait_s
+            self._look_later()
 
     def first_token(self, request: SimulatedRequest, engine: int, now_s: float) -> None:
         """See SimulatedGateway."""
@@ -153,13 +158,50 @@ class OurGateway:
         self.ledger.finish(flight)
         self._later(flight.endpoint)
 
+    def joined(self, engine: int, now_s: float) -> None:
+        """See SimulatedGateway."""
+        self._candidates = [one for one, serves in zip(self._every, self._world.serving, strict=True) if serves]
+
+    def died(self, engine: int, lost: Sequence[SimulatedRequest], now_s: float) -> None:
+        """See SimulatedGateway."""
+        name = self._every[engine].name
+        self._candidates = [one for one in self._candidates if one.name != name]
+        for request in lost:
+            self.ledger.finish(self._flights.pop(request.number)[0])
+        self.index.clear(name)
+        self.ledger.forget(name)
+        known = [one.name for one in self._candidates]
+        self.rates.keep(known)
+        self.queue.keep(known)
+        while self.backlog.waiting(name):
+            self.queue.place_anew(name, now_s)
+        for request in lost:
+            self.arrive(request, now_s)
+
+    def _look_later(self) -> None:
+        if not self._looks:
+            self._looks = True
+            self._world.call_at(self._world.now_s + LOOK_EVERY_S, self._look)
+
+    def _look(self, now_s: float) -> None:
+        """As FlowController.look: now and then everything is looked at, since engines come without a word."""
+        self._looks = False
+        waited_for = self.backlog.endpoints()
+        for endpoint in waited_for:
+            self.queue.pump(endpoint, now_s)
+        idle = sorted({one.name for one in self._candidates}.difference(waited_for))
+        for _ in range(min(LOOKED_AT, len(idle))):
+            self.queue.pump(idle[next(self._turns) % len(idle)], now_s)
+        if self.backlog:
+            self._look_later()
+
     def _later(self, endpoint: str) -> None:
         """An engine tells of tokens in the middle of its own work."""
         self._world.call_at(self._world.now_s, lambda now_s: self.queue.pump(endpoint, now_s))
 
     def news(self, engine: int, events: Sequence[tuple[bool, Any]], report: Report, now_s: float) -> None:
         """See SimulatedGateway; a gateway whose event sockets are dead hears nothing."""
-        if not self._exact:
+        if not self._exact or not self._world.serving[engine]:
             return
         name = self._world.engines[engine].name
         if events:
@@ -215,8 +257,8 @@ class OurGateway:
         self._world.refuse(entry.simulated, retry_after_s)
 
     def abandon(self, entry: QueuedRequest) -> None:
-        """See Outlet; here no endpoint ever goes."""
-        raise AssertionError("simulated endpoints stay")
+        """See Outlet."""
+        raise AssertionError("a simulated fleet always has an engine left")
 
     def load(self, endpoint: str) -> Load:
         """See Outlet."""

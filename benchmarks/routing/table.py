@@ -3,7 +3,7 @@
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ def read(path: Path) -> list[Result]:
 
 
 def _part(kind: Any, row: dict[str, Any]) -> Any:
-    return kind(**{field.name: row[field.name] for field in fields(kind)})
+    """What older files lack has its default."""
+    return kind(**{field.name: row[field.name] for field in fields(kind) if field.name in row})
 
 
 def lines(results: Sequence[Result]) -> list[str]:
@@ -29,14 +30,12 @@ def lines(results: Sequence[Result]) -> list[str]:
     loads = sorted({cell.load for cell in cells})
     header = "| workload, engines, cache each | " + " | ".join(f"load {load:g}" for load in loads) + " |"
     table = [header, "|" + "---|" * (len(loads) + 1)]
-    series = dict.fromkeys(
-        (cell.workload, cell.engines, cell.cache_tokens, cell.index, cell.gateways) for cell in cells
-    )
-    for workload, engines, cache, index, gateways in series:
-        name = f"{workload}, {engines}, {cache // 1000}k"
-        name += "" if index == "exact" else ", approximate index"
-        name += "" if gateways == 1 else f", {gateways} gateways"
-        columns = [_column(results, Cell(workload, engines, cache, load, index, gateways)) for load in loads]
+    for series in dict.fromkeys(replace(cell, load=0.0) for cell in cells):
+        name = f"{series.workload}, {series.engines}, {series.cache_tokens // 1000}k"
+        name += "" if series.index == "exact" else ", approximate index"
+        name += "" if series.gateways == 1 else f", {series.gateways} gateways"
+        name += "" if series.fleet == "equal" else f", {series.fleet}"
+        columns = [_column(results, replace(series, load=load)) for load in loads]
         table.append(f"| {name} | " + " | ".join(columns) + " |")
     return table
 

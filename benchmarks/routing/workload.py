@@ -7,7 +7,8 @@ import json
 import lzma
 import os
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
@@ -33,12 +34,24 @@ class SimulatedRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class Follow:
+    """When a request of a closed loop arrives."""
+
+    numbers: tuple[int, ...]
+    """Requests that must have ended before."""
+    pause_s: float
+    """From the end of the last of them: tools run, or a person thinks."""
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
     """Requests in order of arrival."""
 
     name: str
     block_tokens: int
     requests: tuple[SimulatedRequest, ...]
+    follows: Mapping[int, "Follow"] = field(default_factory=dict)
+    """By number, requests that arrive when others have ended (a closed loop); their own arrival time is a guess."""
 
     @property
     def duration_s(self) -> float:
@@ -128,7 +141,7 @@ def sessions(
     4,000 tokens (log-normal), an answer about 250, and each prompt holds all messages and answers before it.
     """
     dice = Random(seed)
-    blocks = _Blocks(block_tokens)
+    blocks = Blocks(block_tokens)
     roots = [blocks.grow((), dice.randint(1000, 8000)) for _ in range(systems)]
     arrivals: list[SimulatedRequest] = []
     start_s, session = 0.0, 0
@@ -152,7 +165,7 @@ def sessions(
 def zero_reuse(count: int, *, seed: int = 2) -> Workload:
     """Prompts that have nothing in common: 200 to 16,000 tokens (log-normal), answers of about 250."""
     dice = Random(seed)
-    blocks = _Blocks(MOONCAKE_BLOCK_TOKENS)
+    blocks = Blocks(MOONCAKE_BLOCK_TOKENS)
     requests, now_s = [], 0.0
     for number in range(count):
         now_s += dice.expovariate(4.0)
@@ -162,7 +175,7 @@ def zero_reuse(count: int, *, seed: int = 2) -> Workload:
     return Workload("zero reuse", MOONCAKE_BLOCK_TOKENS, tuple(requests))
 
 
-class _Blocks:
+class Blocks:
     """Gives out block identifiers."""
 
     def __init__(self, block_tokens: int) -> None:

@@ -3,14 +3,14 @@
 Knows no policy. What an engine publishes reaches every gateway after `NEWS_DELAY_S`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import heappop, heappush
 from typing import Any, Protocol
 
 from benchmarks.routing.engine_model import EngineModel, EngineShape, Report
-from benchmarks.routing.workload import SimulatedRequest, Workload
+from benchmarks.routing.workload import Follow, SimulatedRequest, Workload
 
 TRANSFER_FIXED_S = 0.002
 """After a prompt was computed apart: the pages of its last layer, and the word that they are there."""
@@ -48,6 +48,12 @@ class SimulatedGateway(Protocol):
     def finished(self, request: SimulatedRequest, engine: int, now_s: float) -> None:
         """Of a request that this gateway sent."""
 
+    def joined(self, engine: int, now_s: float) -> None:
+        """An engine serves from now on."""
+
+    def died(self, engine: int, lost: Sequence[SimulatedRequest], now_s: float) -> None:
+        """An engine is gone, and with it the answers to these requests of this gateway, which are to be sent anew."""
+
     def news(self, engine: int, events: Sequence[tuple[bool, Any]], report: Report, now_s: float) -> None:
         """What an engine published at the end of a pass."""
 
@@ -66,6 +72,12 @@ class World:
     """Of KV cache between two engines."""
     publishes: bool = True
     """Whether gateways hear of events and load; references look at the engines themselves."""
+    speeds: Sequence[float] = ()
+    """Of each engine, beside the shape's rates; empty: all are alike."""
+    joins: Mapping[int, float] = field(default_factory=dict)
+    """By engine, when it begins to serve; others do from the start."""
+    deaths: Mapping[int, float] = field(default_factory=dict)
+    """By engine, when it dies."""
     now_s: float = 0.0
     answers: dict[int, Answer] = field(default_factory=dict)
 
@@ -73,7 +85,7 @@ class World:
         self.engines = [
             EngineModel(
                 f"engine-{number}",
-                self.shape,
+                self._shape_of(number),
                 partial(self._first_token, number),
                 partial(self._finished, number),
                 record_events=self.publishes,
@@ -83,22 +95,39 @@ class World:
         self._heap: list[tuple[float, int, int, Any]] = []
         self._order = 0
         self._due: list[float | None] = [None] * self.engine_count
+        self.serving = [number not in self.joins for number in range(self.engine_count)]
+        """Of each engine, whether it may be chosen; gateways are told of changes, too."""
+        self._left: dict[int, int] = {}
+        """Of requests that follow others, how many of those have not ended."""
+        self._followers: dict[int, list[SimulatedRequest]] = {}
+        self._follows: Mapping[int, Follow] = {}
+        self._arrived = 0
         self.gateways = [self.make_gateway(self) for _ in range(self.gateway_count)]
         self._owner: dict[int, SimulatedGateway] = {}
 
     def run(self, workload: Workload) -> list[Answer]:
         """All answers, in order of arrival."""
-        for position, request in enumerate(workload.requests):
-            self._push(request.arrival_s, ARRIVAL, (position, request))
+        self._follows = workload.follows
+        for request in workload.requests:
+            if follow := workload.follows.get(request.number):
+                self._left[request.number] = len(follow.numbers)
+                for number in follow.numbers:
+                    self._followers.setdefault(number, []).append(request)
+            else:
+                self._push(request.arrival_s, ARRIVAL, request)
+        for number, at_s in self.joins.items():
+            self.call_at(at_s, partial(self._joins, number))
+        for number, at_s in self.deaths.items():
+            self.call_at(at_s, partial(self._dies, number))
         while self._heap:
             self.now_s, _, kind, what = heappop(self._heap)
             if kind == PASS:
                 self._pass_ends(what)
             elif kind == ARRIVAL:
-                position, request = what
-                self.answers[request.number] = Answer(request)
-                self._owner[request.number] = gateway = self.gateways[position % self.gateway_count]
-                gateway.arrive(request, self.now_s)
+                self.answers[what.number] = Answer(what)
+                self._owner[what.number] = gateway = self.gateways[self._arrived % self.gateway_count]
+                self._arrived += 1
+                gateway.arrive(what, self.now_s)
             elif kind == NEWS:
                 for gateway in self.gateways:
                     engine, events, report = what
@@ -157,7 +186,7 @@ class World:
     def _pass_ends(self, number: int) -> None:
         engine = self.engines[number]
         if self._due[number] != self.now_s:
-            return  # the run of decode passes was cut since
+            return  # the run of decode passes was cut since, or the engine has died
         self._due[number] = None
         engine.wake(self.now_s)
         self._schedule(number)
@@ -167,7 +196,9 @@ class World:
     def _first_token(self, engine: int, request: SimulatedRequest, now_s: float) -> None:
         if engine == self.answers[request.number].prefill:
             return  # it is told by the engine that decodes
-        self.answers[request.number].first_token_s = now_s
+        answer = self.answers[request.number]
+        if answer.first_token_s < 0:  # else its first engine has died since
+            answer.first_token_s = now_s
         self._owner[request.number].first_token(request, engine, now_s)
 
     def _finished(self, engine: int, request: SimulatedRequest, now_s: float, cached_tokens: int) -> None:
@@ -179,6 +210,27 @@ class World:
         if answer.prefill is None:
             answer.cached_tokens = cached_tokens
         self._owner[request.number].finished(request, engine, now_s)
+        for follower in self._followers.pop(request.number, ()):
+            self._left[follower.number] -= 1
+            if not self._left[follower.number]:
+                at_s = now_s + self._follows[follower.number].pause_s
+                self._push(at_s, ARRIVAL, replace(follower, arrival_s=at_s))
+
+    def _shape_of(self, number: int) -> EngineShape:
+        if not self.speeds:
+            return self.shape
+        return replace(self.shape, rates=self.shape.rates.at_speed(self.speeds[number]))
+
+    def _joins(self, number: int, now_s: float) -> None:
+        self.serving[number] = True
+        for gateway in self.gateways:
+            gateway.joined(number, now_s)
+
+    def _dies(self, number: int, now_s: float) -> None:
+        self.serving[number], self._due[number] = False, None
+        lost = self.engines[number].end()
+        for gateway in self.gateways:
+            gateway.died(number, [one for one in lost if self._owner[one.number] is gateway], now_s)
 
 
 PASS, ARRIVAL, NEWS, CALL = range(4)

@@ -30,11 +30,11 @@ class ConsistentHashing:
             self._ring = sorted((_hash(f"{number}/{copy}"), number) for number in numbers for copy in range(REPLICAS))
         prefix = request.blocks[: self._prefix_blocks] or (-request.number - 1,)
         key = str(prefix) if request.session < 0 else f"session {request.session}"
-        bound = ceil(LOAD_FACTOR * (sum(view.in_flight) + 1) / len(view.engines))
+        bound = ceil(LOAD_FACTOR * (sum(view.in_flight) + 1) / sum(view.serving))
         start = bisect_left(self._ring, (_hash(key), 0))
         for step in range(len(self._ring)):
             number = self._ring[(start + step) % len(self._ring)][1]
-            if view.in_flight[number] < bound:
+            if view.serving[number] and view.in_flight[number] < bound:
                 return number
         raise AssertionError("an engine has at most the average")
 

@@ -1,53 +1,55 @@
-"""The cache-aware policy of SGLang's router and of smg.
+"""The policies `cache_aware` and `lmetric` of SGLang's router; smg, which came of it, has the first.
 
-Source: smg documentation, "Cache-Aware Routing" and "Load Balancing" (lightseekorg/smg, docs/concepts/routing): a radix
-tree of what was sent to each worker; where the loads differ by more than 64 requests and by more than 1.5 times, the
-least loaded worker is taken; else the worker with the longest match if that is more than 0.3 of the prompt, else the
-worker with the smallest tree.
+Source: sgl-project/sglang, sgl-model-gateway/src/policies/cache_aware.rs (053b63ff) and lmetric.rs (acaa759a).
+`cache_aware`: where the loads differ by more than 64 requests and by more than 1.5 times, the least loaded worker; else
+the one with the longest match if that is more than 0.3 of the prompt; else the least loaded (the file's head speaks of
+the smallest tree, its code does not). `lmetric`: the least product of new prompt work and load + 1, then the least
+load, then the least work. Both know prefixes by what they sent, loads by their own requests in flight.
 """
 
-from collections import OrderedDict
-
-from benchmarks.routing.references.base import View
+from benchmarks.routing.references.base import SentPrefixes, View
 from benchmarks.routing.workload import SimulatedRequest
 
 CACHE_THRESHOLD, BALANCE_ABSOLUTE, BALANCE_RELATIVE = 0.3, 64, 1.5
 
 
 class CacheAware:
-    """Its own trees (an LRU list of blocks for each worker, as large as the worker's cache), its own loads."""
+    """The longest match, if it is long, and loads are alike."""
 
     def __init__(self) -> None:
-        self._trees: list[OrderedDict[int, None]] = []
+        self._sent: SentPrefixes | None = None
 
     def choose(self, request: SimulatedRequest, view: View) -> int:
         """See Policy."""
-        if not self._trees:
-            self._trees = [OrderedDict() for _ in view.engines]
-        chosen = self._choose(request, view)
-        tree = self._trees[chosen]
-        for block in reversed(request.blocks[: request.prompt_tokens // view.block_tokens]):
-            tree[block] = None
-            tree.move_to_end(block)
-        while len(tree) > view.engines[chosen].shape.kv_blocks:
-            tree.popitem(last=False)
+        sent = self._sent = self._sent or SentPrefixes(view)
+        chosen = self._choose(request, view, sent)
+        sent.insert(request, chosen)
         return chosen
 
-    def _choose(self, request: SimulatedRequest, view: View) -> int:
-        loads = view.in_flight
-        least, most = min(loads), max(loads)
+    def _choose(self, request: SimulatedRequest, view: View, sent: SentPrefixes) -> int:
+        numbers, loads = view.numbers(), view.in_flight
+        idlest = min(numbers, key=loads.__getitem__)
+        least, most = loads[idlest], max(loads[number] for number in numbers)
         if most - least > BALANCE_ABSOLUTE and most > BALANCE_RELATIVE * least:
-            return loads.index(least)
-        matches = [self._match(request, tree) for tree in self._trees]
-        best = max(range(len(matches)), key=matches.__getitem__)
-        if matches[best] * view.block_tokens > CACHE_THRESHOLD * request.prompt_tokens:
-            return best
-        return min(range(len(self._trees)), key=lambda number: len(self._trees[number]))
+            return idlest
+        matches = {number: sent.matched_tokens(request, number) for number in numbers}
+        longest = max(numbers, key=matches.__getitem__)
+        return longest if matches[longest] > CACHE_THRESHOLD * request.prompt_tokens else idlest
 
-    def _match(self, request: SimulatedRequest, tree: "OrderedDict[int, None]") -> int:
-        count = 0
-        for block in request.blocks:
-            if block not in tree:
-                break
-            count += 1
-        return count
+
+class LMetric:
+    """New prompt work times load."""
+
+    def __init__(self) -> None:
+        self._sent: SentPrefixes | None = None
+
+    def choose(self, request: SimulatedRequest, view: View) -> int:
+        """See Policy."""
+        sent = self._sent = self._sent or SentPrefixes(view)
+        costs = []
+        for number in view.numbers():
+            work, load = request.prompt_tokens - sent.matched_tokens(request, number), view.in_flight[number]
+            costs.append((work * (load + 1), load, work, number))
+        chosen = min(costs)[-1]
+        sent.insert(request, chosen)
+        return chosen

@@ -14,7 +14,8 @@ class RoundRobin:
 
     def choose(self, request: SimulatedRequest, view: View) -> int:
         """See Policy."""
-        return next(self._turn) % len(view.engines)
+        numbers = view.numbers()
+        return numbers[next(self._turn) % len(numbers)]
 
 
 class LeastLoaded:
@@ -22,4 +23,4 @@ class LeastLoaded:
 
     def choose(self, request: SimulatedRequest, view: View) -> int:
         """See Policy."""
-        return min(range(len(view.engines)), key=lambda n: (view.load(n), view.engines[n].queued_tokens()))
+        return min(view.numbers(), key=lambda n: (view.load(n), view.engines[n].queued_tokens()))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from mini_infer_gateway.fleet.fair_shares import NO_KEY, FairShares, Flow
+from mini_infer_gateway.fleet.placement_pauses import PlacementPauses
 
 Order = tuple[int, float, int]
 """(priority, deadline on the monotonic clock, number of arrival): the lowest of a flow goes first."""
@@ -58,6 +59,7 @@ class Backlog:
         """By endpoint and flow."""
         self._flows: Counter[Flow] = Counter()
         self._pools: dict[str, Counter[Flow]] = {}
+        self.pauses = PlacementPauses()
 
     def __bool__(self) -> bool:
         return bool(self._lines)

@@ -6,7 +6,7 @@ come, go and break without a word. What is sent where is the queue's and the rou
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from math import inf
 from typing import Protocol
@@ -244,6 +244,7 @@ class FlowController:
         if decision.prefill:
             prefill_flight = self._ledger.start(decision.prefill.name, entry.request_id, decision.prefill_tokens)
         waited_s = now_s - entry.came_s if entry.future else 0.0
+        decision = replace(decision, standing=None)  # a stream may last long, and needs no costs any more
         entry.placement = Placement(
             decision, flight, prefill_flight, prompt_tokens, waited_s, now_s, tokens, entry.flow
         )

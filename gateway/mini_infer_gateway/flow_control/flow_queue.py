@@ -1,25 +1,27 @@
 """One bounded queue in front of the endpoints of each model: who is sent when, and where. Pure but for its outlet.
 
 A request is routed when it comes. If the endpoint that it should go to has room it goes there at once; else it waits
-for it, and what waits for an endpoint counts in the choice of those that come later. When an endpoint has room again,
-the first that waits for it is routed once more, with what is known then: it goes there, or on to the endpoint that is
-better by now. An endpoint for which nothing waits is offered the first and the last of what waits for others, and
-takes what would start sooner there at a price worth it. A pair needs room at both: the request waits for the one that
-has none. So only the router decides where; the queue only decides
-when.
+for it. When an endpoint has room again, the first that waits for it is routed once more, with what is known then: it
+goes there, or on to the endpoint that is better by now. An endpoint for which nothing waits is offered the first and
+the last of what waits for others, and takes what would start sooner there at a price worth it. With each decision the
+queue keeps what every endpoint cost beside the wait in its queue: an offer is routed only where present queues would
+turn the decision, or when the request has waited twice as long. A pair needs room at both: the request waits for the
+one that has none. So only the router decides where; the queue only decides when.
 """
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Protocol
 
 from mini_infer_gateway.fleet.backlog import Backlog, Entry
 from mini_infer_gateway.fleet.load import Load
+from mini_infer_gateway.fleet.placement_pauses import lacks_pages
 from mini_infer_gateway.fleet.prefill_rates import PrefillRates
 from mini_infer_gateway.flow_control.room import FIRST_WINDOW_S, Window, has_room
 from mini_infer_gateway.flow_control.wait_prediction import WaitPrediction, retry_after_s
 from mini_infer_gateway.routing.base import Decision, RoutingRequest
+from mini_infer_gateway.routing.seconds import costs_beside_queues
 
 IMMEDIATE = -(1 << 40)
 """The priority of what never waits here: it takes no place in a batch."""
@@ -29,7 +31,11 @@ MOST_UNREPORTED = 8
 """Requests of API keys that an engine has before its report counts them (every 20 ms): what waits there is in its order
 of arrival, and no key's share counts for it any more."""
 OFFERS = 8
-"""Waiting requests that one look of an idle endpoint routes again: bounds its cost."""
+"""Waiting requests whose decisions one look of an idle endpoint checks: bounds its cost."""
+DECISION_HOLDS_S = 0.5
+"""A decision is made anew after this time, and then when the request has waited twice as long: caches change, too."""
+KEPT_COST_ERROR_S = 0.3
+"""An offer is routed although it costs so much more by what was kept: batches and prices change meanwhile."""
 
 
 class QueueFullError(Exception):
@@ -49,6 +55,11 @@ class QueuedRequest(Entry):
     give_up_s: float = inf
     """When it must not wait any longer."""
     predicted_wait_s: float = 0.0
+    decision: Decision | None = None
+    """The latest one, while it waits."""
+    decided_s: float = 0.0
+    costs_s: Mapping[str, float] = field(default_factory=dict)
+    """By endpoint, what that decision cost beside the wait in its queue."""
 
 
 class Outlet(Protocol):
@@ -93,7 +104,7 @@ class FlowQueue:
         self._make_room(entry)
         entry.came_s = now_s
         entry.predicted_wait_s = self._predict(entry, name)
-        self._backlog.add(entry, name, _uncached(entry, decision, name))
+        self._wait(entry, decision, name, now_s)
         return True
 
     def pump(self, endpoint: str, now_s: float) -> None:
@@ -119,7 +130,7 @@ class FlowQueue:
     def drop(self, entry: QueuedRequest) -> None:
         """Its client went, or it waited too long."""
         if entry.endpoint:
-            self._backlog.remove(entry)
+            self._leave(entry)
 
     def keep(self, endpoints: Collection[str]) -> None:
         """Forgets what was learned of all others, and of models for which nothing waits any more."""
@@ -128,6 +139,7 @@ class FlowQueue:
             depths = self._backlog.depths()
             self._predictions = {pool: known for pool, known in self._predictions.items() if pool in depths}
         self._backlog.shares.keep(self._backlog.flows())
+        self._backlog.pauses.keep(endpoints)
 
     def place_anew(self, endpoint: str, now_s: float) -> None:
         """The endpoint may not be chosen any more: the first that wait for it go elsewhere; the next look goes on."""
@@ -174,19 +186,36 @@ class FlowQueue:
         # Among requests of one priority it is the newcomer: who waited keeps the place.
         if not displaces and (last.flow != own or last.order[0] <= entry.order[0]):
             raise QueueFullError(depth, retry_after_s(self._predict(entry, last.endpoint)))
-        self._backlog.remove(last)
+        self._leave(last)
         self._outlet.refuse(last, retry_after_s(last.predicted_wait_s))
 
-    def _place_again(self, entry: Entry, now_s: float) -> None:
+    def _place_again(self, entry: Entry, now_s: float) -> bool:
+        """Routes a waiting request once more; returns False if it still waits."""
         assert isinstance(entry, QueuedRequest)
         decision = self._outlet.route(entry, now_s)
+        before = entry.endpoint
         self._backlog.remove(entry)
         if decision is None:
             self._outlet.abandon(entry)
         elif (name := self._full(entry, decision)) is None:
             self._send(entry, decision, now_s)
         else:
-            self._backlog.add(entry, name, _uncached(entry, decision, name))
+            self._wait(entry, decision, name, now_s)
+        if self._backlog.first(before) is None:
+            self._backlog.pauses.left(before)
+        return not entry.endpoint
+
+    def _wait(self, entry: QueuedRequest, decision: Decision, endpoint: str, now_s: float) -> None:
+        entry.costs_s = costs_beside_queues(decision.standing) if decision.standing else {}
+        entry.decision, entry.decided_s = replace(decision, standing=None), now_s
+        self._backlog.add(entry, endpoint, _uncached(entry, decision, endpoint))
+        self._backlog.pauses.began(endpoint, now_s)
+
+    def _leave(self, entry: Entry) -> None:
+        endpoint = entry.endpoint
+        self._backlog.remove(entry)
+        if self._backlog.first(endpoint) is None:
+            self._backlog.pauses.left(endpoint)
 
     def _take_over(self, endpoint: str, now_s: float) -> bool:
         """Sends one request that waits for another endpoint here, if here is the better place by now."""
@@ -195,16 +224,34 @@ class FlowQueue:
         offered = sorted({id(e): e for e in ends}.values(), key=self._backlog.rank)
         for entry in offered[:OFFERS]:
             assert isinstance(entry, QueuedRequest)
-            decision = self._outlet.route(entry, now_s)
-            if decision is None or endpoint not in (one.name for one in decision.endpoints):
-                continue
-            if all(one.name == endpoint or self._may_go(entry, one.name) for one in decision.endpoints):
-                self._backlog.remove(entry)
-                self._send(entry, decision, now_s)
+            if self._may_prefer(entry, endpoint, now_s) and self._place_again(entry, now_s):
                 return True
         return False
 
+    def _may_prefer(self, entry: QueuedRequest, endpoint: str, now_s: float) -> bool:
+        """Returns False while the latest decision holds: the request costs more here than where it should go."""
+        if now_s - entry.decided_s >= max(DECISION_HOLDS_S, entry.decided_s - entry.came_s):
+            return True
+        if not entry.costs_s or entry.decision is None:
+            return True
+        there = entry.decision.decode if endpoint in entry.costs_s else entry.decision.prefill
+        if there is None:
+            return False
+        return self._cost_s(entry, endpoint, now_s) < self._cost_s(entry, there.name, now_s) + KEPT_COST_ERROR_S
+
+    def _cost_s(self, entry: QueuedRequest, endpoint: str, now_s: float) -> float:
+        return entry.costs_s.get(endpoint, 0.0) + self._queue_s(endpoint, now_s)
+
+    def _queue_s(self, endpoint: str, now_s: float) -> float:
+        """Returns the seconds until this endpoint gets to a request that it is given, by tokens or by pages."""
+        load = self._outlet.load(endpoint)
+        pages_s = self._backlog.pauses.seconds(endpoint, now_s) if lacks_pages(load) else 0.0
+        return max(load.queued_tokens / self._rates.tokens_per_s(endpoint), pages_s)
+
     def _send(self, entry: QueuedRequest, decision: Decision, now_s: float) -> None:
+        for one in decision.endpoints:
+            self._backlog.pauses.placed(one.name, now_s, still_waiting=self._backlog.first(one.name) is not None)
+        entry.decision = None
         self._prediction(entry.pool).placed(now_s, still_waiting=self._backlog.depth(entry.pool) > 0)
         if self._has_keys:
             if entry.flow not in (waiting := self._backlog.flows()):

@@ -7,13 +7,10 @@ that only waits there, where it can no longer be placed elsewhere or overtaken.
 from dataclasses import dataclass
 
 from mini_infer_gateway.fleet.load import Load
+from mini_infer_gateway.fleet.placement_pauses import lacks_pages
 
 FIRST_WINDOW_S, SHORTEST_WINDOW_S, LONGEST_WINDOW_S = 0.4, 0.1, 2.0
 WIDER, NARROWER = 1.25, 0.995
-WAITING_LIMIT = 2
-"""Requests that wait at an engine for pages or slots: one to take the next place, and one spare. An endpoint may have
-several engines."""
-FULL_KV_USAGE = 0.95
 
 
 def has_room(load: Load, tokens_per_s: float, window_s: float) -> bool:
@@ -23,9 +20,7 @@ def has_room(load: Load, tokens_per_s: float, window_s: float) -> bool:
     """
     if not load.reported:
         return True
-    # What a report does not know yet joins those that wait, where pages or slots are what is missing.
-    waiting = load.waiting + (load.unreported if load.waiting or load.kv_usage > FULL_KV_USAGE else 0)
-    return waiting < WAITING_LIMIT * load.engines and load.queued_tokens < window_s * tokens_per_s
+    return not lacks_pages(load) and load.queued_tokens < window_s * tokens_per_s
 
 
 @dataclass(slots=True)

@@ -34,10 +34,10 @@ WAITING = "waiting"
 """Requests that the endpoint could not admit yet."""
 QUEUED_TOKENS = "queued_tokens"
 """Prompt tokens, neither cached nor computed, that are at the endpoint before this request."""
-AHEAD_REQUESTS = "ahead_requests"
-"""Requests that wait at the gateway for the endpoint and go before this one."""
 AHEAD_TOKENS = "ahead_tokens"
-"""Their uncached prompt tokens."""
+"""Uncached prompt tokens of requests that wait at the gateway for the endpoint and go before this one."""
+PAGE_WAIT = "page_wait"
+"""Seconds until the endpoint has pages or slots for one request more; 0: it has some."""
 PREFILL_RATE = "prefill_rate"
 """Prompt tokens that the endpoint computes in a second."""
 
@@ -116,6 +116,16 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
+class Standing:
+    """What each candidate cost when a decision was made; it tells later whether the decision still holds."""
+
+    candidates: Sequence[Candidate]
+    costs_s: Sequence[float]
+    """Weighted seconds; only their differences mean anything."""
+    facts: Facts
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """Where a request goes, and why."""
 
@@ -135,6 +145,8 @@ class Decision:
     """Expected from now on until the first token, where `prefill` is set."""
     break_even_tokens: float = inf
     """Missing tokens from which on a prompt would go apart now; infinite: none would, or there is no choice."""
+    standing: Standing | None = field(default=None, compare=False, repr=False)
+    """The costs behind the choice; None: there was no choice, or nothing was scored."""
 
     @property
     def computing(self) -> Endpoint:

@@ -51,6 +51,6 @@ def build_router(
         PrefixHits(index, block_size_tokens),
         EndpointLoad(ledger),
         PrefillRate(rates or PrefillRates()),
-        WaitingAhead(backlog or Backlog()),
+        WaitingAhead(Backlog() if backlog is None else backlog, ledger),  # an empty one is false
     )
     return make_router(SPECS[policy], producers, random, pairing)

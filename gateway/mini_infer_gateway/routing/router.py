@@ -17,8 +17,10 @@ from mini_infer_gateway.routing.base import (
     Producer,
     RoutingRequest,
     Scorer,
+    Standing,
 )
 from mini_infer_gateway.routing.pairing import Offer, Offers, Pairing, can_prefill, site_of
+from mini_infer_gateway.routing.seconds import costs_of
 
 
 @dataclass(slots=True)
@@ -134,11 +136,13 @@ class Router:
         chosen: int,
     ) -> Decision:
         candidate = candidates[chosen]
+        standing = Standing(candidates, costs_of(totals), facts) if scores and len(totals) > 1 else None
         return Decision(
             decode=candidate.endpoint,
             hit_tokens=int(facts[CACHED_TOKENS][chosen]) if CACHED_TOKENS in facts else 0,
             reason=self._reason(scores, totals, chosen),
             index=candidate.index,
+            standing=standing,
         )
 
     def _reason(self, scores: list[list[float]], totals: list[float], chosen: int) -> str:

@@ -1,9 +1,9 @@
 """Costs in seconds as scores: opinions in one unit can be added up; with weights of 1 a second is a second."""
 
 from collections.abc import Sequence
-from operator import add
+from operator import sub
 
-from mini_infer_gateway.routing.base import AHEAD_TOKENS, QUEUED_TOKENS, Facts
+from mini_infer_gateway.routing.base import PAGE_WAIT, PREFILL_RATE, QUEUED_TOKENS, Facts, Standing
 
 HORIZON_S = 60.0
 """What is so much worse than the best is not told apart any more."""
@@ -15,8 +15,24 @@ def score_of(seconds: Sequence[float]) -> list[float]:
     return [best - value * per_second for value in seconds]
 
 
+def costs_of(totals: Sequence[float]) -> list[float]:
+    """Returns the seconds that these total scores stand for."""
+    return [-HORIZON_S * total for total in totals]
+
+
+def queue_seconds(facts: Facts) -> list[float]:
+    """Returns the seconds until each candidate gets to a request: for its queued tokens, or until it has pages."""
+    waits = [queued / rate for queued, rate in zip(facts[QUEUED_TOKENS], facts[PREFILL_RATE], strict=True)]
+    return list(map(max, waits, facts[PAGE_WAIT])) if any(facts[PAGE_WAIT]) else waits
+
+
+def costs_beside_queues(standing: Standing) -> dict[str, float]:
+    """Returns by endpoint what a choice cost beside the wait in its queue: that part holds until caches change."""
+    names = (candidate.name for candidate in standing.candidates)
+    return dict(zip(names, map(sub, standing.costs_s, queue_seconds(standing.facts)), strict=True))
+
+
 def busy_share(facts: Facts) -> float:
-    """Of the endpoints, those that have prompt tokens to compute, or for which some wait: 0 to 1."""
-    queued, ahead = facts[QUEUED_TOKENS], facts[AHEAD_TOKENS]
-    work = list(map(add, queued, ahead)) if any(ahead) else list(queued)
-    return 1.0 - work.count(0) / len(work)
+    """Returns the share of endpoints that have prompt tokens to compute."""
+    queued = list(facts[QUEUED_TOKENS])
+    return 1.0 - queued.count(0) / len(queued)

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.routing.__main__ import main, parse
+from benchmarks.routing.agents import agents
 from benchmarks.routing.engine_model import EngineShape
 from benchmarks.routing.figures import Figures, capacity_s, figures, quantile
-from benchmarks.routing.grid import OURS, REFERENCES, Cell, Result, missed_bars, run_cell
+from benchmarks.routing.grid import OURS, REFERENCES, Cell, Fleet, Result, missed_bars, run_cell
 from benchmarks.routing.our_gateway import Keys, OurGateway
 from benchmarks.routing.rates import QWEN_7B_H200
 from benchmarks.routing.workload import Workload, find_mooncake, mooncake, sessions, zero_reuse
@@ -15,7 +16,7 @@ from benchmarks.routing.world import World
 
 FLOOR = {"ttft_margin": 1.15, "output_margin": 0.95, "fall_margin": 0.95, "reuse_bar": 0.8}
 """A run of a minute of traffic says less than a campaign: two such runs differ by so much by chance."""
-REFERENCES_HERE = ("llm-d", "sglang", "consistent-hashing", "least-loaded")
+REFERENCES_HERE = ("llm-d", "sglang", "lmetric", "dynamo", "consistent-hashing", "least-loaded")
 
 
 def workload(name: str) -> Workload:
@@ -34,6 +35,12 @@ def test_every_bar_is_kept(name: str) -> None:
     for load in (0.9, 1.4):
         results += run_cell(Cell(name, 4, 500_000, load), given, (OURS, *REFERENCES_HERE), keys)
     assert missed_bars(results, **FLOOR) == []
+
+
+@pytest.mark.parametrize("fleet", ["equal", "two speeds", "two speeds, one joins, one dies"])
+def test_every_bar_is_kept_when_agents_wait_for_answers(fleet: Fleet) -> None:
+    cell = Cell("agents", 4, 300_000, 0.7, fleet=fleet)
+    assert missed_bars(list(run_cell(cell, agents(3000), (OURS, *REFERENCES_HERE), Keys())), **FLOOR) == []
 
 
 @pytest.mark.parametrize(("index", "gateways"), [("approximate", 1), ("exact", 2)])

@@ -10,7 +10,7 @@ from mini_infer_gateway.fleet.fair_shares import NO_KEY, Flow
 from mini_infer_gateway.fleet.load import Load
 from mini_infer_gateway.fleet.prefill_rates import PrefillRates
 from mini_infer_gateway.flow_control.flow_queue import IMMEDIATE, FlowQueue, QueuedRequest, QueueFullError
-from mini_infer_gateway.routing.base import Decision, RoutingRequest
+from mini_infer_gateway.routing.base import Candidate, Decision, RoutingRequest, Standing
 
 FULL = 1 << 40
 
@@ -280,3 +280,62 @@ def test_within_a_key_priority_decides_when_several_keys_wait() -> None:
     world.offer(101, priority=-1, flow=FEW)
     served = sent_numbers(world, 6)
     assert served.index(101) < served.index(100)
+
+
+class Scored(World):
+    """An outlet whose router scores two endpoints: "a" holds the prompts and is full, what "b" costs the test says."""
+
+    def __init__(self, extra_s: float) -> None:
+        """`extra_s`: seconds by which "b" costs more than "a", queues aside."""
+        super().__init__()
+        self.extra_s, self.routes = extra_s, 0
+        self.queued = {"a": 20_000, "b": 20_000}
+        for number in range(3):
+            self.offer(number)
+        self.routes = 0
+
+    def route(self, entry: QueuedRequest, now_s: float) -> Decision | None:
+        self.routes += 1
+        both = [Candidate(Endpoint(name=name, url="", model="m")) for name in "ab"]
+        waits = [self.queued[name] / 20_000 for name in "ab"]
+        costs = [waits[0], waits[1] + self.extra_s]
+        facts = {"queued_tokens": [self.queued[name] for name in "ab"], "prefill_rate": [20_000.0] * 2}
+        standing = Standing(both, costs, {**facts, "page_wait": [0.0, 0.0]})
+        return Decision(both[costs.index(min(costs))].endpoint, 0, "test", "exact", standing=standing)
+
+
+def test_an_offer_is_not_routed_when_the_decision_holds() -> None:
+    world = Scored(extra_s=5.0)
+    world.queued["b"] = 0
+    for _ in range(50):
+        world.queue.pump("b", 0.4)
+    assert world.routes == 0
+    assert world.sent == []
+
+
+def test_an_offer_is_routed_once_and_taken_when_queues_turn_the_decision() -> None:
+    world = Scored(extra_s=0.95)
+    world.queued["b"] = 7_500  # 1.33 s in all; "a" costs one, and what is kept may be wrong by 0.3
+    world.queue.pump("b", 0.4)
+    assert (world.routes, world.sent) == (0, [])
+    world.queued["b"] = 0
+    world.queue.pump("b", 0.4)
+    assert (world.routes, world.sent) == (1, [(0, "b")])
+
+
+def test_an_offer_is_routed_ever_more_rarely_when_queues_stay_as_they_are() -> None:
+    world = Scored(extra_s=5.0)
+    world.queued["b"] = 0
+    for tenth in range(1, 641):
+        world.queue.pump("b", tenth / 10)
+    offered = 2  # the first and the last that wait for "a"
+    assert world.routes == offered * 8  # after 0.5, 1, 2, 4, 8, 16, 32 and 64 s
+
+
+def test_the_pause_for_pages_ends_when_the_last_waiting_request_leaves() -> None:
+    world = World()
+    world.offer(0)
+    second = world.offer(1)
+    assert world.backlog.pauses.seconds("a", 3.0) == 3.0  # it waits since 0.0
+    world.queue.drop(second)
+    assert world.backlog.pauses.seconds("a", 9.0) == 0.0  # nothing was placed, and nothing waits

@@ -20,7 +20,7 @@ PRODUCERS = (
     PrefixHits(PrefixIndex(100)),
     EndpointLoad(LoadLedger()),
     PrefillRate(PrefillRates()),
-    WaitingAhead(Backlog()),
+    WaitingAhead(Backlog(), LoadLedger()),
 )
 
 
@@ -34,8 +34,8 @@ def test_every_policy_has_a_spec_and_every_plugin_its_own_name() -> None:
 def test_parameters_reach_the_plugin() -> None:
     spec = PolicySpec(scorers=(Plugin("decode_slots", weight=0.5, parameters={"slot_s": 6.0}),))
     router = make_router(spec, PRODUCERS, Random(0))
-    idle = {name: [0.0, 0.0] for name in ("waiting", "ahead_requests", "ahead_tokens")}
-    rows = router._score(RoutingRequest("m", 10), {"running": [1.0, 0.0], "queued_tokens": [9.0, 9.0], **idle}, 2)
+    table = {"running": [1.0, 0.0], "waiting": [0.0, 0.0], "queued_tokens": [9.0, 9.0]}
+    rows = router._score(RoutingRequest("m", 10), table, 2)
     assert rows == [[pytest.approx(0.45), 0.5]]
 
 

@@ -4,10 +4,14 @@ from collections import Counter
 from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mini_infer_contract.events import LoadReport
 from mini_infer_contract.launch import Endpoint
+from mini_infer_gateway.fleet.backlog import Backlog, Entry
 from mini_infer_gateway.fleet.load import LoadLedger
+from mini_infer_gateway.fleet.prefill_rates import PrefillRates
 from mini_infer_gateway.index.prefix_index import PrefixIndex
 from mini_infer_gateway.routing.base import Candidate, Facts, PromptKeys, RoutingRequest
 from mini_infer_gateway.routing.pickers.highest_score import HighestScore
@@ -16,7 +20,7 @@ from mini_infer_gateway.routing.router import Router
 from mini_infer_gateway.routing.scorers.cached_prefix import CachedPrefix
 from mini_infer_gateway.routing.scorers.decode_slots import DecodeSlots
 from mini_infer_gateway.routing.scorers.queue_wait import QueueWait
-from mini_infer_gateway.routing.seconds import HORIZON_S
+from mini_infer_gateway.routing.seconds import HORIZON_S, busy_share, score_of
 
 KEYS = [bytes([number]) * 16 for number in range(64)]
 PROMPT = PromptKeys(1024, (KEYS,))
@@ -122,7 +126,7 @@ def test_every_policy_can_route_with_nothing_known(policy: Policy) -> None:
 
 def facts(**tables: list[float]) -> Facts:
     """Two candidates, idle but for what is given."""
-    names = ("cached_tokens", "shared_tokens", "queued_tokens", "ahead_tokens")
+    names = ("cached_tokens", "shared_tokens", "queued_tokens", "page_wait")
     return {**{name: [0.0, 0.0] for name in names}, "sharers": [1.0, 1.0], "prefill_rate": [1024.0, 1024.0], **tables}
 
 
@@ -144,22 +148,17 @@ def test_shared_hits_count_less_the_more_share_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("queued", "ahead", "lead"),
-    [
-        ([0.0, 0.0], [0.0, 0.0], 1.0),
-        ([9.0, 0.0], [0.0, 0.0], 2.25),
-        ([9.0, 9.0], [9.0, 0.0], 3.5),
-        ([0.0, 0.0], [9.0, 9.0], 3.5),
-    ],
+    ("queued", "lead"),
+    [([0.0, 0.0], 1.0), ([9.0, 0.0], 2.25), ([9.0, 9.0], 3.5)],
 )
-def test_a_hit_is_worth_more_the_busier_the_fleet_is(queued: list[float], ahead: list[float], lead: float) -> None:
-    table = facts(cached_tokens=[512.0, 0.0], queued_tokens=queued, ahead_tokens=ahead)
+def test_a_hit_is_worth_more_the_busier_the_fleet_is(queued: list[float], lead: float) -> None:
+    table = facts(cached_tokens=[512.0, 0.0], queued_tokens=queued)
     assert lead_s(table) == pytest.approx(lead)
 
 
 @pytest.mark.parametrize(("queued", "ms"), [([0.0, 0.0], 5.0), ([9.0, 0.0], 12.5), ([9.0, 9.0], 20.0)])
 def test_a_decode_slot_costs_more_the_busier_the_fleet_is(queued: list[float], ms: float) -> None:
-    counts = {"running": [3.0, 0.0], "waiting": [0.0, 1.0], "ahead_requests": [0.0, 0.0]}
+    counts = {"running": [3.0, 0.0], "waiting": [0.0, 1.0]}
     first, second = DecodeSlots().score(REQUEST, facts(queued_tokens=queued, **counts))
     assert (second - first) * HORIZON_S * 1000 == pytest.approx(2 * ms)
 
@@ -168,7 +167,91 @@ def test_costs_are_seconds_at_each_endpoints_own_rate() -> None:
     table = facts(queued_tokens=[2048.0, 0.0], prefill_rate=[4096.0, 512.0])
     first, second = QueueWait().score(REQUEST, table)
     assert (second - first) * HORIZON_S == pytest.approx(0.5)
-    assert lead_s(table) == pytest.approx((2.0 - 0.25) * (1 + 1 + 2.5))  # the slow one needs two seconds for the prompt
+    assert lead_s(table) == pytest.approx(2.0 - 0.25)  # the slow one needs two seconds for what nobody holds
+
+
+ENDPOINTS = st.lists(
+    st.tuples(
+        st.integers(0, 1200).map(float),  # cached tokens
+        st.integers(0, 600).map(float),  # of them shared
+        st.integers(1, 40).map(float),  # by so many
+        st.sampled_from([0.0, 900.0]),  # queued tokens
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(ENDPOINTS, st.sampled_from([512.0, 20_000.0]))
+def test_prefix_price_is_the_old_one_when_rates_are_equal(
+    endpoints: list[tuple[float, float, float, float]], rate: float
+) -> None:
+    cached, shared, sharers, queued = (list(column) for column in zip(*endpoints, strict=True))
+    shared = list(map(min, shared, cached))
+    zeros = [0.0] * len(endpoints)
+    table: Facts = {
+        "cached_tokens": cached,
+        "shared_tokens": shared,
+        "sharers": sharers,
+        "queued_tokens": queued,
+        "page_wait": zeros,
+        "prefill_rate": [rate] * len(endpoints),
+    }
+    busy = busy_share(table)
+    missing = [REQUEST.prompt_tokens - hit if hit < REQUEST.prompt_tokens else 1.0 for hit in cached]
+    if not busy:
+        copies = [max(0.0, 1.0 - len(endpoints) / of) for of in sharers]
+        missing = [own + part * copy for own, part, copy in zip(missing, shared, copies, strict=True)]
+    old = score_of([(1.0 + 1.5 + 4.0 * busy) * own / rate for own in missing])
+    assert CachedPrefix().score(REQUEST, table) == pytest.approx(old)
+
+
+def route_at_rates(slow: LoadReport, fast: LoadReport, hits: dict[str, int] | None = None) -> str:
+    """Routes REQUEST between `slow`, which computes 5,000 tokens a second, and `fast`, which computes 20,000."""
+    index, ledger, rates = PrefixIndex(10_000), LoadLedger(), PrefillRates()
+    for name, blocks in (hits or {}).items():
+        index.guess(name, KEYS[:blocks], 1.0)
+    for name, report in (("slow", slow), ("fast", fast)):
+        ledger.report(name, report)
+        rates.report(name, report)
+    routed = build_router("prefix", index, ledger, Random(0), rates=rates)
+    decision = routed.route(REQUEST, [candidate("slow"), candidate("fast")], 0.0)
+    assert decision is not None
+    return decision.decode.name
+
+
+@pytest.mark.parametrize(
+    ("queued", "hits", "chosen"),
+    [
+        pytest.param(0, {}, "fast", id="both idle"),
+        pytest.param(6_000, {}, "slow", id="nobody holds it and the fast one is busy for longer"),
+        pytest.param(2_000, {}, "fast", id="the fast one is done sooner all the same"),
+        pytest.param(6_000, {"fast": 60}, "fast", id="worth a wait for what the fast one holds"),
+        pytest.param(6_000, {"slow": 60}, "slow", id="the slow one holds it"),
+    ],
+)
+def test_an_idle_slower_engine_takes_what_nobody_holds_when_the_faster_one_is_full(
+    queued: int, hits: dict[str, int], chosen: str
+) -> None:
+    idle = LoadReport(0.0, 0, 0, 0, 0.0, prefill_tokens_per_s=5_000.0)
+    busy = LoadReport(0.0, 1 if queued else 0, 0, queued, 0.5, prefill_tokens_per_s=20_000.0)
+    assert route_at_rates(idle, busy, hits) == chosen
+
+
+def test_a_wait_for_pages_counts_when_an_endpoint_has_none() -> None:
+    ledger, backlog = LoadLedger(), Backlog()
+    ledger.report("a", LoadReport(0.0, 30, 2, 0, 1.0))
+    ledger.report("b", LoadReport(0.0, 40, 0, 0, 0.5))
+    routed = build_router("load", PrefixIndex(100), ledger, Random(0), backlog=backlog)
+    both = [candidate("a"), candidate("b")]
+    entry = Entry((0, 0.0, 0), "m")
+    backlog.add(entry, "a", 100)
+    before = routed.route(REQUEST, both, 0.0)
+    backlog.pauses.began("a", 0.0)
+    after = routed.route(REQUEST, both, 10.0)  # nothing was placed there for ten seconds
+    assert before is not None
+    assert after is not None
+    assert (before.decode.name, after.decode.name) == ("a", "b")
 
 
 class Loud:

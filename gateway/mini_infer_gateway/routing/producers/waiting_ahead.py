@@ -1,27 +1,30 @@
-"""Counts what waits at the gateway for each candidate and goes before this request."""
+"""Looks at what waits at the gateway for each candidate: prompt tokens before this request, and how long pages take."""
 
 from collections.abc import Sequence
 
 from mini_infer_gateway.fleet.backlog import Backlog
-from mini_infer_gateway.routing.base import AHEAD_REQUESTS, AHEAD_TOKENS, Candidate, Facts, RoutingRequest
+from mini_infer_gateway.fleet.load import LoadLedger
+from mini_infer_gateway.fleet.placement_pauses import lacks_pages
+from mini_infer_gateway.routing.base import AHEAD_TOKENS, PAGE_WAIT, Candidate, Facts, RoutingRequest
 
 
 class WaitingAhead:
-    """Requests and their uncached tokens."""
+    """Uncached tokens of waiting requests, and the pause until an endpoint without pages can be given one more."""
 
     name = "waiting_ahead"
-    provides = (AHEAD_REQUESTS, AHEAD_TOKENS)
+    provides = (AHEAD_TOKENS, PAGE_WAIT)
 
-    def __init__(self, backlog: Backlog) -> None:
-        self._backlog = backlog
+    def __init__(self, backlog: Backlog, ledger: LoadLedger) -> None:
+        self._backlog, self._ledger = backlog, ledger
 
     def produce(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> Facts:
         """See base.Producer."""
         if not self._backlog:
             nothing = [0] * len(candidates)
-            return {AHEAD_REQUESTS: nothing, AHEAD_TOKENS: nothing}
-        ahead = [self._backlog.ahead(candidate.name, request.order, request.flow) for candidate in candidates]
+            return {AHEAD_TOKENS: nothing, PAGE_WAIT: nothing}
+        names, pause_s = [candidate.name for candidate in candidates], self._backlog.pauses.seconds
+        loads = zip(names, self._ledger.loads(names), strict=True)
         return {
-            AHEAD_REQUESTS: [requests for requests, _ in ahead],
-            AHEAD_TOKENS: [tokens for _, tokens in ahead],
+            AHEAD_TOKENS: [self._backlog.ahead(name, request.order, request.flow)[1] for name in names],
+            PAGE_WAIT: [pause_s(name, now_s) if lacks_pages(load) else 0.0 for name, load in loads],
         }

@@ -7,23 +7,15 @@ spare; as far as the fleet has some, it is worth `idle_slot_s`, less than the pr
 
 from collections.abc import Sequence
 
-from mini_infer_gateway.routing.base import (
-    AHEAD_REQUESTS,
-    AHEAD_TOKENS,
-    QUEUED_TOKENS,
-    RUNNING,
-    WAITING,
-    Facts,
-    RoutingRequest,
-)
+from mini_infer_gateway.routing.base import QUEUED_TOKENS, RUNNING, WAITING, Facts, RoutingRequest
 from mini_infer_gateway.routing.seconds import busy_share, score_of
 
 
 class DecodeSlots:
-    """Seconds for the requests that are there, or will be when this one is."""
+    """Seconds for the requests that are there."""
 
     name = "decode_slots"
-    needs = (RUNNING, WAITING, QUEUED_TOKENS, AHEAD_TOKENS, AHEAD_REQUESTS)
+    needs = (RUNNING, WAITING, QUEUED_TOKENS)
 
     def __init__(self, slot_s: float = 0.02, idle_slot_s: float = 0.005) -> None:
         self._slot_s, self._idle_slot_s = slot_s, idle_slot_s
@@ -31,5 +23,4 @@ class DecodeSlots:
     def score(self, request: RoutingRequest, facts: Facts) -> Sequence[float]:
         """See base.Scorer."""
         slot_s = self._idle_slot_s + busy_share(facts) * (self._slot_s - self._idle_slot_s)
-        tables = (facts[RUNNING], facts[WAITING], facts[AHEAD_REQUESTS])
-        return score_of([slot_s * (runs + waits + ahead) for runs, waits, ahead in zip(*tables, strict=True)])
+        return score_of([slot_s * (runs + waits) for runs, waits in zip(facts[RUNNING], facts[WAITING], strict=True)])

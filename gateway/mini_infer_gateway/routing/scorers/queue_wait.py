@@ -1,21 +1,22 @@
-"""Prefers who can begin sooner: the seconds that an endpoint needs for the prompt tokens that are before this request.
+"""Prefers who can begin sooner: the seconds that an endpoint needs for the prompt tokens that are queued there.
 
-Those are queued at the endpoint already, or wait at the gateway for it and go first.
+Where pages or slots are what an endpoint lacks, tokens say nothing: the wait is the pause between its latest
+placements, if that is longer. What waits at the gateway does not count: it is bound to no endpoint, since each
+decision is made anew when there is room. Counting it spreads requests whose prefixes wait beside each other.
 """
 
 from collections.abc import Sequence
 
-from mini_infer_gateway.routing.base import AHEAD_TOKENS, PREFILL_RATE, QUEUED_TOKENS, Facts, RoutingRequest
-from mini_infer_gateway.routing.seconds import score_of
+from mini_infer_gateway.routing.base import PAGE_WAIT, PREFILL_RATE, QUEUED_TOKENS, Facts, RoutingRequest
+from mini_infer_gateway.routing.seconds import queue_seconds, score_of
 
 
 class QueueWait:
     """Seconds until the endpoint gets to this request."""
 
     name = "queue_wait"
-    needs = (QUEUED_TOKENS, AHEAD_TOKENS, PREFILL_RATE)
+    needs = (QUEUED_TOKENS, PREFILL_RATE, PAGE_WAIT)
 
     def score(self, request: RoutingRequest, facts: Facts) -> Sequence[float]:
         """See base.Scorer."""
-        tables = (facts[QUEUED_TOKENS], facts[AHEAD_TOKENS], facts[PREFILL_RATE])
-        return score_of([(queued + ahead) / rate for queued, ahead, rate in zip(*tables, strict=True)])
+        return score_of(queue_seconds(facts))
