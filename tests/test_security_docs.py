@@ -43,3 +43,10 @@ def test_every_port_is_on_the_page(name: str) -> None:
 @pytest.mark.parametrize("limits", TABLE, ids=lambda limits: limits.socket)
 def test_every_zmq_socket_says_its_proof(limits: SocketLimits) -> None:
     assert f"\n| {limits.socket} | " in PAGE
+
+
+def test_a_findings_test_exists_when_the_list_names_it() -> None:
+    page = (ROOT / "benchmarks" / "results" / "2026-11-28-hard-shell.md").read_text()
+    named = set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page))
+    assert len(named) > 100
+    assert {(file, name) for file, name in named if name not in functions_of(file)} == set()
