@@ -17,6 +17,7 @@ MODULES = {
     "pyyaml": "yaml",
 }
 INDIRECT = {
+    "fastapi_offline": "the files of Swagger UI, found by name in contract/api_docs.py",
     "httptools": "uvicorn parses HTTP with it",
     "uvloop": "uvicorn's event loop, by name",
     "websockets": "uvicorn's WebSockets, by name",
@@ -28,7 +29,7 @@ OPTIONAL = {
     "triton": "comes with torch for a GPU",
 }
 BROUGHT_BY = {"starlette": "fastapi", "pydantic_core": "pydantic"}
-OF_USERS = {"contract": {"aiohttp", "httptools", "uvicorn", "zstandard"}}
+OF_USERS = {"contract": {"aiohttp", "httptools", "uvicorn", "websockets", "zmq", "zstandard"}}
 """Imported in the contract for those of its users that declare it."""
 
 

@@ -13,6 +13,7 @@ import signal
 import ssl
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -184,6 +185,7 @@ class ExecPlugin:
         extra = {str(item["name"]): str(item["value"]) for item in plugin.get("env") or ()}
         self._environment = {**os.environ, **extra, "KUBERNETES_EXEC_INFO": json.dumps(question)}
         self._process: subprocess.Popen[str] | None = None
+        self._starting = threading.Lock()
         self._status: dict[str, Any] = {}
         self._expires_s = 0.0
 
@@ -209,7 +211,8 @@ class ExecPlugin:
 
     def stop(self) -> None:
         """Kills the plugin if it runs, with all that it started. May be called from any thread."""
-        process = self._process
+        with self._starting:  # a plugin whose start has begun is killed too
+            process = self._process
         if process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -228,15 +231,16 @@ class ExecPlugin:
 
     def _run(self) -> str:
         """What the plugin prints. It gets a process group of its own, so that a time-out ends what it started, too."""
-        self._process = subprocess.Popen(
-            self._command,
-            env=self._environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        with self._starting:
+            self._process = subprocess.Popen(
+                self._command,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
         with self._process as process:
             try:
                 printed, errors = process.communicate(timeout=PLUGIN_LIMIT_S)

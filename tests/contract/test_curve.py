@@ -28,9 +28,9 @@ def handshake(
         prepare(client)  # type: ignore[operator]
         monitor = client.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | FAILED | zmq.EVENT_DISCONNECTED)
         client.connect(f"tcp://{shown}:{port}")
+        client.send(b"hello", zmq.NOBLOCK)  # before a refusal takes the connection away
         assert monitor.poll(20_000), "nothing was said of the handshake"
         event = recv_monitor_message(monitor)["event"]
-        client.send(b"hello", zmq.NOBLOCK)
         arrived = bool(server.poll(2_000 if event == zmq.EVENT_HANDSHAKE_SUCCEEDED else 100))
         assert arrived == (event == zmq.EVENT_HANDSHAKE_SUCCEEDED)
         client.disable_monitor()

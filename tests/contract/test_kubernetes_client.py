@@ -154,7 +154,8 @@ async def test_a_credential_plugin_is_killed_when_the_request_is_cancelled(
         request = asyncio.create_task(client.request("GET", "/x"))
         await asyncio.to_thread(wait_for, tmp_path / "runs")
         assert access.plugin is not None
-        process = access.plugin._process
+        with access.plugin._starting:  # it runs before Popen has returned
+            process = access.plugin._process
         assert process is not None
         request.cancel()
         await asyncio.gather(request, return_exceptions=True)

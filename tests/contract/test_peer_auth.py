@@ -43,7 +43,7 @@ def test_key_file_is_read_when_it_holds_64_hex_digits(tmp_path: Path) -> None:
     assert read_peer_secret(file) == SECRET
 
 
-@pytest.mark.parametrize("text", ["", "abc", "g" * 64, "é", "0" * 63, "0" * 65])
+@pytest.mark.parametrize("text", ["", "abc", "g" * 64, "é", "0" * 63, "0" * 65, "\x00" * 64])
 def test_key_file_is_refused_when_it_holds_anything_else(tmp_path: Path, text: str) -> None:
     file = tmp_path / "key"
     file.write_text(text, encoding="utf-8")

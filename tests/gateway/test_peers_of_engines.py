@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from mini_infer_contract import events
 from mini_infer_contract.curve import secure_client
 from mini_infer_contract.launch import PREFILL_FROM_HEADER, Endpoint
+from mini_infer_contract.listening import has_ipv6
 from mini_infer_contract.peer_auth import PEER_HEADER, PeerSecret
 from tests.engine.server.dry_server import DryServer, free_port, wait_until
 from tests.support.fake_engine import FakeEngine
@@ -55,9 +56,9 @@ class Engine(Counted, DryServer):
         return dict(answer.json())
 
 
-@pytest.fixture(scope="module", params=["127.0.0.1", "::1"])
-def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    with Engine(tmp_path_factory.mktemp("engine"), host=request.param) as server:
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    with Engine(tmp_path_factory.mktemp("engine")) as server:
         yield server
 
 
@@ -85,8 +86,11 @@ def test_a_peer_without_the_service_s_keys_gets_nothing_from_any_port(
         replay.send_multipart([b"", events.sequence_frame(0)])
         transfer.send(b"\x81\xa4type\xa5hello")
         engine.complete(f"a secret prompt of another tenant {time.time()}")
+        poller = zmq.Poller()
         for socket in (subscriber, replay, transfer):
-            assert not socket.poll(SILENCE_MS)
+            poller.register(socket, zmq.POLLIN)
+        assert poller.poll(SILENCE_MS) == []
+        for socket in (subscriber, replay, transfer):
             socket.close(0)
 
 
@@ -176,7 +180,7 @@ def test_two_engines_exchange_a_prompt_when_both_have_the_secret(tmp_path: Path)
     for name in ("p", "d", "x"):
         (tmp_path / name).mkdir()
     with (
-        Engine(tmp_path / "p", "--role", "prefill") as prefill,
+        Engine(tmp_path / "p", "--role", "prefill", host="::1" if has_ipv6() else "127.0.0.1") as prefill,
         Engine(tmp_path / "d", "--role", "decode") as decode,
         Engine(tmp_path / "x", "--role", "decode", secret=ROOT.for_service("team/other")) as stranger,
     ):
@@ -201,13 +205,13 @@ def test_hostile_replays_leave_other_requests_alone(tmp_path: Path) -> None:
             assert server.client.post("/v1/completions", json=body).status_code == 200
 
         def tokens_s() -> float:
-            body = {"model": "dry", "prompt": f"{time.time()}", "max_tokens": 200, "ignore_eos": True}
+            body = {"model": "dry", "prompt": f"{time.time()}", "max_tokens": 100, "ignore_eos": True}
             begun_s = time.monotonic()
             answer = server.client.post("/v1/completions", json=body, timeout=60)
-            assert answer.json()["usage"]["completion_tokens"] == 200
+            assert answer.json()["usage"]["completion_tokens"] == 100
             return time.monotonic() - begun_s
 
-        quiet_s = min(tokens_s() for _ in range(3))
+        quiet_s = min(tokens_s() for _ in range(2))
         stop = threading.Event()
 
         def attack() -> None:
@@ -228,7 +232,7 @@ def test_hostile_replays_leave_other_requests_alone(tmp_path: Path) -> None:
         attacker.start()
         try:
             wait_until(lambda: "is dropped" in server.text_of_log)
-            loud_s = min(tokens_s() for _ in range(3))
+            loud_s = min(tokens_s() for _ in range(2))
         finally:
             stop.set()
             attacker.join()

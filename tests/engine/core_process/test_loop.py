@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import zmq
 
+from mini_infer_engine.config.peer_ports import PeerPorts
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.request import Request, SamplingParams
@@ -32,7 +33,7 @@ class Front:
         config = CoreConfig(
             settings=EngineSettings(model="dry", kv_transport="shm", kv_cache_memory=1 << 26, max_model_len=512),
             dry_run=DryRun(),
-            host="127.0.0.1",
+            peers=PeerPorts(),
             events_port=0,
             replay_port=0,
             transfer=TransferPort(port=free_port()),

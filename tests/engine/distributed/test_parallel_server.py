@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import httpx
 import psutil
@@ -106,13 +107,16 @@ def two_nodes(*more: str) -> Iterator[tuple[EngineServer, "subprocess.Popen[str]
     group = ("--tensor-parallel-size", "2", "--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port")
     flags = (*FLAGS, *group, str(free_port()), *more)
     command = serve_command(*flags, "--port", "0", "--node-rank", "1")
-    worker = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True)
-    leader = EngineServer(*flags, "--node-rank", "0", limit_s=START_S)
-    try:
-        yield leader, worker
-    finally:
-        worker.kill()
-        leader.process.kill()
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # a worker that is killed leaves its files there
+        variables = environment() | {"TMPDIR": folder}
+        worker = subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True)
+        leader = EngineServer(*flags, "--node-rank", "0", limit_s=START_S)
+        try:
+            yield leader, worker
+        finally:
+            for process in (worker, leader.process):
+                process.kill()
+                process.wait()
 
 
 def test_a_group_of_two_nodes_says_what_one_process_does_and_ends_whole() -> None:

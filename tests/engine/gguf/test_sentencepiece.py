@@ -77,7 +77,7 @@ def test_the_folders_own_config_counts_when_it_has_one(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, model_file(), chat_template="{{ messages }}", eos_token="<turn>")
     encoder = PromptEncoder(PromptAssets.from_directory(resolve_model(str(folder))))
     assert encoder.special_tokens == {"eos_token": "<turn>"}
-    assert encoder.template_sources == ("{{ messages }}",)
+    assert encoder.template_sources == {"default": "{{ messages }}"}
 
 
 def test_a_folder_stays_as_it_is_when_it_has_a_tokenizer_json(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
+import argparse
 import json
+from functools import cache
 
 import pytest
 
@@ -9,12 +11,18 @@ from mini_infer_engine.vllm_keywords import _NEUTRAL, SEVERAL, SWITCHES
 
 def read(words: list[str]) -> tuple[str, list[str]]:
     """The model that a command line names, and the flags without effect."""
-    parser = make_parser()
+    parser = _parser()
     own, vllms = split_flags(words, parser)
     options, others = parser.parse_known_args(own)
     assert options.MODEL is None or options.model is None, "the model is named once"
     model = options.model or options.MODEL
     return model, vllm_flags([*others, *vllms], parser, model)
+
+
+@cache
+def _parser() -> argparse.ArgumentParser:
+    """Returns the one parser of these tests: to make one takes most of the time of reading a command line."""
+    return make_parser()
 
 
 def passed(words: str) -> list[str]:

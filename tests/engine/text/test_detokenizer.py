@@ -2,7 +2,7 @@ import json
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -86,6 +86,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
+@settings(max_examples=30)
 @given(text=texts | conversations.texts, cut=st.floats(0, 1), skip=st.booleans())
 def test_a_continuation_is_the_whole_text_less_the_prompt_when_tokens_are_cut_anywhere(
     form: str, text: str, cut: float, skip: bool

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -16,6 +16,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
+@settings(max_examples=30)
 @given(text=conversations.texts | st.text(max_size=20))
 def test_bytes_of_tokens_joined_are_the_text_when_any_text_is_tokenised(form: str, text: str) -> None:
     tokenizer: Tokenizer = FORMS[form]

@@ -2,7 +2,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -28,6 +28,7 @@ def ids_of(tokenizer: Tokenizer, *pieces: str) -> list[int]:
 
 
 @pytest.mark.parametrize("form", FORMS)
+@settings(max_examples=30)
 @given(text=conversations.texts, cut=st.floats(0, 1))
 def test_text_offsets_are_where_tokens_begin_in_the_text_when_tokens_are_parts_of_characters(
     form: str, text: str, cut: float
