@@ -5,8 +5,7 @@ Stages of one request stand in `Generate.__call__` and `Generate._serve`; what o
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
@@ -282,7 +281,8 @@ class Generate:
             raise endpoints_ended(call.model, call.attempts.kills)
         request = await self._routing_request(call, names)
         while True:
-            with self._counted(await self._place(call, request, names)) as placement:
+            placement = await self._place(call, request, names)
+            try:
                 if placement.decision.decode.name not in self._fleet.endpoints:
                     continue  # It went in the moment between.
                 call.attempts.count += 1
@@ -299,16 +299,10 @@ class Generate:
                     continue
                 except StreamCutError as error:
                     lost, cut = placement.decision.decode, error
+            finally:
+                self.flow.finish(placement)
             await self._continue(call, request, lost, names, cut)
             return
-
-    @contextmanager
-    def _counted(self, placement: Placement) -> Iterator[Placement]:
-        """Counts the request at its endpoint until the end of the block, however that comes."""
-        try:
-            yield placement
-        finally:
-            self.flow.finish(placement)
 
     async def _continue(
         self, call: _Call, request: RoutingRequest, lost: Endpoint, names: Sequence[str], cut: StreamCutError
@@ -326,8 +320,11 @@ class Generate:
                 continue
             log.info("request %s goes on at %s: %s", call.request_id, decision.decode.name, cut)
             try:
-                with self._counted(self.flow.place_now(request, decision, call.request_id)) as placement:
+                placement = self.flow.place_now(request, decision, call.request_id)
+                try:
                     await self._attempt(call, request, placement)
+                finally:
+                    self.flow.finish(placement)
                 self._metrics.continued(True)
                 return
             except StreamCutError as again:
