@@ -1,12 +1,15 @@
 """Who a request is from, by its API key: whose share it takes, which priority it may have, which cache it shares."""
 
+import hashlib
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
 
 from mini_infer_contract.api_keys import ApiKeys, KeyGrant, clamped, grant_of, salted
 from mini_infer_contract.asgi import Scope
+from mini_infer_contract.http_server.peers import peer_of
 from mini_infer_contract.launch import SERVICE_TIER_PRIORITIES
 from mini_infer_gateway.fleet.fair_shares import NO_KEY, Flow
 from mini_infer_gateway.paths import EnginePath
@@ -26,6 +29,8 @@ class Client:
     """A shorter wait that they ask for puts them before others of their flow."""
     facts: dict[str, str] = field(default_factory=dict)
     """For their lines in the log."""
+    name_at_engines: bytes = b""
+    """The value of CLIENT_HEADER; empty: it depends on the address that they come from."""
 
     def priority(self, fields: dict[str, Any]) -> int:
         """The priority in force of a request; vLLM's field and OpenAI's service_tier. Lower goes first."""
@@ -85,9 +90,24 @@ class Clients:
             grant if self._salts_by_key else self._own,
             orders_by_deadline=True,
             facts={"key": grant.name},
+            name_at_engines=_opaque(f"key {grant.name}"),
         )
         self._known[grant.digest] = grant, client
         return client
+
+
+def name_at_engines(client: Client, scope: Scope) -> bytes:
+    """Returns the value of CLIENT_HEADER: the same for all requests of a key's name, else for those of a peer."""
+    if client.name_at_engines:
+        return client.name_at_engines
+    address = scope.get("client")
+    return _opaque(f"peer {peer_of(address[0])}" if address else "local")
+
+
+@lru_cache(maxsize=4096)
+def _opaque(name: str) -> bytes:
+    """An engine needs no key's name and no address: it only tells clients apart."""
+    return hashlib.blake2b(name.encode(), digest_size=12, person=b"mini-infer").hexdigest().encode()
 
 
 _KNOWN = 10_000

@@ -21,6 +21,7 @@ from mini_infer_contract.asgi import Headers, Receive, Scope, Send
 from mini_infer_contract.http_server.client_link import CLIENT_LINK, ClientLink
 from mini_infer_contract.json_structure import check_structure
 from mini_infer_contract.launch import (
+    CLIENT_HEADER,
     FETCH_FROM_HEADER,
     PREFILL_FROM_HEADER,
     QUEUE_TIMEOUT_HEADER,
@@ -46,7 +47,7 @@ from mini_infer_gateway.memory import BodyBudget, HeldBody
 from mini_infer_gateway.metrics import Metrics, Outcome, outcome_of
 from mini_infer_gateway.paths import EnginePath
 from mini_infer_gateway.pipeline.attempt import AttemptError, Exchange, StreamCutError
-from mini_infer_gateway.pipeline.clients import ANYBODY, Client, Clients
+from mini_infer_gateway.pipeline.clients import ANYBODY, Client, Clients, name_at_engines
 from mini_infer_gateway.pipeline.continuation import Continuation
 from mini_infer_gateway.pipeline.continuations import continuation_of
 from mini_infer_gateway.pipeline.poison_requests import KILLS_LIMIT, PoisonRequests, endpoints_ended
@@ -71,7 +72,7 @@ CONTINUATION_PAUSE_S = 0.1
 WARN_EVERY_S = 60.0
 """Between two warnings that streams are not continued."""
 
-_REQUEST_ID = REQUEST_ID_HEADER.encode()
+_REQUEST_ID, _CLIENT = REQUEST_ID_HEADER.encode(), CLIENT_HEADER.encode()
 _PREFILL_FROM, _FETCH_FROM = PREFILL_FROM_HEADER.encode(), FETCH_FROM_HEADER.encode()
 _QUEUE_TIMEOUT = QUEUE_TIMEOUT_HEADER.encode()
 
@@ -178,6 +179,7 @@ class Generate:
             body, fields = client.rewritten(row, body, fields) if body and not boundary else (body, fields)
             call = self._call(row, scope, arrived_s, fields, model, body, send, held)
             call.client = client
+            call.exchange.headers.append((_CLIENT, name_at_engines(client, scope)))
             call.boundary = boundary
             del body, fields  # The call lets go of them with the answer's first byte.
             exchange = call.exchange
