@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from mini_infer_contract.api_keys import ApiKeys
-from mini_infer_contract.launch import Endpoint
+from mini_infer_contract.launch import CLIENT_HEADER, Endpoint
 from tests.engine.server.dry_server import DryServer, free_port
 from tests.gateway.test_waiting_here import busy, waiting
 from tests.support.fake_engine import FakeEngine
@@ -169,3 +169,26 @@ async def test_hits_stay_exact_when_only_the_engine_has_keys(engine: tuple[DrySe
         told, thought = await cached(gateway.url, "", **mine)
         assert told > 0
         assert thought == told
+
+
+async def test_engines_get_an_opaque_name_of_each_key_when_clients_name_themselves(keys: ApiKeys) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], CLIENT_HEADER: "in the body"}
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint, keys=keys) as gateway:
+        await gateway.settled()
+        for key in ("sk-many", "sk-few", "sk-many"):
+            headers = {"authorization": f"Bearer {key}", CLIENT_HEADER: "chosen"}
+            async with gateway.client.post(gateway.url + "/v1/chat/completions", json=body, headers=headers) as answer:
+                assert answer.status == 200
+        many, few, again = ({n.lower(): v for n, v in sent.items()}[CLIENT_HEADER] for sent in engine.headers)
+    assert many == again != few
+    assert not {"chosen", "many", "few"} & {many, few}
+
+
+async def test_engines_get_one_opaque_name_of_an_address_when_there_are_no_keys() -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
+        await gateway.settled()
+        for key in ("sk-one", "sk-two"):
+            assert await ask(gateway, key, "hi") == 200
+        one, two = ({n.lower(): v for n, v in sent.items()}[CLIENT_HEADER] for sent in engine.headers)
+    assert one == two
+    assert "127.0.0.1" not in one

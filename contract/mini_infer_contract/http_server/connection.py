@@ -15,7 +15,7 @@ from http import HTTPStatus
 from typing import Any, cast
 
 import httptools
-from uvicorn._types import ASGI3Application, ASGISendEvent
+from uvicorn._types import ASGISendEvent
 from uvicorn.config import Config
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -87,7 +87,6 @@ class LimitedConnection(HttpToolsProtocol):
         """Follows the answers to requests that came before the one that is refused; nothing is parsed any more."""
         self._discards = False
         """The refusal was sent: what still comes is dropped until the client has read it and closes (RFC 9112, 9.6)."""
-        self._link = ClientLink(lambda: self.flow.resume_reading())
 
     # -- asyncio.Protocol
 
@@ -95,6 +94,7 @@ class LimitedConnection(HttpToolsProtocol):
         """Admits the connection, or answers 503 and closes it."""
         super().connection_made(transport)
         self.flow = _Flow(transport)
+        self._link = ClientLink(self.flow.resume_reading)
         try:
             self._peer = self.guard.peers.admit(self, self._address)
         except ApiError as error:
@@ -151,17 +151,18 @@ class LimitedConnection(HttpToolsProtocol):
         """Begins a request."""
         super().on_message_begin()
         if self.has_direct_writes:
-            cast("Scope", self.scope)[CLIENT_LINK] = self._link
+            scope: Scope = self.scope  # type: ignore[assignment]  # uvicorn's type has the names of ASGI alone
+            scope[CLIENT_LINK] = self._link
         self._began_s, self._in_head, self._is_new, self._kept_s = time.monotonic(), True, False, None
         self._received_bytes = self._since_body_bytes = self._piece_bytes
         self._head_pieces = self._body_bytes = 0
 
     def on_headers_complete(self) -> None:
         """Hands the request to the application. ApiError: its head cannot be served."""
-        if self.offers_another_protocol:
+        upgrades = self.parser.should_upgrade()
+        if upgrades and self.offers_another_protocol:
             return
         self._in_head = False
-        upgrades = self.parser.should_upgrade()
         version = self.parser.get_http_version()
         if refusal := self._head_refusal(version, opens_websocket=upgrades):
             raise refusal
@@ -169,8 +170,11 @@ class LimitedConnection(HttpToolsProtocol):
         super().on_headers_complete()
         if (cycle := self.cycle) is None or cycle is before:
             return
+        if not self.pipeline:
+            self._running = cycle
         if self.has_direct_writes:
-            cast("Scope", self.scope)[RESPONSE_WRITER] = ResponseWriter(cycle)
+            scope: Scope = self.scope  # type: ignore[assignment]  # as above
+            scope[RESPONSE_WRITER] = ResponseWriter(cycle)
         self.headers = []  # Trailers are no headers.
         if version == "1.0":
             cycle.__class__ = _UntilClose  # uvicorn makes cycles of its own class alone
@@ -193,10 +197,6 @@ class LimitedConnection(HttpToolsProtocol):
 
     # -- uvicorn
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        self._running = cycle
-        super()._start_asgi_task(cycle, app)
-
     def on_response_complete(self) -> None:
         """Goes on with the next request, without uvicorn's timer for each answer."""
         self.server_state.total_requests += 1
@@ -204,7 +204,8 @@ class LimitedConnection(HttpToolsProtocol):
             return
         self.flow.resume_reading()
         if self.pipeline:
-            self._start_asgi_task(*self.pipeline.pop())
+            self._running, app = self.pipeline.pop()
+            self._start_asgi_task(self._running, app)
             return
         self._pipelined_bytes = 0
         if self._refusal is not None:
@@ -392,7 +393,7 @@ class _Flow(FlowControl):
     """uvicorn's, which may be asked to read from a connection that is closed already."""
 
     def resume_reading(self) -> None:
-        if not self._transport.is_closing():
+        if self.read_paused and not self._transport.is_closing():
             super().resume_reading()
 
 

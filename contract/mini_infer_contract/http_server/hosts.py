@@ -7,6 +7,7 @@ never a name without a dot, which public DNS does not resolve. Pure: headers in,
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from ipaddress import ip_address
 from typing import Final
 
@@ -14,6 +15,8 @@ from mini_infer_contract.api_errors import ApiError
 
 ANY: Final = "*"
 _SAFE_METHODS: Final = (b"GET", b"HEAD", b"OPTIONS")
+_LONGEST_HOST: Final = 300
+"""Bytes of a Host header that may name a host: a domain name has at most 253, a port five more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,27 +37,37 @@ class AllowedHosts:
 
         Browsers send an Origin with whatever changes state, and with WebSocket handshakes, which CORS does not cover.
         """
-        hosts = [value for name, value in headers if name == b"host"]
+        hosts, sent_origin = [], b""
+        for name, value in headers:
+            if name == b"host":
+                hosts.append(value)
+            elif name == b"origin":
+                sent_origin = sent_origin or value
         if len(hosts) > 1:
             return ApiError(400, "the request has several Host headers: send one", param="Host", code="invalid_host")
         if ANY in self.names:
             return None
-        host = hosts[0].decode("latin-1") if hosts else ""
-        if not self._allows(_name_of(host)):
+        sent_host = hosts[0] if hosts else b""
+        host = sent_host.decode("latin-1")
+        if len(sent_host) > _LONGEST_HOST or not _allows(self.names, self.undotted, host):
             message = f"this server does not answer for host {host[:100]!r}: name it with --allowed-hosts"
             return ApiError(421, message, param="Host", code="host_not_allowed")
         if method in _SAFE_METHODS and not opens_websocket:
             return None
-        origin = next((value.decode("latin-1") for name, value in headers if name == b"origin"), "")
+        origin = sent_origin.decode("latin-1")
         if not origin or ANY in self.origins or origin in self.origins or origin.partition("://")[2] == host:
             return None
         message = f"pages of {origin[:100]!r} may not use this server: name the origin with --allowed-origins"
         return ApiError(403, message, param="Origin", code="origin_not_allowed")
 
-    def _allows(self, name: str) -> bool:
-        if name in self.names or any(one[0:2] == "*." and name.endswith(one[1:]) for one in self.names):
-            return True
-        return self.undotted and ("." not in name or _is_address(name))
+
+@lru_cache(maxsize=1024)
+def _allows(names: tuple[str, ...], undotted: bool, host: str) -> bool:
+    """Returns True if a server of these `names` answers for a Host header. Clients send few different ones."""
+    name = _name_of(host)
+    if name in names or any(one[0:2] == "*." and name.endswith(one[1:]) for one in names):
+        return True
+    return undotted and ("." not in name or _is_address(name))
 
 
 def allowed_hosts(wanted: tuple[str, ...], host: str, *, has_keys: bool, origins: tuple[str, ...] = ()) -> AllowedHosts:

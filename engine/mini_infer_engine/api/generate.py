@@ -115,7 +115,9 @@ class GenerationResponse(Response):
                     check_parsing(state.text.formats, spec.parsing)
                 model = state.admit(spec.model)
                 held.enter_context(state.admission.choices(spec.num_prompts * spec.copies))
-                prompts, sampling = await checked(state, model, spec, len(raw), client_of(self._request))
+                prompts, sampling = await checked(
+                    state, model, spec, len(raw), client_of(self._request, state.peer_secret)
+                )
                 headers = self._request.headers
                 is_trusted = trusts_sender(state.options.kv_transfer_trust, state.peer_secret, headers.get(PEER_HEADER))
                 source = kv_source(headers, spec.kv_transfer_params, is_trusted=is_trusted)

@@ -13,8 +13,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.api_keys import presented_key
 from mini_infer_contract.dialects.anthropic_errors import errors_of
+from mini_infer_contract.http_server.peers import peer_of
 from mini_infer_contract.json_structure import check_structure
 from mini_infer_contract.launch import CLIENT_HEADER, REQUEST_ID_HEADER
+from mini_infer_contract.peer_auth import PEER_HEADER, PeerSecret
 from mini_infer_contract.request_body import check_media_type, too_large, unpacked
 from mini_infer_contract.request_ids import request_id_in
 from mini_infer_engine.api.dialects.openai_shapes import encode_json
@@ -74,13 +76,17 @@ async def _read(request: Request, max_bytes: int) -> bytes:
     return b"".join(parts)
 
 
-def client_of(request: Request) -> str:
-    """Returns what limits on one client count by: the gateway's word for it, else its API key, else its address."""
-    if client := request.headers.get(CLIENT_HEADER):
+def client_of(request: Request, secret: PeerSecret | None) -> str:
+    """Returns what limits on one client count by: the gateway's name for it, else its API key, else its address.
+
+    The name counts only beside the token of the service's `secret`: a client that chose it would have no limit.
+    """
+    headers = request.headers
+    if (client := headers.get(CLIENT_HEADER)) and secret is not None and secret.accepts(headers.get(PEER_HEADER)):
         return f"client {client[:_LONGEST_CLIENT]}"
     if key := presented_key(request.headers.raw):
         return "key " + hashlib.sha256(key).hexdigest()
-    return f"peer {request.client.host}" if request.client is not None else ""
+    return f"peer {peer_of(request.client.host)}" if request.client is not None else ""
 
 
 def request_id(request: Request) -> str:

@@ -43,7 +43,7 @@ async def _rendered(
         spec = dialect.parse(await read_large_json_object(raw), state.unknown_fields())
         model = state.admit(spec.model)
         try:
-            prompts, sampling = await checked(state, model, spec, len(raw), client_of(http_request))
+            prompts, sampling = await checked(state, model, spec, len(raw), client_of(http_request, state.peer_secret))
         except ParameterError as error:
             raise bad_parameter(error) from None
     head = {"request_id": id_prefix + request_id(http_request), "model": spec.model or state.text.names[0]}

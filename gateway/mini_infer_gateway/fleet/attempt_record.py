@@ -72,7 +72,8 @@ class AttemptRecord:
         """The attempt is over."""
         now_s, state = self._clock(), self._state
         is_unanswered = self._request in state.waiting
-        state.waits_no_more(self._request, now_s)
+        if is_unanswered:
+            state.waits_no_more(self._request, now_s)
         state.streaming.discard(self._request)
         if self.judged:
             return

@@ -151,7 +151,7 @@ class EndpointState:
 
     def answers(self, now_s: float, took_s: float) -> None:
         """A first byte came, of an answer below 400."""
-        self.heard(now_s)
+        self.byte_s, self.abandoned_s = now_s, 0.0
         self.first_bytes.append((now_s, took_s))
         self.overloads, self.overloaded_until_s, self.unready = 0, 0.0, False
 

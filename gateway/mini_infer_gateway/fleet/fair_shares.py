@@ -42,9 +42,12 @@ class FairShares:
 
     def dispatch(self, flow: Flow, tokens: float, waiting: Iterable[Flow]) -> None:
         """A request of the flow is served; `waiting` are the flows that have others."""
-        start = min((self.level(other) for other in waiting), default=self.level(flow))
-        self.virtual_time = max(self.virtual_time, min(start, self.level(flow)))
-        self.charge(flow, tokens)
+        lowest = own = self.level(flow)
+        for other in waiting:
+            lowest = min(lowest, self.level(other))
+        if lowest > self.virtual_time:
+            self.virtual_time = lowest
+        self._served[flow.name] = own + tokens / flow.weight
 
     def charge(self, flow: Flow, tokens: float) -> None:
         """Counts tokens that the flow was served."""

@@ -75,7 +75,10 @@ async def read_body(
 
 
 def _header(scope: Scope, name: bytes) -> str:
-    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), "")
+    for key, value in scope["headers"]:
+        if key == name:
+            return value.decode("latin-1")
+    return ""
 
 
 async def _read(scope: Scope, receive: Receive, limit_bytes: int, room: Callable[[int], bool]) -> bytes:

@@ -7,6 +7,7 @@ Headers = list[tuple[bytes, bytes]]
 
 PRIVATE_PREFIX = b"x-mini-infer-"
 """Words between gateway and engines: neither side of a client's."""
+_PREFIX_BYTES = len(PRIVATE_PREFIX)
 
 _HOP_BY_HOP = frozenset(
     (
@@ -51,14 +52,15 @@ def _without(headers: Headers, unwanted: frozenset[bytes]) -> Headers:
     for name, value in headers:
         if name == b"connection":
             unwanted |= {word.strip().lower() for word in value.split(b",")}
-    return [header for header in headers if header[0] not in unwanted and not _is_private(*header)]
-
-
-def _is_private(name: bytes, value: bytes) -> bool:
-    """True for names that a server may read as private ones, as CGI's kind does, and for values of several lines."""
-    if name.startswith(PRIVATE_PREFIX) or b"\n" in value or b"\r" in value:
-        return True
-    return b"_" in name and name.replace(b"_", b"-").startswith(PRIVATE_PREFIX)
+    # Of names, dropped are those that a server may read as private ones, as CGI's kind does; of values, several lines.
+    return [
+        (name, value)
+        for name, value in headers
+        if name not in unwanted
+        and (name if b"_" not in name else name.replace(b"_", b"-"))[:_PREFIX_BYTES] != PRIVATE_PREFIX
+        and b"\n" not in value
+        and b"\r" not in value
+    ]
 
 
 def retry_after_s(value: bytes) -> float | None:

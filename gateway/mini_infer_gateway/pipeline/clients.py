@@ -1,12 +1,15 @@
 """Who a request is from, by its API key: whose share it takes, which priority it may have, which cache it shares."""
 
+import hashlib
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
 
 from mini_infer_contract.api_keys import ApiKeys, KeyGrant, clamped, grant_of, salted
 from mini_infer_contract.asgi import Scope
+from mini_infer_contract.http_server.peers import peer_of
 from mini_infer_contract.launch import SERVICE_TIER_PRIORITIES
 from mini_infer_gateway.fleet.fair_shares import NO_KEY, Flow
 from mini_infer_gateway.paths import EnginePath
@@ -26,16 +29,20 @@ class Client:
     """A shorter wait that they ask for puts them before others of their flow."""
     facts: dict[str, str] = field(default_factory=dict)
     """For their lines in the log."""
+    name_at_engines: bytes = b""
+    """The value of CLIENT_HEADER; empty: it depends on the address that they come from."""
 
     def priority(self, fields: dict[str, Any]) -> int:
         """The priority in force of a request; vLLM's field and OpenAI's service_tier. Lower goes first."""
-        wanted = _wanted_priority(fields)
+        wanted = None if _PRIORITY_FIELDS.isdisjoint(fields) else _wanted_priority(fields)
         return 0 if wanted is None else clamped(wanted, self.max_priority)
 
     def rewritten(self, row: EnginePath, body: bytes, fields: dict[str, Any]) -> tuple[bytes, dict[str, Any]]:
         """The body and its fields as an engine gets them: with the priority in force, and the cache salt of the key."""
+        if self.salt_of is None and _PRIORITY_FIELDS.isdisjoint(fields):
+            return body, fields
         changed: dict[str, Any] = {}
-        wanted = _wanted_priority(fields)
+        wanted = None if _PRIORITY_FIELDS.isdisjoint(fields) else _wanted_priority(fields)
         if wanted is not None and (allowed := clamped(wanted, self.max_priority)) != wanted:
             changed["priority"] = allowed
         own = fields.get("cache_salt")
@@ -44,6 +51,7 @@ class Client:
         return (_with_fields(body, changed), fields | changed) if changed else (body, fields)
 
 
+_PRIORITY_FIELDS: Final = frozenset(("priority", "service_tier"))
 ANYBODY: Final = Client()
 GRANT: Final = "mini_infer_key_grant"
 """In a scope: what its API key may do, where that has been looked up."""
@@ -54,30 +62,52 @@ class Clients:
 
     def __init__(self, settings: GatewaySettings, keys: ApiKeys) -> None:
         self._keys, self._max_priority = keys, settings.max_priority
+        self._has_keys = bool(keys)
         self._salts_by_key = settings.cache_salt_by_key
         # An engine with keys salts what comes without a salt by the key that it comes with, which is ours.
         self._own = grant_of(settings.engine_api_key) if settings.engine_api_key else None
         self._anybody = Client(
             max_priority=settings.max_priority, salt_of=self._own, orders_by_deadline=settings.max_priority < 0
         )
-        self._known: dict[KeyGrant, Client] = {}
+        self._known: dict[bytes, tuple[KeyGrant, Client]] = {}
+        """By the hash of their key; a grant of before the file of keys changed is another object."""
 
     def of(self, scope: Scope) -> Client:
         """The client of a request, which has been let in."""
+        if not self._has_keys:
+            return self._anybody
         grant = scope.get(GRANT) or self._keys.grant(scope["headers"])
         if grant is None:
             return self._anybody
-        if (known := self._known.get(grant)) is None:
-            if len(self._known) >= _KNOWN:
-                self._known.clear()
-            known = self._known[grant] = Client(
-                Flow(grant.name, grant.weight),
-                self._max_priority if grant.max_priority is None else grant.max_priority,
-                grant if self._salts_by_key else self._own,
-                orders_by_deadline=True,
-                facts={"key": grant.name},
-            )
-        return known
+        known = self._known.get(grant.digest)
+        if known is not None and known[0] is grant:
+            return known[1]
+        if len(self._known) >= _KNOWN:
+            self._known.clear()
+        client = Client(
+            Flow(grant.name, grant.weight),
+            self._max_priority if grant.max_priority is None else grant.max_priority,
+            grant if self._salts_by_key else self._own,
+            orders_by_deadline=True,
+            facts={"key": grant.name},
+            name_at_engines=_opaque(f"key {grant.name}"),
+        )
+        self._known[grant.digest] = grant, client
+        return client
+
+
+def name_at_engines(client: Client, scope: Scope) -> bytes:
+    """Returns the value of CLIENT_HEADER: the same for all requests of a key's name, else for those of a peer."""
+    if client.name_at_engines:
+        return client.name_at_engines
+    address = scope.get("client")
+    return _opaque(f"peer {peer_of(address[0])}" if address else "local")
+
+
+@lru_cache(maxsize=4096)
+def _opaque(name: str) -> bytes:
+    """An engine needs no key's name and no address: it only tells clients apart."""
+    return hashlib.blake2b(name.encode(), digest_size=12, person=b"mini-infer").hexdigest().encode()
 
 
 _KNOWN = 10_000

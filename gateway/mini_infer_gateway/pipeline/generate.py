@@ -5,8 +5,7 @@ Stages of one request stand in `Generate.__call__` and `Generate._serve`; what o
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
@@ -22,6 +21,7 @@ from mini_infer_contract.asgi import Headers, Receive, Scope, Send
 from mini_infer_contract.http_server.client_link import CLIENT_LINK, ClientLink
 from mini_infer_contract.json_structure import check_structure
 from mini_infer_contract.launch import (
+    CLIENT_HEADER,
     FETCH_FROM_HEADER,
     PREFILL_FROM_HEADER,
     QUEUE_TIMEOUT_HEADER,
@@ -47,7 +47,7 @@ from mini_infer_gateway.memory import BodyBudget, HeldBody
 from mini_infer_gateway.metrics import Metrics, Outcome, outcome_of
 from mini_infer_gateway.paths import EnginePath
 from mini_infer_gateway.pipeline.attempt import AttemptError, Exchange, StreamCutError
-from mini_infer_gateway.pipeline.clients import ANYBODY, Client, Clients
+from mini_infer_gateway.pipeline.clients import ANYBODY, Client, Clients, name_at_engines
 from mini_infer_gateway.pipeline.continuation import Continuation
 from mini_infer_gateway.pipeline.continuations import continuation_of
 from mini_infer_gateway.pipeline.poison_requests import KILLS_LIMIT, PoisonRequests, endpoints_ended
@@ -72,7 +72,7 @@ CONTINUATION_PAUSE_S = 0.1
 WARN_EVERY_S = 60.0
 """Between two warnings that streams are not continued."""
 
-_REQUEST_ID = REQUEST_ID_HEADER.encode()
+_REQUEST_ID, _CLIENT = REQUEST_ID_HEADER.encode(), CLIENT_HEADER.encode()
 _PREFILL_FROM, _FETCH_FROM = PREFILL_FROM_HEADER.encode(), FETCH_FROM_HEADER.encode()
 _QUEUE_TIMEOUT = QUEUE_TIMEOUT_HEADER.encode()
 
@@ -179,6 +179,7 @@ class Generate:
             body, fields = client.rewritten(row, body, fields) if body and not boundary else (body, fields)
             call = self._call(row, scope, arrived_s, fields, model, body, send, held)
             call.client = client
+            call.exchange.headers.append((_CLIENT, name_at_engines(client, scope)))
             call.boundary = boundary
             del body, fields  # The call lets go of them with the answer's first byte.
             exchange = call.exchange
@@ -282,7 +283,8 @@ class Generate:
             raise endpoints_ended(call.model, call.attempts.kills)
         request = await self._routing_request(call, names)
         while True:
-            with self._counted(await self._place(call, request, names)) as placement:
+            placement = await self._place(call, request, names)
+            try:
                 if placement.decision.decode.name not in self._fleet.endpoints:
                     continue  # It went in the moment between.
                 call.attempts.count += 1
@@ -299,16 +301,10 @@ class Generate:
                     continue
                 except StreamCutError as error:
                     lost, cut = placement.decision.decode, error
+            finally:
+                self.flow.finish(placement)
             await self._continue(call, request, lost, names, cut)
             return
-
-    @contextmanager
-    def _counted(self, placement: Placement) -> Iterator[Placement]:
-        """Counts the request at its endpoint until the end of the block, however that comes."""
-        try:
-            yield placement
-        finally:
-            self.flow.finish(placement)
 
     async def _continue(
         self, call: _Call, request: RoutingRequest, lost: Endpoint, names: Sequence[str], cut: StreamCutError
@@ -326,8 +322,11 @@ class Generate:
                 continue
             log.info("request %s goes on at %s: %s", call.request_id, decision.decode.name, cut)
             try:
-                with self._counted(self.flow.place_now(request, decision, call.request_id)) as placement:
+                placement = self.flow.place_now(request, decision, call.request_id)
+                try:
                     await self._attempt(call, request, placement)
+                finally:
+                    self.flow.finish(placement)
                 self._metrics.continued(True)
                 return
             except StreamCutError as again:

@@ -17,10 +17,14 @@ TRANSFER_FIELDS = frozenset(
 )
 _WITHIN = (("vllm_xargs",), ("sampling_params",), ("sampling_params", "extra_args"))
 """Objects in a body whose fields vLLM takes for its own."""
+_WATCHED = TRANSFER_FIELDS.union(path[0] for path in _WITHIN)
+"""Most bodies have none of these, and are looked at no further."""
 
 
 def refuse_transfer_fields(fields: Mapping[str, Any]) -> None:
     """Raises ApiError 400, which names the field, if a client's body has one that is not null."""
+    if _WATCHED.isdisjoint(fields):
+        return
     _refuse(fields, ())
     for path in _WITHIN:
         inner: Any = fields

@@ -1,13 +1,15 @@
 """The process that workers are forked from: it has the vocabulary's prefix tree, no torch, no sockets but its parent's.
 
-It reads the tokenizer once, and then a file descriptor for each grammar: a socket whose other end waits for the proof.
-It keeps that socket open until the worker has ended, and says how it ended. It ends when its parent closes the control
-socket, that is, also when the parent dies.
+It reads the tokenizer once, and forks workers that wait, so that no client waits for a fork. A waiting worker reads a
+file descriptor from the control socket: a socket whose other end sends a grammar and expects the proof. It passes it on
+to this process, which keeps it open until the worker has ended, and says how it ended. All end when the parent closes
+the control socket, that is, also when the parent dies.
 """
 
 import contextlib
 import ctypes
 import gc
+import math
 import os
 import selectors
 import signal
@@ -15,6 +17,7 @@ import socket
 import sys
 import time
 from dataclasses import dataclass
+from typing import cast
 
 import msgspec
 from llguidance import LLTokenizer
@@ -23,18 +26,24 @@ from tokenizers import Tokenizer
 from mini_infer_contract.logs import show_crashes
 from mini_infer_engine.structured.limits import MAX_WALL_S
 from mini_infer_engine.structured.proving.messages import WorkerEnd, receive_document, send_document
-from mini_infer_engine.structured.proving.worker import run_job
+from mini_infer_engine.structured.proving.worker import limit_this_process, prove
 
 READY = b"r"
+WAITING_WORKERS = 2
+"""Workers that wait for a grammar; each shares the memory of the process that it was forked from."""
 _PR_SET_PDEATHSIG = 1
 """<sys/prctl.h>: the signal that the kernel sends when the parent dies."""
+_CONTROL_CLOSED = 3
+"""Exit status of a worker that waited until the parent closed the control socket."""
+_LIBC = ctypes.CDLL(None)
 
 
 @dataclass(slots=True)
 class _Worker:
     pid: int
-    channel: socket.socket
-    deadline_s: float
+    job: socket.socket | None = None
+    """Where the proof goes; None while the worker waits for a grammar."""
+    deadline_s: float = math.inf
     has_timed_out: bool = False
 
 
@@ -47,62 +56,81 @@ def vocabulary(tokenizer_json: str) -> LLTokenizer:
 
 
 class _Workers:
-    """All workers that run now."""
+    """All workers: those that prove a grammar, and those that wait for one."""
 
     def __init__(self, control: socket.socket, tokenizer: LLTokenizer) -> None:
         self._control, self._tokenizer = control, tokenizer
         self._selector = selectors.DefaultSelector()
-        self._selector.register(control, selectors.EVENT_READ)
-        self._workers: dict[int, _Worker] = {}
-        """By the reading end of a pipe whose writing end is the worker's alone: it is readable once that has ended."""
+        self._workers: dict[socket.socket, _Worker] = {}
+        """By our end of a socket pair whose other end is the worker's alone."""
+        self._is_closed = False
+        """The parent closed the control socket, as a waiting worker saw."""
 
     def serve(self) -> None:
-        """Forks a worker for each job, until the control socket is closed."""
-        while True:
+        """Keeps workers waiting until the control socket is closed and the last worker has ended."""
+        while not self._is_closed or self._workers:
+            self._fork_until(WAITING_WORKERS)
             for key, _ in self._selector.select(self._patience_s()):
-                if key.fileobj is not self._control:
-                    self._reap(key.fd)
-                elif not self._accept():
-                    return
+                self._hear(cast("socket.socket", key.fileobj))
             self._end_overdue()
 
-    def _accept(self) -> bool:
-        """Returns False if there will be no more jobs."""
-        data, (fd, *_) = _receive_fd(self._control)
-        if not data:
-            return False
-        with socket.socket(fileno=fd) as received:
-            channel = received.dup()
-        ended, kept_open = os.pipe()
-        if not (pid := os.fork()):
-            self._work(channel)
-        os.close(kept_open)
-        self._workers[ended] = _Worker(pid, channel, time.monotonic() + MAX_WALL_S)
-        self._selector.register(ended, selectors.EVENT_READ)
-        return True
+    def _fork_until(self, count: int) -> None:
+        """Forks beside running proofs only if nobody waits: a fork takes processor time that a client waits for."""
+        waiting = sum(worker.job is None for worker in self._workers.values())
+        wanted = 0 if self._is_closed else count if waiting == len(self._workers) else 1
+        for _ in range(wanted - waiting):
+            self._fork()
 
-    def _work(self, channel: socket.socket) -> None:
+    def _fork(self) -> None:
+        ours, theirs = socket.socketpair()
+        if not (pid := os.fork()):
+            ours.close()
+            self._work(theirs)
+        theirs.close()
+        self._workers[ours] = _Worker(pid)
+        self._selector.register(ours, selectors.EVENT_READ)
+
+    def _work(self, parent: socket.socket) -> None:
         """The forked process: it never returns."""
         try:
             _die_with_parent()
-            text = receive_document(channel).decode()
+            limit_this_process()
+            if (job := _receive_job(self._control)) is None:
+                os._exit(_CONTROL_CLOSED)
+            socket.send_fds(parent, [b"j"], [job.fileno()])
+            text = receive_document(job).decode()
             try:
-                proof = run_job(self._tokenizer, text)
+                proof = prove(self._tokenizer, text)
             except MemoryError:
                 os.kill(os.getpid(), signal.SIGABRT)  # as where the library meets the limit
-            send_document(channel, msgspec.json.encode(proof))
+            send_document(job, msgspec.json.encode(proof))
         finally:
             os._exit(0)
 
-    def _reap(self, ended: int) -> None:
-        worker = self._workers.pop(ended)
-        self._selector.unregister(ended)
-        os.close(ended)
+    def _hear(self, link: socket.socket) -> None:
+        """Reads what a worker sends: its job, or that it has ended."""
+        worker = self._workers[link]
+        try:
+            job = _receive_job(link)
+        except OSError:
+            job = None
+        if job is None:
+            self._reap(link)
+        else:
+            worker.job, worker.deadline_s = job, time.monotonic() + MAX_WALL_S
+
+    def _reap(self, link: socket.socket) -> None:
+        worker = self._workers.pop(link)
+        self._selector.unregister(link)
+        link.close()
         _, status = os.waitpid(worker.pid, 0)
+        if worker.job is None:
+            self._is_closed |= os.WIFEXITED(status) and os.WEXITSTATUS(status) == _CONTROL_CLOSED
+            return
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         with contextlib.suppress(OSError):  # nobody waits for it any more
-            send_document(worker.channel, msgspec.json.encode(WorkerEnd(number, worker.has_timed_out)))
-        worker.channel.close()
+            send_document(worker.job, msgspec.json.encode(WorkerEnd(number, worker.has_timed_out)))
+        worker.job.close()
 
     def _end_overdue(self) -> None:
         now_s = time.monotonic()
@@ -112,19 +140,19 @@ class _Workers:
                 os.kill(worker.pid, signal.SIGKILL)
 
     def _patience_s(self) -> float | None:
-        if not self._workers:
-            return None
-        return max(0.01, min(worker.deadline_s for worker in self._workers.values()) - time.monotonic())
+        earliest_s = min((worker.deadline_s for worker in self._workers.values()), default=math.inf)
+        return None if earliest_s == math.inf else max(0.01, earliest_s - time.monotonic())
 
 
-def _receive_fd(control: socket.socket) -> tuple[bytes, list[int]]:
-    data, fds, _, _ = socket.recv_fds(control, 1, 1)
-    return data, fds or [-1]
+def _receive_job(channel: socket.socket) -> socket.socket | None:
+    """Returns the socket that a message carries. Returns None if the other side has closed the channel."""
+    data, fds, _, _ = socket.recv_fds(channel, 1, 1)
+    return socket.socket(fileno=fds[0]) if data and fds else None
 
 
 def _die_with_parent() -> None:
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def main() -> None:

@@ -112,8 +112,11 @@ class Prover:
         raise ProverLostError("the process that checks grammars ends as soon as it has started")
 
     def _ready_control(self) -> socket.socket:
-        if self._control is not None:
+        if self._control is not None and self._process is not None and self._process.poll() is None:
             return self._control
+        if self._control is not None:  # The process has ended, and workers that still wait are about to.
+            self._control.close()
+            self._control = None
         ours, theirs = socket.socketpair()
         try:
             with theirs:

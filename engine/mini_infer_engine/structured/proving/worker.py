@@ -13,7 +13,6 @@ import signal
 import time
 from collections.abc import Iterator
 
-import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
 from mini_infer_engine.structured.limits import (
@@ -36,7 +35,11 @@ _WALK_S = 0.006
 
 
 def limit_this_process() -> None:
-    """Sets the limits of one proof. The kernel enforces them by signals that nothing here can catch or delay."""
+    """Sets the limits of one proof. The kernel enforces them by signals that nothing here can catch or delay.
+
+    Python raises MemoryError if it meets the limit of memory before the library does.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # Rust writes about panics and failed allocations of this grammar
     size, _ = _memory_bytes()
     limits = [
         (resource.RLIMIT_CORE, 0),
@@ -111,7 +114,7 @@ def _alone(tokenizer: LLTokenizer, pattern: str) -> LLMatcher:
 def _next_token(output: LLMatcher, chooser: random.Random) -> str:
     """Goes on by one random token. Returns why the output cannot go on; empty if it can, or is complete."""
     started = time.process_time()
-    mask = np.frombuffer(output.compute_bitmask(), dtype=np.uint8)
+    mask = output.compute_bitmask()
     if (took := time.process_time() - started) > MAX_MASK_S:
         return f"one of its first masks takes {took:.2f} s of CPU, and at most {MAX_MASK_S:g} are allowed: simplify it"
     if is_dead_end(output):
@@ -120,11 +123,23 @@ def _next_token(output: LLMatcher, chooser: random.Random) -> str:
         return f"{output.get_error().strip().partition(chr(10))[0]}: simplify it"
     if output.is_stopped():
         return ""
-    allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
-    if not len(allowed):
+    if (token := _allowed_token(mask, chooser)) is None:
         return DEAD_END
-    output.consume_token(int(allowed[chooser.randrange(len(allowed))]))
+    output.consume_token(token)
     return output.get_error().partition("\n")[0].strip() if output.is_error() else ""
+
+
+def _allowed_token(mask: bytes, chooser: random.Random) -> int | None:
+    """Returns the id of a token whose bit is set, at or behind a random place, or None if no bit is.
+
+    To list all ids that are allowed would take longer than the mask itself, with a large vocabulary.
+    """
+    place = chooser.randrange(len(mask))
+    for begin in (place, 0):
+        if rest := mask[begin:].lstrip(b"\0"):
+            bits = [bit for bit in range(8) if rest[0] >> bit & 1]
+            return 8 * (len(mask) - len(rest)) + bits[chooser.randrange(len(bits))]
+    return None
 
 
 def _memory_bytes() -> tuple[int, int]:
@@ -132,11 +147,3 @@ def _memory_bytes() -> tuple[int, int]:
     with open("/proc/self/statm") as file:  # pathlib would allocate what is measured here
         size, resident, shared = (int(pages) * resource.getpagesize() for pages in file.read().split()[:3])
     return size, resident - shared
-
-
-def run_job(tokenizer: LLTokenizer, text: str) -> Proof:
-    """Limits this process and proves. Raises MemoryError if Python, and not the library, meets the limit."""
-    devnull = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(devnull, 2)  # Rust writes about panics and failed allocations, which are this grammar's alone
-    limit_this_process()
-    return prove(tokenizer, text)

@@ -11,6 +11,7 @@ import pytest
 from mini_infer_engine.dry.vocabulary import dry_assets
 from mini_infer_engine.structured.grammar import Grammar, of_json_schema, of_regex
 from mini_infer_engine.structured.limits import MAX_GRAMMAR_BYTES, MAX_SCHEMA_DEPTH
+from mini_infer_engine.structured.proving.process import WAITING_WORKERS
 from mini_infer_engine.structured.proving.prover import Prover, ProverLostError
 from tests.engine.server.dry_server import children_of, wait_until
 from tests.support.hostile_grammars import (
@@ -131,6 +132,29 @@ def test_a_killed_process_is_started_anew() -> None:
     wait_until(lambda: not _runs(first))
     assert not prover.prove(SMALL).fault
     assert prover.pid != first
+
+
+def test_a_worker_waits_for_the_next_grammar_when_one_was_proved() -> None:
+    """No client waits for a fork, which takes long where the vocabulary is large."""
+    prover = made()
+    prover.start()
+    assert prover.pid is not None
+    wait_until(lambda: len(children_of(prover.pid or 0)) == WAITING_WORKERS)
+    first = set(children_of(prover.pid))
+    assert not prover.prove(SMALL).fault
+    wait_until(lambda: len(set(children_of(prover.pid or 0)) - first) == 1)
+    assert len(children_of(prover.pid)) == WAITING_WORKERS
+
+
+def test_waiting_workers_end_with_the_prover() -> None:
+    prover = made()
+    prover.start()
+    pid = prover.pid
+    assert pid is not None
+    wait_until(lambda: len(children_of(pid)) == WAITING_WORKERS)
+    waiting = children_of(pid)
+    del prover
+    wait_until(lambda: not any(map(_runs, (pid, *waiting))))
 
 
 def test_its_process_ends_with_the_prover() -> None:
