@@ -77,7 +77,8 @@ async def read_body(
 def _header(scope: Scope, name: bytes) -> str:
     for key, value in scope["headers"]:
         if key == name:
-            return value.decode("latin-1")
+            found: bytes = value
+            return found.decode("latin-1")
     return ""
 
 
