@@ -86,8 +86,10 @@ def wait(what: Callable[[], Any], limit_s: float = 60.0, every_s: float = 0.15) 
 
 
 def operator_kubeconfig(plane: ControlPlane, path: Path) -> Path:
-    """For a service account that has the rights in permissions.py and no others."""
-    return kubeconfig_with(plane, path, "operator", [*RULES, *LEASE_RULES, *PEER_ROOT_RULES])
+    """For a service account that has the rights in permissions.py, and no others, in any installation of the tests."""
+    create, get = PEER_ROOT_RULES
+    roots = [create, *(get | {"resourceNames": [f"{name}-peer-root"]} for name in ("mini-infer", "a", "b", "c"))]
+    return kubeconfig_with(plane, path, "operator", [*RULES, *LEASE_RULES, *roots])
 
 
 def kubeconfig_with(plane: ControlPlane, path: Path, name: str, rules: list[dict[str, Any]]) -> Path:
