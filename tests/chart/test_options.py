@@ -134,7 +134,7 @@ def test_limits_of_pods_reach_the_operator(full: list[dict[str, Any]]) -> None:
 
 
 def test_services_prefer_both_address_families(full: list[dict[str, Any]]) -> None:
-    for items, policy in ((rendered(), "PreferDualStack"), (full, "RequireDualStack")):
+    for items, policy in ((rendered(), "PreferDualStack"), (full, "SingleStack")):
         assert of_kind(items, "Service")["mini-infer-gateway"]["spec"]["ipFamilyPolicy"] == policy
         assert "--host=::" in container(items, "gateway")["args"]
     left_out = of_kind(rendered("--set=gateway.service.ipFamilyPolicy="), "Service")["mini-infer-gateway"]["spec"]
