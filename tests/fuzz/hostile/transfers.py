@@ -5,6 +5,7 @@ doubled or replaced. Both engines have to bear it, and answer their own clients.
 """
 
 import asyncio
+from itertools import count, islice
 from random import Random
 
 import msgspec
@@ -78,21 +79,32 @@ class Tamperer:
             return [frames]
 
 
+REQUESTS_EACH = 25
+"""Requests that name one tamperer. An engine stops to talk to a peer that lies, so another takes its place then."""
+
+
 async def attack(fleet: Fleet, random: Random, found: Findings) -> None:
-    """Asks the decode engine for prompts that come by way of the tamperer."""
-    tamperer = Tamperer(fleet, random, found)
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(tamperer.run())
-        number = 0
-        while True:
-            number += 1
-            header = PREFILL_FROM_HEADER if random.random() < 0.8 else FETCH_FROM_HEADER
-            body = {
-                "model": fleet.models[1],
-                "prompt": f"{number}: " + "What does textwrap.dedent do? " * random.choice((1, 5, 40)),
-                "max_tokens": random.choice((1, 8)),
-            }
-            headers = {header: tamperer.address, PEER_HEADER: fleet.secret.http_token()}
-            give_up_s = random.choice((0.0, 0.0, 0.05, 0.5))
-            await post(fleet.decode_url + "/v1/completions", body, found, "transfers", headers, give_up_s)
-            await fleet.pause(random, 0.2)
+    """Asks the decode engine for prompts that come by way of one tamperer after the other."""
+    numbers = count()
+    while True:
+        tamperer = Tamperer(fleet, random, found)
+        running = asyncio.create_task(tamperer.run())
+        try:
+            for number in islice(numbers, REQUESTS_EACH):
+                await _one(fleet, random, found, number, tamperer.address)
+                await fleet.pause(random, 0.2)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+
+async def _one(fleet: Fleet, random: Random, found: Findings, number: int, address: str) -> None:
+    header = PREFILL_FROM_HEADER if random.random() < 0.8 else FETCH_FROM_HEADER
+    body = {
+        "model": fleet.models[1],
+        "prompt": f"{number}: " + "What does textwrap.dedent do? " * random.choice((1, 5, 40)),
+        "max_tokens": random.choice((1, 8)),
+    }
+    headers = {header: address, PEER_HEADER: fleet.secret.http_token()}
+    give_up_s = random.choice((0.0, 0.0, 0.05, 0.5))
+    await post(fleet.decode_url + "/v1/completions", body, found, "transfers", headers, give_up_s)
