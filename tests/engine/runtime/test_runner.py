@@ -160,7 +160,7 @@ def test_the_pool_is_as_large_as_the_setting_allows(model: tuple[Path, Any]) -> 
     [
         ({"kv_cache_memory": 10**16}, ["kv_cache_memory", "10,000,000,000,000,000", "available"]),
         ({"kv_cache_memory": 1000}, ["1,000", "two pages"]),
-        ({"max_model_len": 513}, ["max_model_len = 513", "max_position_embeddings = 512"]),
+        ({"max_model_len": 513}, ["max_model_len = 513", "512 tokens", "max_position_embeddings"]),
         ({"max_model_len": 512, "kv_cache_memory": 300_000}, ["max_model_len = 512", "kv_cache_memory"]),
         ({"page_size": 24}, ["page_size = 24", "16"]),
     ],

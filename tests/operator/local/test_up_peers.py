@@ -54,7 +54,12 @@ def endpoints(folder: Path) -> dict[str, dict[str, Any]]:
 def test_the_gateway_follows_keyed_engines(up: tuple[str, Path]) -> None:
     url, folder = up
     assert {endpoint["peer_auth"] for endpoint in endpoints(folder).values()} == {"shared"}
-    wait_until(lambda: {row["events"] for row in httpx.get(url + "/debug/endpoints").json()["endpoints"]} == {"live"})
+
+    def states() -> set[tuple[str, str]]:
+        rows = httpx.get(url + "/debug/endpoints").json()["endpoints"]
+        return {(row["events"], row["state"]) for row in rows}
+
+    wait_until(lambda: states() == {("live", "ready")})
     model = httpx.get(url + "/v1/models").json()["data"][0]["id"]
     body = {"model": model, "prompt": "what does it say?", "max_tokens": 3}
     assert httpx.post(url + "/v1/completions", json=body, timeout=60).status_code == 200
