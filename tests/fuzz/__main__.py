@@ -132,8 +132,13 @@ async def _for(seconds: float, coroutines: list[Coroutine[Any, Any, None]]) -> N
 
 
 async def _progress(found: Findings, beside: Healthy) -> None:
+    """Prints every half a minute how far the run is, and each fault once."""
+    printed = 0
     while True:
         await asyncio.sleep(30)
+        for line in found.wrong[printed:]:
+            print(line[:1000], flush=True)
+        printed = len(found.wrong)
         attempts = sum(found.outcomes.values())
         print(
             f"{attempts} attempts, {len(beside.waits_s)} healthy answers, p99 {beside.percentile(0.99):.3f} s, "

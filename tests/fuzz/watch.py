@@ -21,6 +21,8 @@ _SLACK_BYTES = 8 << 20
 _FATAL = re.compile(r"Fatal Python error|Segmentation fault|AssertionError|MemoryError|core dumped|Traceback \(most")
 _LIMITED = re.compile(r"worker|spawn|forkserver|resource_tracker")
 """Command lines of processes that are meant to be killed at a limit, and started again."""
+_FORKS = re.compile(r"structured\.proving")
+"""A process with such a command line lasts, and its children, which have the same one, are workers under limits."""
 
 
 @dataclass(slots=True)
@@ -93,7 +95,10 @@ class Watch:
 def is_limited(process: psutil.Process) -> bool:
     """Returns True if the process is a worker under limits, whose end costs one request."""
     try:
-        return bool(_LIMITED.search(" ".join(process.cmdline())))
+        if _LIMITED.search(" ".join(process.cmdline())):
+            return True
+        parent = process.parent()
+        return parent is not None and bool(_FORKS.search(" ".join(parent.cmdline())))
     except psutil.Error:
         return False
 
