@@ -32,7 +32,7 @@ class FaultLog:
         if len(self._logged_s) >= _MAX_PLACES:
             self._logged_s.clear()
         self._logged_s[place] = now_s
-        if isinstance(error, msgspec.MsgspecError):
+        if isinstance(error, msgspec.MsgspecError | UnicodeError | RecursionError):
             logger.warning("KV transfer: %s fails (fault %d): %s", place, self.num_faults, error)
         else:
             logger.error("KV transfer: %s fails (fault %d); all else goes on", place, self.num_faults, exc_info=error)

@@ -7,6 +7,7 @@ doubled or replaced. Both engines have to bear it, and answer their own clients.
 import asyncio
 from itertools import count, islice
 from random import Random
+from typing import Any
 
 import msgspec
 import zmq
@@ -63,7 +64,11 @@ class Tamperer:
     def _changed(self, frames: list[bytes]) -> list[list[bytes]]:
         """Returns what is sent in place of a message: most often itself."""
         draw = self._random.random()
-        if draw < 0.8:
+        message = _decoded(frames[-1])
+        if draw < 0.8 or not isinstance(message, dict):
+            return [frames]
+        writes = {key: message.pop(key) for key in _WRITES if key in message}
+        if writes and draw < 0.9:
             return [frames]
         self._found.count("transfers", "changed")
         if draw < 0.83:
@@ -73,14 +78,25 @@ class Tamperer:
         if draw < 0.9:
             return [[mutated_bytes(self._random, frame) for frame in frames]]
         try:
-            message = mutated(self._random, msgspec.msgpack.decode(frames[-1]))
-            return [[*frames[:-1], msgspec.msgpack.encode(message)]]
+            changed = mutated(self._random, message)
+            return [[*frames[:-1], msgspec.msgpack.encode(changed | writes if writes else changed)]]
         except (msgspec.MsgspecError, OverflowError, TypeError, UnicodeError):
             return [frames]
 
 
+_WRITES = ("pages",)
+"""Fields that say where an engine writes. Members of a service are trusted with each other's pools (docs/security.md),
+so a member that lies here can make other texts wrong, and no engine can tell; it may end none."""
+
 REQUESTS_EACH = 25
 """Requests that name one tamperer. An engine stops to talk to a peer that lies, so another takes its place then."""
+
+
+def _decoded(frame: bytes) -> Any:
+    try:
+        return msgspec.msgpack.decode(frame)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
 
 
 async def attack(fleet: Fleet, random: Random, found: Findings) -> None:
