@@ -2,6 +2,7 @@
 
 import socket
 from contextlib import closing
+from ipaddress import ip_address
 
 ANY_HOST = "::"
 """Every address of this machine, of both families."""
@@ -22,6 +23,16 @@ def has_ipv6() -> bool:
     except OSError:
         return False
     return True
+
+
+def is_loopback(host: str) -> bool:
+    """Returns True if only this machine can reach what listens at `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def bound_socket(host: str, port: int) -> socket.socket:

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 from mini_infer_contract.body_fields import UnknownFieldsMode
 from mini_infer_contract.cors import CorsPolicy
-from mini_infer_contract.http_server.hosts import is_loopback
 from mini_infer_contract.http_server.limits import ConnectionLimits
 from mini_infer_contract.launch import MAX_BODY_BYTES
+from mini_infer_contract.listening import is_loopback
 from mini_infer_contract.logs import LogFormat
 from mini_infer_contract.peer_auth import PeerSecret
 from mini_infer_contract.tls import TlsFiles

@@ -12,6 +12,7 @@ from ipaddress import ip_address
 from typing import Final
 
 from mini_infer_contract.api_errors import ApiError
+from mini_infer_contract.listening import is_loopback
 
 ANY: Final = "*"
 _SAFE_METHODS: Final = (b"GET", b"HEAD", b"OPTIONS")
@@ -82,16 +83,6 @@ def allowed_hosts(wanted: tuple[str, ...], host: str, *, has_keys: bool, origins
     if has_keys or not is_loopback(host):
         return AllowedHosts(origins=origins)
     return AllowedHosts(names=("127.0.0.1", "localhost", "*.localhost", _name_of(host)), origins=origins, undotted=True)
-
-
-def is_loopback(host: str) -> bool:
-    """True if only this machine can reach a server that listens at `host`."""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _is_address(name: str) -> bool:

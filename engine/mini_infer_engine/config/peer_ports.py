@@ -1,9 +1,8 @@
 """Where an engine's event, replay and transfer ports listen, and what peers must prove there. It opens no socket."""
 
-import ipaddress
-
 import msgspec
 
+from mini_infer_contract.listening import is_loopback
 from mini_infer_contract.peer_auth import PeerSecret
 
 
@@ -34,11 +33,3 @@ def peer_ports(host: str, secret: PeerSecret | None, *, allow_unauthenticated: b
     if allow_unauthenticated or is_loopback(host):
         return PeerPorts(host=host)
     return PeerPorts(host="::1" if ":" in host else "127.0.0.1")
-
-
-def is_loopback(host: str) -> bool:
-    """Returns True if only this machine reaches what listens at `host`."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

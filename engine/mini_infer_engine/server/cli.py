@@ -15,7 +15,7 @@ import msgspec
 from mini_infer_contract.api_keys import configured_keys
 from mini_infer_contract.engine_options import BATCHING, KV_TRANSFER, MODEL, PARALLEL, SPECULATION, EngineOptions
 from mini_infer_contract.interpreter import import_to_stay
-from mini_infer_contract.listening import bound_socket, usable_host
+from mini_infer_contract.listening import bound_socket, is_loopback, usable_host
 from mini_infer_contract.logs import configure_logging, show_crashes
 from mini_infer_contract.open_files import raise_open_file_limit
 from mini_infer_contract.peer_auth import PeerSecret, read_peer_secret
@@ -23,7 +23,7 @@ from mini_infer_contract.tls import server_tls
 from mini_infer_engine import __version__
 from mini_infer_engine.config.idle_options import idle_options
 from mini_infer_engine.config.mechanisms import Mechanism
-from mini_infer_engine.config.peer_ports import PeerPorts, is_loopback, peer_ports
+from mini_infer_engine.config.peer_ports import PeerPorts, peer_ports
 from mini_infer_engine.config.server_options import SERVER, ServerOptions, missing_port_fault
 from mini_infer_engine.config.settings import EngineSettings, master_address, node_rank, num_nodes, transfer_fault
 from mini_infer_engine.config.speculation import options_of_config

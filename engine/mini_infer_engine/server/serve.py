@@ -19,13 +19,14 @@ from mini_infer_contract.http_server.hosts import allowed_hosts
 from mini_infer_contract.http_server.server import LimitedServer, connections_for, server_config
 from mini_infer_contract.interpreter import favour_event_loop
 from mini_infer_contract.launch import DRAINING_HEADER
+from mini_infer_contract.listening import is_loopback
 from mini_infer_contract.open_files import raise_open_file_limit
 from mini_infer_contract.tls import ServerTls
 from mini_infer_engine.api.admin_guard import AdminGuard
 from mini_infer_engine.api.app import make_admin_app, make_app
 from mini_infer_engine.api.metrics import ServerMetrics
 from mini_infer_engine.api.state import ApiServerState
-from mini_infer_engine.config.peer_ports import PeerPorts, is_loopback
+from mini_infer_engine.config.peer_ports import PeerPorts
 from mini_infer_engine.config.server_options import ServerOptions
 from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core_process.child_process import CoreProcess
