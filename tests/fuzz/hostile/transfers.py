@@ -67,26 +67,33 @@ class Tamperer:
         message = _decoded(frames[-1])
         if draw < 0.8 or not isinstance(message, dict):
             return [frames]
-        writes = {key: message.pop(key) for key in _WRITES if key in message}
-        if writes and draw < 0.9:
-            return [frames]
         self._found.count("transfers", "changed")
         if draw < 0.83:
             return []
         if draw < 0.86:
             return [frames, frames]
-        if draw < 0.9:
-            return [[mutated_bytes(self._random, frame) for frame in frames]]
         try:
-            changed = mutated(self._random, message)
-            return [[*frames[:-1], msgspec.msgpack.encode(changed | writes if writes else changed)]]
+            wire = mutated_bytes(self._random, frames[-1])
+            if draw >= 0.9:
+                wire = msgspec.msgpack.encode(mutated(self._random, message))
         except (msgspec.MsgspecError, OverflowError, TypeError, UnicodeError):
             return [frames]
+        redirects = isinstance(changed := _decoded(wire), dict) and _writes(changed) != _writes(message)
+        return [frames if redirects else [*frames[:-1], wire]]
 
 
-_WRITES = ("pages",)
-"""Fields that say where an engine writes. Members of a service are trusted with each other's pools (docs/security.md),
-so a member that lies here can make other texts wrong, and no engine can tell; it may end none."""
+_WRITES = ("job", "jobs", "serial", "slot", "pages")
+"""Fields that say where an engine writes, and which job's writes have ended. Members of a service are trusted with each
+other's pools (docs/security.md): one that lies here can make other texts wrong, and no engine can tell. It may end none.
+"""
+
+
+def _writes(message: dict[str, Any]) -> list[Any]:
+    """Returns what a message says of writes; of a greeting, that is the pool and its layout."""
+    fields = [message.get(name) for name in _WRITES]
+    party = message.get("party")
+    return [*fields, party.get("layout"), party.get("where")] if isinstance(party, dict) else [*fields, party]
+
 
 REQUESTS_EACH = 25
 """Requests that name one tamperer. An engine stops to talk to a peer that lies, so another takes its place then."""
