@@ -31,7 +31,7 @@ from common.record import Record
 from common.report import Runs, integers, make_parser, medians_of, print_table, save, words
 from common.targets import is_rate
 
-from mini_infer_engine.config.mechanisms import Mechanism
+from mini_infer_engine.config.options.mechanisms import Mechanism
 
 
 @dataclass(frozen=True, slots=True)

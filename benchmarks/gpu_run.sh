@@ -48,7 +48,7 @@ once() { # file command...: the file tells that it was done
 }
 install_wheels() {
   $python -m pip install --quiet --no-index --no-deps --no-compile --upgrade --target "$site/ours" "$directory"/wheels/*.whl &&
-    { $python -m compileall -qq -j 0 "$site/ours" contract engine || true; }
+    { $python -m compileall -qq -j 0 "$site/ours" contract process web prompts apis engine || true; }
 }
 install_nixl() { # where it is carried in a call of its own, later than the others
   $python -m pip install --quiet --no-index --no-deps --no-compile --upgrade --target "$site/nixl" "$nixl"/wheels/*.whl
@@ -72,7 +72,7 @@ for part in libraries packages; do
   [ -f "${PEER_PARTS:-}/$part.tar.xz" ] && { once "$site/peer-$part" unpack_peer "$part" || exit 102; }
 done
 flash=$(find "$site/flash" -maxdepth 3 -type d -name flash_attn 2>/dev/null | head -1)
-parts=("$PWD/contract" "$PWD/engine" "$PWD/gateway" "$PWD/operator")
+parts=("$PWD"/{contract,process,web,prompts,apis,engine,gateway,operator})
 [ -d "$site/ours" ] && parts+=("$site/ours")
 [ -d "$site/nixl" ] && parts+=("$site/nixl")
 [ -d "$site/real-packages" ] && parts+=("$site/real-packages")
@@ -130,7 +130,7 @@ for name in $stages; do
     folders=$($python -c "import sys; sys.path.insert(0, 'benchmarks'); from pathlib import Path; from common.models import model_folder
 for name in sys.argv[2].split(','): print('--model', model_folder(name, Path(sys.argv[1])))" "$(mktemp -d)" "${TP_MODELS:-qwen2.5-7b,qwen2.5-14b,mistral-small-24b}")
     # shellcheck disable=SC2086
-    stage tp_tune "$python" -c "from mini_infer_engine.tuning.command import main; raise SystemExit(main())" $folders --tensor-parallel-size 2 \
+    stage tp_tune "$python" -c "from mini_infer_engine.tools.tuning.command import main; raise SystemExit(main())" $folders --tensor-parallel-size 2 \
       --rows "${ROWS:-8,32,16,64}" --out "$out" --time-limit-s "$(($(left) - 20))" ;;
   tensor_parallel)
     benchmark tensor_parallel --models "${TP_MODELS:-qwen2.5-7b,qwen2.5-14b,mistral-small-24b}" --engines "${ENGINES:-ours}" --rounds "${ROUNDS:-2}" "${peers[@]}" ;;

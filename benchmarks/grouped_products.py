@@ -19,7 +19,7 @@ from common.gpu import policy, workspace
 from common.report import make_parser, print_table, save, say, words
 from common.timing import graph_microseconds
 
-from mini_infer_engine.config.mechanisms import Mechanism
+from mini_infer_engine.config.options.mechanisms import Mechanism
 from mini_infer_engine.kernels.context import KernelContext
 from mini_infer_engine.kernels.gemm.fp8_block_gemm import fp8_block_linear
 from mini_infer_engine.kernels.gemm.gemm_rules import FP8_BLOCK_TILE, INT8_TILES, w8a8_gemm_config

@@ -27,12 +27,13 @@ import numpy as np
 import torch
 from structured_output import EOS, LONG, VOCAB_SIZE, qwen_tokenizer
 
-from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.core.batch import Batch, TokenMasks
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.grammars.compiler import GrammarCompiler
 from mini_infer_engine.core.request import BeamSearch, Request, SamplingParams
-from mini_infer_engine.runtime import cuda_logprobs, cuda_sampling
+from mini_infer_engine.runtime.cuda import logprobs as cuda_logprobs
+from mini_infer_engine.runtime.cuda import sampling as cuda_sampling
 from mini_infer_engine.runtime.model_runner import ModelRunner
 from mini_infer_engine.structured.grammar import of_json_schema
 

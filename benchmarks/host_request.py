@@ -21,22 +21,26 @@ from unittest import mock
 
 import torch
 
-from mini_infer_engine import LLM, SamplingParams, llm
-from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine import LLM, SamplingParams
+from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.core.batch import Batch
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.speculation.pass_times import GuessCosts
 from mini_infer_engine.core_process import build
 from mini_infer_engine.core_process.messages import ModelInfo
-from mini_infer_engine.runtime import cuda_executor, cuda_graphs, cuda_sampling, device_state
-from mini_infer_engine.runtime.cuda_graphs import (
+from mini_infer_engine.offline import llm
+from mini_infer_engine.runtime.cuda import device_state
+from mini_infer_engine.runtime.cuda import executor as cuda_executor
+from mini_infer_engine.runtime.cuda import graphs as cuda_graphs
+from mini_infer_engine.runtime.cuda import sampling as cuda_sampling
+from mini_infer_engine.runtime.cuda.graphs import (
     DecodeGraph,
     PrefillGraph,
     decode_buckets,
     prefill_buckets,
 )
-from mini_infer_engine.runtime.cuda_sampling import CudaSampling
-from mini_infer_engine.runtime.inputs import build_inputs
+from mini_infer_engine.runtime.cuda.sampling import CudaSampling
+from mini_infer_engine.runtime.inputs.batch_tensors import build_inputs
 from mini_infer_engine.runtime.model_runner import ModelRunner
 
 VOCABULARY = 150_000

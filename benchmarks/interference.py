@@ -56,7 +56,7 @@ Span = tuple[float, float]
 
 def measure(settings: dict[str, Any], work: Work, chunks: list[int], profiled: list[int]) -> Iterator[dict[str, Any]]:
     """Figures by chunk; one model for all, a new engine around it for each."""
-    from mini_infer_engine.config.settings import EngineSettings
+    from mini_infer_engine.config.options.settings import EngineSettings
     from mini_infer_engine.core.engine import Engine
     from mini_infer_engine.runtime.model_runner import load_runner
 

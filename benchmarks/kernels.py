@@ -10,6 +10,6 @@ import sys
 
 # transformers looks for a package of this file's name, and imports what it finds: there is nothing to import.
 if __name__ == "__main__":
-    from mini_infer_engine.tuning.command import main
+    from mini_infer_engine.tools.tuning.command import main
 
     sys.exit(main(["--checkpoints", *sys.argv[1:]]))

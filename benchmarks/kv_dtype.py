@@ -59,7 +59,7 @@ def attention(options: argparse.Namespace) -> Iterator[dict[str, float]]:
     """Microseconds of each case and dtype, and terabytes a second of decodes."""
     import triton
 
-    from mini_infer_engine.config.mechanisms import Mechanism
+    from mini_infer_engine.config.options.mechanisms import Mechanism
     from mini_infer_engine.kernels.attention.decode_attention import decode_attention
     from mini_infer_engine.kernels.attention.decode_plan import plan_decode
     from mini_infer_engine.kernels.attention.prefill_attention import prefill_attention, prefill_shape
@@ -69,7 +69,7 @@ def attention(options: argparse.Namespace) -> Iterator[dict[str, float]]:
     from mini_infer_engine.kernels.policy import kernel_policy
     from mini_infer_engine.kernels.workspace import Workspace
     from mini_infer_engine.models.kv_spec import KV_QUANTIZATIONS, KVSpec
-    from mini_infer_engine.runtime.quantized_pool import make_pool
+    from mini_infer_engine.runtime.memory.quantized_pool import make_pool
 
     device, dtype, scale = torch.device("cuda", torch.cuda.current_device()), torch.bfloat16, HEAD_DIM**-0.5
     policy, workspace = kernel_policy(device), Workspace(device)

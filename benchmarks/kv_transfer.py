@@ -62,7 +62,7 @@ def make_pool(device: str, index: int, size: int) -> tuple[Any, int | None]:
     """Memory, as an engine has it, and the file that other processes map it by."""
     import torch
 
-    from mini_infer_engine.kv_transfer.shared_memory import SharedArray
+    from mini_infer_engine.kv_transfer.transports.shared_memory import SharedArray
 
     if device == "cuda":
         return torch.zeros(size, dtype=torch.uint8, device=torch.device("cuda", index)), None
@@ -73,8 +73,8 @@ def make_pool(device: str, index: int, size: int) -> tuple[Any, int | None]:
 def open_over(pool: tuple[Any, int | None], kind: str, layout: Any) -> tuple[str, Any]:
     """The name of an engine with such pages, and its transport."""
     from mini_infer_engine.kv_transfer.layout import KVMemory
-    from mini_infer_engine.kv_transfer.open_transport import open_transport
     from mini_infer_engine.kv_transfer.transport import TransportChoice
+    from mini_infer_engine.kv_transfer.transports.open_transport import open_transport
 
     memory, file = pool
     whole = KVMemory(
@@ -110,7 +110,7 @@ def hold(connection: Connection, device: str, kind: str, index: int, visible: st
 
 def take_all(connection: Connection, transport: Any, peer: str) -> None:
     """Lend slots, put in place what is written there, and say so when there is no more."""
-    from mini_infer_engine.kv_transfer.staging import LENT, Slots
+    from mini_infer_engine.kv_transfer.staging_slots import LENT, Slots
 
     slots, asking = Slots(LENT), deque[tuple[int, str]]()
     lent: dict[int, tuple[str, int]] = {}
@@ -236,7 +236,7 @@ class ToHolder:
 
     def divide(self, span: Any) -> list[Any]:
         """See `Channel.divide`."""
-        from mini_infer_engine.kv_transfer.staging import chunks
+        from mini_infer_engine.kv_transfer.staging_slots import chunks
 
         return chunks(*self.layouts, span, self.transport.slot_bytes(self.peer, self.area))
 
@@ -259,8 +259,8 @@ class ToHolder:
 
 def _timed_staged(other: Connection, transport: Any, peer: str, ours: Any, theirs: Any, span: Any, area: str) -> float:
     """Until all is in its place there. RuntimeError: something has failed."""
-    from mini_infer_engine.kv_transfer.staged_gift import StagedGift
-    from mini_infer_engine.kv_transfer.staging import GIVEN, Slots
+    from mini_infer_engine.kv_transfer.staging.staged_write import StagedGift
+    from mini_infer_engine.kv_transfer.staging_slots import GIVEN, Slots
 
     other.send("take")
     begin = time.perf_counter()

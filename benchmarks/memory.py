@@ -39,7 +39,7 @@ def measure(settings: dict[str, Any], soak_s: float, pause_s: float, known_ids: 
     """Load, look, soak, look again."""
     import torch
 
-    from mini_infer_engine.config.settings import EngineSettings
+    from mini_infer_engine.config.options.settings import EngineSettings
     from mini_infer_engine.core.engine import Engine
     from mini_infer_engine.core.request import Request, SamplingParams
     from mini_infer_engine.runtime.model_runner import load_runner

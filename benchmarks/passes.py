@@ -75,7 +75,7 @@ class Watched:
 
 def measure(label: str, folder: str, settings: dict[str, Any], smoke: bool) -> Iterator[Figures]:
     """One engine."""
-    from mini_infer_engine.config.settings import EngineSettings
+    from mini_infer_engine.config.options.settings import EngineSettings
     from mini_infer_engine.core.request import Request, SamplingParams
     from mini_infer_engine.core_process.build import build_engine
 

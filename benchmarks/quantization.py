@@ -273,7 +273,7 @@ def main() -> int:
     )
     options = parser.parse_args()
     if options.precision:
-        from mini_infer_engine.compare.cli import main as compare
+        from mini_infer_engine.tools.compare.cli import main as compare
 
         flags = ["--device", "cpu", "--limit", "2"] if options.smoke else ["--limit", "100"]
         if options.out:

@@ -41,10 +41,10 @@ from common.together import measure_in_turn
 from common.vllm_acceptance import QUALIFIED_NAME as ACCEPTANCE
 
 if TYPE_CHECKING:
-    from mini_infer_contract.prompt import PromptEncoder
     from mini_infer_engine.core.engine import Engine
     from mini_infer_engine.core.request import Request
     from mini_infer_engine.core.stats import EngineStats
+    from mini_infer_prompts.prompt import PromptEncoder
 
 Run = Callable[["Engine", str], dict[str, float]]
 """What an engine makes of one run's requests, which are called by a name."""
@@ -100,9 +100,9 @@ def counted(before: "EngineStats", after: "EngineStats", made: float) -> dict[st
 
 def demo(settings: dict[str, Any], variants: dict[str, dict[str, Any]], batches: list[int]) -> Iterator[dict[str, Any]]:
     """The demo model on questions about Python's library, greedy."""
-    from mini_infer_contract.prompt import PromptAssets, PromptEncoder
     from mini_infer_engine.core.request import Request, SamplingParams
     from mini_infer_engine.model_path import resolve_model
+    from mini_infer_prompts.prompt import PromptAssets, PromptEncoder
 
     encoder = PromptEncoder(PromptAssets.from_directory(resolve_model("demo")))
     texts = [question.format(name) for question in _QUESTIONS for name in _NAMES]
@@ -138,9 +138,9 @@ def chats(
     settings: dict[str, Any], variants: dict[str, dict[str, Any]], batches: list[int], turns: int, answer: int
 ) -> Iterator[dict[str, Any]]:
     """Growing chats with the demo model, greedy, all of a batch at once turn by turn."""
-    from mini_infer_contract.prompt import PromptAssets, PromptEncoder
     from mini_infer_engine.core.request import Request, SamplingParams
     from mini_infer_engine.model_path import resolve_model
+    from mini_infer_prompts.prompt import PromptAssets, PromptEncoder
 
     encoder = PromptEncoder(PromptAssets.from_directory(resolve_model("demo")))
     texts = [question.format(name) for question in _QUESTIONS for name in _NAMES]
@@ -172,7 +172,7 @@ def chats(
 
 def question_ids(encoder: "PromptEncoder", question: str) -> list[int]:
     """A turn of a chat; behind an answer that was cut it begins the next one all the same."""
-    from mini_infer_contract.prompt import chat_prompt_ids
+    from mini_infer_prompts.prompt import chat_prompt_ids
 
     return list(chat_prompt_ids(encoder, {"messages": [{"role": "user", "content": question}]}))
 
@@ -300,7 +300,7 @@ class Script:
     def __init__(self) -> None:
         import torch
 
-        from mini_infer_engine.runtime import cuda_speculation
+        from mini_infer_engine.runtime.cuda import speculation as cuda_speculation
 
         self._chance = torch.zeros((), device="cuda")
         settle = cuda_speculation.settle_guesses
@@ -326,7 +326,7 @@ class TorchScript:
     """The same where guesses are checked by plain torch."""
 
     def __init__(self) -> None:
-        from mini_infer_engine.runtime import torch_speculation
+        from mini_infer_engine.runtime.cpu import speculation as torch_speculation
 
         self._chance, self._dice = 0.0, random.Random(2)
         torch_speculation.right_tokens = self._right_tokens
@@ -342,7 +342,7 @@ class TorchScript:
 
 def make_engine(settings: dict[str, Any]) -> "Engine":
     """Over a runner of its own."""
-    from mini_infer_engine.config.settings import EngineSettings
+    from mini_infer_engine.config.options.settings import EngineSettings
     from mini_infer_engine.core.engine import Engine
     from mini_infer_engine.runtime.model_runner import load_runner
 

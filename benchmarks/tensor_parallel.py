@@ -58,7 +58,7 @@ def _all_reduce_times(rank: int, port: int, hidden: int) -> dict[str, dict[int, 
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch's
 
     from mini_infer_engine.communication.gpu_collectives import GpuCollectives, connect_gpus
-    from mini_infer_engine.config.tensor_parallel import TensorParallel
+    from mini_infer_engine.config.parallelism.tensor_parallel import TensorParallel
     from mini_infer_engine.kernels.all_reduce.pushed_sum import MAX_ROWS
 
     torch.cuda.set_device(rank)

@@ -27,5 +27,6 @@ if [ -z "${KUBEBUILDER_ASSETS:-}" ] && [ -x "$(dirname "$E2E_NODE")/setup.sh" ];
   eval "$("$(dirname "$E2E_NODE")/setup.sh")"
 fi
 export HOST_PACKAGES=$packages E2E_GPU_BUILD=${E2E_GPU_BUILD:-$PWD/tests/e2e/host_image.sh} PYTHONUNBUFFERED=1
-export PYTHONPATH=$PWD/contract:$PWD/engine:$PWD/gateway:$PWD/operator${packages:+:$packages}${PYTHONPATH:+:$PYTHONPATH}
+ours=$(printf "%s:" "$PWD"/{contract,process,web,prompts,apis,engine,gateway,operator})
+export PYTHONPATH=${ours%:}${packages:+:$packages}${PYTHONPATH:+:$PYTHONPATH}
 exec $python -m pytest -s -p no:cacheprovider -m 'e2e and gpu' tests/e2e/test_gpu.py "$@"

@@ -18,10 +18,10 @@ import yaml
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from mini_infer_contract.dialects.anthropic_request import MessagesRequest  # noqa: E402 - the path is set above
-from mini_infer_engine.api.dialects.chat import ChatRequest  # noqa: E402 - the path is set above
-from mini_infer_engine.api.dialects.completions import CompletionRequest  # noqa: E402 - the path is set above
-from mini_infer_engine.api.dialects.responses import ResponsesRequest  # noqa: E402 - the path is set above
+from mini_infer_apis.dialects.anthropic_request import MessagesRequest  # noqa: E402 - the path is set above
+from mini_infer_engine.api.dialects.openai.chat import ChatRequest  # noqa: E402 - the path is set above
+from mini_infer_engine.api.dialects.openai.completions import CompletionRequest  # noqa: E402 - the path is set above
+from mini_infer_engine.api.dialects.responses.responses_api import ResponsesRequest  # noqa: E402 - the path is set above
 
 PAGE = ROOT / "docs" / "api.md"
 BEGIN, END = "<!-- made by scripts/field_docs.py -->", "<!-- end of what scripts/field_docs.py made -->"

@@ -7,18 +7,22 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 
-from mini_infer_contract import zmq_limits
 from mini_infer_contract.engine_options import EngineOptions
 from mini_infer_contract.options import option_rows
-from mini_infer_engine.config.server_options import ServerOptions
+from mini_infer_engine.config.options.server_options import ServerOptions
 from mini_infer_gateway.settings import GatewaySettings
+from mini_infer_process import zmq_limits
 
 _ROWS = {row.flag: row for struct in (EngineOptions, ServerOptions) for row in option_rows(struct)}
 _PACKAGES = {
+    "mini_infer_apis": "apis",
     "mini_infer_contract": "contract",
     "mini_infer_engine": "engine",
     "mini_infer_gateway": "gateway",
     "mini_infer_operator": "operator",
+    "mini_infer_process": "process",
+    "mini_infer_prompts": "prompts",
+    "mini_infer_web": "web",
 }
 _ENGINE_FLAGS_OF_CONNECTIONS = {"client_body_timeout_s": "--body-timeout"}
 
@@ -106,12 +110,12 @@ def both(input_: str, name: str, setting: str, engines: str, unit: Format, at_li
     return replace(ours, source=source, default=default, names=ours.names + theirs.names)
 
 
-_SERVER = "mini_infer_contract.http_server"
+_SERVER = "mini_infer_web.http_server"
 _STRUCTURED = "mini_infer_engine.structured.limits"
 _TEMPLATES = "mini_infer_gateway.prompts.template_workers"
 _FORM = "mini_infer_gateway.prompts.tokenizer_form"
 _VALIDATION = "mini_infer_engine.text.validation"
-_RESPONSES = "mini_infer_contract.stored_responses"
+_RESPONSES = "mini_infer_apis.stored_responses"
 _REPLAYS = "mini_infer_engine.core_process.replays"
 _TRANSFER = "mini_infer_engine.kv_transfer"
 _UPSTREAM = "mini_infer_gateway.http.upstream"
@@ -155,36 +159,32 @@ SECTIONS: dict[str, Sequence[Limit]] = {
             "warnings of one kind and peer", f"{_SERVER}.refusal_log:INTERVAL_S", as_seconds, "counted, not logged"
         ),
         constant("kinds and peers that are remembered", f"{_SERVER}.refusal_log:MAX_KINDS", as_count, "the oldest go"),
-        constant(
-            "x-request-id", "mini_infer_contract.request_ids:LONGEST_REQUEST_ID", as_count, "400 `bad_request_id`"
-        ),
+        constant("x-request-id", "mini_infer_web.request_ids:LONGEST_REQUEST_ID", as_count, "400 `bad_request_id`"),
     ],
     "Bodies": [
         both("a body, decompressed", "--max-body-bytes", "max_body_bytes", "--max-body-size", as_bytes, "413"),
         flag("bodies that become prompts", "--max-tokenizing-size", as_bytes, "429"),
-        constant(
-            "zstd's window", "mini_infer_contract.request_body:_LARGEST_WINDOW", as_bytes, "400 `invalid_encoding`"
-        ),
-        constant(
-            "objects and lists", "mini_infer_contract.json_structure:MAX_OBJECTS", as_count, "400 `too_many_values`"
-        ),
-        constant("fields", "mini_infer_contract.json_structure:MAX_FIELDS", as_count, "the same"),
-        constant("strings", "mini_infer_contract.json_structure:MAX_TEXTS", as_count, "the same"),
-        constant("values", "mini_infer_contract.json_structure:MAX_VALUES", as_count, "the same"),
+        constant("zstd's window", "mini_infer_web.request_body:_LARGEST_WINDOW", as_bytes, "400 `invalid_encoding`"),
+        constant("objects and lists", "mini_infer_web.json_structure:MAX_OBJECTS", as_count, "400 `too_many_values`"),
+        constant("fields", "mini_infer_web.json_structure:MAX_FIELDS", as_count, "the same"),
+        constant("strings", "mini_infer_web.json_structure:MAX_TEXTS", as_count, "the same"),
+        constant("values", "mini_infer_web.json_structure:MAX_VALUES", as_count, "the same"),
         constant("parts of a form", "mini_infer_gateway.http.forms:MOST_PARTS", as_count, "400 `invalid_form`"),
         constant(
             "a form's value", "mini_infer_gateway.http.forms:LONGEST_VALUE_BYTES", as_bytes, "it is no model's name"
         ),
-        constant("unknown fields within one", "mini_infer_contract.body_fields:_MAX_NESTED", as_count, _REFUSED),
-        constant("a quotation in an error", "mini_infer_contract.api_errors:MAX_QUOTED", as_count, "cut"),
+        constant("unknown fields within one", "mini_infer_web.body_fields:_MAX_NESTED", as_count, _REFUSED),
+        constant("a quotation in an error", "mini_infer_web.api_errors:MAX_QUOTED", as_count, "cut"),
         constant("choices (`n`, prompts)", "mini_infer_engine.api.dialects.fields:MAX_CHOICES", as_count, _REFUSED),
         constant("entries of `logit_bias`", "mini_infer_engine.api.dialects.fields:_MAX_BIASES", as_count, _REFUSED),
-        constant("tools", "mini_infer_engine.api.dialects.tools:_MAX_TOOLS", as_count, _REFUSED),
-        constant("inputs of an embedding", "mini_infer_engine.api.dialects.embeddings:MAX_INPUTS", as_count, _REFUSED),
+        constant("tools", "mini_infer_engine.api.dialects.openai.tools:_MAX_TOOLS", as_count, _REFUSED),
+        constant(
+            "inputs of an embedding", "mini_infer_engine.api.dialects.openai.embeddings:MAX_INPUTS", as_count, _REFUSED
+        ),
         constant("items of a response's input", f"{_RESPONSES}.conversation:MAX_ITEMS", as_count, _REFUSED),
         constant(
             "messages and blocks (Messages API)",
-            "mini_infer_contract.dialects.anthropic_request:_MAX_BLOCKS",
+            "mini_infer_apis.dialects.anthropic_request:_MAX_BLOCKS",
             as_count,
             _REFUSED,
         ),
@@ -194,7 +194,10 @@ SECTIONS: dict[str, Sequence[Limit]] = {
         constant("stop strings", f"{_VALIDATION}:_MAX_STOP_STRINGS", as_count, _REFUSED),
         constant("characters of a stop string", f"{_VALIDATION}:_MAX_STOP_STRING_LENGTH", as_count, _REFUSED),
         constant(
-            "`thinking_token_budget`", "mini_infer_engine.api.dialects.chat:MAX_THINKING_TOKENS", as_count, _REFUSED
+            "`thinking_token_budget`",
+            "mini_infer_engine.api.dialects.openai.chat:MAX_THINKING_TOKENS",
+            as_count,
+            _REFUSED,
         ),
     ],
     "Requests that run and wait": [
@@ -266,18 +269,18 @@ SECTIONS: dict[str, Sequence[Limit]] = {
     "Chat templates and tokenizers that engines send to the gateway": [
         constant(
             "characters of a template",
-            "mini_infer_contract.template_environment:MAX_SOURCE_CHARACTERS",
+            "mini_infer_prompts.template_environment:MAX_SOURCE_CHARACTERS",
             as_count,
             "rendered in a process of its own",
         ),
-        constant("its depth", "mini_infer_contract.template_environment:MAX_DEPTH", as_count, "the same"),
+        constant("its depth", "mini_infer_prompts.template_environment:MAX_DEPTH", as_count, "the same"),
         constant(
             "units of one rendering (1 ns)",
-            "mini_infer_contract.template_budget:DEFAULT_UNITS",
+            "mini_infer_prompts.template_budget:DEFAULT_UNITS",
             as_count,
             "400, or its engine tokenises",
         ),
-        constant("bits of a number", "mini_infer_contract.template_budget:MAX_INTEGER_BITS", as_count, "the same"),
+        constant("bits of a number", "mini_infer_prompts.template_budget:MAX_INTEGER_BITS", as_count, "the same"),
         constant(
             "units on the event loop",
             "mini_infer_gateway.prompts.tokenizers:INLINE_UNITS",
@@ -412,32 +415,30 @@ SECTIONS: dict[str, Sequence[Limit]] = {
         ),
     ],
     "KV transfer (5559)": [
-        constant("open jobs of peers", f"{_TRANSFER}.giver:MAX_OPEN_JOBS", as_count, "refused as overload"),
-        constant("peers", f"{_TRANSFER}.giver:MAX_PEERS", as_count, "idle ones are forgotten, and greet again"),
+        constant("open jobs of peers", f"{_TRANSFER}.producer:MAX_OPEN_JOBS", as_count, "refused as overload"),
+        constant("peers", f"{_TRANSFER}.producer:MAX_PEERS", as_count, "idle ones are forgotten, and greet again"),
         constant("messages at a turn", f"{_TRANSFER}.worker:_MESSAGES_A_TURN", as_count, "others' turn comes first"),
         constant("turns that fail in a row", f"{_TRANSFER}.worker:_MAX_FAULTY_TURNS", as_count, "transfers are off"),
-        constant("any lease", f"{_TRANSFER}.leases:MAX_LEASE_S", as_seconds, "shortened to it"),
+        constant("any lease", f"{_TRANSFER}.protocol.leases:MAX_LEASE_S", as_seconds, "shortened to it"),
         flag("a lease", "--kv-transfer-lease", as_seconds, "pages are free again"),
         flag("pages retained for proxies", "--kv-transfer-retained-share", as_share, "the oldest lease ends"),
         flag("a prompt that a peer computes", "--kv-transfer-timeout", as_seconds, "computed here, or an error"),
         flag("staging buffers, each", "--kv-staging-memory", as_bytes, "transfers wait for slots"),
         flag("bytes a second", "--kv-transfer-bandwidth", as_bytes, "transfers wait"),
-        constant("requests for slots that wait", f"{_TRANSFER}.taker:_MOST_WANTED", as_count, "refused"),
-        constant("an answer to a greeting", f"{_TRANSFER}.taker:_ANSWER_S", as_seconds, "computed here"),
-        constant("a grant", f"{_TRANSFER}.taker:_GRANT_S", as_seconds, "computed here"),
-        constant("tokens of a message", f"{_TRANSFER}.wire:_MAX_TOKENS", as_count, "the message is dropped"),
+        constant("requests for slots that wait", f"{_TRANSFER}.consumer:_MOST_WANTED", as_count, "refused"),
+        constant("an answer to a greeting", f"{_TRANSFER}.consumer:_ANSWER_S", as_seconds, "computed here"),
+        constant("a grant", f"{_TRANSFER}.consumer:_GRANT_S", as_seconds, "computed here"),
+        constant("tokens of a message", f"{_TRANSFER}.protocol.wire:_MAX_TOKENS", as_count, "the message is dropped"),
     ],
     "Files of models": [
-        constant(
-            "tokenizer, template, config", "mini_infer_contract.prompt:MAX_FILE_BYTES", as_bytes, "the start ends"
-        ),
+        constant("tokenizer, template, config", "mini_infer_prompts.prompt:MAX_FILE_BYTES", as_bytes, "the start ends"),
         constant(
             "header of safetensors",
             "mini_infer_engine.models.weights.safetensors_checkpoint:_MOST_HEADER_BYTES",
             as_bytes,
             "the start ends",
         ),
-        constant("a size in config.json", "mini_infer_engine.config.fields:MOST", as_count, "the start ends"),
+        constant("a size in config.json", "mini_infer_engine.config.json_fields:MOST", as_count, "the start ends"),
         constant(
             "dimensions of a GGUF tensor", "mini_infer_engine.gguf.header:_MOST_DIMENSIONS", as_count, "the start ends"
         ),
@@ -489,7 +490,7 @@ def page() -> str:
 def _sockets() -> Iterator[str]:
     """The table of ZMQ sockets, each with its row of zmq_limits.TABLE."""
     yield "## ZMQ sockets (5557, 5558, 5559 and those between processes)\n"
-    yield "Rows of [zmq_limits.py](../contract/mini_infer_contract/zmq_limits.py). A longer frame closes its connection"
+    yield "Rows of [zmq_limits.py](../process/mini_infer_process/zmq_limits.py). A longer frame closes its connection"
     yield "before memory is taken. Queues count the messages of one peer; 0: another limit bounds them."
     yield f"A handshake may take {as_seconds(zmq_limits.HANDSHAKE_MS / 1000)}.\n"
     yield "| socket | frame | queues: in, out | at the limit |"

@@ -2,7 +2,7 @@
 
 from mini_infer_contract.engine_options import EngineOptions
 from mini_infer_contract.options import option_table
-from mini_infer_engine.config.server_options import ServerOptions
+from mini_infer_engine.config.options.server_options import ServerOptions
 
 _HEAD = """\
 # Every option of an engine

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from mini_infer_engine.api.dialects.chat import ChatRequest
-from mini_infer_engine.api.dialects.completions import CompletionRequest
 from mini_infer_engine.api.dialects.neutral import is_one_of
-from mini_infer_engine.config.mechanisms import Mechanism
+from mini_infer_engine.api.dialects.openai.chat import ChatRequest
+from mini_infer_engine.api.dialects.openai.completions import CompletionRequest
+from mini_infer_engine.config.options.mechanisms import Mechanism
 from tests.engine.server.dry_server import DryServer, environment
 
 ROOT = Path(__file__).parents[1]
@@ -23,7 +23,7 @@ MODULES = {
     "mini-infer-serve": "mini_infer_engine.server.cli",
     "mini-infer-gateway": "mini_infer_gateway.cli",
     "mini-infer-operator": "mini_infer_operator.controller.settings",
-    "mini-infer-compare": "mini_infer_engine.compare.cli",
+    "mini-infer-compare": "mini_infer_engine.tools.compare.cli",
 }
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)

@@ -4,11 +4,11 @@ import ast
 import re
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.support.checkout import LIBRARIES, PARTS, ROOT
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 MODULES = {
     "huggingface-hub": "huggingface_hub",
@@ -17,7 +17,7 @@ MODULES = {
     "pyyaml": "yaml",
 }
 INDIRECT = {
-    "fastapi_offline": "the files of Swagger UI, found by name in contract/api_docs.py",
+    "fastapi_offline": "the files of Swagger UI, found by name in web/api_docs.py",
     "httptools": "uvicorn parses HTTP with it",
     "uvloop": "uvicorn's event loop, by name",
     "websockets": "uvicorn's WebSockets, by name",
@@ -29,8 +29,8 @@ OPTIONAL = {
     "triton": "comes with torch for a GPU",
 }
 BROUGHT_BY = {"starlette": "fastapi", "pydantic_core": "pydantic"}
-OF_USERS = {"contract": {"aiohttp", "httptools", "uvicorn", "websockets", "zmq", "zstandard"}}
-"""Imported in the contract for those of its users that declare it."""
+OF_USERS = {"aiohttp", "httptools", "uvicorn", "websockets", "zmq", "zstandard"}
+"""Imported in libraries for those of their users that declare it."""
 
 
 def declared(extra: str | None) -> set[str]:
@@ -53,14 +53,17 @@ def imported(part: str) -> set[str]:
     found = {
         name for path in folder.rglob("*.py") for node in ast.walk(ast.parse(path.read_text())) for name in _names(node)
     }
-    own = {f"mini_infer_{name}" for name in ("contract", "engine", "gateway", "operator")}
+    own = {f"mini_infer_{name}" for name in PARTS}
     return found - own - sys.stdlib_module_names - set(OPTIONAL)
 
 
-@pytest.mark.parametrize(("part", "extra"), [("contract", None), *((n, n) for n in ("engine", "gateway", "operator"))])
+@pytest.mark.parametrize(("part", "extra"), [(n, None if n in LIBRARIES else n) for n in PARTS])
 def test_a_part_imports_what_it_declares(part: str, extra: str | None) -> None:
-    missing = {BROUGHT_BY.get(name, name) for name in imported(part)} - declared(extra) - OF_USERS.get(part, set())
+    missing = {BROUGHT_BY.get(name, name) for name in imported(part)} - declared(extra)
+    if part in LIBRARIES:
+        missing -= OF_USERS
     assert missing == set()
     if extra is not None:
-        unused = declared(extra) - declared(None) - imported(part) - imported("contract") - set(INDIRECT)
+        unused = declared(extra) - declared(None) - imported(part) - set(INDIRECT)
+        unused -= {name for library in LIBRARIES for name in imported(library)}
         assert unused == set()

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 from mini_infer_contract.engine_options import EngineOptions
-from mini_infer_contract.http_server.limits import ConnectionLimits
 from mini_infer_contract.options import option_rows
-from mini_infer_contract.zmq_limits import TABLE
-from mini_infer_engine.config.server_options import ServerOptions
+from mini_infer_engine.config.options.server_options import ServerOptions
+from mini_infer_process.zmq_limits import TABLE
+from mini_infer_web.http_server.limits import ConnectionLimits
 from scripts.limits_docs import covered, page
 from tests.engine.server.dry_server import environment
 
 ROOT = Path(__file__).parents[1]
 WHOLE_MODULES = (
-    "mini_infer_contract.http_server.limits",
+    "mini_infer_web.http_server.limits",
     "mini_infer_engine.structured.limits",
     "mini_infer_gateway.prompts.tokenizer_form",
 )

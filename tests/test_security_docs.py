@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mini_infer_contract import launch
-from mini_infer_contract.zmq_limits import TABLE, SocketLimits
+from mini_infer_process.zmq_limits import TABLE, SocketLimits
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "security.md").read_text()

@@ -97,7 +97,9 @@ def load(name: str, model: str, settings: dict[str, Any]) -> Engine:
     """Load an engine in this process, which it then has for itself. Peers take no more settings than vllm_keywords."""
     if name == "baseline":  # BASELINE names another checkout of ours, whose packages come first from now on
         root = os.environ["BASELINE"]
-        sys.path[:0] = [os.path.join(root, package) for package in ("contract", "engine")]
+        sys.path[:0] = [
+            os.path.join(root, package) for package in ("contract", "process", "web", "prompts", "apis", "engine")
+        ]
     if name in ("ours", "baseline"):
         return _Ours(model, settings)
     _leave_our_packages()

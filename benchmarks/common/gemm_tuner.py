@@ -9,8 +9,8 @@ from mini_infer_engine.kernels.gemm.quantized_weight import (
     packed_nibbles,
     packed_parameters,
 )
-from mini_infer_engine.tuning.checkpoints import CHECKPOINTS
-from mini_infer_engine.tuning.products import Product as Shape
+from mini_infer_engine.tools.tuning.checkpoints import CHECKPOINTS
+from mini_infer_engine.tools.tuning.products import Product as Shape
 
 L2_BYTES = 50_000_000
 SQUARE_SUM_PARTS = 64

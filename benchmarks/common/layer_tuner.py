@@ -27,7 +27,7 @@ from mini_infer_engine.kernels.gemm.gemm_config import (
 from mini_infer_engine.kernels.gemm.gemm_dispatch import small_m_linear, small_m_linear_add_norm
 from mini_infer_engine.kernels.gemm.gemm_rules import quantized_stage_bytes
 from mini_infer_engine.kernels.gemm.quantized_weight import GROUP
-from mini_infer_engine.tuning.timing import graph_microseconds
+from mini_infer_engine.tools.tuning.timing import graph_microseconds
 
 PRODUCTS = ("gate_up", "down", "qkv", "o")
 """Of a layer, those of most bytes first."""

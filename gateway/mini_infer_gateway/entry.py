@@ -1,6 +1,6 @@
 """`mini-infer-gateway`: names the extra where packages are missing."""
 
-from mini_infer_contract.extras import missing_packages_name_the_extra
+from mini_infer_process.extras import missing_packages_name_the_extra
 
 
 def main() -> None:

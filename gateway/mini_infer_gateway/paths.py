@@ -7,13 +7,11 @@ stand neither here nor in app are answered with 404.
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from mini_infer_contract.api_docs import OPENAPI_PATH
-from mini_infer_contract.api_errors import OPENAI_ERRORS, ErrorShape
-from mini_infer_contract.dialects.anthropic import COUNT_TOKENS_PATH, MESSAGES_PATH
-from mini_infer_contract.dialects.anthropic_errors import ANTHROPIC_ERRORS
-from mini_infer_contract.dialects.responses import RESPONSES_PATH
-from mini_infer_contract.stored_responses.request import KEPT_HEADER
-from mini_infer_contract.stored_responses.service import COUNT_PATH
+from mini_infer_apis.dialects.anthropic import COUNT_TOKENS_PATH, MESSAGES_PATH
+from mini_infer_apis.dialects.anthropic_errors import ANTHROPIC_ERRORS
+from mini_infer_apis.dialects.responses import RESPONSES_PATH
+from mini_infer_apis.stored_responses.request import KEPT_HEADER
+from mini_infer_apis.stored_responses.service import COUNT_PATH
 from mini_infer_gateway.prompts.prompt_keys import (
     PromptReader,
     batch_prompts,
@@ -24,6 +22,8 @@ from mini_infer_gateway.prompts.prompt_keys import (
     response_prompts,
     text_prompts,
 )
+from mini_infer_web.api_docs import OPENAPI_PATH
+from mini_infer_web.api_errors import OPENAI_ERRORS, ErrorShape
 
 CHAT_PATH: Final = "/v1/chat/completions"
 COMPLETIONS_PATH: Final = "/v1/completions"

@@ -3,15 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from mini_infer_contract.body_fields import UnknownFieldsMode
-from mini_infer_contract.cors import CorsPolicy
-from mini_infer_contract.http_server.limits import ConnectionLimits
 from mini_infer_contract.launch import MAX_BODY_BYTES
-from mini_infer_contract.listening import is_loopback
-from mini_infer_contract.logs import LogFormat
 from mini_infer_contract.peer_auth import PeerSecret
-from mini_infer_contract.tls import TlsFiles
 from mini_infer_gateway.routing.policies import Policy
+from mini_infer_process.listening import is_loopback
+from mini_infer_process.logs import LogFormat
+from mini_infer_web.body_fields import UnknownFieldsMode
+from mini_infer_web.cors import CorsPolicy
+from mini_infer_web.http_server.limits import ConnectionLimits
+from mini_infer_web.tls import TlsFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

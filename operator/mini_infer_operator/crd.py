@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mini_infer_contract.resources import (
+from mini_infer_operator.resource import (
     GROUP,
     KIND,
     PLURAL,

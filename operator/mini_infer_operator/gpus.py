@@ -1,6 +1,6 @@
 """How many GPUs, or parts of some, the engines of a role are given. Pure."""
 
-from mini_infer_contract.resources import EngineSpec, ResourceRequirements, RoleSpec, is_gpu, parse_quantity
+from mini_infer_operator.resource import EngineSpec, ResourceRequirements, RoleSpec, is_gpu, parse_quantity
 
 DEFAULT_GPU = "nvidia.com/gpu"
 _WITHOUT_GPU = ("--device=cpu", "--dry-run")

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from mini_infer_contract.resources import InferenceService, Reason
 from mini_infer_operator.gpus import asks_for_gpu, gpus_of_engine
+from mini_infer_operator.resource import InferenceService, Reason
 from mini_infer_operator.status import PermanentFailure
 
 _NAME_AN_IMAGE = (

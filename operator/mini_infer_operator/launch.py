@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mini_infer_contract.launch import DEMO_MODEL
-from mini_infer_contract.resources import (
+from mini_infer_operator.gpus import resources_of
+from mini_infer_operator.resource import (
     EngineSpec,
     InferenceService,
     Parallelism,
@@ -16,7 +17,6 @@ from mini_infer_contract.resources import (
     SecretKey,
     parse_quantity,
 )
-from mini_infer_operator.gpus import resources_of
 
 REVISION_DIGITS = 10
 DEFAULT_GRACE_S = 300

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from mini_infer_contract.resources import GROUP, KIND, VERSION, InferenceService
+from mini_infer_operator.resource import GROUP, KIND, VERSION, InferenceService
 
 
 class InvalidServiceError(ValueError):

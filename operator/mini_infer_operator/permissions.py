@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from mini_infer_contract.resources import GROUP, PLURAL, SCALER_PLURAL
 from mini_infer_operator.objects.kinds import KINDS
+from mini_infer_operator.resource import GROUP, PLURAL, SCALER_PLURAL
 
 RULES: list[dict[str, Any]] = [
     *({"apiGroups": [kind.group], "resources": [kind.plural], "verbs": list(kind.verbs)} for kind in KINDS),

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal, get_args
 
-from mini_infer_contract.resources import InferenceService, Reason
 from mini_infer_operator.pod_security_standards import Use, uses_of
+from mini_infer_operator.resource import InferenceService, Reason
 from mini_infer_operator.status import PermanentFailure
 
 Profile = Literal["restricted", "baseline", "privileged"]

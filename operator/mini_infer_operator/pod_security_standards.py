@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mini_infer_contract.resources import RoleSpec
+from mini_infer_operator.resource import RoleSpec
 
 Object = Mapping[str, Any]
 _RESTRICTED_VOLUMES = {

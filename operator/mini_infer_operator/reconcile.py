@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from mini_infer_contract.resources import InferenceService
 from mini_infer_operator.observe import Observed
 from mini_infer_operator.parse import InvalidServiceError, parse_service
 from mini_infer_operator.plan.decisions import decisions
 from mini_infer_operator.plan.plan import Plan, make_plan
+from mini_infer_operator.resource import InferenceService
 from mini_infer_operator.status import EventType, PermanentFailure, invalid_status, ready_turn, service_status
 
 RETRY_S = 60.0

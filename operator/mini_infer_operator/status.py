@@ -5,7 +5,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from mini_infer_contract.resources import (
+from mini_infer_operator.gpus import gpus_of_engine
+from mini_infer_operator.observe import Failure, Observed
+from mini_infer_operator.plan.plan import Plan
+from mini_infer_operator.resource import (
     ANSWERING_ROLES,
     LABEL_ROLE,
     LABEL_SERVICE,
@@ -15,9 +18,6 @@ from mini_infer_contract.resources import (
     Reason,
     RoleStatus,
 )
-from mini_infer_operator.gpus import gpus_of_engine
-from mini_infer_operator.observe import Failure, Observed
-from mini_infer_operator.plan.plan import Plan
 
 EventType = Literal["Normal", "Warning"]
 _HARMLESS = {Reason.STARTING, Reason.ROLLING_OUT}

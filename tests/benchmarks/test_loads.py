@@ -6,8 +6,8 @@ from itertools import chain
 
 import pytest
 
-from mini_infer_engine.config.mechanisms import Mechanism
-from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.config.options.mechanisms import Mechanism
+from mini_infer_engine.config.options.settings import EngineSettings
 from tests.engine.server.dry_server import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from mini_infer_engine.config.integer_quantization import IntegerScheme
+from mini_infer_engine.config.quantization.integer import IntegerScheme
 from mini_infer_engine.models.registry import read_config
 from tests.engine.server.dry_server import ROOT
 from tests.support.integer_checkpoints import packed

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from mini_infer_contract.resources import GROUP, PLURAL
 from mini_infer_operator.permissions import CRD_RULES, LEASE_RULES, PEER_ROOT_RULES, RULES
+from mini_infer_operator.resource import GROUP, PLURAL
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts/mini-infer"

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mini_infer_operator.local.ports import free_ports
-from tests.conformance.environments import FOLDER, ROOT
+from tests.conformance.environments import FOLDER
+from tests.support.checkout import python_path
 
 START_LIMIT_S = 180.0
 SCRIPTED = "scripted"
@@ -66,8 +67,7 @@ def _running(module: str, flags: Sequence[str]) -> Iterator[str]:
     port = free_ports(1)[0]
     log_path = FOLDER / "logs" / f"{module.partition('.')[0]}-{port}.log"
     log_path.parent.mkdir(parents=True, exist_ok=True)
-    parts = [str(ROOT / name) for name in ("contract", "engine", "gateway", "operator")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(parts), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1"}
     with log_path.open("w") as log:
         run = f"import sys; from {module} import main; sys.exit(main())"  # as the console scripts do
         command = [sys.executable, "-c", run, f"--port={port}", *flags]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, KEY_BYTES, block_keys, root_key
-from tests.contract.conversations import quick
+from tests.prompts.conversations import quick
 
 tokens = st.lists(st.integers(0, 2**32 - 1), max_size=100)
 repeated = st.lists(st.integers(0, 1), max_size=4).map(lambda bits: [bit for bit in bits for _ in range(250)])

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from mini_infer_contract import events
 from mini_infer_contract.events import AllBlocksCleared, BlockRemoved, BlockStored, EventFormatError, KVEventBatch
-from tests.contract.conversations import quick
 from tests.contract.make_golden_events import BATCHES, GOLDEN
+from tests.prompts.conversations import quick
 
 VLLM: dict[str, dict[str, Any]] = json.loads(GOLDEN.read_text())
 OURS = "0.26.0"

@@ -16,6 +16,7 @@ import yaml
 
 from tests.e2e.cluster import NodeCluster
 from tests.e2e.commands import ROOT, run, say
+from tests.support.checkout import LIBRARIES, python_path
 
 NODE_ADDRESS = "10.77.0.1"
 PORT = 8088
@@ -72,10 +73,9 @@ class GpuNode(NodeCluster):
 
     @contextlib.contextmanager
     def _inside(self, name: str, module: str, *flags: str) -> Iterator[None]:
-        paths = [str(ROOT / part) for part in ("contract", "gateway", "operator")]
         variables = {
             "KUBECONFIG": str(self._scratch / "node/kubeconfig"),
-            "PYTHONPATH": os.pathsep.join(paths + sys.path),
+            "PYTHONPATH": os.pathsep.join([python_path(parts=(*LIBRARIES, "gateway", "operator")), *sys.path]),
         }
         command = [self._program, "exec", str(self._scratch / "node"), "env"]
         command += [f"{key}={value}" for key, value in variables.items()]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mini_infer_contract.resources import GROUP, PLURAL, SCALER_PLURAL
+from mini_infer_operator.resource import GROUP, PLURAL, SCALER_PLURAL
 from tests.e2e.cluster import Cluster, wait_until
 from tests.e2e.commands import ROOT, say
 from tests.e2e.images import TAG, repository

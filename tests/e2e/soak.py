@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from mini_infer_contract.resources import LABEL_DRAINING
+from mini_infer_operator.resource import LABEL_DRAINING
 from tests.e2e.cluster import Cluster, NodeCluster, wait_until
 from tests.e2e.commands import say
 from tests.e2e.images import TAG, repository

@@ -5,7 +5,7 @@ import time
 import openai
 import pytest
 
-from mini_infer_contract.resources import LABEL_SERVICE
+from mini_infer_operator.resource import LABEL_SERVICE
 from tests.e2e.cluster import Cluster, wait_until
 from tests.e2e.commands import ROOT, say
 from tests.e2e.questions import ANSWER, QUESTION

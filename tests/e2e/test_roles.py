@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from mini_infer_contract.metrics import ENGINE_KV_TRANSFER_BYTES
-from mini_infer_contract.resources import LABEL_ROLE, LABEL_SERVICE
+from mini_infer_operator.resource import LABEL_ROLE, LABEL_SERVICE
 from tests.e2e.cluster import Cluster, wait_until
 from tests.e2e.commands import ROOT, say
 from tests.e2e.questions import ANSWER, QUESTION

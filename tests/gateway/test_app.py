@@ -15,14 +15,14 @@ import msgspec
 import pytest
 import zstandard
 
-from mini_infer_contract.api_keys import ApiKeys
-from mini_infer_contract.cors import CorsPolicy
-from mini_infer_contract.tls import ServerTls, TlsFiles, client_context
 from mini_infer_gateway import __version__, app
 from mini_infer_gateway.endpoints.base import Listed, Publish
 from mini_infer_gateway.pipeline.attempt import Exchange
 from mini_infer_gateway.prompts.tokenizers import INLINE_BYTES
 from mini_infer_gateway.settings import GatewaySettings
+from mini_infer_web.api_keys import ApiKeys
+from mini_infer_web.cors import CorsPolicy
+from mini_infer_web.tls import ServerTls, TlsFiles, client_context
 from tests.support.fake_engine import FakeEngine
 from tests.support.running_gateway import RunningGateway, running_gateway, until
 from tests.support.tls_files import make_ca, make_certificate, needs_openssl

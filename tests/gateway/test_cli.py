@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from mini_infer_contract.http_server.server import connections_for
 from mini_infer_gateway.cli import listen, make_source, parse
 from mini_infer_gateway.settings import GatewaySettings
+from mini_infer_web.http_server.server import connections_for
 
 
 def test_flags_become_settings() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from mini_infer_contract.api_keys import ApiKeys
 from mini_infer_contract.launch import CLIENT_HEADER, Endpoint
+from mini_infer_web.api_keys import ApiKeys
 from tests.engine.server.dry_server import DryServer, free_port
 from tests.gateway.test_waiting_here import busy, waiting
 from tests.support.fake_engine import FakeEngine

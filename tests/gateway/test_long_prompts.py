@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from mini_infer_contract.segments import SegmentEncoder
+from mini_infer_prompts.segments import SegmentEncoder
 from tests.support.fake_engine import FakeEngine
 from tests.support.running_gateway import RunningGateway, running_gateway, until
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mini_infer_gateway.memory import BODY_FACTOR, BodyBudget, HeldBody, parse_size, share_out
+from tests.support.checkout import LIBRARIES, ROOT, python_path
 from tests.support.fake_engine import FakeEngine
 from tests.support.running_gateway import running_gateway, until
 
@@ -105,8 +106,7 @@ asyncio.run(main())
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads resident memory from /proc")
 def test_memory_stays_flat_when_prompts_of_16_mb_are_refused() -> None:
     """Ten in a row, without the garbage collector; the output is the growth in bodies."""
-    root = Path(__file__).parents[2]
-    path = os.pathsep.join(str(root / part) for part in (".", "contract", "gateway"))
+    path = python_path(ROOT, parts=(*LIBRARIES, "gateway"))
     done = subprocess.run(
         [sys.executable, "-c", REFUSED], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
     )
@@ -119,7 +119,7 @@ import json, sys
 from mini_infer_gateway.memory import parse_size
 from mini_infer_gateway.prompts.prompt_keys import chat_prompts, key_steps
 from mini_infer_gateway.prompts.remembered import RememberedPrompts
-from mini_infer_contract.prompt import PromptEncoder
+from mini_infer_prompts.prompt import PromptEncoder
 from tests.support.fake_engine import byte_assets
 
 def peak():
@@ -137,8 +137,7 @@ print((peak() - before) / len(text))
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak of resident memory from /proc")
 def test_tokenising_a_long_prompt_takes_little_more_than_its_ids() -> None:
     """Bytes of memory a byte of text where each is a token: 115 once, of which ids and keys are most of these."""
-    root = Path(__file__).parents[2]
-    path = os.pathsep.join(str(root / part) for part in (".", "contract", "gateway"))
+    path = python_path(ROOT, parts=(*LIBRARIES, "gateway"))
     done = subprocess.run(
         [sys.executable, "-c", PROBE], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
     )

@@ -18,8 +18,8 @@ from tokenizers import Tokenizer
 
 from benchmarks.gateway_load import client, routers
 from benchmarks.gateway_load.client import Target
-from mini_infer_contract.prompt import PromptAssets
-from tests.contract.templates import CHATML
+from mini_infer_prompts.prompt import PromptAssets
+from tests.prompts.templates import CHATML
 from tests.support.fake_engine import byte_assets
 
 ENDPOINT = Path(client.__file__).with_name("endpoint.py")

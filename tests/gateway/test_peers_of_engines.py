@@ -12,10 +12,10 @@ import zmq
 from msgspec.structs import replace
 
 from mini_infer_contract import events
-from mini_infer_contract.curve import secure_client
 from mini_infer_contract.launch import PREFILL_FROM_HEADER, Endpoint
-from mini_infer_contract.listening import has_ipv6
 from mini_infer_contract.peer_auth import PEER_HEADER, PeerSecret
+from mini_infer_process.curve import secure_client
+from mini_infer_process.listening import has_ipv6
 from tests.engine.server.dry_server import DryServer, free_port, wait_until
 from tests.support.fake_engine import FakeEngine
 from tests.support.running_gateway import running_gateway, until

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from mini_infer_engine.communication.rank_group import ALONE_IN_GROUP, RankGroup
-from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.models.registry import read_config
 from mini_infer_engine.runtime import model_runner
-from mini_infer_engine.runtime.cuda_executor import CudaExecutor
+from mini_infer_engine.runtime.cpu.executor import TorchExecutor
+from mini_infer_engine.runtime.cuda.executor import CudaExecutor
 from mini_infer_engine.runtime.model_runner import ModelRunner
-from mini_infer_engine.runtime.torch_executor import TorchExecutor
 
 DEFAULTS: dict[str, Any] = {"dtype": "float32", "max_num_seqs": 16, "kv_cache_memory": 1 << 28, "max_model_len": 512}
 

@@ -9,7 +9,7 @@ pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
 from mini_infer_engine.core.batch import Row
 from mini_infer_engine.core.request import BeamSearch, Output, Request, SamplingParams
-from mini_infer_engine.runtime.cuda_graphs import DecodeGraph, PrefillGraph
+from mini_infer_engine.runtime.cuda.graphs import DecodeGraph, PrefillGraph
 from tests.gpu.device import GPU_ONLY
 from tests.gpu.runs import make_engine, make_runner, make_settings, mixed_requests
 from tests.support.tiny_models import save_tiny_model

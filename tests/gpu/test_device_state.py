@@ -9,7 +9,7 @@ pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
 from mini_infer_engine.core.batch import Row
 from mini_infer_engine.core.request import SamplingParams
-from mini_infer_engine.runtime.device_state import DeviceBatchState
+from mini_infer_engine.runtime.cuda.device_state import DeviceBatchState
 from tests.gpu.device import DEVICE, KERNELS
 
 pytestmark = KERNELS

@@ -36,8 +36,11 @@ from mini_infer_engine.layers import linear
 from mini_infer_engine.layers.grouped import GroupedMethod
 from mini_infer_engine.layers.packed import PackedMethod
 from mini_infer_engine.quantization import fp4, integer
-from mini_infer_engine.runtime import cuda_executor, cuda_graphs, cuda_sampling, memory_plan
-from mini_infer_engine.runtime.cuda_executor import CudaExecutor
+from mini_infer_engine.runtime.cuda import executor as cuda_executor
+from mini_infer_engine.runtime.cuda import graphs as cuda_graphs
+from mini_infer_engine.runtime.cuda import sampling as cuda_sampling
+from mini_infer_engine.runtime.cuda.executor import CudaExecutor
+from mini_infer_engine.runtime.memory.page_count import memory_plan
 from mini_infer_engine.runtime.model_runner import ModelRunner
 from tests.gpu.device import INTERPRETED
 from tests.gpu.runs import make_runner, make_settings, texts

@@ -8,7 +8,7 @@ pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 from mini_infer_engine.kernels.context import KernelContext
 from mini_infer_engine.layers import linear
 from mini_infer_engine.ops.triton_ops import TritonOps
-from mini_infer_engine.runtime.kernel_head import KernelHead
+from mini_infer_engine.runtime.cuda.kernel_head import KernelHead
 from mini_infer_engine.speculation.head import HeadShape, SpeculativeHead
 from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, POLICY, WORKSPACE, cases, normal
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 pytest.importorskip("triton", reason="needs triton; on a CPU with TRITON_INTERPRET=1")
 pytest.importorskip("triton.experimental.gluon", reason="needs a Triton that has Gluon")
 
-from mini_infer_engine.config.mechanisms import Mechanism
+from mini_infer_engine.config.options.mechanisms import Mechanism
 from mini_infer_engine.kernels.context import KernelContext
 from mini_infer_engine.kernels.gemm import large_m_gemm as module
 from mini_infer_engine.kernels.gemm.gemm_config import LARGE_TILE_N, LargeMConfig

@@ -11,8 +11,8 @@ from mini_infer_engine.core.batch import Batch, Row
 from mini_infer_engine.core.kv_transfer import LayerProgress
 from mini_infer_engine.core.request import SamplingParams
 from mini_infer_engine.models.registry import read_config
-from mini_infer_engine.runtime.cuda_executor import CudaExecutor
-from mini_infer_engine.runtime.layer_progress import LayerCounters
+from mini_infer_engine.runtime.cuda.executor import CudaExecutor
+from mini_infer_engine.runtime.inputs.layer_progress import LayerCounters
 from mini_infer_engine.runtime.model_runner import make_runner
 from tests.gpu.device import DEVICE, KERNELS, ON_GPU
 from tests.gpu.runs import make_settings

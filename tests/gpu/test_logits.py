@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
 from mini_infer_engine.core.batch import Batch, Row
-from mini_infer_engine.runtime.cuda_executor import CudaExecutor
+from mini_infer_engine.runtime.cuda.executor import CudaExecutor
 from tests.gpu.device import DEVICE, GPU_ONLY
 from tests.gpu.runs import make_runner, make_settings
 from tests.support.tiny_models import (

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 pytest.importorskip("triton", reason="needs triton, and an NVIDIA GPU or TRITON_INTERPRET=1")
 
-from mini_infer_engine.config.mechanisms import Mechanism
+from mini_infer_engine.config.options.mechanisms import Mechanism
 from mini_infer_engine.kernels.context import KernelContext
 from mini_infer_engine.kernels.gemm.fp8_block_gemm import fp8_block_linear, rounded_groups_of_rows
 from mini_infer_engine.kernels.gemm.gemm_config import PdlGemmConfig, W8A8GemmConfig, pdl_block_m

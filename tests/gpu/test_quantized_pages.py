@@ -18,7 +18,7 @@ from mini_infer_engine.kernels.copy_pages import copy_pages
 from mini_infer_engine.kernels.sizes import cdiv
 from mini_infer_engine.kernels.workspace import Workspace
 from mini_infer_engine.models.kv_spec import FP8, INT8, KVQuantization, KVSpec
-from mini_infer_engine.runtime.quantized_pool import QuantizedKVPool
+from mini_infer_engine.runtime.memory.quantized_pool import QuantizedKVPool
 from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, ON_GPU, POLICY, WORKSPACE, cases, error, normal
 from tests.gpu.paged import exact_attention, strided_queries
 from tests.gpu.test_attention_kernels import CHUNKS, CONFIGS, LENGTHS, ROUNDING

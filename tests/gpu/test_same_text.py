@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
 from mini_infer_engine.core.request import Request
-from mini_infer_engine.runtime.cuda_executor import CudaExecutor
+from mini_infer_engine.runtime.cuda.executor import CudaExecutor
 from tests.gpu.device import GPU_ONLY
 from tests.gpu.runs import make_engine, make_runner, make_settings, mixed_requests, texts
 from tests.support.tiny_models import save_tiny_model

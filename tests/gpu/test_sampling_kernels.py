@@ -11,7 +11,7 @@ from mini_infer_engine.kernels.embed_decode import gather_decode_inputs, gather_
 from mini_infer_engine.kernels.sampling.sample import sample
 from mini_infer_engine.kernels.sampling.sampling_state import HOST_RING_DEPTH, SUPPRESSED_WIDTH, SamplingState
 from mini_infer_engine.kernels.sampling.state_update import update_pages
-from mini_infer_engine.runtime.device_state import DeviceBatchState, refuses_suppressed
+from mini_infer_engine.runtime.cuda.device_state import DeviceBatchState, refuses_suppressed
 from mini_infer_engine.sampling.reference import build_sampling
 from mini_infer_engine.sampling.reference import sample as sample_by_torch
 from tests.gpu.device import BF16, DEVICE, FP32, KERNELS, ON_GPU, POLICY, WORKSPACE, cases, normal

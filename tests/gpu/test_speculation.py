@@ -22,9 +22,13 @@ from mini_infer_engine.core.stats import EngineStats
 from mini_infer_engine.dry.vocabulary import EOS_TOKEN_IDS, VOCAB_SIZE, dry_assets
 from mini_infer_engine.kernels.attention import attention_config
 from mini_infer_engine.layers import linear
-from mini_infer_engine.runtime import cuda_executor, cuda_graphs, cuda_sampling, cuda_speculation, draft_reading
 from mini_infer_engine.runtime.attention.triton_attention import TritonAttention
-from mini_infer_engine.runtime.cuda_executor import CudaExecutor
+from mini_infer_engine.runtime.cuda import draft_reading
+from mini_infer_engine.runtime.cuda import executor as cuda_executor
+from mini_infer_engine.runtime.cuda import graphs as cuda_graphs
+from mini_infer_engine.runtime.cuda import sampling as cuda_sampling
+from mini_infer_engine.runtime.cuda import speculation as cuda_speculation
+from mini_infer_engine.runtime.cuda.executor import CudaExecutor
 from mini_infer_engine.runtime.model_runner import ModelRunner
 from mini_infer_engine.speculation.head import HeadShape, SpeculativeHead
 from mini_infer_engine.structured.grammar import Grammar, of_regex

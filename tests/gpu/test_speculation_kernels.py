@@ -21,8 +21,8 @@ from mini_infer_engine.kernels.sampling.speculate import (
     look_up_guesses,
     settle_guesses,
 )
-from mini_infer_engine.runtime.device_state import DeviceBatchState
-from mini_infer_engine.runtime.torch_speculation import right_tokens
+from mini_infer_engine.runtime.cpu.speculation import right_tokens
+from mini_infer_engine.runtime.cuda.device_state import DeviceBatchState
 from mini_infer_engine.sampling.penalties import Penalties
 from mini_infer_engine.sampling.reference import build_sampling
 from mini_infer_engine.sampling.reference import sample as sample_by_torch

@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory, Span
-from mini_infer_engine.kv_transfer.staging import Area, blocks, blocks_for, chunks
-from mini_infer_engine.kv_transfer.staging_copies import IsDone, TorchCopies
+from mini_infer_engine.kv_transfer.staging.staging_copies import IsDone, TorchCopies
+from mini_infer_engine.kv_transfer.staging_slots import Area, blocks, blocks_for, chunks
 
 torch = pytest.importorskip("torch")
 pytestmark = [

@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton", reason="needs triton, and an NVIDIA GPU or TRITON_INTERPRET=1")
 
-from mini_infer_engine.config.tensor_parallel import Shard
+from mini_infer_engine.config.parallelism.tensor_parallel import Shard
 from mini_infer_engine.kernels.context import KernelContext
 from mini_infer_engine.layers.linear import Linear
 from mini_infer_engine.layers.norm import RMSNorm

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch's
 
-from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.core.batch import Batch, Row
 from mini_infer_engine.core.kv_transfer import LayerProgress
 from mini_infer_engine.core.request import SamplingParams

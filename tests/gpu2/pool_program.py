@@ -13,8 +13,8 @@ import torch
 
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory
-from mini_infer_engine.kv_transfer.open_transport import open_transport
 from mini_infer_engine.kv_transfer.transport import TransportChoice
+from mini_infer_engine.kv_transfer.transports.open_transport import open_transport
 
 LAYOUT = KVLayout(num_layers=4, halves=2, page_size=128, num_heads=4, head_bytes=256, dtype="bfloat16")
 

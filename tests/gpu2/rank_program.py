@@ -17,7 +17,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch's
 
 from mini_infer_engine.communication.gpu_collectives import GpuCollectives, connect_gpus
 from mini_infer_engine.communication.peer_memory import PeerMemory
-from mini_infer_engine.config.tensor_parallel import TensorParallel
+from mini_infer_engine.config.parallelism.tensor_parallel import TensorParallel
 
 WORLD = 2
 _LATE_CYCLES = 80_000_000

@@ -16,8 +16,8 @@ import msgspec
 import pytest
 
 from mini_infer_engine.kv_transfer.layout import Span
+from mini_infer_engine.kv_transfer.protocol.wire import TransportAddress
 from mini_infer_engine.kv_transfer.transport import Motion, Transport, TransportChoice, TransportError
-from mini_infer_engine.kv_transfer.wire import TransportAddress
 from tests.engine.server.dry_server import ROOT, environment, wait_until
 
 torch = pytest.importorskip("torch")
@@ -75,7 +75,7 @@ def holding(**variables: str) -> Iterator[Holder]:
 
 @contextmanager
 def pool_here() -> Iterator[tuple[Transport, torch.Tensor]]:
-    from mini_infer_engine.kv_transfer.open_transport import open_transport
+    from mini_infer_engine.kv_transfer.transports.open_transport import open_transport
     from tests.gpu2.pool_program import LAYOUT, memory_of
 
     pages = torch.zeros((300, LAYOUT.page_bytes), dtype=torch.uint8, device=f"cuda:{GPUS[0]}")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mini_infer_contract.resources import InferenceService
-from mini_infer_contract.resources.not_yet import NOT_YET
+from mini_infer_operator.resource import InferenceService
+from mini_infer_operator.resource.not_yet import NOT_YET
 from tests.support.control_plane import ControlPlane, find_programs
 from tests.support.operator_process import Cluster
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from mini_infer_contract.resources import Parallelism
 from mini_infer_operator.gpus import asks_for_gpu, gpus_of_engine, resources_of
 from mini_infer_operator.launch import launch_of, parallel_arguments
 from mini_infer_operator.objects.pod import frozen_pods
 from mini_infer_operator.parse import parse_service
+from mini_infer_operator.resource import Parallelism
 from tests.support.services import changed
 
 pytestmark = pytest.mark.usefixtures("everything_works")

@@ -6,10 +6,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mini_infer_contract.resources import InferenceService
 from mini_infer_operator.observe import Observed, ObservedWorkload
 from mini_infer_operator.plan.plan import Plan
 from mini_infer_operator.reconcile import RETRY_S, reconcile
+from mini_infer_operator.resource import InferenceService
 from mini_infer_operator.status import EventType, PermanentFailure
 from tests.support.services import changed
 

@@ -3,10 +3,10 @@ from typing import Any
 
 import pytest
 
-from mini_infer_contract.resources import REASONS, InferenceServiceStatus, Reason
 from mini_infer_operator.observe import Failure, Observed, ObservedWorkload
 from mini_infer_operator.parse import parse_service
 from mini_infer_operator.plan.plan import make_plan
+from mini_infer_operator.resource import REASONS, InferenceServiceStatus, Reason
 from mini_infer_operator.status import PermanentFailure, invalid_status, service_status
 from tests.support.services import changed
 

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import get_args
 
-from mini_infer_contract.resources import REASONS, Condition
+from mini_infer_operator.resource import REASONS, Condition
 
 PAGE = (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text()
 FIRST_CELLS = "\n".join(line.split("|")[1] for line in PAGE.splitlines() if line.startswith("|"))

@@ -9,8 +9,8 @@ from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.kv_transfer import KVTransferStats
 from mini_infer_engine.core.request import KVSource, Output, Request, SamplingParams
 from mini_infer_engine.kv_transfer.connector import TransferConnector
-from mini_infer_engine.kv_transfer.events import Command, Event
-from mini_infer_engine.kv_transfer.giver import Load
+from mini_infer_engine.kv_transfer.producer import Load
+from mini_infer_engine.kv_transfer.protocol.events import Command, Event
 from mini_infer_engine.kv_transfer.worker import TransferWorker
 
 PEER = "tcp://peer:1"

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from mini_infer_engine.core.request import KVSource, Request, SamplingParams
-from mini_infer_engine.kv_transfer import events
 from mini_infer_engine.kv_transfer.connector import TransferConnector
+from mini_infer_engine.kv_transfer.protocol import events
 from tests.support.connected_engine import PEER, FakeWorker
 from tests.support.engine_world import World
 from tests.support.fake_runner import VOCABULARY, cell, expected_tokens

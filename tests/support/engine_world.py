@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass, field
 
 from mini_infer_contract.events import BlockRemoved, BlockStored
-from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.request import BeamSearch, Output, Request, SamplingParams
 from tests.support.fake_runner import EOS, VOCABULARY, FakeRunner, expected_beams, expected_tokens

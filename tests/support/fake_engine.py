@@ -10,10 +10,10 @@ import zmq.asyncio
 from aiohttp import web
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from mini_infer_apis.dialects import responses
+from mini_infer_apis.dialects.anthropic import COUNT_TOKENS_PATH, MESSAGES_PATH, chat_body
+from mini_infer_apis.dialects.responses import RESPONSES_PATH
 from mini_infer_contract.blocks import block_keys, root_key
-from mini_infer_contract.dialects import responses
-from mini_infer_contract.dialects.anthropic import COUNT_TOKENS_PATH, MESSAGES_PATH, chat_body
-from mini_infer_contract.dialects.responses import RESPONSES_PATH
 from mini_infer_contract.events import (
     EVENTS_TOPIC,
     LOAD_TOPIC,
@@ -29,8 +29,8 @@ from mini_infer_contract.events import (
     sequence_frame,
 )
 from mini_infer_contract.launch import DRAINING_HEADER, Endpoint
-from mini_infer_contract.prompt import PromptAssets, PromptEncoder, chat_prompt_ids, completion_prompt_ids
 from mini_infer_gateway.paths import FORM_PATHS, OTHER_SERVERS_PATHS
+from mini_infer_prompts.prompt import PromptAssets, PromptEncoder, chat_prompt_ids, completion_prompt_ids
 from tests.support.fake_cache import FakeCache
 
 ROOT = root_key("a revision of the engine's own", "", "")

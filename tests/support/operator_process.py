@@ -11,11 +11,11 @@ from typing import Any, Self
 
 import yaml
 
-from mini_infer_contract.resources.not_yet import NOT_YET
 from mini_infer_operator.crd import custom_resource_definition
 from mini_infer_operator.local.ports import free_ports
 from mini_infer_operator.objects.kinds import KINDS, path_of
 from mini_infer_operator.permissions import LEASE_RULES, PEER_ROOT_RULES, RULES
+from mini_infer_operator.resource.not_yet import NOT_YET
 from tests.support.control_plane import ControlPlane
 from tests.support.services import changed
 
@@ -117,8 +117,8 @@ def kubeconfig_with(plane: ControlPlane, path: Path, name: str, rules: list[dict
 
 
 EVERYTHING_WORKS = """
-from mini_infer_contract.resources import InferenceService
-from mini_infer_contract.resources.not_yet import NOT_YET
+from mini_infer_operator.resource import InferenceService
+from mini_infer_operator.resource.not_yet import NOT_YET
 from mini_infer_operator.controller.run import main
 InferenceService.rules = tuple(rule for rule in InferenceService.rules if rule not in NOT_YET)
 main()

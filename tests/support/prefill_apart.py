@@ -10,14 +10,14 @@ from unittest.mock import patch
 import msgspec
 import zmq
 
-from mini_infer_engine import llm
-from mini_infer_engine.config.settings import EngineSettings, transfer_fault
+from mini_infer_engine.config.options.settings import EngineSettings, transfer_fault
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.kv_transfer import KVTransferStats
 from mini_infer_engine.core.request import KVSource, Output, Request
 from mini_infer_engine.core_process.build import BuiltEngine, build_engine
 from mini_infer_engine.core_process.kv_transfer import begin_identity, start_transfer
 from mini_infer_engine.kv_transfer.transfer_port import TransferPort
+from mini_infer_engine.offline import llm
 from mini_infer_operator.local.ports import free_ports
 
 COMPUTED_HERE = {"prompt_logprobs", "embedding", "beam_search"}

@@ -13,15 +13,15 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from mini_infer_contract.api_keys import ApiKeys
-from mini_infer_contract.http_server.connection import limited
-from mini_infer_contract.http_server.server import server_config
 from mini_infer_contract.launch import Endpoint
-from mini_infer_contract.tls import server_tls
 from mini_infer_gateway.app import Gateway
 from mini_infer_gateway.endpoints.base import Listed, Publish
 from mini_infer_gateway.http.server import DrainingServer
 from mini_infer_gateway.settings import GatewaySettings
+from mini_infer_web.api_keys import ApiKeys
+from mini_infer_web.http_server.connection import limited
+from mini_infer_web.http_server.server import server_config
+from mini_infer_web.tls import server_tls
 
 
 class HandSource:

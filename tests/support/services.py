@@ -12,7 +12,7 @@ VALID: dict[str, Any] = {
     "metadata": {"name": "demo", "namespace": "default"},
     "spec": {"model": {"uri": "demo"}, "unified": {"replicas": 2}},
 }
-RULES_FILE = Path(__file__).parents[1] / "contract" / "rules.yaml"
+RULES_FILE = Path(__file__).parents[1] / "operator" / "resource" / "rules.yaml"
 
 
 def changed(change: dict[str, Any], base: dict[str, Any] = VALID) -> dict[str, Any]:

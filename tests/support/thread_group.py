@@ -13,15 +13,15 @@ from torch import Tensor
 from mini_infer_engine.communication.collectives import Collectives, WithoutPeerMemory
 from mini_infer_engine.communication.rank_group import AloneInGroup
 from mini_infer_engine.communication.stage_link import NO_LINK, StageLink
-from mini_infer_engine.config.settings import EngineSettings
-from mini_infer_engine.config.tensor_parallel import TensorParallel
+from mini_infer_engine.config.options.settings import EngineSettings
+from mini_infer_engine.config.parallelism.tensor_parallel import TensorParallel
 from mini_infer_engine.core.batch import Batch, TokenMasks
 from mini_infer_engine.core.request import Request
 from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.models.registry import read_config
+from mini_infer_engine.runtime.cpu.executor import TorchExecutor
 from mini_infer_engine.runtime.executor import PassHandle
 from mini_infer_engine.runtime.model_runner import ModelRunner, make_runner
-from mini_infer_engine.runtime.torch_executor import TorchExecutor
 
 Result = TypeVar("Result")
 

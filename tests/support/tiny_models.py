@@ -12,15 +12,15 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.core.batch import Batch, Row
 from mini_infer_engine.core.request import SamplingParams
 from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.model_path import DEMO_DIRECTORY
 from mini_infer_engine.models.registry import read_config
+from mini_infer_engine.runtime.cpu.executor import TorchExecutor
 from mini_infer_engine.runtime.executor import PassHandle
 from mini_infer_engine.runtime.model_runner import ModelRunner, make_runner
-from mini_infer_engine.runtime.torch_executor import TorchExecutor
 from mini_infer_engine.speculation.head import HeadShape, SpeculativeHead
 
 GREEDY = SamplingParams(temperature=0.0)

@@ -9,14 +9,14 @@ import msgspec
 import zmq
 
 from mini_infer_engine.core.request import Request, SamplingParams, TokenLogprobs
-from mini_infer_engine.kv_transfer import wire
+from mini_infer_engine.kv_transfer.consumer import TakerLimits
 from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory, Span, head_shares, pieces
-from mini_infer_engine.kv_transfer.mapped_memory import SharedPool
-from mini_infer_engine.kv_transfer.peer_process import ProcessName
-from mini_infer_engine.kv_transfer.staging import Area, StagingBuffer, blocks, blocks_for, chunks
-from mini_infer_engine.kv_transfer.taker import TakerLimits
+from mini_infer_engine.kv_transfer.protocol import wire
+from mini_infer_engine.kv_transfer.staging_slots import Area, StagingBuffer, blocks, blocks_for, chunks
+from mini_infer_engine.kv_transfer.topology.mapped_memory import SharedPool
+from mini_infer_engine.kv_transfer.topology.path_selection import Place
+from mini_infer_engine.kv_transfer.topology.peer_process import ProcessName
 from mini_infer_engine.kv_transfer.transport import How, Motion, Progress, Transport, TransportError
-from mini_infer_engine.kv_transfer.way import Place
 from mini_infer_engine.kv_transfer.worker import Identity, TransferWorker
 
 LAYOUT = KVLayout(num_layers=2, halves=2, page_size=16, num_heads=2, head_bytes=8, dtype="float32")

@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mini_infer_contract.access_log import CLIENT_LEFT, log_request
+from mini_infer_web.access_log import CLIENT_LEFT, log_request
 
 logger = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ import ipaddress
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from mini_infer_contract.api_errors import ApiError
-from mini_infer_contract.api_keys import ApiKeys
 from mini_infer_contract.launch import DRAIN_PATH, KV_SNAPSHOT_PATH, ROLE_PATH
 from mini_infer_contract.peer_auth import PEER_HEADER, PeerSecret
+from mini_infer_web.api_errors import ApiError
+from mini_infer_web.api_keys import ApiKeys
 
 _ACTIONS = {
     DRAIN_PATH: ("POST /drain", "drain"),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from mini_infer_contract.api_errors import ApiError
+from mini_infer_web.api_errors import ApiError
 
 _RETRY_HEADERS = {"retry-after": "1"}
 

@@ -8,24 +8,21 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 from starlette.routing import WebSocketRoute
 
+from mini_infer_apis.dialects.anthropic import COUNT_TOKENS_PATH, MESSAGES_PATH
+from mini_infer_apis.dialects.responses import RESPONSES_PATH
+from mini_infer_apis.stored_responses.service import COMPACT_PATH, COUNT_PATH, ResponsesService
 from mini_infer_contract import launch
-from mini_infer_contract.api_docs import DOCS_PATHS, FAVICON_PATH, OPENAPI_PATH, docs_file
-from mini_infer_contract.api_errors import ApiError, read_json_object
-from mini_infer_contract.api_keys import ApiKeys
-from mini_infer_contract.dialects.anthropic import COUNT_TOKENS_PATH, MESSAGES_PATH
-from mini_infer_contract.dialects.responses import RESPONSES_PATH
-from mini_infer_contract.stored_responses.service import COMPACT_PATH, COUNT_PATH, ResponsesService
 from mini_infer_engine import __version__
 from mini_infer_engine.api.access_log import AccessLog
 from mini_infer_engine.api.admin_guard import AdminGuard
 from mini_infer_engine.api.cors import Cors
-from mini_infer_engine.api.dialects.anthropic import MessagesDialect
+from mini_infer_engine.api.dialects.anthropic.messages_api import MessagesDialect
 from mini_infer_engine.api.dialects.base import Dialect
-from mini_infer_engine.api.dialects.chat import ChatDialect
-from mini_infer_engine.api.dialects.chat_batch import BatchChatDialect
-from mini_infer_engine.api.dialects.completions import CompletionDialect
-from mini_infer_engine.api.dialects.embeddings import EMBEDDINGS_PATH, EmbeddingDialect
 from mini_infer_engine.api.dialects.invocation import InvocationDialect
+from mini_infer_engine.api.dialects.openai.chat import ChatDialect
+from mini_infer_engine.api.dialects.openai.chat_batch import BatchChatDialect
+from mini_infer_engine.api.dialects.openai.completions import CompletionDialect
+from mini_infer_engine.api.dialects.openai.embeddings import EMBEDDINGS_PATH, EmbeddingDialect
 from mini_infer_engine.api.generate import GenerationResponse
 from mini_infer_engine.api.http import RequestIds, install_error_handlers, json_response, read_json
 from mini_infer_engine.api.key_check import KeyCheck
@@ -34,6 +31,9 @@ from mini_infer_engine.api.render import render_chat, render_completion
 from mini_infer_engine.api.responses import ServiceResponse, WebSocketResponses, responses_service
 from mini_infer_engine.api.state import ApiServerState
 from mini_infer_engine.api.tokenize import count_tokens, detokenize, tokenize
+from mini_infer_web.api_docs import DOCS_PATHS, FAVICON_PATH, OPENAPI_PATH, docs_file
+from mini_infer_web.api_errors import ApiError, read_json_object
+from mini_infer_web.api_keys import ApiKeys
 
 _CREATED = int(time.time())
 """`created` of a model: when this server started, as vLLM says it."""

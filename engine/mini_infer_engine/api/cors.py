@@ -5,7 +5,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mini_infer_contract.cors import CorsPolicy
+from mini_infer_web.cors import CorsPolicy
 
 
 class Cors:

@@ -14,16 +14,11 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from mini_infer_contract.api_errors import ApiError
-from mini_infer_contract.api_keys import SALTED_BY_KEY, KeyGrant, salted
 from mini_infer_contract.launch import KEEPALIVE_COMMENT, KV_FALLBACK_HEADER
 from mini_infer_contract.peer_auth import PEER_HEADER
-from mini_infer_contract.prompt import PromptEncoder
-from mini_infer_contract.request_timeout import request_timeout_s, timed_out
-from mini_infer_contract.sliced_json import read_large_json_object
 from mini_infer_engine.api.access_log import facts_of
 from mini_infer_engine.api.dialects.base import Dialect, GenerationSpec, Renderer, StreamRenderer
-from mini_infer_engine.api.dialects.openai_shapes import usage
+from mini_infer_engine.api.dialects.openai.shapes import usage
 from mini_infer_engine.api.generation import Generation
 from mini_infer_engine.api.http import client_of, error_response, json_response, read_json, request_id
 from mini_infer_engine.api.ignored_fields import ignored_header
@@ -32,8 +27,8 @@ from mini_infer_engine.api.kv_source import kv_source
 from mini_infer_engine.api.kv_trust import trusts_sender
 from mini_infer_engine.api.output_grammar import output_grammar
 from mini_infer_engine.api.state import ApiServerState
-from mini_infer_engine.config.generation import GenerationDefaults
-from mini_infer_engine.config.server_options import ServerOptions
+from mini_infer_engine.config.model.generation_defaults import GenerationDefaults
+from mini_infer_engine.config.options.server_options import ServerOptions
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.core_process.messages import ModelInfo
 from mini_infer_engine.parsing.base import OutputParser
@@ -50,6 +45,11 @@ from mini_infer_engine.text.validation import (
     check_resumed,
     check_sampling,
 )
+from mini_infer_prompts.prompt import PromptEncoder
+from mini_infer_web.api_errors import ApiError
+from mini_infer_web.api_keys import SALTED_BY_KEY, KeyGrant, salted
+from mini_infer_web.request_timeout import request_timeout_s, timed_out
+from mini_infer_web.sliced_json import read_large_json_object
 
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),

@@ -4,13 +4,13 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from mini_infer_contract.api_errors import ApiError
 from mini_infer_engine.api.metrics import ServerMetrics
 from mini_infer_engine.api.vllm_metrics import FinishedChoice
 from mini_infer_engine.core.request import Output, Request
 from mini_infer_engine.parsing.base import OutputParser
 from mini_infer_engine.text.detokenizer import Decoder
 from mini_infer_engine.text.output_text import Delta, OutputText
+from mini_infer_web.api_errors import ApiError
 
 
 class Generation:

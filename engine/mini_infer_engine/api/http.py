@@ -10,16 +10,16 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mini_infer_contract.api_errors import ApiError
-from mini_infer_contract.api_keys import presented_key
-from mini_infer_contract.dialects.anthropic_errors import errors_of
-from mini_infer_contract.http_server.peers import peer_of
-from mini_infer_contract.json_structure import check_structure
+from mini_infer_apis.dialects.anthropic_errors import errors_of
 from mini_infer_contract.launch import CLIENT_HEADER, REQUEST_ID_HEADER
 from mini_infer_contract.peer_auth import PEER_HEADER, PeerSecret
-from mini_infer_contract.request_body import check_media_type, too_large, unpacked
-from mini_infer_contract.request_ids import request_id_in
-from mini_infer_engine.api.dialects.openai_shapes import encode_json
+from mini_infer_engine.api.dialects.openai.shapes import encode_json
+from mini_infer_web.api_errors import ApiError
+from mini_infer_web.api_keys import presented_key
+from mini_infer_web.http_server.peers import peer_of
+from mini_infer_web.json_structure import check_structure
+from mini_infer_web.request_body import check_media_type, too_large, unpacked
+from mini_infer_web.request_ids import request_id_in
 
 _LONGEST_CLIENT = 200
 _CLOSE = {"connection": "close"}

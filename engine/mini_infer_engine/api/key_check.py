@@ -2,8 +2,8 @@
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from mini_infer_contract.api_keys import ApiKeys
 from mini_infer_engine.api.http import error_response
+from mini_infer_web.api_keys import ApiKeys
 
 GRANT = "mini_infer_key_grant"
 """In a scope's state: what the request's API key may do; not there on a server without keys."""

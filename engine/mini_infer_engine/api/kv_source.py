@@ -4,9 +4,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.launch import FETCH_FROM_HEADER, PREFILL_FROM_HEADER
 from mini_infer_engine.core.request import KVSource
+from mini_infer_web.api_errors import ApiError
 
 _ADDRESS = re.compile(r"tcp://(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):\d{1,5}", re.ASCII)
 _PARAM = "kv_transfer_params"

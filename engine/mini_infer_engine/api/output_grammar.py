@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from mini_infer_contract.api_errors import ApiError
 from mini_infer_engine.api.dialects.base import GenerationSpec
 from mini_infer_engine.parsing.reasoning import begins_inside
 from mini_infer_engine.parsing.tool_format import ReasoningFormat
@@ -10,6 +9,7 @@ from mini_infer_engine.structured.params import GrammarRequest
 from mini_infer_engine.structured.thinking import PARAM, within_budget
 from mini_infer_engine.structured.tool_calls import calls_or_answer, restricts
 from mini_infer_engine.text.text_model import TextModel
+from mini_infer_web.api_errors import ApiError
 
 
 def output_grammar(spec: GenerationSpec, text: TextModel, prompt: Sequence[int]) -> GrammarRequest | None:

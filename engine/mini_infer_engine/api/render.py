@@ -9,16 +9,16 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from mini_infer_contract.sliced_json import read_large_json_object
 from mini_infer_engine.api.dialects.base import Dialect, GenerationSpec
-from mini_infer_engine.api.dialects.chat import ChatDialect, ChatRenderer
-from mini_infer_engine.api.dialects.completions import CompletionDialect, CompletionRenderer
+from mini_infer_engine.api.dialects.openai.chat import ChatDialect, ChatRenderer
+from mini_infer_engine.api.dialects.openai.completions import CompletionDialect, CompletionRenderer
 from mini_infer_engine.api.generate import bad_parameter, checked
 from mini_infer_engine.api.http import client_of, json_response, read_json, request_id
 from mini_infer_engine.api.state import ApiServerState
 from mini_infer_engine.core.request import SamplingParams
 from mini_infer_engine.text.text_model import TextModel
 from mini_infer_engine.text.validation import ParameterError
+from mini_infer_web.sliced_json import read_large_json_object
 
 _OF_THE_TEXT_SIDE = frozenset(("bad_words_token_ids", "grammar", "detokenize"))
 """Sampling parameters that are made of others."""

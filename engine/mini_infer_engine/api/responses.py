@@ -7,20 +7,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from mini_infer_contract.api_errors import ApiError
-from mini_infer_contract.dialects.response_object import RESPONSE_PREFIX, new_id
-from mini_infer_contract.sliced_json import read_large_json_object
-from mini_infer_contract.stored_responses.request import KEPT_HEADER, KeptRequest
-from mini_infer_contract.stored_responses.service import COUNT_PATH, Generator, ResponsesService
-from mini_infer_contract.stored_responses.store import ResponseStore
-from mini_infer_contract.stored_responses.websocket import WebSocketSession
+from mini_infer_apis.dialects.response_object import RESPONSE_PREFIX, new_id
+from mini_infer_apis.stored_responses.request import KEPT_HEADER, KeptRequest
+from mini_infer_apis.stored_responses.service import COUNT_PATH, Generator, ResponsesService
+from mini_infer_apis.stored_responses.store import ResponseStore
+from mini_infer_apis.stored_responses.websocket import WebSocketSession
 from mini_infer_engine.api.access_log import facts_of
-from mini_infer_engine.api.dialects.responses import ResponsesDialect
+from mini_infer_engine.api.dialects.responses.responses_api import ResponsesDialect
 from mini_infer_engine.api.generate import GenerationResponse, bad_parameter
 from mini_infer_engine.api.http import error_response, json_response, read_json
 from mini_infer_engine.api.state import ApiServerState
 from mini_infer_engine.parsing.parser import check_parsing
 from mini_infer_engine.text.validation import ParameterError
+from mini_infer_web.api_errors import ApiError
+from mini_infer_web.sliced_json import read_large_json_object
 
 
 def responses_service(front: ApiServerState, app: ASGIApp) -> ResponsesService:

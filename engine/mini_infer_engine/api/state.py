@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from mini_infer_contract.api_errors import ApiError, unknown_model
-from mini_infer_contract.body_fields import UnknownFields
 from mini_infer_contract.launch import DRAINING_HEADER, Role
 from mini_infer_contract.peer_auth import PeerSecret
 from mini_infer_engine.api.admission import Admission
@@ -19,10 +17,12 @@ from mini_infer_engine.api.generation import Generation
 from mini_infer_engine.api.ignored_fields import IgnoredFields
 from mini_infer_engine.api.kv_source import holds_kv
 from mini_infer_engine.api.metrics import ServerMetrics
-from mini_infer_engine.config.server_options import ServerOptions
+from mini_infer_engine.config.options.server_options import ServerOptions
 from mini_infer_engine.core.request import BeamSearch, KVSource, Request, SamplingParams
 from mini_infer_engine.core_process.messages import ModelInfo, core_id
 from mini_infer_engine.text.text_model import TextModel
+from mini_infer_web.api_errors import ApiError, unknown_model
+from mini_infer_web.body_fields import UnknownFields
 
 _RETRY_HEADERS = {"retry-after": "1"}
 

@@ -5,16 +5,16 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from mini_infer_contract.api_errors import ApiError
-from mini_infer_contract.dialects.anthropic import COUNT_TOKENS_PATH, chat_body, own_path
-from mini_infer_contract.prompt import PromptEncoder, PromptText
-from mini_infer_contract.sliced_json import read_large_json_object
-from mini_infer_engine.api.dialects.chat import ChatDialect
+from mini_infer_apis.dialects.anthropic import COUNT_TOKENS_PATH, chat_body, own_path
 from mini_infer_engine.api.dialects.fields import Body, parse_fields
 from mini_infer_engine.api.dialects.messages import check_messages
+from mini_infer_engine.api.dialects.openai.chat import ChatDialect
 from mini_infer_engine.api.http import json_response, read_json
 from mini_infer_engine.api.state import ApiServerState
 from mini_infer_engine.text.tokenizing import Sliced, chat_ids, text_ids, text_of_ids
+from mini_infer_prompts.prompt import PromptEncoder, PromptText
+from mini_infer_web.api_errors import ApiError
+from mini_infer_web.sliced_json import read_large_json_object
 
 
 class TokenizeRequest(Body):

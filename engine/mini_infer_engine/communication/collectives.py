@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from mini_infer_engine.config.tensor_parallel import ALONE, TensorParallel
+from mini_infer_engine.config.parallelism.tensor_parallel import ALONE, TensorParallel
 
 if TYPE_CHECKING:
     from mini_infer_engine.communication.peer_memory import PeerMemory

@@ -13,8 +13,8 @@ from mini_infer_engine.communication.collectives import Collectives, NoCollectiv
 from mini_infer_engine.communication.gpu_stage_link import NcclLink
 from mini_infer_engine.communication.peer_memory import LARGEST_SUM_BYTES, PeerMemory
 from mini_infer_engine.communication.stage_link import LateLink
-from mini_infer_engine.config.mechanisms import Mechanism
-from mini_infer_engine.config.tensor_parallel import TensorParallel
+from mini_infer_engine.config.options.mechanisms import Mechanism
+from mini_infer_engine.config.parallelism.tensor_parallel import TensorParallel
 from mini_infer_engine.kernels.policy import kernel_policy
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ import torch.distributed
 from torch import Tensor
 
 from mini_infer_engine.communication.overlapped_sums import OverlappedSum, OverlappedSums
-from mini_infer_engine.config.tensor_parallel import TensorParallel
+from mini_infer_engine.config.parallelism.tensor_parallel import TensorParallel
 from mini_infer_engine.kernels.all_reduce.one_shot import MAX_PROGRAMS, Peers, launch_gather, launch_reduce
 from mini_infer_engine.kernels.all_reduce.overlapped_sum import FLAG_BYTES, FLAGS
 from mini_infer_engine.kernels.all_reduce.pushed_sum import (

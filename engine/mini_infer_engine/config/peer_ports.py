@@ -2,8 +2,8 @@
 
 import msgspec
 
-from mini_infer_contract.listening import is_loopback
 from mini_infer_contract.peer_auth import PeerSecret
+from mini_infer_process.listening import is_loopback
 
 
 class PeerPorts(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,8 +16,8 @@ import msgspec
 
 from mini_infer_contract.blocks import root_key
 from mini_infer_contract.events import BlockStored, KVEvent, LoadReport
-from mini_infer_engine.config.settings import EngineSettings
-from mini_infer_engine.config.speculation import speculation_of
+from mini_infer_engine.config.options.settings import EngineSettings
+from mini_infer_engine.config.options.speculation import speculation_of
 from mini_infer_engine.core.batch import Runner, RunnerLostError
 from mini_infer_engine.core.beam_search.group import BeamGroup, request_of_beams, rules_of
 from mini_infer_engine.core.constraints import NO_GUESSES, Constraints, has_constrained_rows

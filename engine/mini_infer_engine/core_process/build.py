@@ -9,11 +9,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
-from mini_infer_contract.interpreter import no_collection
-from mini_infer_contract.prompt import PromptAssets
-from mini_infer_contract.tokenizer_files import load_tokenizer
-from mini_infer_engine.config.settings import EngineSettings, num_ranks
-from mini_infer_engine.config.speculation import speculation_of
+from mini_infer_engine.config.options.settings import EngineSettings, num_ranks
+from mini_infer_engine.config.options.speculation import speculation_of
 from mini_infer_engine.core.batch import Runner
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.grammars.compiler import GrammarCompiler
@@ -27,9 +24,12 @@ from mini_infer_engine.dry.scripted_runner import (
     ScriptedRunner,
 )
 from mini_infer_engine.kv_transfer.layout import KVMemory
-from mini_infer_engine.kv_transfer.open_transport import open_transport
 from mini_infer_engine.kv_transfer.transport import OpenTransport
+from mini_infer_engine.kv_transfer.transports.open_transport import open_transport
 from mini_infer_engine.model_path import resolve_model
+from mini_infer_process.interpreter import no_collection
+from mini_infer_prompts.prompt import PromptAssets
+from mini_infer_prompts.tokenizer_files import load_tokenizer
 
 if TYPE_CHECKING:
     from mini_infer_engine.distributed.parallel_runner import ParallelRunner, Watched

@@ -13,7 +13,7 @@ import msgspec
 from mini_infer_engine.config.child_start import start_child
 from mini_infer_engine.config.socket_folder import socket_folder
 from mini_infer_engine.core_process.core_config import CoreConfig
-from mini_infer_engine.distributed.last_words import LastWords
+from mini_infer_engine.distributed.exit_reason import LastWords
 
 _KILL_AFTER_S = 3.0
 

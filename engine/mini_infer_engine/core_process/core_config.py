@@ -2,11 +2,11 @@
 
 import msgspec
 
-from mini_infer_contract.logs import LogFormat
+from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.config.peer_ports import PeerPorts
-from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.dry.dry_run import DryRun
 from mini_infer_engine.kv_transfer.transfer_port import TransferPort
+from mini_infer_process.logs import LogFormat
 
 
 class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,22 +13,22 @@ from threading import Thread
 import msgspec
 import zmq
 
-from mini_infer_contract import zmq_limits
-from mini_infer_contract.curve import secure_server
-from mini_infer_contract.listening import tcp_address
 from mini_infer_contract.peer_auth import PeerSecret
-from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.request import Request
 from mini_infer_engine.dry.dry_run import DryRun
-from mini_infer_engine.kv_transfer.checkpoint_digest import checkpoint_digest
 from mini_infer_engine.kv_transfer.connector import ANY_VOCABULARY, TransferConnector, any_request
+from mini_infer_engine.kv_transfer.consumer import TakerLimits
 from mini_infer_engine.kv_transfer.layout import KVMemory
-from mini_infer_engine.kv_transfer.taker import TakerLimits
+from mini_infer_engine.kv_transfer.protocol.checkpoint_digest import checkpoint_digest
 from mini_infer_engine.kv_transfer.transfer_port import TransferPort
 from mini_infer_engine.kv_transfer.transport import OpenTransport, TransportChoice
 from mini_infer_engine.kv_transfer.worker import Identity, TransferWorker
 from mini_infer_engine.model_path import resolve_model
+from mini_infer_process import zmq_limits
+from mini_infer_process.curve import secure_server
+from mini_infer_process.listening import tcp_address
 
 log = logging.getLogger(__name__)
 

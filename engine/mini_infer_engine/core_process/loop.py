@@ -20,13 +20,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import zmq
 
-from mini_infer_contract import zmq_limits
-from mini_infer_contract.curve import PeerAuthenticator
 from mini_infer_contract.events import Snapshot
 from mini_infer_contract.events import encode as encode_event
-from mini_infer_contract.interpreter import import_to_stay
-from mini_infer_contract.logs import configure_logging, show_crashes
-from mini_infer_engine.config.settings import num_ranks
+from mini_infer_engine.config.options.settings import num_ranks
 from mini_infer_engine.core.batch import RunnerLostError
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.request import Output
@@ -37,8 +33,12 @@ from mini_infer_engine.core_process.core_config import CoreConfig
 from mini_infer_engine.core_process.kv_transfer import begin_identity, start_transfer
 from mini_infer_engine.core_process.peer_requests import check_peer_request
 from mini_infer_engine.core_process.publisher import EventPublisher
-from mini_infer_engine.distributed.last_words import say
+from mini_infer_engine.distributed.exit_reason import say
 from mini_infer_engine.kv_transfer.worker import TransferWorker
+from mini_infer_process import zmq_limits
+from mini_infer_process.curve import PeerAuthenticator
+from mini_infer_process.interpreter import import_to_stay
+from mini_infer_process.logs import configure_logging, show_crashes
 
 if TYPE_CHECKING:
     from mini_infer_engine.distributed.parallel_runner import Watched

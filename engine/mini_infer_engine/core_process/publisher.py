@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 import msgspec
 import zmq
 
-from mini_infer_contract import events, zmq_limits
-from mini_infer_contract.curve import secure_server
-from mini_infer_contract.listening import tcp_address
+from mini_infer_contract import events
 from mini_infer_contract.peer_auth import PeerSecret
-from mini_infer_contract.zmq_limits import SocketLimits
 from mini_infer_engine.core_process.replays import EventRing, ReplayServer
+from mini_infer_process import zmq_limits
+from mini_infer_process.curve import secure_server
+from mini_infer_process.listening import tcp_address
+from mini_infer_process.zmq_limits import SocketLimits
 
 _LOAD_INTERVAL_S = 0.02
 """Between two load reports, at least."""

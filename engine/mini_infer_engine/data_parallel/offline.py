@@ -7,9 +7,8 @@ from contextlib import ExitStack
 import zmq
 from msgspec.structs import replace
 
-from mini_infer_contract import zmq_limits
 from mini_infer_contract.events import EVENTS_TOPIC, decode_batch
-from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.core.batch import RunnerLostError
 from mini_infer_engine.core.request import Output, Request
 from mini_infer_engine.core_process import messages
@@ -19,6 +18,7 @@ from mini_infer_engine.data_parallel.model import model_of_all
 from mini_infer_engine.data_parallel.processes import core_processes
 from mini_infer_engine.data_parallel.router import EngineRouter
 from mini_infer_engine.dry.dry_run import DryRun
+from mini_infer_process import zmq_limits
 
 _LOOK_S = 0.5
 """How often a process that says nothing is looked at: it may have ended."""

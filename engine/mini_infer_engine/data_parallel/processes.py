@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 
 from msgspec.structs import replace
 
-from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.core_process.child_process import CoreProcess
 from mini_infer_engine.core_process.core_config import CoreConfig
 from mini_infer_engine.data_parallel.devices import count_gpus, devices_of_engine

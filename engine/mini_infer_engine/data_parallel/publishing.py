@@ -7,12 +7,12 @@ import time
 import zmq
 
 from mini_infer_contract import events
-from mini_infer_contract.curve import PeerAuthenticator
 from mini_infer_contract.events import LoadReport
 from mini_infer_engine.config.peer_ports import PeerPorts
 from mini_infer_engine.core_process.publisher import EventPublisher
 from mini_infer_engine.data_parallel.load import total_load
 from mini_infer_engine.data_parallel.router import EngineRouter
+from mini_infer_process.curve import PeerAuthenticator
 
 _SLICE_S = 0.002
 """Between two slices of replays: requests go on meanwhile."""

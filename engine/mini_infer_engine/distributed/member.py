@@ -8,8 +8,8 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # torch's
 
 from mini_infer_engine.communication.collectives import Collectives
 from mini_infer_engine.communication.stage_link import StageLink
-from mini_infer_engine.config.settings import EngineSettings, num_ranks, ranks_per_node
-from mini_infer_engine.config.tensor_parallel import TensorParallel
+from mini_infer_engine.config.options.settings import EngineSettings, num_ranks, ranks_per_node
+from mini_infer_engine.config.parallelism.tensor_parallel import TensorParallel
 from mini_infer_engine.distributed.process_group import LateGroup
 
 logger = logging.getLogger(__name__)

@@ -20,13 +20,9 @@ import torch
 import zmq
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch's
 
-from mini_infer_contract import zmq_limits
-from mini_infer_contract.curve import PeerAuthenticator, secure_server
-from mini_infer_contract.listening import tcp_address
-from mini_infer_contract.logs import LogFormat
 from mini_infer_contract.peer_auth import PeerSecret
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.config.settings import (
+from mini_infer_engine.config.options.settings import (
     EngineSettings,
     ResolvedSettings,
     group_name,
@@ -42,16 +38,20 @@ from mini_infer_engine.core.request import Request
 from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.distributed import step_messages
 from mini_infer_engine.distributed.group_layers import GroupLayers
+from mini_infer_engine.distributed.heartbeats import Watch
 from mini_infer_engine.distributed.member import GroupMember, rank_device
 from mini_infer_engine.distributed.pass_results import ResultReceiver
 from mini_infer_engine.distributed.process_group import LOOPBACK, open_store
 from mini_infer_engine.distributed.rank_config import Addresses, RankConfig, spawn_rank
-from mini_infer_engine.distributed.signs import Watch
-from mini_infer_engine.kv_transfer.group_transport import GroupTransport, open_group_transport
 from mini_infer_engine.kv_transfer.layout import KVMemory
 from mini_infer_engine.kv_transfer.transport import TransportChoice
+from mini_infer_engine.kv_transfer.transports.group_transport import GroupTransport, open_group_transport
 from mini_infer_engine.runtime.executor import PassHandle
 from mini_infer_engine.runtime.model_runner import ModelRunner, load_runner
+from mini_infer_process import zmq_limits
+from mini_infer_process.curve import PeerAuthenticator, secure_server
+from mini_infer_process.listening import tcp_address
+from mini_infer_process.logs import LogFormat
 
 log = logging.getLogger(__name__)
 

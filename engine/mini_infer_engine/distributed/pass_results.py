@@ -10,11 +10,11 @@ from collections.abc import Callable
 import msgspec
 import zmq
 
-from mini_infer_contract import zmq_limits
-from mini_infer_contract.curve import secure_client
 from mini_infer_contract.peer_auth import PeerSecret
 from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.runtime.executor import PassHandle
+from mini_infer_process import zmq_limits
+from mini_infer_process.curve import secure_client
 
 _LOOK_S = 0.1
 """How often who waits looks whether the group still lives."""

@@ -11,8 +11,8 @@ from torch.distributed import PrefixStore, ProcessGroupGloo, Store, TCPStore  # 
 
 from mini_infer_engine.communication.collectives import Collectives, GlooCollectives, NoCollectives
 from mini_infer_engine.communication.stage_link import GlooLink, LateLink
-from mini_infer_engine.config.settings import EngineSettings, ranks_per_node
-from mini_infer_engine.config.tensor_parallel import TensorParallel
+from mini_infer_engine.config.options.settings import EngineSettings, ranks_per_node
+from mini_infer_engine.config.parallelism.tensor_parallel import TensorParallel
 
 if TYPE_CHECKING:
     from mini_infer_engine.communication.peer_memory import PeerMemory

@@ -11,19 +11,19 @@ import torch
 import zmq
 from torch.distributed import Store  # type: ignore[attr-defined]  # torch's
 
-from mini_infer_contract import zmq_limits
-from mini_infer_contract.curve import secure_client
-from mini_infer_engine.config.settings import group_name, num_nodes, num_ranks
+from mini_infer_engine.config.options.settings import group_name, num_nodes, num_ranks
 from mini_infer_engine.distributed import step_messages
-from mini_infer_engine.distributed.last_words import say
+from mini_infer_engine.distributed.exit_reason import say
+from mini_infer_engine.distributed.heartbeats import Signs
 from mini_infer_engine.distributed.member import GroupMember, rank_device
 from mini_infer_engine.distributed.pass_results import ResultSender
 from mini_infer_engine.distributed.process_group import LOOPBACK, join_store
 from mini_infer_engine.distributed.rank_config import Addresses, RankConfig
-from mini_infer_engine.distributed.signs import Signs
-from mini_infer_engine.kv_transfer.group_transport import serve_rank
+from mini_infer_engine.kv_transfer.transports.group_transport import serve_rank
 from mini_infer_engine.runtime.executor import PassHandle
 from mini_infer_engine.runtime.model_runner import ModelRunner, load_runner
+from mini_infer_process import zmq_limits
+from mini_infer_process.curve import secure_client
 
 logger = logging.getLogger(__name__)
 

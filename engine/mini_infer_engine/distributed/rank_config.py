@@ -6,10 +6,10 @@ from pathlib import Path
 
 import msgspec
 
-from mini_infer_contract.logs import LogFormat
 from mini_infer_contract.peer_auth import PeerSecret
 from mini_infer_engine.config.child_start import start_child
-from mini_infer_engine.config.settings import EngineSettings, num_nodes
+from mini_infer_engine.config.options.settings import EngineSettings, num_nodes
+from mini_infer_process.logs import LogFormat
 
 
 class RankConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from mini_infer_contract.interpreter import import_to_stay
-from mini_infer_contract.logs import configure_logging, show_crashes
 from mini_infer_engine.distributed.rank_config import RankConfig
+from mini_infer_process.interpreter import import_to_stay
+from mini_infer_process.logs import configure_logging, show_crashes
 
 _PR_SET_PDEATHSIG = 1
 """<sys/prctl.h>: the signal that the kernel sends when the parent dies."""

@@ -21,7 +21,7 @@ from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.dry.script import Script, reply_for
 from mini_infer_engine.dry.vocabulary import END_ID, TURN_END_ID, TURN_START_ID
 from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory
-from mini_infer_engine.kv_transfer.shared_memory import SharedArray
+from mini_infer_engine.kv_transfer.transports.shared_memory import SharedArray
 
 PAGE_SIZE_TOKENS = 16
 EMBEDDING_SIZE = 16

@@ -2,7 +2,7 @@
 
 import json
 
-from mini_infer_contract.prompt import PromptAssets
+from mini_infer_prompts.prompt import PromptAssets
 
 DRY_MODEL = "dry"
 TURN_START_ID, TURN_END_ID, END_ID = 256, 257, 258

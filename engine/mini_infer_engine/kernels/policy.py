@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from mini_infer_engine.config.mechanisms import Mechanism, parse_mechanisms
+from mini_infer_engine.config.options.mechanisms import Mechanism, parse_mechanisms
 from mini_infer_engine.kernels.attention import attention_config
 from mini_infer_engine.kernels.attention.attention_config import (
     DecodeConfig,

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from mini_infer_engine.config.mechanisms import Mechanism
+from mini_infer_engine.config.options.mechanisms import Mechanism
 from mini_infer_engine.kernels.policy import KernelPolicy, kernel_policy
 
 log = logging.getLogger(__name__)

@@ -21,9 +21,9 @@ from mini_infer_engine.core.kv_transfer import NO_TRANSFERS, KVTransferStats, La
 from mini_infer_engine.core.request import Output, Request
 from mini_infer_engine.core.scheduler import Scheduler
 from mini_infer_engine.core.sequence import Sequence
-from mini_infer_engine.kv_transfer import events
-from mini_infer_engine.kv_transfer.leases import MAX_LEASE_S, LeaseTable
-from mini_infer_engine.kv_transfer.message_checks import first_token_fault
+from mini_infer_engine.kv_transfer.protocol import events
+from mini_infer_engine.kv_transfer.protocol.leases import MAX_LEASE_S, LeaseTable
+from mini_infer_engine.kv_transfer.protocol.message_checks import first_token_fault
 from mini_infer_engine.kv_transfer.worker import TransferWorker
 
 _PREFIX = "kv-transfer/"

@@ -6,8 +6,8 @@ from typing import Literal, Protocol
 import msgspec
 
 from mini_infer_engine.kv_transfer.layout import KVLayout, Span
-from mini_infer_engine.kv_transfer.staging import Area
-from mini_infer_engine.kv_transfer.wire import TransportAddress
+from mini_infer_engine.kv_transfer.protocol.wire import TransportAddress
+from mini_infer_engine.kv_transfer.staging_slots import Area
 
 How = Literal["write", "read"]
 Progress = Literal["busy", "done", "failed"]

@@ -21,11 +21,11 @@ from mini_infer_contract.peer_auth import PeerSecret
 from mini_infer_engine.core.faults import FaultLog
 from mini_infer_engine.core.guarded_connector import FAULT
 from mini_infer_engine.core.kv_transfer import KVTransferStats
-from mini_infer_engine.kv_transfer import events, wire
-from mini_infer_engine.kv_transfer.giver import Giver, Load
+from mini_infer_engine.kv_transfer.consumer import Taker, TakerLimits
 from mini_infer_engine.kv_transfer.layout import KVMemory
+from mini_infer_engine.kv_transfer.producer import Giver, Load
+from mini_infer_engine.kv_transfer.protocol import events, wire
 from mini_infer_engine.kv_transfer.stats import Counters
-from mini_infer_engine.kv_transfer.taker import Taker, TakerLimits
 from mini_infer_engine.kv_transfer.transport import BUSY_S, TEND_S, Transport
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ What all kinds of attention have in common is `AttentionBlock`; `latent_attentio
 import torch
 from torch import Tensor, nn
 
-from mini_infer_engine.config.model_config import ModelConfig
+from mini_infer_engine.config.model.model_config import ModelConfig
 from mini_infer_engine.layers.linear import Linear, PackedLinear, row_parallel
 from mini_infer_engine.layers.norm import RMSNorm
 from mini_infer_engine.layers.rotary import Rotary

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mini_infer_engine.config.tensor_parallel import ALONE, TensorParallel
+from mini_infer_engine.config.parallelism.tensor_parallel import ALONE, TensorParallel
 from mini_infer_engine.layers.placement import Part, Placement
 
 

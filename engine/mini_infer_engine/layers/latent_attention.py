@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mini_infer_engine.config.model_config import ModelConfig
-from mini_infer_engine.config.tensor_parallel import Shard
+from mini_infer_engine.config.model.model_config import ModelConfig
+from mini_infer_engine.config.parallelism.tensor_parallel import Shard
 from mini_infer_engine.layers.attention import AttentionBlock
 from mini_infer_engine.layers.linear import UNQUANTIZED, Linear, PackedLinear, column_parallel
 from mini_infer_engine.layers.norm import RMSNorm

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mini_infer_engine.config.tensor_parallel import Shard, TensorParallel
+from mini_infer_engine.config.parallelism.tensor_parallel import Shard, TensorParallel
 from mini_infer_engine.layers.placement import Part, Placement
 
 

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from mini_infer_engine.config.model_config import ModelConfig
+from mini_infer_engine.config.model.model_config import ModelConfig
 from mini_infer_engine.layers.linear import Linear, PackedLinear, row_parallel
 
 

@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from mini_infer_engine.config.tensor_parallel import ALONE, Shard, TensorParallel
+from mini_infer_engine.config.parallelism.tensor_parallel import ALONE, Shard, TensorParallel
 from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight, dequantized_groups
 from mini_infer_engine.layers.linear import Linear, PackedLinear
 from mini_infer_engine.layers.placement import Part, Placement

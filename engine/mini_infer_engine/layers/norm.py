@@ -5,8 +5,8 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from mini_infer_engine.config.model_config import ModelConfig
-from mini_infer_engine.config.tensor_parallel import Shard
+from mini_infer_engine.config.model.model_config import ModelConfig
+from mini_infer_engine.config.parallelism.tensor_parallel import Shard
 from mini_infer_engine.layers.placement import Part, Placement
 
 

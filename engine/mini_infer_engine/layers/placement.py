@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mini_infer_engine.config.tensor_parallel import Shard
+from mini_infer_engine.config.parallelism.tensor_parallel import Shard
 
 FP8 = torch.float8_e4m3fn
 

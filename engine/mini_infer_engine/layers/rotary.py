@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from mini_infer_engine.config.rope import RopeParameters
+from mini_infer_engine.config.model.rope import RopeParameters
 
 
 def inverse_frequencies(rope: RopeParameters, rotary_dim: int, max_positions: int) -> tuple[Tensor, float]:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.config.fields import Fields
-from mini_infer_engine.config.model_config import ModelConfig
-from mini_infer_engine.config.quantization import KV_SCALES, unused_suffixes
+from mini_infer_engine.config.json_fields import Fields
+from mini_infer_engine.config.model.model_config import ModelConfig
+from mini_infer_engine.config.quantization.checkpoint import KV_SCALES, unused_suffixes
 from mini_infer_engine.layers.attention import Attention, AttentionBlock
 from mini_infer_engine.layers.embedding import Embedding
 from mini_infer_engine.layers.linear import Linear, LinearMethod

@@ -1,7 +1,7 @@
 """DeepSeek-V3: V2's decoder, whose router scores experts by sigmoid and chooses them with a correction."""
 
-from mini_infer_engine.config.fields import Fields
-from mini_infer_engine.config.model_config import ModelConfig
+from mini_infer_engine.config.json_fields import Fields
+from mini_infer_engine.config.model.model_config import ModelConfig
 from mini_infer_engine.models.deepseek_v2 import DeepseekV2ForCausalLM, moe_spec, parse_deepseek
 
 

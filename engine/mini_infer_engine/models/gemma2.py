@@ -2,8 +2,8 @@
 
 from typing import ClassVar
 
-from mini_infer_engine.config.fields import Fields
-from mini_infer_engine.config.model_config import (
+from mini_infer_engine.config.json_fields import Fields
+from mini_infer_engine.config.model.model_config import (
     ModelConfig,
     parse_activation,
     parse_decoder,

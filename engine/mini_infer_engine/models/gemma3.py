@@ -2,15 +2,15 @@
 
 from typing import Any, ClassVar
 
-from mini_infer_engine.config.fields import Fields
-from mini_infer_engine.config.model_config import (
+from mini_infer_engine.config.json_fields import Fields
+from mini_infer_engine.config.model.model_config import (
     ModelConfig,
     parse_activation,
     parse_decoder,
     sliding_window,
     windows_by_layer,
 )
-from mini_infer_engine.config.rope import RopeParameters, parse_rope_object, rope_object
+from mini_infer_engine.config.model.rope import RopeParameters, parse_rope_object, rope_object
 from mini_infer_engine.models.decoder import DecoderLayer, DecoderModel, OutputNormLayer
 
 _DEFAULT_HEAD_DIM = 256

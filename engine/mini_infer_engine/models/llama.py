@@ -1,7 +1,7 @@
 """Llama 2 and 3: the plain decoder; biases where the config asks for them."""
 
-from mini_infer_engine.config.fields import Fields
-from mini_infer_engine.config.model_config import ModelConfig, parse_activation, parse_decoder
+from mini_infer_engine.config.json_fields import Fields
+from mini_infer_engine.config.model.model_config import ModelConfig, parse_activation, parse_decoder
 from mini_infer_engine.models.decoder import DecoderModel
 
 

@@ -1,7 +1,7 @@
 """Mistral: Llama's decoder whose layers may all see a sliding window only."""
 
-from mini_infer_engine.config.fields import Fields
-from mini_infer_engine.config.model_config import ModelConfig, parse_activation, parse_decoder, sliding_window
+from mini_infer_engine.config.json_fields import Fields
+from mini_infer_engine.config.model.model_config import ModelConfig, parse_activation, parse_decoder, sliding_window
 from mini_infer_engine.models.decoder import DecoderModel
 
 _DEFAULT_WINDOW = 4096

@@ -2,9 +2,9 @@
 
 from typing import ClassVar
 
-from mini_infer_engine.config.fields import Fields
-from mini_infer_engine.config.model_config import ModelConfig, parse_activation, parse_decoder, sliding_window
-from mini_infer_engine.config.rope import parse_rope
+from mini_infer_engine.config.json_fields import Fields
+from mini_infer_engine.config.model.model_config import ModelConfig, parse_activation, parse_decoder, sliding_window
+from mini_infer_engine.config.model.rope import parse_rope
 from mini_infer_engine.layers.moe import MoESpec
 from mini_infer_engine.models.decoder import DecoderLayer
 from mini_infer_engine.models.sparse_decoder import SparseConfig, SparseLayer, SparseModel

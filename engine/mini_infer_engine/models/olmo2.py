@@ -4,8 +4,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from mini_infer_engine.config.fields import Fields
-from mini_infer_engine.config.model_config import ModelConfig, parse_activation, parse_decoder
+from mini_infer_engine.config.json_fields import Fields
+from mini_infer_engine.config.model.model_config import ModelConfig, parse_activation, parse_decoder
 from mini_infer_engine.layers.norm import RMSNorm
 from mini_infer_engine.models.decoder import DecoderLayer, DecoderModel, OutputNormLayer
 from mini_infer_engine.ops.base import Ops, ResidualState

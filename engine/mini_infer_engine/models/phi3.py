@@ -6,10 +6,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mini_infer_engine.config.fields import Fields
-from mini_infer_engine.config.model_config import ModelConfig, parse_activation, parse_decoder, sliding_window
-from mini_infer_engine.config.rope import parse_rope, rope_object
-from mini_infer_engine.config.tensor_parallel import side_by_side
+from mini_infer_engine.config.json_fields import Fields
+from mini_infer_engine.config.model.model_config import ModelConfig, parse_activation, parse_decoder, sliding_window
+from mini_infer_engine.config.model.rope import parse_rope, rope_object
+from mini_infer_engine.config.parallelism.tensor_parallel import side_by_side
 from mini_infer_engine.layers.linear import Linear, column_parallel
 from mini_infer_engine.layers.mlp import GatedMLP
 from mini_infer_engine.layers.placement import Placement

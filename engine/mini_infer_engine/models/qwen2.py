@@ -1,7 +1,7 @@
 """Qwen2 and Qwen2.5: Llama's decoder with biases on q, k and v, and a window in its later layers where asked for."""
 
-from mini_infer_engine.config.fields import Fields
-from mini_infer_engine.config.model_config import (
+from mini_infer_engine.config.json_fields import Fields
+from mini_infer_engine.config.model.model_config import (
     ModelConfig,
     parse_activation,
     parse_decoder,

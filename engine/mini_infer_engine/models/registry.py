@@ -5,11 +5,11 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
-from mini_infer_engine.config.architectures import MODELS, text_model
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.config.fields import Fields
-from mini_infer_engine.config.generation import GenerationDefaults
-from mini_infer_engine.config.model_config import ModelConfig
+from mini_infer_engine.config.json_fields import Fields
+from mini_infer_engine.config.model.architectures import MODELS, text_model
+from mini_infer_engine.config.model.generation_defaults import GenerationDefaults
+from mini_infer_engine.config.model.model_config import ModelConfig
 from mini_infer_engine.gguf.folder import weights_file
 from mini_infer_engine.models.decoder import DecoderModel
 
@@ -60,8 +60,8 @@ def _eos_token_ids(directory: Path, fields: Fields, generation: GenerationDefaul
 def _tokenizer_eos(directory: Path, *, is_needed: bool) -> int | None:
     """The tokenizer's EOS; None where the folder has no tokenizer, or names none. A GGUF file's is in config.json."""
     # Imported here: tokenizing is the other process's work.
-    from mini_infer_contract.prompt import PromptAssets, PromptEncoder
-    from mini_infer_contract.tokenizer_files import declared_token_id
+    from mini_infer_prompts.prompt import PromptAssets, PromptEncoder
+    from mini_infer_prompts.tokenizer_files import declared_token_id
 
     if not (directory / "tokenizer.json").exists() or (not is_needed and weights_file(directory) is not None):
         return None

@@ -1,14 +1,14 @@
 """SmolLM3: Llama's decoder of which every few layers know no positions (NoPE)."""
 
-from mini_infer_engine.config.fields import Fields
-from mini_infer_engine.config.model_config import (
+from mini_infer_engine.config.json_fields import Fields
+from mini_infer_engine.config.model.model_config import (
     ModelConfig,
     parse_activation,
     parse_decoder,
     sliding_window,
     windows_by_layer,
 )
-from mini_infer_engine.config.rope import NO_ROTATION, parse_rope
+from mini_infer_engine.config.model.rope import NO_ROTATION, parse_rope
 from mini_infer_engine.models.decoder import DecoderModel
 
 _DEFAULT_THETA = 2_000_000.0

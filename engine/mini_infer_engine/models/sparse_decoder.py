@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.config.model_config import ModelConfig
+from mini_infer_engine.config.model.model_config import ModelConfig
 from mini_infer_engine.layers.mlp import GatedMLP
 from mini_infer_engine.layers.moe import MoESpec, SparseMoE
 from mini_infer_engine.layers.norm import RMSNorm

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from mini_infer_engine.config.model_config import Activation
+from mini_infer_engine.config.model.model_config import Activation
 from mini_infer_engine.kernels.gemm.gemm_config import DeferredRMSNorm
 from mini_infer_engine.layers.attention import AttentionBlock
 from mini_infer_engine.layers.embedding import Embedding

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from mini_infer_engine.communication.collectives import NO_COLLECTIVES, Collectives
-from mini_infer_engine.config.model_config import Activation
+from mini_infer_engine.config.model.model_config import Activation
 from mini_infer_engine.layers.embedding import Embedding
 from mini_infer_engine.layers.linear import Linear
 from mini_infer_engine.layers.moe import MoESpec, SparseMoE, expert_weight

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from mini_infer_engine.communication.collectives import NO_COLLECTIVES, Collectives
-from mini_infer_engine.config.model_config import Activation
+from mini_infer_engine.config.model.model_config import Activation
 from mini_infer_engine.kernels.context import KernelContext
 from mini_infer_engine.kernels.gemm.fp8_block_gemm import fp8_block_linear
 from mini_infer_engine.kernels.gemm.gemm_config import MAX_M, DeferredRMSNorm

@@ -1,11 +1,11 @@
 """The parser of one choice: what a model's formats are, and what the request wants read, put together."""
 
-from mini_infer_contract.api_errors import ApiError
 from mini_infer_engine.parsing.base import OutputParsing, Part
 from mini_infer_engine.parsing.reasoning import begins_inside, read_reasoning
 from mini_infer_engine.parsing.registry import OutputFormats
 from mini_infer_engine.parsing.sink import Sink
 from mini_infer_engine.parsing.text_source import TextSource, Waiting
+from mini_infer_web.api_errors import ApiError
 
 
 def check_parsing(formats: OutputFormats, parsing: OutputParsing) -> None:

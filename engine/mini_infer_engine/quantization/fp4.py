@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mini_infer_engine.config.fp4_quantization import Fp4Scheme
-from mini_infer_engine.config.tensor_parallel import Shard
+from mini_infer_engine.config.parallelism.tensor_parallel import Shard
+from mini_infer_engine.config.quantization.fp4 import Fp4Scheme
 from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight, dequantized_groups
 from mini_infer_engine.layers.grouped import keep_dequantized, keep_grouped, multiplies_groups
 from mini_infer_engine.layers.linear import Linear

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mini_infer_engine.config.quantization_schemes import Fp8Scheme
+from mini_infer_engine.config.quantization.schemes import Fp8Scheme
 from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight
 from mini_infer_engine.layers.grouped import keep_dequantized, keep_grouped
 from mini_infer_engine.layers.linear import Linear

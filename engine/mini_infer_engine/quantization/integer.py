@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mini_infer_engine.config.integer_quantization import IntegerScheme
+from mini_infer_engine.config.quantization.integer import IntegerScheme
 from mini_infer_engine.kernels.gemm.grouped_weight import GroupedWeight, packed_pairs
 from mini_infer_engine.kernels.gemm.quantized_weight import GROUP
 from mini_infer_engine.layers.grouped import keep_dequantized, keep_grouped, multiplies_groups

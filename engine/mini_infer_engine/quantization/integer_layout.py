@@ -8,8 +8,8 @@ from math import gcd
 
 import torch
 
-from mini_infer_engine.config.integer_quantization import IntegerScheme
-from mini_infer_engine.config.tensor_parallel import Shard
+from mini_infer_engine.config.parallelism.tensor_parallel import Shard
+from mini_infer_engine.config.quantization.integer import IntegerScheme
 from mini_infer_engine.layers.linear import Linear
 from mini_infer_engine.layers.placement import Part
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Iterator, Mapping
 
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.config.fp4_quantization import Fp4Scheme
-from mini_infer_engine.config.integer_quantization import IntegerScheme
-from mini_infer_engine.config.quantization_schemes import Fp8Scheme, Scheme, Schemes
+from mini_infer_engine.config.quantization.fp4 import Fp4Scheme
+from mini_infer_engine.config.quantization.integer import IntegerScheme
+from mini_infer_engine.config.quantization.schemes import Fp8Scheme, Scheme, Schemes
 from mini_infer_engine.layers.linear import Linear, LinearMethod
 from mini_infer_engine.layers.moe import SparseMoE
 from mini_infer_engine.models.decoder import DecoderModel

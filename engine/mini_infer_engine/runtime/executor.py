@@ -7,12 +7,12 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.core.batch import Batch, TokenMasks
 from mini_infer_engine.core.request import Request
 from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.core.speculation.pass_times import GuessCosts
-from mini_infer_engine.runtime.kv_pool import KVPool
+from mini_infer_engine.runtime.memory.kv_pool import KVPool
 from mini_infer_engine.runtime.worker import ModelWorker
 
 
@@ -80,9 +80,9 @@ def executor_class(settings: EngineSettings, device_type: str) -> type[Executor]
     if backend in ("flash", "triton") and obstacle:
         raise ModelError(f"attention_backend = {backend!r}: {obstacle}. Use 'torch' or 'auto'.")
     if backend == "torch" or obstacle:
-        from mini_infer_engine.runtime.torch_executor import TorchExecutor
+        from mini_infer_engine.runtime.cpu.executor import TorchExecutor
 
         return TorchExecutor
-    from mini_infer_engine.runtime.cuda_executor import CudaExecutor, FlashPrefillExecutor
+    from mini_infer_engine.runtime.cuda.executor import CudaExecutor, FlashPrefillExecutor
 
     return FlashPrefillExecutor if backend == "flash" else CudaExecutor

@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import torch
 
-from mini_infer_engine.config.settings import ResolvedSettings
+from mini_infer_engine.config.options.settings import ResolvedSettings
 from mini_infer_engine.core.batch import Batch, Row, SwapSpace
 from mini_infer_engine.core.request import SamplingParams
 from mini_infer_engine.runtime.executor import Executor
-from mini_infer_engine.runtime.kv_pool import KVPool
-from mini_infer_engine.runtime.memory import CPU_KV_BYTES, available_memory, fit_context, pages_for
-from mini_infer_engine.runtime.quantized_pool import make_pool
+from mini_infer_engine.runtime.memory.kv_pool import KVPool
+from mini_infer_engine.runtime.memory.page_count import CPU_KV_BYTES, available_memory, fit_context, pages_for
+from mini_infer_engine.runtime.memory.quantized_pool import make_pool
 from mini_infer_engine.runtime.worker import ModelWorker
 
 _MOST_BESIDE_TORCH = 2 << 30

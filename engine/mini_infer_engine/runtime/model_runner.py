@@ -10,22 +10,22 @@ from torch import Tensor
 
 from mini_infer_engine.communication.rank_group import ALONE_IN_GROUP, RankGroup
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.config.model_config import ModelConfig
-from mini_infer_engine.config.settings import EngineSettings, ResolvedSettings, ranks_per_node
+from mini_infer_engine.config.model.model_config import ModelConfig
+from mini_infer_engine.config.options.settings import EngineSettings, ResolvedSettings, ranks_per_node
 from mini_infer_engine.core.batch import Batch, TokenMasks
 from mini_infer_engine.core.request import Request
 from mini_infer_engine.core.result import PassResult
 from mini_infer_engine.device import choose_device, choose_threads
 from mini_infer_engine.kv_transfer.layout import KVMemory
-from mini_infer_engine.kv_transfer.open_transport import open_transport
 from mini_infer_engine.kv_transfer.transport import Transport, TransportChoice
+from mini_infer_engine.kv_transfer.transports.open_transport import open_transport
 from mini_infer_engine.model_path import resolve_model
 from mini_infer_engine.models.registry import read_config
 from mini_infer_engine.runtime.executor import Executor, PassHandle, executor_class
-from mini_infer_engine.runtime.kv_pool import KVPool
-from mini_infer_engine.runtime.memory import available_memory, check_swap
+from mini_infer_engine.runtime.memory.kv_pool import KVPool
+from mini_infer_engine.runtime.memory.page_count import available_memory, check_swap
+from mini_infer_engine.runtime.memory.quantized_pool import make_pool
 from mini_infer_engine.runtime.memory_plan import MemoryInUse, plan_memory, swap_space_of
-from mini_infer_engine.runtime.quantized_pool import make_pool
 from mini_infer_engine.runtime.worker import ModelWorker
 
 log = logging.getLogger(__name__)

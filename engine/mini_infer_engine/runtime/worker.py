@@ -11,10 +11,10 @@ import torch
 from mini_infer_engine.communication.collectives import NO_COLLECTIVES, Collectives
 from mini_infer_engine.communication.stage_link import NO_LINK, StageLink
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.config.model_config import ModelConfig
-from mini_infer_engine.config.pipeline_parallel import WHOLE, PipelineStage, split_layers
-from mini_infer_engine.config.settings import EngineSettings
-from mini_infer_engine.config.speculation import speculation_of
+from mini_infer_engine.config.model.model_config import ModelConfig
+from mini_infer_engine.config.options.settings import EngineSettings
+from mini_infer_engine.config.options.speculation import speculation_of
+from mini_infer_engine.config.parallelism.pipeline_parallel import WHOLE, PipelineStage, split_layers
 from mini_infer_engine.device import choose_device
 from mini_infer_engine.layers.linear import Linear
 from mini_infer_engine.models.decoder import DecoderModel
@@ -33,7 +33,7 @@ from mini_infer_engine.quantization.layers import quantize_layers
 from mini_infer_engine.quantization.on_load import Quantization, quantize_on_load, round_alike
 from mini_infer_engine.runtime.calibration import calibrate, calibrates, calibration_rows, restore
 from mini_infer_engine.runtime.calibration_cache import calibration_file, keep_calibrated, read_calibrated
-from mini_infer_engine.runtime.kv_choice import kv_quantization_of
+from mini_infer_engine.runtime.memory.kv_storage import kv_quantization_of
 from mini_infer_engine.speculation.draft_files import find_draft, resolve_speculative_model
 from mini_infer_engine.speculation.head import SpeculativeHead, load_head
 

@@ -11,8 +11,8 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Literal
 
-from mini_infer_contract.api_errors import shortened
 from mini_infer_engine.core.request import SamplingParams
+from mini_infer_web.api_errors import shortened
 
 GREEDY_TEMPERATURE = 1e-5
 """Below this, dividing by the temperature would overflow; vLLM has the same border."""

@@ -12,21 +12,21 @@ from pathlib import Path
 
 import msgspec
 
-from mini_infer_contract.api_keys import configured_keys
 from mini_infer_contract.engine_options import BATCHING, KV_TRANSFER, MODEL, PARALLEL, SPECULATION, EngineOptions
-from mini_infer_contract.interpreter import import_to_stay
-from mini_infer_contract.listening import bound_socket, is_loopback, usable_host
-from mini_infer_contract.logs import configure_logging, show_crashes
-from mini_infer_contract.open_files import raise_open_file_limit
 from mini_infer_contract.peer_auth import PeerSecret, read_peer_secret
-from mini_infer_contract.tls import server_tls
 from mini_infer_engine import __version__
-from mini_infer_engine.config.idle_options import idle_options
-from mini_infer_engine.config.mechanisms import Mechanism
+from mini_infer_engine.config.options.idle_options import idle_options
+from mini_infer_engine.config.options.mechanisms import Mechanism
+from mini_infer_engine.config.options.server_options import SERVER, ServerOptions, missing_port_fault
+from mini_infer_engine.config.options.settings import (
+    EngineSettings,
+    master_address,
+    node_rank,
+    num_nodes,
+    transfer_fault,
+)
+from mini_infer_engine.config.options.speculation import options_of_config
 from mini_infer_engine.config.peer_ports import PeerPorts, peer_ports
-from mini_infer_engine.config.server_options import SERVER, ServerOptions, missing_port_fault
-from mini_infer_engine.config.settings import EngineSettings, master_address, node_rank, num_nodes, transfer_fault
-from mini_infer_engine.config.speculation import options_of_config
 from mini_infer_engine.core_process.core_config import CoreConfig
 from mini_infer_engine.data_parallel.processes import core_processes
 from mini_infer_engine.dry.dry_run import DryRun
@@ -37,6 +37,12 @@ from mini_infer_engine.model_path import resolve_model
 from mini_infer_engine.server.admin_socket import admin_socket
 from mini_infer_engine.server.flags import add_flags, options_from
 from mini_infer_engine.server.vllm_flags import split_flags, vllm_flags
+from mini_infer_process.interpreter import import_to_stay
+from mini_infer_process.listening import bound_socket, is_loopback, usable_host
+from mini_infer_process.logs import configure_logging, show_crashes
+from mini_infer_process.open_files import raise_open_file_limit
+from mini_infer_web.api_keys import configured_keys
+from mini_infer_web.tls import server_tls
 
 logger = logging.getLogger(__name__)
 

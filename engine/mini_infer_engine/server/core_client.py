@@ -9,13 +9,13 @@ from collections.abc import Sequence
 import zmq
 import zmq.asyncio
 
-from mini_infer_contract import zmq_limits
-from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.launch import Role
 from mini_infer_engine.api.generation import Generation
 from mini_infer_engine.api.metrics import ServerMetrics
 from mini_infer_engine.core.request import Output
 from mini_infer_engine.core_process import messages
+from mini_infer_process import zmq_limits
+from mini_infer_web.api_errors import ApiError
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,6 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
 
-from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.events import merge_snapshots
 from mini_infer_contract.launch import DRAINING_HEADER, Role
 from mini_infer_engine.api.generation import Generation
@@ -15,6 +14,7 @@ from mini_infer_engine.data_parallel.model import model_of_all
 from mini_infer_engine.data_parallel.publishing import UnitedPublisher
 from mini_infer_engine.data_parallel.router import EngineRouter
 from mini_infer_engine.server.core_client import CoreClient
+from mini_infer_web.api_errors import ApiError
 
 
 class EngineLine(CoreClient):

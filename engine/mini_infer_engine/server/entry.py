@@ -8,7 +8,7 @@ keep its GPU until its grace period ends. The images have it blocked until here,
 import signal
 import sys
 
-from mini_infer_contract.extras import missing_packages_name_the_extra
+from mini_infer_process.extras import missing_packages_name_the_extra
 
 
 def main() -> int:

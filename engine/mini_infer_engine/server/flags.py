@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import msgspec
 
 from mini_infer_contract.options import OptionRow, option_rows
-from mini_infer_engine.config.option_values import bytes_of, choice_fault, count_of, range_fault
+from mini_infer_engine.config.options.option_values import bytes_of, choice_fault, count_of, range_fault
 
 Options = TypeVar("Options", bound=msgspec.Struct)
 

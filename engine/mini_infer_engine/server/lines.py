@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from mini_infer_engine.api.metrics import ServerMetrics
 from mini_infer_engine.api.state import Core
+from mini_infer_engine.config.options.server_options import ServerOptions
+from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.config.peer_ports import PeerPorts
-from mini_infer_engine.config.server_options import ServerOptions
-from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core_process.child_process import CoreProcess
 from mini_infer_engine.data_parallel.publishing import UnitedPublisher
 from mini_infer_engine.data_parallel.router import EngineRouter

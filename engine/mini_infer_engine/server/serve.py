@@ -12,29 +12,29 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from mini_infer_contract.api_errors import ApiError
-from mini_infer_contract.api_keys import ApiKeys
-from mini_infer_contract.http_server.connection import limited
-from mini_infer_contract.http_server.hosts import allowed_hosts
-from mini_infer_contract.http_server.server import LimitedServer, connections_for, server_config
-from mini_infer_contract.interpreter import favour_event_loop
 from mini_infer_contract.launch import DRAINING_HEADER
-from mini_infer_contract.listening import is_loopback
-from mini_infer_contract.open_files import raise_open_file_limit
-from mini_infer_contract.tls import ServerTls
 from mini_infer_engine.api.admin_guard import AdminGuard
 from mini_infer_engine.api.app import make_admin_app, make_app
 from mini_infer_engine.api.metrics import ServerMetrics
 from mini_infer_engine.api.state import ApiServerState
+from mini_infer_engine.config.options.server_options import ServerOptions
+from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.config.peer_ports import PeerPorts
-from mini_infer_engine.config.server_options import ServerOptions
-from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core_process.child_process import CoreProcess
 from mini_infer_engine.core_process.publisher import PortInUseError
 from mini_infer_engine.server.core_client import CoreClient, CoreFailedError
 from mini_infer_engine.server.lines import connect
 from mini_infer_engine.server.throughput import Throughput
 from mini_infer_engine.text.text_model import TextModel
+from mini_infer_process.interpreter import favour_event_loop
+from mini_infer_process.listening import is_loopback
+from mini_infer_process.open_files import raise_open_file_limit
+from mini_infer_web.api_errors import ApiError
+from mini_infer_web.api_keys import ApiKeys
+from mini_infer_web.http_server.connection import limited
+from mini_infer_web.http_server.hosts import allowed_hosts
+from mini_infer_web.http_server.server import LimitedServer, connections_for, server_config
+from mini_infer_web.tls import ServerTls
 
 logger = logging.getLogger(__name__)
 

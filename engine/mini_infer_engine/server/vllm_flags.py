@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from mini_infer_contract.command_line import guess
-from mini_infer_engine.vllm_keywords import SEVERAL, SWITCHES, check_neutral, is_known
+from mini_infer_engine.offline.vllm_keywords import SEVERAL, SWITCHES, check_neutral, is_known
+from mini_infer_process.command_line import guess
 
 
 def split_flags(words: Sequence[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str]]:

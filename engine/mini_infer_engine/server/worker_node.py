@@ -15,9 +15,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from mini_infer_contract.logs import LogFormat
-from mini_infer_engine.config.settings import EngineSettings, master_address, num_nodes, ranks_per_node
+from mini_infer_engine.config.options.settings import EngineSettings, master_address, num_nodes, ranks_per_node
 from mini_infer_engine.distributed.rank_config import RankConfig, spawn_rank
+from mini_infer_process.logs import LogFormat
 
 logger = logging.getLogger(__name__)
 

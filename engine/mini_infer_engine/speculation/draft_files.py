@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.config.model_config import ModelConfig
-from mini_infer_engine.config.settings import EngineSettings
-from mini_infer_engine.config.speculation import speculation_of
+from mini_infer_engine.config.model.model_config import ModelConfig
+from mini_infer_engine.config.options.settings import EngineSettings
+from mini_infer_engine.config.options.speculation import speculation_of
 from mini_infer_engine.model_path import resolve_model
 from mini_infer_engine.models.registry import read_config
 from mini_infer_engine.speculation.head import ARCHITECTURE

@@ -10,7 +10,6 @@ from typing import TypeVar
 import msgspec
 from tokenizers import Tokenizer
 
-from mini_infer_contract.api_errors import ApiError
 from mini_infer_engine.structured.checker import GrammarChecker
 from mini_infer_engine.structured.grammar import Grammar
 from mini_infer_engine.structured.limits import (
@@ -22,6 +21,7 @@ from mini_infer_engine.structured.limits import (
 from mini_infer_engine.structured.params import GrammarRequest
 from mini_infer_engine.structured.proving.prover import ProverLostError
 from mini_infer_engine.text.validation import ParameterError
+from mini_infer_web.api_errors import ApiError
 
 Result = TypeVar("Result")
 

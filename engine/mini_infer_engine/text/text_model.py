@@ -9,17 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 
-from mini_infer_contract.interpreter import give_way
-from mini_infer_contract.prompt import PromptAssets, PromptEncoder
-from mini_infer_engine.config.architectures import text_model
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.config.fields import Fields
-from mini_infer_engine.config.generation import GenerationDefaults
+from mini_infer_engine.config.json_fields import Fields
+from mini_infer_engine.config.model.architectures import text_model
+from mini_infer_engine.config.model.generation_defaults import GenerationDefaults
 from mini_infer_engine.dry import vocabulary as dry_model
 from mini_infer_engine.parsing.registry import AS_SHOWN, ParserChoice, output_formats
 from mini_infer_engine.text.detokenizer import Decoder, decoder_showing
 from mini_infer_engine.text.grammars import Grammars
 from mini_infer_engine.text.tokenizing import PromptLimits, Sliced, longest_token
+from mini_infer_process.interpreter import give_way
+from mini_infer_prompts.prompt import PromptAssets, PromptEncoder
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from typing import Any, NoReturn, TypeVar
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
 
-from mini_infer_contract.api_errors import ApiError, FieldPath, context_length, field_name, refuse_field
-from mini_infer_contract.prompt import (
+from mini_infer_engine.text.validation import ParameterError
+from mini_infer_prompts.prompt import (
     PromptEncoder,
     PromptText,
     chat_prompt_text,
@@ -18,7 +18,7 @@ from mini_infer_contract.prompt import (
     is_token_ids,
     prompt_path,
 )
-from mini_infer_engine.text.validation import ParameterError
+from mini_infer_web.api_errors import ApiError, FieldPath, context_length, field_name, refuse_field
 
 Result = TypeVar("Result")
 Sliced = Generator[None, None, Result]

@@ -3,9 +3,9 @@
 from array import array
 from collections.abc import Sequence
 
-from mini_infer_contract.api_errors import FieldPath, context_length, field_name
 from mini_infer_engine.core.request import SamplingParams
 from mini_infer_engine.sampling.parameters import out_of_range
+from mini_infer_web.api_errors import FieldPath, context_length, field_name
 
 _MAX_STOP_STRINGS = 64
 _MAX_STOP_STRING_LENGTH = 1024

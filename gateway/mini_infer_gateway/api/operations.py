@@ -4,11 +4,11 @@ import time
 from datetime import datetime
 from typing import Any
 
-from mini_infer_contract.api_errors import unknown_model
 from mini_infer_contract.launch import Endpoint
 from mini_infer_gateway.fleet.load import LoadLedger
 from mini_infer_gateway.fleet.registry import Fleet
 from mini_infer_gateway.index.prefix_index import PrefixIndex
+from mini_infer_web.api_errors import unknown_model
 
 _STARTED = int(time.time())
 

@@ -9,7 +9,7 @@ import logging
 
 from mini_infer_contract.kubernetes_access import AccessError, ClusterAccess, find_access
 from mini_infer_contract.kubernetes_client import KubernetesClient
-from mini_infer_contract.resources import GROUP, LABEL_SERVICE, PLURAL, VERSION
+from mini_infer_contract.resource_names import GROUP, LABEL_SERVICE, PLURAL, VERSION
 from mini_infer_gateway.endpoints.base import Publish
 from mini_infer_gateway.endpoints.list_watch import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, ListWatch
 from mini_infer_gateway.endpoints.pods import listed_from_manifest

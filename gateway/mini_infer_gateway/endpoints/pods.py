@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from mini_infer_contract.launch import EVENTS_PORT, HTTP_PORT, REPLAY_PORT, Endpoint
-from mini_infer_contract.resources import (
+from mini_infer_contract.resource_names import (
     ANNOTATION_MODEL,
     ANNOTATION_PEER_AUTH,
     LABEL_DRAINING,

@@ -16,8 +16,6 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
-from mini_infer_contract import zmq_limits
-from mini_infer_contract.curve import secure_client
 from mini_infer_contract.events import (
     LOAD_TOPIC,
     BlockStored,
@@ -46,6 +44,8 @@ from mini_infer_gateway.http.upstream import (
 from mini_infer_gateway.index.event_sequencer import Sequencer, Verdict
 from mini_infer_gateway.index.prefix_index import PrefixIndex, slices
 from mini_infer_gateway.prompts.tokenizers import NoPromptAssetsError, Tokenizers
+from mini_infer_process import zmq_limits
+from mini_infer_process.curve import secure_client
 
 FIRST_BACKOFF_S = 0.2
 LONGEST_BACKOFF_S = 10.0

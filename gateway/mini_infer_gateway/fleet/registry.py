@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
-from mini_infer_contract.api_errors import ApiError, unknown_model
 from mini_infer_contract.launch import Endpoint
 from mini_infer_gateway.endpoints.base import Listed, Service
 from mini_infer_gateway.fleet.attempt_record import AttemptRecord
@@ -22,6 +21,7 @@ from mini_infer_gateway.metrics import Metrics
 from mini_infer_gateway.prompts.tokenizers import Tokenizers
 from mini_infer_gateway.routing.base import Candidate
 from mini_infer_gateway.settings import GatewaySettings
+from mini_infer_web.api_errors import ApiError, unknown_model
 
 FIRST_LOOK_S = 5.0
 """For engines to tell how they tokenise, before requests are welcome: without that they are routed by load alone."""

@@ -11,7 +11,6 @@ from itertools import count
 from math import inf
 from typing import Protocol
 
-from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.events import LoadReport
 from mini_infer_gateway.fleet.backlog import Backlog, Order
 from mini_infer_gateway.fleet.fair_shares import NO_KEY, TOKENS_PER_SECOND, Flow
@@ -24,6 +23,7 @@ from mini_infer_gateway.metrics import Metrics
 from mini_infer_gateway.routing.base import Candidate, Decision, RoutingRequest
 from mini_infer_gateway.routing.router import Router
 from mini_infer_gateway.settings import GatewaySettings
+from mini_infer_web.api_errors import ApiError
 
 LOOK_EVERY_S = 0.1
 LOOKED_AT = 4

@@ -4,10 +4,10 @@ import asyncio
 import json
 from collections.abc import Callable
 
-from mini_infer_contract.api_errors import OPENAI_ERRORS, ApiError, ErrorShape
-from mini_infer_contract.asgi import Headers, Message, Receive, Scope, Send
-from mini_infer_contract.http_server.response_writer import ResponseWriter
-from mini_infer_contract.request_body import check_media_type, unpacked
+from mini_infer_web.api_errors import OPENAI_ERRORS, ApiError, ErrorShape
+from mini_infer_web.asgi import Headers, Message, Receive, Scope, Send
+from mini_infer_web.http_server.response_writer import ResponseWriter
+from mini_infer_web.request_body import check_media_type, unpacked
 
 
 class Sender:

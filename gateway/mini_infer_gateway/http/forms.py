@@ -6,8 +6,8 @@ A web page can make any browser send a form, but not one with an Authorization h
 import re
 from collections.abc import Iterator
 
-from mini_infer_contract.api_errors import ApiError
-from mini_infer_contract.asgi import Headers
+from mini_infer_web.api_errors import ApiError
+from mini_infer_web.asgi import Headers
 
 MOST_PARTS = 64
 LONGEST_VALUE_BYTES = 1 << 16

@@ -1,6 +1,6 @@
 """Which headers go on, in either direction. Pure; names are in lower case, as ASGI and our client give them."""
 
-from mini_infer_contract.dialects.anthropic_errors import ID_HEADER
+from mini_infer_apis.dialects.anthropic_errors import ID_HEADER
 from mini_infer_contract.launch import REQUEST_ID_HEADER
 
 Headers = list[tuple[bytes, bytes]]

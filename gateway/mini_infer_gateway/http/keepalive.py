@@ -6,8 +6,8 @@ interval. Until then nothing has been sent, so that an error has its own status;
 
 import asyncio
 
-from mini_infer_contract.asgi import Headers, Send
 from mini_infer_contract.launch import KEEPALIVE_COMMENT
+from mini_infer_web.asgi import Headers, Send
 
 STREAM_HEADERS: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),

@@ -14,9 +14,9 @@ from types import FrameType
 
 import uvicorn
 
-from mini_infer_contract.http_server.server import LimitedServer
-from mini_infer_contract.http_server.websocket import LimitedWebSocket
-from mini_infer_contract.tls import ServerTls
+from mini_infer_web.http_server.server import LimitedServer
+from mini_infer_web.http_server.websocket import LimitedWebSocket
+from mini_infer_web.tls import ServerTls
 
 KEEP_ALIVE_S = 120
 """Longer than clients and proxies keep an idle connection (httpx 5 s, aiohttp 15, nginx and ALB 60, Go 90): the side

@@ -13,8 +13,6 @@ from typing import Any
 
 import msgspec
 
-from mini_infer_contract.api_errors import OPENAI_ERRORS, ApiError, ErrorShape
-from mini_infer_contract.asgi import Headers, Send
 from mini_infer_contract.launch import DRAINING_HEADER, KV_FALLBACK_HEADER, Endpoint
 from mini_infer_gateway.fleet.attempt_record import AttemptRecord
 from mini_infer_gateway.fleet.breaker import Cause
@@ -35,6 +33,8 @@ from mini_infer_gateway.pipeline.continuation import Continuation, split_engine_
 from mini_infer_gateway.pipeline.relay import Relay
 from mini_infer_gateway.pipeline.retries import CAUSE, Failure
 from mini_infer_gateway.settings import GatewaySettings
+from mini_infer_web.api_errors import OPENAI_ERRORS, ApiError, ErrorShape
+from mini_infer_web.asgi import Headers, Send
 
 WHOLE_BYTES = 1 << 20
 """A response of known length up to this is read whole before it is sent on, so that until then it can be retried."""

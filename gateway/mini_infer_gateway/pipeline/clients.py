@@ -7,13 +7,13 @@ from typing import Any, Final
 
 import msgspec
 
-from mini_infer_contract.api_keys import ApiKeys, KeyGrant, clamped, grant_of, salted
-from mini_infer_contract.asgi import Scope
-from mini_infer_contract.http_server.peers import peer_of
 from mini_infer_contract.launch import SERVICE_TIER_PRIORITIES
 from mini_infer_gateway.fleet.fair_shares import NO_KEY, Flow
 from mini_infer_gateway.paths import EnginePath
 from mini_infer_gateway.settings import GatewaySettings
+from mini_infer_web.api_keys import ApiKeys, KeyGrant, clamped, grant_of, salted
+from mini_infer_web.asgi import Scope
+from mini_infer_web.http_server.peers import peer_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
-from mini_infer_contract.dialects.responses import LOGPROBS
+from mini_infer_apis.dialects.responses import LOGPROBS
 
 DONE = b"data: [DONE]\n\n"
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mini_infer_contract.dialects.responses import LOGPROBS
+from mini_infer_apis.dialects.responses import LOGPROBS
 from mini_infer_gateway.paths import StreamForm
 from mini_infer_gateway.pipeline.continuation import Continuation, can_be_continued, may_outlive_its_engine
 from mini_infer_gateway.pipeline.message_continuation import MessageContinuation

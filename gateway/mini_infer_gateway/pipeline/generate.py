@@ -15,11 +15,6 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from mini_infer_contract.api_errors import ApiError
-from mini_infer_contract.api_keys import ApiKeys
-from mini_infer_contract.asgi import Headers, Receive, Scope, Send
-from mini_infer_contract.http_server.client_link import CLIENT_LINK, ClientLink
-from mini_infer_contract.json_structure import check_structure
 from mini_infer_contract.launch import (
     CLIENT_HEADER,
     FETCH_FROM_HEADER,
@@ -28,8 +23,6 @@ from mini_infer_contract.launch import (
     REQUEST_ID_HEADER,
     Endpoint,
 )
-from mini_infer_contract.request_timeout import request_timeout_s, timed_out
-from mini_infer_contract.sliced_json import read_large_json_object
 from mini_infer_gateway.fleet.backlog import Backlog
 from mini_infer_gateway.fleet.load import LoadLedger
 from mini_infer_gateway.fleet.prefill_rates import PrefillRates
@@ -58,6 +51,13 @@ from mini_infer_gateway.prompts.tokenizers import TOKEN_IDS, Tokenizers
 from mini_infer_gateway.routing.base import Decision, PromptKeys, RoutingRequest
 from mini_infer_gateway.routing.router import Router
 from mini_infer_gateway.settings import GatewaySettings
+from mini_infer_web.api_errors import ApiError
+from mini_infer_web.api_keys import ApiKeys
+from mini_infer_web.asgi import Headers, Receive, Scope, Send
+from mini_infer_web.http_server.client_link import CLIENT_LINK, ClientLink
+from mini_infer_web.json_structure import check_structure
+from mini_infer_web.request_timeout import request_timeout_s, timed_out
+from mini_infer_web.sliced_json import read_large_json_object
 
 BYTES_PER_TOKEN = 4
 """To weigh a prompt that was not tokenised."""

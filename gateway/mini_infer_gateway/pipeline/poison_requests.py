@@ -8,7 +8,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from mini_infer_contract.api_errors import ApiError
+from mini_infer_web.api_errors import ApiError
 
 KILLS_LIMIT = 2
 """Engines that one request may end."""

@@ -6,10 +6,10 @@ nothing more is read until it does. Knows neither endpoints nor retries: what ev
 
 from collections.abc import Callable
 
-from mini_infer_contract.asgi import Send
 from mini_infer_gateway.http.asgi import Sender
 from mini_infer_gateway.http.sse import EventSplitter
 from mini_infer_gateway.http.upstream import BrokenConnectionError, Response
+from mini_infer_web.asgi import Send
 
 
 class Relay:

@@ -13,14 +13,14 @@ import socket
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from mini_infer_contract.api_errors import ApiError
-from mini_infer_contract.asgi import Headers, Receive, Scope, Send
-from mini_infer_contract.dialects.response_object import TAG_CHARACTERS
+from mini_infer_apis.dialects.response_object import TAG_CHARACTERS
 from mini_infer_contract.launch import QUEUE_TIMEOUT_HEADER, REQUEST_ID_HEADER
-from mini_infer_contract.tls import TlsFiles, client_context
 from mini_infer_gateway.http.asgi import ClientGoneError, client_gone
 from mini_infer_gateway.http.headers import to_client, to_endpoint
 from mini_infer_gateway.http.upstream import ConnectError, Response, Upstream, UpstreamError
+from mini_infer_web.api_errors import ApiError
+from mini_infer_web.asgi import Headers, Receive, Scope, Send
+from mini_infer_web.tls import TlsFiles, client_context
 
 FORWARDED_HEADER = b"x-mini-infer-forwarded"
 """Ends the way of a request: whoever gets it answers, so that no two replicas send it to each other."""

@@ -8,14 +8,10 @@ from typing import Any
 
 import msgspec
 
-from mini_infer_contract.asgi import Receive, Scope, Send, receive_of
-from mini_infer_contract.body_fields import UnknownFields
-from mini_infer_contract.dialects.responses import RESPONSES_PATH, chat_body
-from mini_infer_contract.http_server.client_link import CLIENT_LINK
-from mini_infer_contract.json_structure import check_structure
-from mini_infer_contract.stored_responses.service import Generator, ResponsesService
-from mini_infer_contract.stored_responses.store import ResponseStore
-from mini_infer_contract.stored_responses.websocket import WebSocketSession
+from mini_infer_apis.dialects.responses import RESPONSES_PATH, chat_body
+from mini_infer_apis.stored_responses.service import Generator, ResponsesService
+from mini_infer_apis.stored_responses.store import ResponseStore
+from mini_infer_apis.stored_responses.websocket import WebSocketSession
 from mini_infer_gateway.fleet.registry import Fleet
 from mini_infer_gateway.http.asgi import ClientGoneError, no_room, read_body
 from mini_infer_gateway.memory import BodyBudget, HeldBody
@@ -23,6 +19,10 @@ from mini_infer_gateway.paths import ENGINE_PATHS, EnginePath
 from mini_infer_gateway.pipeline.generate import VALUE_BYTES, Generate, asked_model
 from mini_infer_gateway.pipeline.replicas import Replicas, ids_in
 from mini_infer_gateway.settings import GatewaySettings
+from mini_infer_web.asgi import Receive, Scope, Send, receive_of
+from mini_infer_web.body_fields import UnknownFields
+from mini_infer_web.http_server.client_link import CLIENT_LINK
+from mini_infer_web.json_structure import check_structure
 
 _HELD = "mini_infer_held_body"
 """In a scope: what the request has taken of the budget of bodies."""

@@ -6,7 +6,7 @@ An engine that obeyed them would take the cache of any host that a client names,
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from mini_infer_contract.api_errors import ApiError
+from mini_infer_web.api_errors import ApiError
 
 TRANSFER_FIELDS = frozenset(
     (

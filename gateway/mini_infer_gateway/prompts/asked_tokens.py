@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from mini_infer_contract.prompt import PromptText, completion_prompts
 from mini_infer_gateway.http.upstream import Upstream, UpstreamError
 from mini_infer_gateway.prompts.prompt_keys import (
     PromptReader,
@@ -20,6 +19,7 @@ from mini_infer_gateway.prompts.prompt_keys import (
     response_prompts,
     text_prompts,
 )
+from mini_infer_prompts.prompt import PromptText, completion_prompts
 
 TOKENIZE_PATH = "/tokenize"
 TIMEOUT_S = 5.0

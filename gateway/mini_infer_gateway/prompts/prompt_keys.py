@@ -7,16 +7,16 @@ tokenised from the same characters. Knows no threads and no sockets.
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from mini_infer_contract.api_errors import ApiError, context_length, renaming
+from mini_infer_apis.dialects import anthropic, responses
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, block_keys
-from mini_infer_contract.body_fields import UnknownFields
-from mini_infer_contract.dialects import anthropic, responses
-from mini_infer_contract.prompt import ChatTemplates, PromptEncoder, PromptText, chat_prompt_text, completion_prompts
-from mini_infer_contract.template_budget import DEFAULT_UNITS, rendering_units
 from mini_infer_gateway.index.key_chain import KeyChain
 from mini_infer_gateway.index.prefix_index import prompt_root
 from mini_infer_gateway.prompts.remembered import MAX_MARKS, MIN_CHARACTERS, Mark, Remembered, RememberedPrompts
 from mini_infer_gateway.routing.base import PromptKeys
+from mini_infer_prompts.prompt import ChatTemplates, PromptEncoder, PromptText, chat_prompt_text, completion_prompts
+from mini_infer_prompts.template_budget import DEFAULT_UNITS, rendering_units
+from mini_infer_web.api_errors import ApiError, context_length, renaming
+from mini_infer_web.body_fields import UnknownFields
 
 PromptReader = Callable[[ChatTemplates, dict[str, Any]], list[PromptText | list[int]]]
 """The prompts of a body, as texts or token ids. ApiError 400: it has none that can be read."""

@@ -12,10 +12,10 @@ from typing import Any, BinaryIO, Literal
 
 import msgspec
 
-from mini_infer_contract.api_errors import ApiError
-from mini_infer_contract.prompt import ChatTemplates, PromptText
-from mini_infer_contract.template_budget import TemplateBudgetError
 from mini_infer_gateway.prompts import prompt_keys
+from mini_infer_prompts.prompt import ChatTemplates, PromptText
+from mini_infer_prompts.template_budget import TemplateBudgetError
+from mini_infer_web.api_errors import ApiError
 
 LENGTH = struct.Struct("<I")
 TEMPLATES_KEPT = 8

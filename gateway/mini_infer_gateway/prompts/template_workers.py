@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from mini_infer_contract.prompt import PromptText
 from mini_infer_gateway.prompts.template_worker import LENGTH, RenderAnswer, RenderRequest
+from mini_infer_prompts.prompt import PromptText
 
 WORKERS = 2
 RENDER_TIMEOUT_S = 2.0

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from mini_infer_contract.text_slices import alternatives_are_known
+from mini_infer_prompts.text_slices import alternatives_are_known
 
 MAX_ADDED_TOKENS = 20_000
 MAX_LENGTHENING = 16

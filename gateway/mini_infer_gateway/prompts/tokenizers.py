@@ -14,11 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.launch import PROMPT_ASSETS_PATH, Endpoint
-from mini_infer_contract.prompt import PromptAssets, PromptEncoder
-from mini_infer_contract.template_budget import TemplateBudgetError, UnboundedOperationError
-from mini_infer_contract.word_ids import WORDS_BYTES
 from mini_infer_gateway.http.upstream import Upstream
 from mini_infer_gateway.memory import TOKENIZER_FACTOR
 from mini_infer_gateway.prompts.asked_tokens import AskedTokenizer
@@ -28,6 +24,10 @@ from mini_infer_gateway.prompts.template_workers import RenderFailedError, Templ
 from mini_infer_gateway.prompts.tokenizer_form import UnknownFormError, check_form
 from mini_infer_gateway.prompts.worker_threads import AbandonedError, WorkerThreads
 from mini_infer_gateway.routing.base import PromptKeys
+from mini_infer_prompts.prompt import PromptAssets, PromptEncoder
+from mini_infer_prompts.template_budget import TemplateBudgetError, UnboundedOperationError
+from mini_infer_prompts.word_ids import WORDS_BYTES
+from mini_infer_web.api_errors import ApiError
 
 INLINE_CHARACTERS = 8 << 10
 """Up to this many are tokenised on the event loop, in three milliseconds at most; more on a thread."""

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any, Generic, TypeVar
 
-from mini_infer_contract.interpreter import give_way
+from mini_infer_process.interpreter import give_way
 
 Result = TypeVar("Result")
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from mini_infer_contract.kubernetes_client import ApiError, KubernetesClient
-from mini_infer_contract.resources import GROUP, KIND, LABEL_SERVICE, PLURAL, VERSION
 from mini_infer_operator.objects.kinds import path_of
+from mini_infer_operator.resource import GROUP, KIND, LABEL_SERVICE, PLURAL, VERSION
 
 FIELD_MANAGER = "mini-infer"
 """Of what a person changes by a command."""

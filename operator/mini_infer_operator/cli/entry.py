@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from mini_infer_contract.extras import missing_packages_name_the_extra
-from mini_infer_contract.logs import show_crashes
+from mini_infer_process.extras import missing_packages_name_the_extra
+from mini_infer_process.logs import show_crashes
 
 _TUNE = """
 import runpy
-from mini_infer_contract.extras import missing_packages_name_the_extra
+from mini_infer_process.extras import missing_packages_name_the_extra
 with missing_packages_name_the_extra("mini-infer tune", "engine"):
-    runpy.run_module("mini_infer_engine.tuning.command", run_name="__main__", alter_sys=True)
+    runpy.run_module("mini_infer_engine.tools.tuning.command", run_name="__main__", alter_sys=True)
 """
 _DESCRIPTION = """\
 Serve language models: on this machine as processes, or look at what the operator would do in a cluster.

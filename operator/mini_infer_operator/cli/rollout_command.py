@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from mini_infer_contract.kubernetes_client import KubernetesClient
-from mini_infer_contract.resources import LABEL_REVISION
 from mini_infer_operator.cli import cluster
 from mini_infer_operator.cli.cluster import NotFoundError
 from mini_infer_operator.cli.status_command import NOT_READY, in_cluster
 from mini_infer_operator.cli.views import condition, sentence
 from mini_infer_operator.objects.history import change_to, differences, held_spec, spec_of
+from mini_infer_operator.resource import LABEL_REVISION
 
 POLL_S = 1.0
 RESTARTED_AT = "kubectl.kubernetes.io/restartedAt"

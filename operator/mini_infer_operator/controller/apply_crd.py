@@ -8,8 +8,8 @@ import aiohttp
 
 from mini_infer_contract.kubernetes_access import find_access
 from mini_infer_contract.kubernetes_client import ApiError, KubernetesClient
-from mini_infer_contract.resources import FIELD_MANAGER
 from mini_infer_operator.crd import custom_resource_definitions
+from mini_infer_operator.resource import FIELD_MANAGER
 
 ESTABLISHED_WITHIN_S = 60.0
 

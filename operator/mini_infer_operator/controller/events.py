@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from mini_infer_contract.kubernetes_client import ApiError
-from mini_infer_contract.resources import FIELD_MANAGER
 from mini_infer_operator.objects.api import KubernetesApi
+from mini_infer_operator.resource import FIELD_MANAGER
 from mini_infer_operator.status import EventType
 
 log = logging.getLogger(__name__)

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from mini_infer_contract import metrics as names
-from mini_infer_contract.resources import KIND
 from mini_infer_operator import __version__
 from mini_infer_operator.controller.metrics import Gauge
 from mini_infer_operator.controller.reflector import Reflector
 from mini_infer_operator.objects.cache import ObjectCache, ServiceKey
+from mini_infer_operator.resource import KIND
 
 Values = dict[tuple[str, ...], float]
 

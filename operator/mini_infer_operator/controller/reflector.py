@@ -17,9 +17,9 @@ import aiohttp
 import msgspec
 
 from mini_infer_contract.kubernetes_client import ApiError, KubernetesClient, lines
-from mini_infer_contract.resources import KIND
 from mini_infer_operator.objects.cache import ObjectCache, ServiceKey
 from mini_infer_operator.objects.kinds import Kind, path_of
+from mini_infer_operator.resource import KIND
 
 WATCH_S = 600
 SILENCE_S = 100.0

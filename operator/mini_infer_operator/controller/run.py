@@ -14,8 +14,6 @@ import aiohttp
 
 from mini_infer_contract.kubernetes_access import AccessError, ClusterAccess, find_access
 from mini_infer_contract.kubernetes_client import ApiError, KubernetesClient
-from mini_infer_contract.logs import configure_logging, show_crashes
-from mini_infer_contract.resources import KIND, LABEL_SERVICE
 from mini_infer_operator.controller import gauges
 from mini_infer_operator.controller.apply_crd import apply_crd
 from mini_infer_operator.controller.events import EventRecorder
@@ -36,7 +34,9 @@ from mini_infer_operator.objects.kinds import KINDS
 from mini_infer_operator.objects.peer_secrets import PeerSecrets
 from mini_infer_operator.objects.running_requests import RunningRequests
 from mini_infer_operator.plan.model_names import ModelNames
+from mini_infer_operator.resource import KIND, LABEL_SERVICE
 from mini_infer_operator.status import progress_ended
+from mini_infer_process.logs import configure_logging, show_crashes
 
 log = logging.getLogger(__name__)
 

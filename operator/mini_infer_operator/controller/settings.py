@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mini_infer_contract.command_line import parse_flags, port_number, seconds, whole_number
 from mini_infer_operator import __version__
 from mini_infer_operator.images import EngineImages
 from mini_infer_operator.objects.network_policy import EnginePeers
 from mini_infer_operator.pod_security import DEFAULT_SECRETS, PROFILES, PodSecurity
+from mini_infer_process.command_line import parse_flags, port_number, seconds, whole_number
 
 ENVIRONMENT_PREFIX = "MINI_INFER_"
 """MINI_INFER_ENGINE_IMAGE stands in for --engine-image, and so on; a flag wins."""

@@ -12,7 +12,6 @@ import aiohttp
 import msgspec
 
 from mini_infer_contract.launch import Endpoint, EndpointsFile
-from mini_infer_contract.resources import InferenceService, RoleSpec
 from mini_infer_operator.gpus import asks_for_gpu
 from mini_infer_operator.launch import Launch, grace_s
 from mini_infer_operator.local.commands import engine_command
@@ -25,6 +24,7 @@ from mini_infer_operator.observe import Observed, ObservedWorkload
 from mini_infer_operator.parse import InvalidServiceError, parse_service, read_file
 from mini_infer_operator.plan.limits import times_of
 from mini_infer_operator.plan.plan import Plan, Workload
+from mini_infer_operator.resource import InferenceService, RoleSpec
 from mini_infer_operator.status import EventType, PermanentFailure
 
 UNROUTE_S = 1.0

@@ -5,11 +5,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mini_infer_contract.api_keys import API_KEY_ENV
 from mini_infer_contract.launch import HEALTH_PATH, READY_PATH
 from mini_infer_operator.launch import Addresses, Launch, grace_s, serve_arguments
 from mini_infer_operator.local.ports import HOST
 from mini_infer_operator.local.supervise import Command
+from mini_infer_web.api_keys import API_KEY_ENV
 
 ENGINE = "mini_infer_engine.server.cli"
 GATEWAY = "mini_infer_gateway.cli"

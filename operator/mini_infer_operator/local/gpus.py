@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from mini_infer_contract.resources import RoleSpec
 from mini_infer_operator.gpus import computes_on_cpu, gpus_of_engine
+from mini_infer_operator.resource import RoleSpec
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 DRIVER = Path("/proc/driver/nvidia/gpus")

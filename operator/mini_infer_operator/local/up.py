@@ -15,9 +15,6 @@ from pathlib import Path
 
 import aiohttp
 
-from mini_infer_contract.api_keys import API_KEY_ENV
-from mini_infer_contract.extras import install_hint
-from mini_infer_contract.resources import InferenceService
 from mini_infer_operator.controller.queue import WorkQueue
 from mini_infer_operator.local.backend import LocalBackend, file_version, notices, refuse_elsewhere
 from mini_infer_operator.local.commands import ENGINE, GATEWAY, gateway_command, reachable
@@ -26,6 +23,9 @@ from mini_infer_operator.local.ports import why_busy
 from mini_infer_operator.local.supervise import OrphanReaper, SupervisedProcess, stop, supervise
 from mini_infer_operator.parse import InvalidServiceError, parse_service, read_file
 from mini_infer_operator.reconcile import reconcile
+from mini_infer_operator.resource import InferenceService
+from mini_infer_process.extras import install_hint
+from mini_infer_web.api_keys import API_KEY_ENV
 
 QUESTION = "What does textwrap.dedent do?"
 END_GRACE_S = 10.0

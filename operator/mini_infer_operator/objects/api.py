@@ -6,8 +6,8 @@ from typing import Any
 
 from mini_infer_contract.kubernetes_access import find_access
 from mini_infer_contract.kubernetes_client import ApiError, KubernetesClient
-from mini_infer_contract.resources import FIELD_MANAGER, STATUS_FIELD_MANAGER
 from mini_infer_operator.objects.kinds import path_of
+from mini_infer_operator.resource import FIELD_MANAGER, STATUS_FIELD_MANAGER
 
 Object = dict[str, Any]
 

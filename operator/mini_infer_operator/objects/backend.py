@@ -7,18 +7,6 @@ from typing import Any
 
 from mini_infer_contract.kubernetes_client import ApiError
 from mini_infer_contract.launch import HTTP_PORT
-from mini_infer_contract.resources import (
-    ANNOTATION_DRAINING_SINCE,
-    ANNOTATION_IGNORE_MANAGERS,
-    GROUP,
-    KIND,
-    LABEL_DRAINING,
-    LABEL_REVISION,
-    SCALER_KIND,
-    VERSION,
-    InferenceService,
-    Reason,
-)
 from mini_infer_operator.controller.events import EventRecorder
 from mini_infer_operator.controller.pacing import ImageTurns
 from mini_infer_operator.controller.settings import OperatorSettings
@@ -41,6 +29,18 @@ from mini_infer_operator.plan.default_image import Change, image_change
 from mini_infer_operator.plan.limits import times_of
 from mini_infer_operator.plan.model_names import ModelNames
 from mini_infer_operator.plan.plan import Plan
+from mini_infer_operator.resource import (
+    ANNOTATION_DRAINING_SINCE,
+    ANNOTATION_IGNORE_MANAGERS,
+    GROUP,
+    KIND,
+    LABEL_DRAINING,
+    LABEL_REVISION,
+    SCALER_KIND,
+    VERSION,
+    InferenceService,
+    Reason,
+)
 from mini_infer_operator.status import EventType, PermanentFailure
 
 Object = dict[str, Any]

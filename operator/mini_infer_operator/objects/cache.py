@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from mini_infer_contract.resources import KIND, LABEL_SERVICE, SCALER_KIND
 from mini_infer_operator.objects.trim import trimmed
+from mini_infer_operator.resource import KIND, LABEL_SERVICE, SCALER_KIND
 
 Object = dict[str, Any]
 ServiceKey = tuple[str, str]

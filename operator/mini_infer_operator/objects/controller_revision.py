@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mini_infer_contract.resources import InferenceService
 from mini_infer_operator.objects.metadata import Manifest, child_metadata
 from mini_infer_operator.objects.names import selector, workload_name
 from mini_infer_operator.plan.plan import Workload
+from mini_infer_operator.resource import InferenceService
 
 
 def controller_revision(service: InferenceService, workload: Workload, frozen: Mapping[str, Any]) -> Manifest:

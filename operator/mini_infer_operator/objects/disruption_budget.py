@@ -1,8 +1,8 @@
 """PodDisruptionBudgets over a service's engines: what `kubectl drain` may take at a time."""
 
-from mini_infer_contract.resources import LABEL_ROLE, LABEL_SERVICE, DisruptionBudget, InferenceService
 from mini_infer_operator.objects.metadata import Manifest, child_metadata
 from mini_infer_operator.objects.names import engines_service_name, role_name
+from mini_infer_operator.resource import LABEL_ROLE, LABEL_SERVICE, DisruptionBudget, InferenceService
 
 DEFAULT_MAX_UNAVAILABLE = 1
 

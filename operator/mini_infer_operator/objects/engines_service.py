@@ -1,10 +1,10 @@
 """The Service through which any engine of an InferenceService is reached without a gateway."""
 
 from mini_infer_contract.launch import HTTP_PORT
-from mini_infer_contract.resources import ANSWERING_ROLES, LABEL_ROLE, LABEL_SERVICE, InferenceService
 from mini_infer_operator.objects.metadata import Manifest, child_metadata
 from mini_infer_operator.objects.names import engines_service_name
 from mini_infer_operator.plan.plan import Plan
+from mini_infer_operator.resource import ANSWERING_ROLES, LABEL_ROLE, LABEL_SERVICE, InferenceService
 
 
 def engines_service(service: InferenceService, plan: Plan) -> Manifest:

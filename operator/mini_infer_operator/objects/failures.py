@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mini_infer_contract.resources import LABEL_DRAINING, LABEL_REVISION, LABEL_ROLE, Reason
 from mini_infer_operator.objects.observed_workloads import pods_of
 from mini_infer_operator.observe import Failure
+from mini_infer_operator.resource import LABEL_DRAINING, LABEL_REVISION, LABEL_ROLE, Reason
 
 Object = Mapping[str, Any]
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mini_infer_contract.resources import GROUP, KIND, PLURAL, SCALER_KIND, SCALER_PLURAL, VERSION
+from mini_infer_operator.resource import GROUP, KIND, PLURAL, SCALER_KIND, SCALER_PLURAL, VERSION
 
 
 @dataclass(frozen=True, slots=True)

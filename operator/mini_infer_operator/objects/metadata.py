@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mini_infer_contract.resources import GROUP, KIND, VERSION, InferenceService
 from mini_infer_operator.objects.names import service_labels
+from mini_infer_operator.resource import GROUP, KIND, VERSION, InferenceService
 
 Manifest = dict[str, Any]
 

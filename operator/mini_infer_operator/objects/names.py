@@ -1,6 +1,6 @@
 """Names and labels of child objects: the same service always gets the same ones."""
 
-from mini_infer_contract.resources import LABEL_REVISION, LABEL_ROLE, LABEL_SERVICE, InferenceService
+from mini_infer_operator.resource import LABEL_REVISION, LABEL_ROLE, LABEL_SERVICE, InferenceService
 
 MANAGED_BY = "app.kubernetes.io/managed-by"
 _COMMON = {"app.kubernetes.io/name": "mini-infer", MANAGED_BY: "mini-infer-operator"}

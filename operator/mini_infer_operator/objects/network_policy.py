@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mini_infer_contract.resources import LABEL_SERVICE, InferenceService
 from mini_infer_operator.launch import moves_cache
 from mini_infer_operator.objects.metadata import Manifest, child_metadata
 from mini_infer_operator.objects.names import engines_service_name
+from mini_infer_operator.resource import LABEL_SERVICE, InferenceService
 
 Peer = Mapping[str, Any]
 """A NetworkPolicyPeer: podSelector and namespaceSelector."""

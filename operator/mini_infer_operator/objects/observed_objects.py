@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from mini_infer_contract.resources import parse_quantity
 from mini_infer_operator.objects.failures import failures_of
 from mini_infer_operator.objects.observed_workloads import observed_workloads, pods_of
 from mini_infer_operator.objects.ownership import revision_key
 from mini_infer_operator.observe import Observed
+from mini_infer_operator.resource import parse_quantity
 
 Object = Mapping[str, Any]
 _QUANTITY_MAPS = {"requests", "limits"}

@@ -9,7 +9,10 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from mini_infer_contract.resources import (
+from mini_infer_operator.launch import DEFAULT_GRACE_S
+from mini_infer_operator.objects.ownership import revision_key
+from mini_infer_operator.observe import ObservedEngine, ObservedWorkload
+from mini_infer_operator.resource import (
     ANNOTATION_DRAINING_SINCE,
     LABEL_DRAINING,
     LABEL_GROUP_INDEX,
@@ -17,9 +20,6 @@ from mini_infer_contract.resources import (
     LABEL_ROLE,
     LABEL_WORKER_INDEX,
 )
-from mini_infer_operator.launch import DEFAULT_GRACE_S
-from mini_infer_operator.objects.ownership import revision_key
-from mini_infer_operator.observe import ObservedEngine, ObservedWorkload
 
 Object = Mapping[str, Any]
 

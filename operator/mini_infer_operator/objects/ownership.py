@@ -7,7 +7,7 @@ that is what `kubectl delete --cascade=orphan` leaves, and what `mini-infer plan
 from collections.abc import Mapping
 from typing import Any
 
-from mini_infer_contract.resources import LABEL_REVISION, LABEL_ROLE, LABEL_SERVICE, InferenceService
+from mini_infer_operator.resource import LABEL_REVISION, LABEL_ROLE, LABEL_SERVICE, InferenceService
 
 Object = Mapping[str, Any]
 

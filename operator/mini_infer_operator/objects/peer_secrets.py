@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from mini_infer_contract.kubernetes_client import ApiError
 from mini_infer_contract.peer_auth import SECRET_BYTES, PeerSecret
-from mini_infer_contract.resources import InferenceService
 from mini_infer_operator.objects.api import KubernetesApi, RefusedError
 from mini_infer_operator.objects.peers import may_miss_secret, peers_secret
+from mini_infer_operator.resource import InferenceService
 
 _KEY: Final = "key"
 AGAIN_S: Final = 60.0

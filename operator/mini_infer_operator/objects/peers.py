@@ -6,8 +6,8 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from mini_infer_contract.peer_auth import PeerSecret
-from mini_infer_contract.resources import ANNOTATION_PEER_AUTH, InferenceService
 from mini_infer_operator.objects.metadata import Manifest, child_metadata
+from mini_infer_operator.resource import ANNOTATION_PEER_AUTH, InferenceService
 
 _KEY: Final = "key"
 _MOUNT_PATH: Final = "/etc/mini-infer/peers"

@@ -13,18 +13,18 @@ from mini_infer_contract.launch import (
     REPLAY_PORT,
     TRANSFER_PORT,
 )
-from mini_infer_contract.listening import ANY_HOST
-from mini_infer_contract.resources import (
+from mini_infer_operator.gpus import gpu_resources
+from mini_infer_operator.launch import Addresses, Launch, grace_s, serve_arguments
+from mini_infer_operator.objects.names import selector, service_labels
+from mini_infer_operator.objects.peers import PEER_KEY_FILE, PEERS_MOUNT, peers_volume
+from mini_infer_operator.resource import (
     ANNOTATION_MODEL,
     ANNOTATION_PEER_AUTH,
     ANNOTATION_SERVICE_CREATED,
     EnvironmentVariable,
     InferenceService,
 )
-from mini_infer_operator.gpus import gpu_resources
-from mini_infer_operator.launch import Addresses, Launch, grace_s, serve_arguments
-from mini_infer_operator.objects.names import selector, service_labels
-from mini_infer_operator.objects.peers import PEER_KEY_FILE, PEERS_MOUNT, peers_volume
+from mini_infer_process.listening import ANY_HOST
 
 CONTAINER = "engine"
 _COMMAND = ["env", "--block-signal=TERM", "mini-infer-serve"]

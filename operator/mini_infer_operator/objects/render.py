@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mini_infer_contract.resources import InferenceService
 from mini_infer_operator.objects.controller_revision import controller_revision
 from mini_infer_operator.objects.deployment import deployment
 from mini_infer_operator.objects.disruption_budget import disruption_budgets
@@ -13,6 +12,7 @@ from mini_infer_operator.objects.metadata import Manifest
 from mini_infer_operator.objects.network_policy import NOBODY, EnginePeers, network_policy
 from mini_infer_operator.objects.pod import frozen_pods
 from mini_infer_operator.plan.plan import Plan
+from mini_infer_operator.resource import InferenceService
 
 Frozen = Mapping[tuple[str, str], Mapping[str, Any]]
 """What pods are made from, as once rendered (pod.py), by role and revision."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mini_infer_contract.resources import LABEL_ROLE, LABEL_SERVICE
+from mini_infer_operator.resource import LABEL_ROLE, LABEL_SERVICE
 
 Object = Mapping[str, Any]
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mini_infer_contract.resources import GROUP, KIND, VERSION
+from mini_infer_operator.resource import GROUP, KIND, VERSION
 
 Schema = Mapping[str, Any]
 OPENAPI_PATH = f"/openapi/v3/apis/{GROUP}/{VERSION}"

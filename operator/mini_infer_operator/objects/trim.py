@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mini_infer_contract.resources import FIELD_MANAGER
+from mini_infer_operator.resource import FIELD_MANAGER
 
 _POD_METADATA = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp", "deletionTimestamp", "labels")
 _POD_SPEC = ("nodeName", "terminationGracePeriodSeconds")

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from mini_infer_contract.resources import InferenceService
 from mini_infer_operator.launch import service_revision
+from mini_infer_operator.resource import InferenceService
 
 
 class Change(Enum):

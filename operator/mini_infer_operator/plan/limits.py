@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from mini_infer_contract.resources import InferenceService, Rollout
 from mini_infer_operator.observe import ObservedWorkload
 from mini_infer_operator.plan.rollout import Limits
+from mini_infer_operator.resource import InferenceService, Rollout
 
 DEFAULT_SURGE = 1
 """GPUs are scarce, so one engine more than wanted."""

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from mini_infer_contract.resources import ANSWERING_ROLES, InferenceService
 from mini_infer_operator.launch import Launch, launch_of, service_revision
 from mini_infer_operator.observe import Observed, ObservedWorkload
 from mini_infer_operator.plan.drain import drain
@@ -17,6 +16,7 @@ from mini_infer_operator.plan.limits import (
     times_of,
 )
 from mini_infer_operator.plan.rollout import Count, Limits, RoleState, next_replicas_of_roles
+from mini_infer_operator.resource import ANSWERING_ROLES, InferenceService
 
 DRAIN_POLL_S = 2.0
 """Ask engines that are to go this often how many requests they still run."""

@@ -3,14 +3,14 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from mini_infer_contract.api_errors import ApiError
 from mini_infer_engine.api.admission import Admission
 from mini_infer_engine.api.app import make_app
 from mini_infer_engine.api.metrics import ServerMetrics
 from mini_infer_engine.api.state import ApiServerState, Core
-from mini_infer_engine.config.generation import GenerationDefaults
-from mini_infer_engine.config.server_options import ServerOptions
+from mini_infer_engine.config.model.generation_defaults import GenerationDefaults
+from mini_infer_engine.config.options.server_options import ServerOptions
 from mini_infer_engine.text.text_model import TextModel
+from mini_infer_web.api_errors import ApiError
 
 
 def test_choices_are_let_in_up_to_the_limit_and_give_their_place_back() -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.contract.test_messages import BROKEN
 from tests.engine.server.dry_server import DryServer
+from tests.prompts.test_messages import BROKEN
 
 TOOL = {"name": "look", "parameters": {"type": "object"}}
 RAW = ['{"a": "x\ny"}', '{"a": "\t"}', "", "null", '{"a": NaN}', "\ud83d".encode("utf-8", "replace").decode()]

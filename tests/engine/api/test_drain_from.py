@@ -6,14 +6,14 @@ import httpx
 import msgspec
 import pytest
 
-from mini_infer_contract.api_keys import ApiKeys
-from mini_infer_contract.cors import CorsPolicy
 from mini_infer_contract.peer_auth import PEER_HEADER, PeerSecret
 from mini_infer_engine.api.admin_guard import AdminGuard
 from mini_infer_engine.api.admission import Admission
 from mini_infer_engine.api.app import make_admin_app, make_app
 from mini_infer_engine.api.state import ApiServerState
-from mini_infer_engine.config.server_options import ServerOptions
+from mini_infer_engine.config.options.server_options import ServerOptions
+from mini_infer_web.api_keys import ApiKeys
+from mini_infer_web.cors import CorsPolicy
 
 SECRET = PeerSecret(bytes(range(32)))
 TOKEN = {PEER_HEADER: SECRET.http_token()}

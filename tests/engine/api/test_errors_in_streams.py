@@ -6,12 +6,12 @@ from typing import Any, cast
 
 import pytest
 
-from mini_infer_contract.api_errors import ApiError
-from mini_infer_contract.asgi import Message
-from mini_infer_contract.dialects.responses import RESPONSES_PATH
-from mini_infer_contract.stored_responses.request import KeptRequest
-from mini_infer_engine.api.dialects.responses import ResponsesDialect
+from mini_infer_apis.dialects.responses import RESPONSES_PATH
+from mini_infer_apis.stored_responses.request import KeptRequest
+from mini_infer_engine.api.dialects.responses.responses_api import ResponsesDialect
 from mini_infer_engine.api.generate import Work, _stream
+from mini_infer_web.api_errors import ApiError
+from mini_infer_web.asgi import Message
 
 
 @dataclass

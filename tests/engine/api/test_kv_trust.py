@@ -2,12 +2,12 @@
 
 import pytest
 
-from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.launch import FETCH_FROM_HEADER, PREFILL_FROM_HEADER
 from mini_infer_contract.peer_auth import PeerSecret
 from mini_infer_engine.api.kv_source import kv_source
 from mini_infer_engine.api.kv_trust import KVTransferTrust, trusts_sender
 from mini_infer_engine.core.request import KVSource
+from mini_infer_web.api_errors import ApiError
 
 SECRET, OTHER = PeerSecret(b"a" * 32), PeerSecret(b"b" * 32)
 

@@ -8,7 +8,7 @@ import openai
 import pytest
 from openai.types.responses import Response, response_create_params
 
-from mini_infer_engine.api.dialects.responses import ResponsesRequest
+from mini_infer_engine.api.dialects.responses.responses_api import ResponsesRequest
 from tests.engine.server.dry_server import DryServer, wait_until
 
 MODEL = "dry"

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from mini_infer_engine import LLM
-from mini_infer_engine.config.idle_options import idle_options
-from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.config.options.idle_options import idle_options
+from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.server import cli
 
 NGRAM = "needs --speculative-method ngram"

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from mini_infer_engine.config.fields import Fields
-from mini_infer_engine.config.quantization import parse_kv_cache_dtype, parse_quantization
+from mini_infer_engine.config.json_fields import Fields
+from mini_infer_engine.config.quantization.checkpoint import parse_kv_cache_dtype, parse_quantization
 
 
 def fields_of(**quantization: Any) -> Fields:

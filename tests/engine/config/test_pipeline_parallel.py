@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mini_infer_engine.config.pipeline_parallel import split_layers
+from mini_infer_engine.config.parallelism.pipeline_parallel import split_layers
 
 
 @pytest.mark.parametrize(

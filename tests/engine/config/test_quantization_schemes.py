@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.config.fields import Fields
-from mini_infer_engine.config.fp4_quantization import Fp4Scheme
-from mini_infer_engine.config.integer_quantization import IntegerScheme
-from mini_infer_engine.config.quantization import parse_quantization
-from mini_infer_engine.config.quantization_schemes import Fp8Scheme, Rule, Schemes
+from mini_infer_engine.config.json_fields import Fields
+from mini_infer_engine.config.quantization.checkpoint import parse_quantization
+from mini_infer_engine.config.quantization.fp4 import Fp4Scheme
+from mini_infer_engine.config.quantization.integer import IntegerScheme
+from mini_infer_engine.config.quantization.schemes import Fp8Scheme, Rule, Schemes
 
 INT4 = {"type": "int", "num_bits": 4, "strategy": "group", "group_size": 128, "symmetric": True}
 INT8 = {"type": "int", "num_bits": 8, "strategy": "channel", "symmetric": True}

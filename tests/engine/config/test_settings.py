@@ -3,7 +3,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from mini_infer_engine.config.settings import EngineSettings, master_address, node_rank, num_nodes
+from mini_infer_engine.config.options.settings import EngineSettings, master_address, node_rank, num_nodes
 
 
 @pytest.mark.parametrize(("device", "tokens"), [("cpu", 2048), ("cuda", 8192)])

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from mini_infer_engine.config.settings import EngineSettings
-from mini_infer_engine.config.speculation import options_of_config, speculation_of
+from mini_infer_engine.config.options.settings import EngineSettings
+from mini_infer_engine.config.options.speculation import options_of_config, speculation_of
+from mini_infer_engine.offline.vllm_keywords import to_own_names
 from mini_infer_engine.server.cli import make_parser, settings_from
-from mini_infer_engine.vllm_keywords import to_own_names
 
 
 def settings(**options: Any) -> EngineSettings:

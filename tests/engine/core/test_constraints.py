@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.grammars.compiler import GrammarCompiler
 from mini_infer_engine.core.request import Output, Request, SamplingParams

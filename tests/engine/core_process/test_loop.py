@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import zmq
 
+from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.config.peer_ports import PeerPorts
-from mini_infer_engine.config.settings import EngineSettings
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.core_process import loop, messages

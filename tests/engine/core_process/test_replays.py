@@ -5,9 +5,10 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from mini_infer_contract import events, zmq_limits
+from mini_infer_contract import events
 from mini_infer_engine.core_process import replays
 from mini_infer_engine.core_process.replays import EventRing, ReplayServer
+from mini_infer_process import zmq_limits
 from tests.engine.server.dry_server import wait_until
 
 BATCH = b"x" * 10_000

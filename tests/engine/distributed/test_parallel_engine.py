@@ -12,11 +12,11 @@ import zmq
 
 from mini_infer_engine import LLM, BeamSearchParams, SamplingParams
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.core.batch import Batch, Row, RunnerLostError
 from mini_infer_engine.core.kv_transfer import LayerProgress
+from mini_infer_engine.distributed.heartbeats import SILENT_TICKS, TICK_S
 from mini_infer_engine.distributed.parallel_runner import ParallelRunner, load_parallel, send_step
-from mini_infer_engine.distributed.signs import SILENT_TICKS, TICK_S
 from mini_infer_engine.structured.params import StructuredOutputsParams
 from tests.support.integer_checkpoints import quantize_folder as quantize_integers
 from tests.support.mixed_checkpoints import Group

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from mini_infer_engine.distributed import signs
+from mini_infer_engine.distributed import heartbeats as signs
 from tests.engine.server.dry_server import wait_until
 
 TICK_S = 0.01

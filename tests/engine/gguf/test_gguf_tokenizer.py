@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from mini_infer_contract.prompt import PromptAssets, PromptEncoder
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.gguf.architectures import eos_token_ids
 from mini_infer_engine.gguf.header import GgufHeader
@@ -16,6 +15,7 @@ from mini_infer_engine.gguf.tokenizer import tokenizer_files
 from mini_infer_engine.gguf.word_rules import WORD_RULES
 from mini_infer_engine.model_path import DEMO_DIRECTORY
 from mini_infer_engine.text.token_bytes import byte_level_alphabet
+from mini_infer_prompts.prompt import PromptAssets, PromptEncoder
 
 TEXTS = [
     "def f(x):\r\n\treturn x  # 12345\n\n\n  ",

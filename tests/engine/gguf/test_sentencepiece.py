@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from mini_infer_contract.prompt import PromptAssets, PromptEncoder
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.model_path import resolve_model
+from mini_infer_prompts.prompt import PromptAssets, PromptEncoder
 from tests.engine.gguf.test_gguf_tokenizer import encoder_of, sentencepiece_header
 
 TEXTS = ["and band aa", "  and\n\nnab é", "", " ", "<turn>and"]

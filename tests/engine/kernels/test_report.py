@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from mini_infer_engine.config.mechanisms import Mechanism
+from mini_infer_engine.config.options.mechanisms import Mechanism
 from mini_infer_engine.core_process.build import describe_kernels
 from mini_infer_engine.kernels.gemm.tuned_configs import load_tuned_configs
 from mini_infer_engine.kernels.policy import KernelPolicy

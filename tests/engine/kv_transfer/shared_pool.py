@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 
 from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory
-from mini_infer_engine.kv_transfer.mapped_transport import MappedTransport
-from mini_infer_engine.kv_transfer.shared_memory import HostMemory, SharedArray
-from mini_infer_engine.kv_transfer.wire import TransportAddress
+from mini_infer_engine.kv_transfer.protocol.wire import TransportAddress
+from mini_infer_engine.kv_transfer.transports.mapped_transport import MappedTransport
+from mini_infer_engine.kv_transfer.transports.shared_memory import HostMemory, SharedArray
 from tests.engine.server.dry_server import ROOT, environment
 
 LAYOUT = KVLayout(num_layers=2, halves=2, page_size=16, num_heads=4, head_bytes=4, dtype="int32")

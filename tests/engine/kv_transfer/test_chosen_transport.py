@@ -8,17 +8,17 @@ import pytest
 from msgspec.structs import replace
 
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.kv_transfer import open_transport as opening
-from mini_infer_engine.kv_transfer.chosen_transport import ChosenTransport
 from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory, Span
-from mini_infer_engine.kv_transfer.mapped_memory import SharedPool
-from mini_infer_engine.kv_transfer.mapped_transport import MappedTransport
-from mini_infer_engine.kv_transfer.nixl_transport import NixlTransport
-from mini_infer_engine.kv_transfer.peer_process import this_process
-from mini_infer_engine.kv_transfer.staging import Area
+from mini_infer_engine.kv_transfer.protocol.wire import RankAddress, TransportAddress
+from mini_infer_engine.kv_transfer.staging_slots import Area
+from mini_infer_engine.kv_transfer.topology.mapped_memory import SharedPool
+from mini_infer_engine.kv_transfer.topology.path_selection import Place
+from mini_infer_engine.kv_transfer.topology.peer_process import this_process
 from mini_infer_engine.kv_transfer.transport import TransportChoice, TransportError
-from mini_infer_engine.kv_transfer.way import Place
-from mini_infer_engine.kv_transfer.wire import RankAddress, TransportAddress
+from mini_infer_engine.kv_transfer.transports import open_transport as opening
+from mini_infer_engine.kv_transfer.transports.chosen_transport import ChosenTransport
+from mini_infer_engine.kv_transfer.transports.mapped_transport import MappedTransport
+from mini_infer_engine.kv_transfer.transports.nixl_transport import NixlTransport
 
 WHOLE = KVLayout(num_layers=28, halves=2, page_size=128, num_heads=4, head_bytes=256, dtype="bfloat16")
 MEMORY = KVMemory(address=1 << 20, num_pages=100, device="cuda", device_index=0, layout=WHOLE)

@@ -10,9 +10,9 @@ import pytest
 from mini_infer_engine.core import engine as engine_module
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.request import KVSource, Request, SamplingParams, TokenLogprobs
-from mini_infer_engine.kv_transfer import events
 from mini_infer_engine.kv_transfer.connector import TransferConnector
-from mini_infer_engine.kv_transfer.leases import MAX_LEASE_S
+from mini_infer_engine.kv_transfer.protocol import events
+from mini_infer_engine.kv_transfer.protocol.leases import MAX_LEASE_S
 from tests.support.connected_engine import FROM_PEER, PEER, FakeWorker, connect, request, steps
 from tests.support.engine_world import make_engine
 

@@ -6,9 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.kv_transfer.cuda_ipc import CudaError, CudaIpcMemory, open_pool, share_pool
+from mini_infer_engine.kv_transfer.cuda_driver import CudaError
 from mini_infer_engine.kv_transfer.layout import KVMemory
 from mini_infer_engine.kv_transfer.transport import TransportError
+from mini_infer_engine.kv_transfer.transports.cuda_ipc import CudaIpcMemory, open_pool, share_pool
 from tests.engine.kv_transfer.shared_pool import LAYOUT, SharedPool
 
 BASE, SIZE = 1 << 40, 64 << 20

@@ -11,11 +11,17 @@ import zmq
 from msgspec.structs import replace
 
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.kv_transfer import nixl_transport
-from mini_infer_engine.kv_transfer.group_transport import GroupTransport, open_group_transport, serve_rank
 from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory, Span
-from mini_infer_engine.kv_transfer.staging import GIVEN, LENT, StagingBuffer, chunks
-from mini_infer_engine.kv_transfer.transport import Motion, Motions, Progress, TransportChoice, TransportError
+from mini_infer_engine.kv_transfer.staging_slots import GIVEN, LENT, StagingBuffer, chunks
+from mini_infer_engine.kv_transfer.transport import (
+    Motion,
+    Motions,
+    Progress,
+    TransportChoice,
+    TransportError,
+)
+from mini_infer_engine.kv_transfer.transports import nixl_transport
+from mini_infer_engine.kv_transfer.transports.group_transport import GroupTransport, open_group_transport, serve_rank
 
 LAYOUT = KVLayout(num_layers=2, halves=2, page_size=16, num_heads=2, head_bytes=4, dtype="int32", tp_size=2)
 NUM_PAGES = 4

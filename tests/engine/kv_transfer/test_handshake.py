@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.core_process.kv_transfer import begin_identity
 from mini_infer_engine.gguf.folder import model_folder
-from mini_infer_engine.kv_transfer.checkpoint_digest import checkpoint_digest
-from mini_infer_engine.kv_transfer.handshake import handshake_refusal
 from mini_infer_engine.kv_transfer.layout import KVLayout
-from mini_infer_engine.kv_transfer.way import Place
-from mini_infer_engine.kv_transfer.wire import VERSION, Party, RankAddress, TransportAddress
+from mini_infer_engine.kv_transfer.protocol.checkpoint_digest import checkpoint_digest
+from mini_infer_engine.kv_transfer.protocol.handshake import handshake_refusal
+from mini_infer_engine.kv_transfer.protocol.wire import VERSION, Party, RankAddress, TransportAddress
+from mini_infer_engine.kv_transfer.topology.path_selection import Place
 from tests.support.gguf_files import write_gguf
 
 PLACE = Place(ipc_domain="", has_rdma=False)

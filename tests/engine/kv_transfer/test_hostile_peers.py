@@ -9,8 +9,8 @@ import pytest
 import zmq
 
 from mini_infer_engine.core.request import KVSource
-from mini_infer_engine.kv_transfer import events, wire
-from mini_infer_engine.kv_transfer.staging import LENT
+from mini_infer_engine.kv_transfer.protocol import events, wire
+from mini_infer_engine.kv_transfer.staging_slots import LENT
 from mini_infer_engine.kv_transfer.worker import TransferWorker
 from tests.support.transfer_peers import (
     FROM_GIVER,

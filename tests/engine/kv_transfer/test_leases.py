@@ -9,7 +9,7 @@ from mini_infer_engine.kv_transfer.estimates import (
     late_after_s,
     prefill_estimate_s,
 )
-from mini_infer_engine.kv_transfer.leases import LeaseTable
+from mini_infer_engine.kv_transfer.protocol.leases import LeaseTable
 
 
 def test_a_lease_ends_once_at_its_time_unless_it_is_renewed() -> None:

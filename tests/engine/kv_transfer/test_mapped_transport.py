@@ -11,12 +11,12 @@ from msgspec.structs import replace
 
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.kv_transfer.layout import KVLayout, Span
-from mini_infer_engine.kv_transfer.mapped_memory import IsDone
-from mini_infer_engine.kv_transfer.mapped_transport import MappedTransport
-from mini_infer_engine.kv_transfer.peer_process import this_process
-from mini_infer_engine.kv_transfer.shared_memory import HostMemory, SharedArray
+from mini_infer_engine.kv_transfer.protocol.wire import TransportAddress
+from mini_infer_engine.kv_transfer.topology.mapped_memory import IsDone
+from mini_infer_engine.kv_transfer.topology.peer_process import this_process
 from mini_infer_engine.kv_transfer.transport import TransportError
-from mini_infer_engine.kv_transfer.wire import TransportAddress
+from mini_infer_engine.kv_transfer.transports.mapped_transport import MappedTransport
+from mini_infer_engine.kv_transfer.transports.shared_memory import HostMemory, SharedArray
 from tests.engine.kv_transfer.shared_pool import LAYOUT, NUM_PAGES, SharedPool, held_elsewhere
 
 HALVED = replace(LAYOUT, num_heads=2, tp_size=2)

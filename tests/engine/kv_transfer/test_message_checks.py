@@ -8,10 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from mini_infer_engine.core.request import KVSource, Request, SamplingParams, TokenLogprobs
-from mini_infer_engine.kv_transfer import wire
-from mini_infer_engine.kv_transfer.events import Take
-from mini_infer_engine.kv_transfer.handshake import handshake_refusal, party_fault
-from mini_infer_engine.kv_transfer.message_checks import (
+from mini_infer_engine.kv_transfer.protocol import wire
+from mini_infer_engine.kv_transfer.protocol.events import Take
+from mini_infer_engine.kv_transfer.protocol.handshake import handshake_refusal, party_fault
+from mini_infer_engine.kv_transfer.protocol.message_checks import (
     first_token_fault,
     granted_fault,
     kv_wanted_fault,

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory
-from mini_infer_engine.kv_transfer.nixl_transport import NixlTransport, load_nixl
 from mini_infer_engine.kv_transfer.transport import TransportChoice
+from mini_infer_engine.kv_transfer.transports.nixl_transport import NixlTransport, load_nixl
 
 pytest.importorskip("nixl_cu13", reason="needs NIXL: pip install nixl-cu13")
 LAYOUT = KVLayout(num_layers=2, halves=2, page_size=16, num_heads=2, head_bytes=4, dtype="int32")

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from mini_infer_engine.kv_transfer.layout import Span
-from mini_infer_engine.kv_transfer.paced_transport import PacedTransport
-from mini_infer_engine.kv_transfer.staging import Area
+from mini_infer_engine.kv_transfer.staging_slots import Area
 from mini_infer_engine.kv_transfer.transport import How, Motion, Progress, Transport, TransportError
+from mini_infer_engine.kv_transfer.transports.paced_transport import PacedTransport
 
 SPAN = Span([0], [0], 0, 128)
 

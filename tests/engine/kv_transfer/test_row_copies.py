@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from mini_infer_engine.kv_transfer.row_copies import copy_rows
+from mini_infer_engine.kv_transfer.staging.row_copies import copy_rows
 
 WORD = 8
 """Bytes of a field of CUDA_MEMCPY2D, with what aligns it."""

@@ -8,10 +8,10 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from mini_infer_engine.kv_transfer import staging_copies
 from mini_infer_engine.kv_transfer.layout import CONVERTIBLE, KVLayout, KVMemory, Span
-from mini_infer_engine.kv_transfer.staging import blocks, blocks_for, chunks
-from mini_infer_engine.kv_transfer.staging_copies import HostCopies, StagingCopies, TorchCopies, converted
+from mini_infer_engine.kv_transfer.staging import staging_copies
+from mini_infer_engine.kv_transfer.staging.staging_copies import HostCopies, StagingCopies, TorchCopies, converted
+from mini_infer_engine.kv_transfer.staging_slots import blocks, blocks_for, chunks
 
 LAYOUT = KVLayout(num_layers=3, halves=2, page_size=16, num_heads=4, head_bytes=32, dtype="float32")
 PAGES = {16: [5, 0, 3], 32: [1, 3], 48: [2]}

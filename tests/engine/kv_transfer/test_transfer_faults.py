@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mini_infer_engine.core.request import KVSource
-from mini_infer_engine.kv_transfer import events
+from mini_infer_engine.kv_transfer.protocol import events
 from mini_infer_engine.kv_transfer.worker import TransferWorker
 from tests.support.transfer_peers import PretendedTransport, prefill_wanted, transfer_worker
 

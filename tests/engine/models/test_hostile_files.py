@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from mini_infer_contract import prompt
-from mini_infer_contract.prompt import PromptAssets
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.models.decoder import DecoderModel
+from mini_infer_prompts import prompt
+from mini_infer_prompts.prompt import PromptAssets
 from tests.engine.models.test_bad_model_folders import edit_json
 from tests.support.tiny_models import DEEPSEEK_V3, save_tiny_model, tiny_runner
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.config.integer_quantization import IntegerScheme
+from mini_infer_engine.config.quantization.integer import IntegerScheme
 from mini_infer_engine.models.decoder import DecoderModel
 from mini_infer_engine.models.registry import read_config
 from tests.support.bad_checkpoints import scheme_is_refused, tensor_is_named

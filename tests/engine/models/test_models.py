@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.config.generation import GenerationDefaults
-from mini_infer_engine.config.model_config import ModelConfig
+from mini_infer_engine.config.model.generation_defaults import GenerationDefaults
+from mini_infer_engine.config.model.model_config import ModelConfig
 from mini_infer_engine.core.batch import Batch
 from mini_infer_engine.layers.linear import blocked_weight
 from mini_infer_engine.models.decoder import DecoderModel

@@ -9,12 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mini_infer_contract.prompt import PromptAssets, PromptEncoder
 from mini_infer_engine import LLM
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.model_path import DEMO_DIRECTORY
 from mini_infer_engine.quantization.on_load import packed_nibbles, rounded_groups, rounded_rows, unpacked_nibbles
 from mini_infer_engine.runtime.model_runner import ModelRunner
+from mini_infer_prompts.prompt import PromptAssets, PromptEncoder
 from tests.support.demo_reference import reference_model
 from tests.support.integer_checkpoints import quantize_folder
 from tests.support.tiny_models import PageDealer, reference_logits, run_chunks, save_tiny_model, tiny_runner

@@ -1,9 +1,9 @@
 import pytest
 
-from mini_infer_contract.api_errors import ApiError
 from mini_infer_engine.parsing.base import Content, OutputParsing, Tool
 from mini_infer_engine.parsing.parser import FormatParser, check_parsing, markers
 from mini_infer_engine.parsing.registry import OutputFormats
+from mini_infer_web.api_errors import ApiError
 
 TOOLS = (Tool("f"),)
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mini_infer_engine.config.fields import Fields
-from mini_infer_engine.config.integer_quantization import IntegerScheme
-from mini_infer_engine.config.quantization import parse_quantization
-from mini_infer_engine.config.tensor_parallel import TensorParallel
+from mini_infer_engine.config.json_fields import Fields
+from mini_infer_engine.config.parallelism.tensor_parallel import TensorParallel
+from mini_infer_engine.config.quantization.checkpoint import parse_quantization
+from mini_infer_engine.config.quantization.integer import IntegerScheme
 from mini_infer_engine.kernels.gemm.grouped_weight import dequantized_groups
 from mini_infer_engine.layers.linear import Linear, column_parallel, row_parallel
 from mini_infer_engine.quantization.integer import IntegerCheckpointMethod

@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 import torch
 
-from mini_infer_engine.config.model_config import ModelConfig
-from mini_infer_engine.config.rope import RopeParameters
+from mini_infer_engine.config.model.model_config import ModelConfig
+from mini_infer_engine.config.model.rope import RopeParameters
 from mini_infer_engine.core.batch import Batch, PageCopy, PageSwap, Row, Transfers
 from mini_infer_engine.layers.attention import Attention
 from mini_infer_engine.models.kv_spec import KVSpec
 from mini_infer_engine.runtime.attention.torch_reference import TorchAttention
-from mini_infer_engine.runtime.inputs import build_inputs
-from mini_infer_engine.runtime.kv_pool import KVPool
+from mini_infer_engine.runtime.inputs.batch_tensors import build_inputs
+from mini_infer_engine.runtime.memory.kv_pool import KVPool
 from tests.support.tiny_models import GREEDY
 
 CPU = torch.device("cpu")

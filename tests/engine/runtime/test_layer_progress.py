@@ -7,9 +7,9 @@ from mini_infer_engine.core.batch import Batch, Row
 from mini_infer_engine.core.kv_transfer import LayerProgress
 from mini_infer_engine.core.request import SamplingParams
 from mini_infer_engine.models.registry import read_config
-from mini_infer_engine.runtime.layer_progress import LayerCounters
+from mini_infer_engine.runtime.cpu.executor import TorchExecutor
+from mini_infer_engine.runtime.inputs.layer_progress import LayerCounters
 from mini_infer_engine.runtime.model_runner import make_runner
-from mini_infer_engine.runtime.torch_executor import TorchExecutor
 from tests.support.tiny_models import save_tiny_model, tiny_runner
 
 

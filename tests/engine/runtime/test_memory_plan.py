@@ -6,11 +6,11 @@ from typing import Any, cast
 import pytest
 import torch
 
-from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.runtime import memory_plan
+from mini_infer_engine.runtime.cpu.executor import TorchExecutor
 from mini_infer_engine.runtime.executor import Executor
 from mini_infer_engine.runtime.memory_plan import MemoryInUse, _Needs, plan_memory
-from mini_infer_engine.runtime.torch_executor import TorchExecutor
 
 TOTAL, WEIGHTS, PAGE = 1_000_000, 200_000, 1_000
 WORKER: Any = SimpleNamespace(

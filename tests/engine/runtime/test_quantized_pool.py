@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.core.batch import Batch, PageCopy, PageSwap, Row, Transfers
-from mini_infer_engine.kv_transfer.shared_memory import HostMemory
+from mini_infer_engine.kv_transfer.transports.shared_memory import HostMemory
 from mini_infer_engine.layers.attention import Attention
 from mini_infer_engine.models.kv_spec import FP8, INT8, KVQuantization, KVSpec
 from mini_infer_engine.runtime.attention.torch_reference import TorchAttention
-from mini_infer_engine.runtime.inputs import build_inputs
-from mini_infer_engine.runtime.kv_choice import kv_quantization_of
-from mini_infer_engine.runtime.kv_pool import KVPool
-from mini_infer_engine.runtime.kv_rows import dequantize_rows, quantize_rows
-from mini_infer_engine.runtime.quantized_pool import QuantizedKVPool, make_pool
+from mini_infer_engine.runtime.inputs.batch_tensors import build_inputs
+from mini_infer_engine.runtime.memory.kv_pool import KVPool
+from mini_infer_engine.runtime.memory.kv_rows import dequantize_rows, quantize_rows
+from mini_infer_engine.runtime.memory.kv_storage import kv_quantization_of
+from mini_infer_engine.runtime.memory.quantized_pool import QuantizedKVPool, make_pool
 from tests.engine.runtime.test_kv_pool_and_attention import config, naive
 from tests.support.tiny_models import GREEDY, run_chunks, save_tiny_model, tiny_runner
 

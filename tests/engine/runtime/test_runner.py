@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.core.batch import Batch, PageCopy, Row, Transfers, continued_slots
 from mini_infer_engine.core.request import SamplingParams
+from mini_infer_engine.runtime.cpu.executor import TorchExecutor
 from mini_infer_engine.runtime.executor import executor_class
-from mini_infer_engine.runtime.memory import fit_context
+from mini_infer_engine.runtime.memory.page_count import fit_context
 from mini_infer_engine.runtime.model_runner import ModelRunner, load_runner
-from mini_infer_engine.runtime.torch_executor import TorchExecutor
 from tests.support.tiny_models import GREEDY, PageDealer, chunk, sampled, save_tiny_model, tiny_runner
 
 PROMPT = [(position * 31 + 3) % 190 + 5 for position in range(21)]

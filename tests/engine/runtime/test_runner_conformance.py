@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.core.batch import Batch, PageCopy, Row, Runner, TokenMasks, Transfers
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.grammars.matcher import mask_of

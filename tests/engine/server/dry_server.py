@@ -17,6 +17,7 @@ import httpx
 
 from mini_infer_contract.peer_auth import PEER_HEADER
 from mini_infer_operator.local.ports import free_ports
+from tests.support.checkout import python_path
 
 ROOT = Path(__file__).parents[3]
 HANG_S = 200.0
@@ -28,10 +29,9 @@ def serve_command(*flags: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    parts = [str(ROOT / name) for name in ("contract", "engine", "gateway", "operator")]
-    if given := os.environ.get("PYTHONPATH"):
-        parts.append(given)
-    return os.environ | {"PYTHONPATH": os.pathsep.join(parts), "PYTHONUNBUFFERED": "1"}
+    given = os.environ.get("PYTHONPATH")
+    path = python_path() + (os.pathsep + given if given else "")
+    return os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
 
 
 def children_of(pid: int) -> list[int]:

@@ -10,8 +10,8 @@ import httpx
 import pytest
 import zmq
 
-from mini_infer_contract.listening import has_ipv6, tcp_address
 from mini_infer_operator.local.ports import free_ports
+from mini_infer_process.listening import has_ipv6, tcp_address
 from tests.engine.server.dry_server import EngineServer, environment, wait_until
 
 pytestmark = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")

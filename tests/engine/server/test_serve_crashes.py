@@ -48,8 +48,8 @@ def test_a_server_whose_process_is_ended_by_sigsegv_shows_where(which: tuple[str
         ("mini_infer_operator.controller.run", ["mini-infer-operator"]),
         ("mini_infer_operator.cli.entry", ["mini-infer", "plan"]),
         ("mini_infer_operator.local.reaper", ["reaper"]),
-        ("mini_infer_engine.tuning.command", ["tune"]),
-        ("mini_infer_engine.compare.cli", ["mini-infer-compare"]),
+        ("mini_infer_engine.tools.tuning.command", ["tune"]),
+        ("mini_infer_engine.tools.compare.cli", ["mini-infer-compare"]),
         ("mini_infer_engine.distributed.rank_process", ["rank", "config"]),
     ],
 )

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from mini_infer_contract.tls import client_context
+from mini_infer_web.tls import client_context
 from tests.engine.server.dry_server import HANG_S, DryServer, environment, free_port, serve_command, wait_until
 from tests.support.tls_files import make_ca, make_certificate, needs_openssl
 

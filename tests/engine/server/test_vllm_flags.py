@@ -4,9 +4,9 @@ from functools import cache
 
 import pytest
 
+from mini_infer_engine.offline.vllm_keywords import _NEUTRAL, SEVERAL, SWITCHES
 from mini_infer_engine.server.cli import main, make_parser
 from mini_infer_engine.server.vllm_flags import split_flags, vllm_flags
-from mini_infer_engine.vllm_keywords import _NEUTRAL, SEVERAL, SWITCHES
 
 
 def read(words: list[str]) -> tuple[str, list[str]]:

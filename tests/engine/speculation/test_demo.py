@@ -7,7 +7,7 @@ import pytest
 from mini_infer_engine.core.request import SamplingParams
 from mini_infer_engine.core.speculation.controller import DraftController
 from mini_infer_engine.core.stats import EngineStats
-from mini_infer_engine.llm import LLM
+from mini_infer_engine.offline.llm import LLM
 from mini_infer_engine.structured.params import StructuredOutputsParams
 from tests.support.grammars import SCHEMA
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.model_path import DEMO_DIRECTORY
 from mini_infer_engine.models.registry import read_config
 from mini_infer_engine.speculation.draft_files import DraftFiles, find_draft

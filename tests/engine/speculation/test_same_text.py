@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.core.speculation.controller import DraftController
 from mini_infer_engine.core.stats import EngineStats
+from mini_infer_engine.runtime.cpu.speculation import right_tokens
 from mini_infer_engine.runtime.model_runner import load_runner
-from mini_infer_engine.runtime.torch_speculation import right_tokens
 from mini_infer_engine.speculation.head import HeadShape
 from tests.support.tiny_models import save_head, save_tiny_model, shifted_positions
 

@@ -10,15 +10,15 @@ from functools import cache
 import jsonschema
 import pytest
 
-from mini_infer_contract.prompt import PromptAssets
-from mini_infer_contract.tokenizer_files import load_tokenizer
-from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.grammars.compiler import GrammarCompiler
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.model_path import resolve_model
 from mini_infer_engine.structured.checker import GrammarChecker
 from mini_infer_engine.structured.grammar import of_json_schema
+from mini_infer_prompts.prompt import PromptAssets
+from mini_infer_prompts.tokenizer_files import load_tokenizer
 from tests.support.json_schemas import LEVELS, Graded, features_of, graded_schemas
 from tests.support.random_runner import RandomRunner
 

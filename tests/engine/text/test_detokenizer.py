@@ -8,8 +8,8 @@ from tokenizers import Tokenizer
 
 from mini_infer_engine.dry.vocabulary import TURN_END_ID, TURN_START_ID, VOCAB_SIZE, dry_assets
 from mini_infer_engine.text.detokenizer import Detokenizer, decoder_showing
-from tests.contract import conversations
-from tests.contract.folders import TOKENIZERS
+from tests.prompts import conversations
+from tests.prompts.folders import TOKENIZERS
 
 BYTE_LEVEL = Tokenizer.from_str(dry_assets().files["tokenizer.json"])
 texts = st.text(st.sampled_from("ab é€😀\N{REPLACEMENT CHARACTER}中文"), max_size=40)

@@ -6,7 +6,6 @@ import pytest
 from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
-from mini_infer_contract.api_errors import ApiError
 from mini_infer_engine.dry.vocabulary import EOS_TOKEN_IDS, TURN_START_ID, dry_assets
 from mini_infer_engine.model_path import DEMO_DIRECTORY
 from mini_infer_engine.structured.grammar import Grammar, of_choice, of_regex
@@ -17,6 +16,7 @@ from mini_infer_engine.structured.proving.prover import Prover, ProverLostError
 from mini_infer_engine.text import grammars
 from mini_infer_engine.text.grammars import Grammars, special_tokens
 from mini_infer_engine.text.validation import ParameterError
+from mini_infer_web.api_errors import ApiError
 
 TOKENIZER = Tokenizer.from_str(dry_assets().files["tokenizer.json"])
 

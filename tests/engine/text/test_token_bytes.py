@@ -4,9 +4,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from mini_infer_engine.text.token_bytes import TokenBytes
-from tests.contract import conversations
-from tests.contract.folders import TOKENIZERS
 from tests.engine.text.test_detokenizer import BYTE_LEVEL, LLAMA_LIKE
+from tests.prompts import conversations
+from tests.prompts.folders import TOKENIZERS
 
 FORMS = {
     "dry run": BYTE_LEVEL,

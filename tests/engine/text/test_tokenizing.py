@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from mini_infer_contract.api_errors import ApiError
-from mini_infer_contract.prompt import PromptEncoder, PromptText, chat_prompt_ids, completion_prompt_ids
 from mini_infer_engine.model_path import DEMO_DIRECTORY
 from mini_infer_engine.text import tokenizing
 from mini_infer_engine.text.text_model import LONG_BYTES, TextModel
@@ -22,6 +20,8 @@ from mini_infer_engine.text.tokenizing import (
     whole,
 )
 from mini_infer_engine.text.validation import ParameterError
+from mini_infer_prompts.prompt import PromptEncoder, PromptText, chat_prompt_ids, completion_prompt_ids
+from mini_infer_web.api_errors import ApiError
 from tests.engine.text.test_detokenizer import BYTE_LEVEL, LLAMA_LIKE
 
 LONG = "the quick brown fox jumps over the lazy dog, 12 times; " * 4_000

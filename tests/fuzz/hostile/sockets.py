@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 import zmq
 import zmq.asyncio
 
-from mini_infer_contract.curve import secure_client
 from mini_infer_contract.events import sequence_frame
 from mini_infer_contract.peer_auth import PeerSecret
+from mini_infer_process.curve import secure_client
 from tests.fuzz.fleet import Fleet
 from tests.fuzz.hostile.load import Findings
 

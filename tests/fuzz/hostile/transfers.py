@@ -13,9 +13,9 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from mini_infer_contract.curve import PeerAuthenticator, secure_client, secure_server
 from mini_infer_contract.launch import FETCH_FROM_HEADER, PREFILL_FROM_HEADER
 from mini_infer_contract.peer_auth import PEER_HEADER
+from mini_infer_process.curve import PeerAuthenticator, secure_client, secure_server
 from tests.fuzz.fleet import Fleet
 from tests.fuzz.hostile.load import Findings, post
 from tests.fuzz.mutation import mutated, mutated_bytes

@@ -15,10 +15,10 @@ from aiohttp import web
 
 from mini_infer_contract.kubernetes_access import find_access
 from mini_infer_contract.kubernetes_client import KubernetesClient
-from mini_infer_contract.resources import GROUP
 from mini_infer_gateway.endpoints import list_watch
 from mini_infer_gateway.endpoints.base import Listed, Service
 from mini_infer_gateway.endpoints.kubernetes_watch import KubernetesWatch
+from mini_infer_operator.resource import GROUP
 from tests.support.running_gateway import until
 
 

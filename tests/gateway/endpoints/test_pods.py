@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from mini_infer_contract.resources import GROUP, LABEL_GROUP, LABEL_WORKER_INDEX
 from mini_infer_gateway.endpoints.pods import Pod, listed_from_pod
+from mini_infer_operator.resource import GROUP, LABEL_GROUP, LABEL_WORKER_INDEX
 
 
 def pod(**changes: Any) -> Pod:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from mini_infer_contract.blocks import block_keys
-from mini_infer_contract.prompt import PromptAssets
 from mini_infer_gateway.index.prefix_index import prompt_root
 from mini_infer_gateway.prompts.tokenizers import read_tokenizers
+from mini_infer_prompts.prompt import PromptAssets
 from tests.support.fake_engine import FakeEngine, byte_assets
 from tests.support.running_gateway import RunningGateway, running_gateway, until
 

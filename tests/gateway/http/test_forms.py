@@ -6,8 +6,8 @@ import random
 import aiohttp
 import pytest
 
-from mini_infer_contract.api_errors import ApiError
 from mini_infer_gateway.http.forms import MOST_PARTS, boundary_of, form_fields, with_model_field
+from mini_infer_web.api_errors import ApiError
 
 FILE = bytes(random.Random(0).randbytes(5000)) + b"\r\n--x\r\nno boundary\r\n\r\n"
 

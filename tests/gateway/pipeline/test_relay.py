@@ -8,8 +8,6 @@ from random import Random
 
 import pytest
 
-from mini_infer_contract.asgi import Message, Send
-from mini_infer_contract.http_server.response_writer import ResponseWriter
 from mini_infer_gateway.http.asgi import Sender
 from mini_infer_gateway.http.sse import EventSplitter
 from mini_infer_gateway.http.upstream import (
@@ -20,6 +18,8 @@ from mini_infer_gateway.http.upstream import (
     UpstreamTimeoutError,
 )
 from mini_infer_gateway.pipeline.relay import Relay
+from mini_infer_web.asgi import Message, Send
+from mini_infer_web.http_server.response_writer import ResponseWriter
 
 EVENTS = [b"data: %d %s\n\n" % (number, b"x" * (number * 37 % 300)) for number in range(400)]
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"

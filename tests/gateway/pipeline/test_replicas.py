@@ -13,8 +13,8 @@ import aiohttp
 import openai
 import pytest
 
-from mini_infer_contract.tls import TlsFiles
 from mini_infer_gateway.pipeline.replicas import Replicas, ids_in, replica_tag, replica_url
+from mini_infer_web.tls import TlsFiles
 from tests.support.fake_engine import FakeEngine
 from tests.support.running_gateway import until
 

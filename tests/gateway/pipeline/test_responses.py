@@ -12,8 +12,8 @@ import openai
 import pytest
 from openai.types.responses import Response
 
-from mini_infer_contract.api_keys import ApiKeys
 from mini_infer_contract.launch import Endpoint
+from mini_infer_web.api_keys import ApiKeys
 from tests.engine.server.dry_server import DryServer
 from tests.support.fake_engine import FakeEngine
 from tests.support.running_gateway import RunningGateway, running_gateway, until

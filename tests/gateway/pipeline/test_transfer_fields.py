@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.launch import CLIENT_HEADER
 from mini_infer_gateway.pipeline.transfer_fields import TRANSFER_FIELDS, refuse_transfer_fields
+from mini_infer_web.api_errors import ApiError
 from tests.support.fake_engine import FakeEngine
 from tests.support.running_gateway import running_gateway
 

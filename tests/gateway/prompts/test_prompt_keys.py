@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mini_infer_contract import text_slices
-from mini_infer_contract.api_errors import ApiError
 from mini_infer_contract.blocks import block_keys
-from mini_infer_contract.prompt import PromptAssets, PromptEncoder, chat_prompt_ids, completion_prompt_ids
 from mini_infer_gateway.index.prefix_index import prompt_root
 from mini_infer_gateway.prompts import prompt_keys, remembered
 from mini_infer_gateway.prompts.prompt_keys import chat_prompts, embedding_prompts, key_steps, text_prompts
 from mini_infer_gateway.prompts.remembered import RememberedPrompts
 from mini_infer_gateway.routing.base import PromptKeys
-from tests.contract import conversations
-from tests.contract.folders import TOKENIZERS, write_folder
-from tests.contract.templates import STYLES
+from mini_infer_prompts import text_slices
+from mini_infer_prompts.prompt import PromptAssets, PromptEncoder, chat_prompt_ids, completion_prompt_ids
+from mini_infer_web.api_errors import ApiError
+from tests.prompts import conversations
+from tests.prompts.folders import TOKENIZERS, write_folder
+from tests.prompts.templates import STYLES
 
 Body = dict[str, Any]
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from mini_infer_contract.prompt import PromptText
 from mini_infer_gateway.prompts.template_workers import FAILURES_LIMIT, SUSPENDED_S, RenderFailedError, TemplateWorkers
+from mini_infer_prompts.prompt import PromptText
 
 GOOD = "{% for m in messages %}{{ '%s: %s' | format(m.role, m.content) }}{% endfor %}"
 SLOW = "{% for a in range(99999) %}{{ '{:>200000}'.format('x') | wordwrap(1) | length }}{% endfor %}"

@@ -10,12 +10,12 @@ import msgspec
 import psutil
 import pytest
 
-from mini_infer_contract.chat_template import ChatTemplate
-from mini_infer_contract.prompt import PromptAssets
 from mini_infer_gateway.paths import ENGINE_PATHS
 from mini_infer_gateway.prompts import prompt_keys, template_workers
 from mini_infer_gateway.prompts.tokenizer_form import UnknownFormError, check_form
-from tests.contract.test_text_slices import PATTERNS
+from mini_infer_prompts.chat_template import ChatTemplate
+from mini_infer_prompts.prompt import PromptAssets
+from tests.prompts.test_text_slices import PATTERNS
 from tests.support.fake_engine import FakeEngine, byte_assets
 from tests.support.running_gateway import RunningGateway, running_gateway, until
 

@@ -8,8 +8,8 @@ from collections.abc import Generator
 
 import pytest
 
-from mini_infer_contract.interpreter import NICENESS
 from mini_infer_gateway.prompts.worker_threads import TURN_S, AbandonedError, WorkerThreads
+from mini_infer_process.interpreter import NICENESS
 from tests.support.running_gateway import until
 
 

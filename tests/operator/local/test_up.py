@@ -21,8 +21,8 @@ ROOT = Path(__file__).parents[3]
 # The stand-ins start in a tenth of a second; everything else is the real thing.
 RUN = """
 import sys
-from mini_infer_contract.resources import InferenceService
-from mini_infer_contract.resources.not_yet import NOT_YET
+from mini_infer_operator.resource import InferenceService
+from mini_infer_operator.resource.not_yet import NOT_YET
 from mini_infer_operator import cli
 from mini_infer_operator.local import commands
 commands.ENGINE, commands.GATEWAY = "tests.support.small_engine", "tests.support.small_gateway"

@@ -8,7 +8,6 @@ import pytest
 
 from mini_infer_contract.kubernetes_client import ApiError
 from mini_infer_contract.peer_auth import PeerSecret
-from mini_infer_contract.resources import ANNOTATION_PEER_AUTH
 from mini_infer_operator.launch import launch_of
 from mini_infer_operator.objects.api import KubernetesApi, RefusedError
 from mini_infer_operator.objects.peer_secrets import AGAIN_S, PeerSecrets
@@ -21,6 +20,7 @@ from mini_infer_operator.objects.peers import (
 )
 from mini_infer_operator.objects.pod import frozen_pods
 from mini_infer_operator.parse import parse_service
+from mini_infer_operator.resource import ANNOTATION_PEER_AUTH
 from tests.support.services import changed
 
 SERVICE = parse_service(changed({"metadata": {"name": "chat", "namespace": "team", "uid": "u1"}}))

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import yaml
 
-from mini_infer_contract.resources import InferenceService
-from mini_infer_contract.resources.not_yet import NOT_YET
 from mini_infer_operator.objects.observed_workloads import pods_of
 from mini_infer_operator.objects.render import render
 from mini_infer_operator.observe import Observed, ObservedWorkload
 from mini_infer_operator.parse import parse_service
 from mini_infer_operator.plan.plan import make_plan
+from mini_infer_operator.resource import InferenceService
+from mini_infer_operator.resource.not_yet import NOT_YET
 from tests.support.services import changed
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from mini_infer_contract.resources import RESERVED_ENGINE_FLAGS, EngineSpec, Rollout
 from mini_infer_operator.launch import ModelSource, engine_arguments, launch_of, model_source, service_revision
 from mini_infer_operator.objects.pod import frozen_pods
 from mini_infer_operator.observe import Observed, ObservedWorkload
@@ -15,6 +14,7 @@ from mini_infer_operator.parse import parse_service
 from mini_infer_operator.plan.limits import limits_of
 from mini_infer_operator.plan.plan import make_plan
 from mini_infer_operator.plan.rollout import Limits
+from mini_infer_operator.resource import RESERVED_ENGINE_FLAGS, EngineSpec, Rollout
 from tests.support.services import changed
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -7,9 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from mini_infer_contract.api_errors import ApiError
-from mini_infer_contract.body_fields import UnknownFields
-from mini_infer_contract.prompt import PromptEncoder
 from mini_infer_engine.api.dialects.beams import BeamSpec
 from mini_infer_engine.parsing.base import OutputParsing
 from mini_infer_engine.structured.params import GrammarRequest
@@ -17,6 +14,9 @@ from mini_infer_engine.text.detokenizer import Decoder
 from mini_infer_engine.text.output_text import Delta, OutputText
 from mini_infer_engine.text.tokenizing import PromptLimits, Sliced
 from mini_infer_engine.text.truncation import Truncation
+from mini_infer_prompts.prompt import PromptEncoder
+from mini_infer_web.api_errors import ApiError
+from mini_infer_web.body_fields import UnknownFields
 
 PromptIds = Callable[[PromptEncoder | None, PromptLimits | None], Sliced[list[list[int]]]]
 """Token ids of each prompt. ApiError, ParameterError: a field is at fault."""

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from mini_infer_contract.api_errors import ApiError
 from mini_infer_engine.core.request import EarlyStopping, RepetitionDetectionParams
+from mini_infer_web.api_errors import ApiError
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "temperature": (0, 1),

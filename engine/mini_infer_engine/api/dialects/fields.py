@@ -8,8 +8,6 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from msgspec import Meta, Struct, field
 
-from mini_infer_contract.api_errors import ApiError, Fault, refuse_field
-from mini_infer_contract.body_fields import UnknownFields, quoted, read_body, unknown_field
 from mini_infer_engine.api.dialects.base import GenerationSpec, OutputLimit, PromptIds
 from mini_infer_engine.api.dialects.beams import EarlyStoppingField, LengthPenalty, beam_spec
 from mini_infer_engine.api.dialects.neutral import HINTS, REASONS, Neutral, is_one_of
@@ -22,6 +20,8 @@ from mini_infer_engine.structured.params import (
     of_structured_outputs,
 )
 from mini_infer_engine.text.truncation import Truncation, TruncationSide
+from mini_infer_web.api_errors import ApiError, Fault, refuse_field
+from mini_infer_web.body_fields import UnknownFields, quoted, read_body, unknown_field
 
 MAX_CHOICES = 128
 """Of one request: prompts times `n`."""

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from mini_infer_contract.api_errors import ApiError
-from mini_infer_contract.body_fields import UnknownFields
 from mini_infer_engine.api.dialects.base import Dialect, GenerationSpec, Renderer
-from mini_infer_engine.api.dialects.chat import ChatDialect
-from mini_infer_engine.api.dialects.completions import CompletionDialect
+from mini_infer_engine.api.dialects.openai.chat import ChatDialect
+from mini_infer_engine.api.dialects.openai.completions import CompletionDialect
 from mini_infer_engine.text.detokenizer import Decoder
+from mini_infer_web.api_errors import ApiError
+from mini_infer_web.body_fields import UnknownFields
 
 
 class InvocationDialect:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from mini_infer_contract.api_errors import refuse_field
+from mini_infer_web.api_errors import refuse_field
 
 _ROLES = ("developer", "system", "user", "assistant", "tool")
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from mini_infer_engine import __version__
-from mini_infer_engine.api.dialects.openai_shapes import encode_json
+from mini_infer_engine.api.dialects.openai.shapes import encode_json
 from mini_infer_engine.api.openapi.operations import OPERATIONS, Operation
 from mini_infer_engine.api.openapi.schemas import Schema, reference, schemas_of
 

@@ -7,15 +7,15 @@ in docs/api.md.
 from dataclasses import dataclass
 from typing import Literal
 
-from mini_infer_contract.dialects.anthropic import COUNT_TOKENS_PATH, MESSAGES_PATH
-from mini_infer_contract.dialects.anthropic_request import CountTokensRequest, MessagesRequest
-from mini_infer_contract.dialects.responses import RESPONSES_PATH
-from mini_infer_contract.stored_responses.query import PageQuery, RetrieveQuery
-from mini_infer_engine.api.dialects.chat import ChatRequest
-from mini_infer_engine.api.dialects.chat_batch import BatchChatRequest
-from mini_infer_engine.api.dialects.completions import CompletionRequest
-from mini_infer_engine.api.dialects.embeddings import EMBEDDINGS_PATH, EmbeddingRequest
-from mini_infer_engine.api.dialects.responses import ResponsesRequest
+from mini_infer_apis.dialects.anthropic import COUNT_TOKENS_PATH, MESSAGES_PATH
+from mini_infer_apis.dialects.anthropic_request import CountTokensRequest, MessagesRequest
+from mini_infer_apis.dialects.responses import RESPONSES_PATH
+from mini_infer_apis.stored_responses.query import PageQuery, RetrieveQuery
+from mini_infer_engine.api.dialects.openai.chat import ChatRequest
+from mini_infer_engine.api.dialects.openai.chat_batch import BatchChatRequest
+from mini_infer_engine.api.dialects.openai.completions import CompletionRequest
+from mini_infer_engine.api.dialects.openai.embeddings import EMBEDDINGS_PATH, EmbeddingRequest
+from mini_infer_engine.api.dialects.responses.responses_api import ResponsesRequest
 from mini_infer_engine.api.openapi import answers
 from mini_infer_engine.api.tokenize import DetokenizeRequest, TokenizeRequest
 

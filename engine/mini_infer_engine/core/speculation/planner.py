@@ -6,7 +6,7 @@ when the pass is committed. Rows of prompts and of guesses never share a pass, w
 
 from collections.abc import Collection
 
-from mini_infer_engine.config.speculation import SpeculationConfig
+from mini_infer_engine.config.options.speculation import SpeculationConfig
 from mini_infer_engine.core.batch import Batch, Row
 from mini_infer_engine.core.page_allocator import PageAllocator
 from mini_infer_engine.core.request import Request

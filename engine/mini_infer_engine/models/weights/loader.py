@@ -13,8 +13,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from mini_infer_engine.config.errors import ModelError
-from mini_infer_engine.config.model_config import ModelConfig
-from mini_infer_engine.config.quantization import KV_SCALES, ZERO_SUFFIX
+from mini_infer_engine.config.model.model_config import ModelConfig
+from mini_infer_engine.config.quantization.checkpoint import KV_SCALES, ZERO_SUFFIX
 from mini_infer_engine.gguf.folder import weights_file
 from mini_infer_engine.layers.placement import FP8
 from mini_infer_engine.models.decoder import DecoderModel

@@ -10,8 +10,8 @@ from mini_infer_engine.layers.latent_attention import LatentAttention
 from mini_infer_engine.ops.base import AttentionPass
 from mini_infer_engine.runtime.attention.torch_latent import TorchLatentAttention
 from mini_infer_engine.runtime.attention.torch_reference import TorchAttention
-from mini_infer_engine.runtime.inputs import PassInputs
-from mini_infer_engine.runtime.kv_pool import KVPool
+from mini_infer_engine.runtime.inputs.batch_tensors import PassInputs
+from mini_infer_engine.runtime.memory.kv_pool import KVPool
 
 
 class TorchBackend(Protocol):

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from mini_infer_engine.runtime.inputs import PassInputs
+from mini_infer_engine.runtime.inputs.batch_tensors import PassInputs
 
 
 def decode_masks(

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from mini_infer_engine.layers.attention import Attention
 from mini_infer_engine.runtime.attention.masks import additive
-from mini_infer_engine.runtime.inputs import PassInputs
-from mini_infer_engine.runtime.kv_pool import KVPool, zeros
+from mini_infer_engine.runtime.inputs.batch_tensors import PassInputs
+from mini_infer_engine.runtime.memory.kv_pool import KVPool, zeros
 
 MOST_BYTES = 512 * 1024**2
 """Larger batches are gathered a layer at a time."""

@@ -15,8 +15,8 @@ from mini_infer_engine.layers.rotary import Rotary, rotate_
 from mini_infer_engine.runtime.attention.masks import additive, decode_masks
 from mini_infer_engine.runtime.attention.running_copy import CopiedDecodes, RunningCopy
 from mini_infer_engine.runtime.attention.softcapped import softcapped_attention
-from mini_infer_engine.runtime.inputs import PassInputs
-from mini_infer_engine.runtime.kv_pool import KVPool
+from mini_infer_engine.runtime.inputs.batch_tensors import PassInputs
+from mini_infer_engine.runtime.memory.kv_pool import KVPool
 
 
 class TorchAttention:

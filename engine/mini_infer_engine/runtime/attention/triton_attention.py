@@ -23,8 +23,8 @@ from mini_infer_engine.kernels.context import KernelContext
 from mini_infer_engine.kernels.sampling.speculate import ChunkInputs
 from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
 from mini_infer_engine.layers.attention import Attention, AttentionBlock
-from mini_infer_engine.runtime.inputs import PassInputs
-from mini_infer_engine.runtime.kv_pool import KVPool
+from mini_infer_engine.runtime.inputs.batch_tensors import PassInputs
+from mini_infer_engine.runtime.memory.kv_pool import KVPool
 
 Attend = Callable[..., Tensor]
 """(what `AttentionPass.attend` gets, layer, out or none) to [tokens, out_width]."""

@@ -14,8 +14,8 @@ from mini_infer_engine.layers.attention import Attention, AttentionBlock
 from mini_infer_engine.layers.latent_attention import LatentAttention
 from mini_infer_engine.runtime.attention.triton_attention import Attend, TritonAttention, TritonAttentionPass
 from mini_infer_engine.runtime.attention.triton_latent import TritonLatentAttention
-from mini_infer_engine.runtime.inputs import PassInputs
-from mini_infer_engine.runtime.kv_pool import KVPool
+from mini_infer_engine.runtime.inputs.batch_tensors import PassInputs
+from mini_infer_engine.runtime.memory.kv_pool import KVPool
 
 
 class TritonBackend(Protocol):

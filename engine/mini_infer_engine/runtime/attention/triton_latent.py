@@ -28,8 +28,8 @@ from mini_infer_engine.runtime.attention.triton_attention import (
     check_by_prefill,
     side_by_side,
 )
-from mini_infer_engine.runtime.inputs import PassInputs
-from mini_infer_engine.runtime.kv_pool import KVPool
+from mini_infer_engine.runtime.inputs.batch_tensors import PassInputs
+from mini_infer_engine.runtime.memory.kv_pool import KVPool
 
 _PART_BYTES = 64 << 20
 """Keys and values that are decompressed at a time, where the new tokens' own are not more."""

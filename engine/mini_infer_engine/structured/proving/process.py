@@ -23,10 +23,10 @@ import msgspec
 from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
-from mini_infer_contract.logs import show_crashes
 from mini_infer_engine.structured.limits import MAX_WALL_S
 from mini_infer_engine.structured.proving.messages import WorkerEnd, receive_document, send_document
 from mini_infer_engine.structured.proving.worker import limit_this_process, prove
+from mini_infer_process.logs import show_crashes
 
 READY = b"r"
 WAITING_WORKERS = 2

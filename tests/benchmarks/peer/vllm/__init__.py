@@ -5,7 +5,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PARTS = [str(Path(__file__).parents[4] / part) for part in ("contract", "engine", "gateway", "operator")]
+NAMES = ("contract", "process", "web", "prompts", "apis", "engine", "gateway", "operator")
+PARTS = [str(Path(__file__).parents[4] / part) for part in NAMES]
 assert not set(PARTS) & set(os.environ["PYTHONPATH"].split(os.pathsep)), "a peer is shown our packages"
 sys.path += PARTS
 os.environ["PYTHONPATH"] = os.pathsep.join([os.environ["PYTHONPATH"], *PARTS])

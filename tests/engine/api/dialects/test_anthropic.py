@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from mini_infer_contract.api_errors import ApiError
-from mini_infer_contract.dialects.anthropic_request import MessagesRequest, parse_request
-from mini_infer_engine.api.dialects.anthropic import MessagesRenderer, message_usage
+from mini_infer_apis.dialects.anthropic_request import MessagesRequest, parse_request
+from mini_infer_engine.api.dialects.anthropic.messages_api import MessagesRenderer, message_usage
 from mini_infer_engine.core.request import FinishReason, Output, Request, SamplingParams
 from mini_infer_engine.dry.vocabulary import TURN_END_ID
 from mini_infer_engine.parsing.base import OutputParsing
 from mini_infer_engine.parsing.parser import FormatParser
 from mini_infer_engine.parsing.registry import OutputFormats
 from mini_infer_engine.text.output_text import OutputText
+from mini_infer_web.api_errors import ApiError
 from tests.engine.parsing.support import TOOLS
 from tests.engine.text.test_output_text import TOKENIZER
 

@@ -7,14 +7,14 @@ import pytest
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.completion_create_params import CompletionCreateParamsBase
 
-from mini_infer_contract.api_errors import ApiError
 from mini_infer_engine.api.dialects.base import Dialect
-from mini_infer_engine.api.dialects.chat import ChatDialect, ChatRequest
-from mini_infer_engine.api.dialects.completions import CompletionDialect, CompletionRequest
 from mini_infer_engine.api.dialects.fields import GenerationFields, parse_fields
+from mini_infer_engine.api.dialects.openai.chat import ChatDialect, ChatRequest
+from mini_infer_engine.api.dialects.openai.completions import CompletionDialect, CompletionRequest
 from mini_infer_engine.api.generate import sampling_params
-from mini_infer_engine.config.generation import GenerationDefaults
+from mini_infer_engine.config.model.generation_defaults import GenerationDefaults
 from mini_infer_engine.core.request import SamplingParams
+from mini_infer_web.api_errors import ApiError
 
 MESSAGES = [{"role": "user", "content": "x"}]
 

@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from mini_infer_engine.api.dialects.logprobs import CompletionLogprobs, TokenNames, chat_logprobs
+from mini_infer_engine.api.dialects.openai.logprobs import CompletionLogprobs, TokenNames, chat_logprobs
 from mini_infer_engine.core.request import TokenLogprobs
 from mini_infer_engine.text.detokenizer import Detokenizer
-from tests.contract import conversations
 from tests.engine.text.test_token_bytes import FORMS, LLAMA_LIKE
+from tests.prompts import conversations
 
 
 def position(token_id: int, top: Sequence[int] = ()) -> TokenLogprobs:

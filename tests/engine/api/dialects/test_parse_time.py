@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from mini_infer_contract.api_errors import ApiError, read_json_object
-from mini_infer_contract.json_structure import MAX_FIELDS, MAX_OBJECTS, MAX_TEXTS, MAX_VALUES, check_structure
-from mini_infer_engine.api.dialects.anthropic import MessagesDialect
+from mini_infer_engine.api.dialects.anthropic.messages_api import MessagesDialect
 from mini_infer_engine.api.dialects.base import Dialect
-from mini_infer_engine.api.dialects.chat import ChatDialect
-from mini_infer_engine.api.dialects.completions import CompletionDialect
+from mini_infer_engine.api.dialects.openai.chat import ChatDialect
+from mini_infer_engine.api.dialects.openai.completions import CompletionDialect
+from mini_infer_web.api_errors import ApiError, read_json_object
+from mini_infer_web.json_structure import MAX_FIELDS, MAX_OBJECTS, MAX_TEXTS, MAX_VALUES, check_structure
 
 LIMIT_S = 0.15
 """Three times the goal, for slower processors."""

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from openai.types.responses import response_stream_event
 from pydantic import TypeAdapter
 
-from mini_infer_contract.dialects.response_items import sealed_reasoning
-from mini_infer_engine.api.dialects.response_items import EventWriter
-from mini_infer_engine.api.dialects.response_output import ResponseOutput, parts_of
+from mini_infer_apis.dialects.response_items import sealed_reasoning
+from mini_infer_engine.api.dialects.responses.items import EventWriter
+from mini_infer_engine.api.dialects.responses.output import ResponseOutput, parts_of
 from mini_infer_engine.parsing.base import Content, ParsedOutput, Part, Reasoning, ToolCallArguments, ToolCallBegin
 
 EVENT: TypeAdapter[Any] = TypeAdapter(response_stream_event.ResponseStreamEvent)

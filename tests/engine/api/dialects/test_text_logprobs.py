@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mini_infer_engine.api.dialects.response_items import EventWriter
-from mini_infer_engine.api.dialects.response_output import ResponseOutput
-from mini_infer_engine.api.dialects.text_logprobs import TextLogprobs
+from mini_infer_engine.api.dialects.openai.text_logprobs import TextLogprobs
+from mini_infer_engine.api.dialects.responses.items import EventWriter
+from mini_infer_engine.api.dialects.responses.output import ResponseOutput
 from mini_infer_engine.parsing.base import Content, Part, Reasoning, ToolCallArguments, ToolCallBegin
 
 

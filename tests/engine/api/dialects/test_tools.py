@@ -2,11 +2,11 @@ from typing import Any
 
 import pytest
 
-from mini_infer_contract.api_errors import ApiError
-from mini_infer_contract.messages import template_tools
-from mini_infer_engine.api.dialects.chat import ChatDialect
-from mini_infer_engine.api.dialects.json_schema import fault_in_schema
+from mini_infer_engine.api.dialects.openai.chat import ChatDialect
+from mini_infer_engine.api.dialects.openai.json_schema import fault_in_schema
 from mini_infer_engine.parsing.base import OutputParsing
+from mini_infer_prompts.messages import template_tools
+from mini_infer_web.api_errors import ApiError
 
 MESSAGES = [{"role": "user", "content": "x"}]
 OBJECT = {"type": "object", "properties": {"city": {"type": ["string", "null"], "enum": ["Rome", None]}}}

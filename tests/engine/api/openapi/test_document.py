@@ -9,13 +9,13 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 
-from mini_infer_contract.api_docs import DOCS_PATHS, FAVICON_PATH
 from mini_infer_engine.api.app import make_app
-from mini_infer_engine.api.dialects.chat import ChatRequest
+from mini_infer_engine.api.dialects.openai.chat import ChatRequest
 from mini_infer_engine.api.openapi import answers
 from mini_infer_engine.api.openapi.document import document, openapi
 from mini_infer_engine.api.openapi.operations import OPERATIONS, Operation
-from mini_infer_engine.config.server_options import ServerOptions
+from mini_infer_engine.config.options.server_options import ServerOptions
+from mini_infer_web.api_docs import DOCS_PATHS, FAVICON_PATH
 from tests.engine.server.dry_server import DryServer
 
 API = json.loads(document())

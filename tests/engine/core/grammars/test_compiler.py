@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mini_infer_engine.config.settings import EngineSettings
+from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.grammars import compiler as compiler_module
 from mini_infer_engine.core.grammars.compiler import GrammarCompiler

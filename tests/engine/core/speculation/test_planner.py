@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mini_infer_engine.config.speculation import Method, SpeculationConfig
+from mini_infer_engine.config.options.speculation import Method, SpeculationConfig
 from mini_infer_engine.core.batch import Batch, Row
 from mini_infer_engine.core.page_allocator import PageAllocator
 from mini_infer_engine.core.request import Request, SamplingParams

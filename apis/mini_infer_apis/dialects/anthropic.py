@@ -1,0 +1,295 @@
+"""Anthropic's Messages API as a chat: the conversation and all else that is asked for, in chat completions' words.
+
+Engine and gateway make the same prompt of what comes out. Knows neither templates nor tokens, and no answers.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from mini_infer_apis.dialects.anthropic_request import (
+    INVALID_JSON,
+    ContentBlock,
+    Conversation,
+    CountTokensRequest,
+    MessageParam,
+    MessagesRequest,
+    RedactedThinkingBlock,
+    TextBlock,
+    Thinking,
+    ThinkingBlock,
+    Tool,
+    ToolChoice,
+    ToolResultBlock,
+    ToolUseBlock,
+    parse_request,
+)
+from mini_infer_web.api_errors import FieldPath, refuse_field, renaming
+from mini_infer_web.body_fields import UnknownFields
+
+MESSAGES_PATH = "/v1/messages"
+COUNT_TOKENS_PATH = "/v1/messages/count_tokens"
+
+_BILLING_HEADER = "x-anthropic-billing-header"
+"""Claude Code begins a block of its system prompt with it: a mark of each request, which is not for the model and would
+keep every request from the cached prefix of the one before."""
+
+Message = dict[str, Any]
+
+
+def chat_body(body: dict[str, Any], path: str = MESSAGES_PATH, unknown: UnknownFields | None = None) -> dict[str, Any]:
+    """The body of a chat completion that asks for the same. ApiError 400: fields are at fault; they are named."""
+    if path == COUNT_TOKENS_PATH:
+        return chat_of(parse_request(body, CountTokensRequest, unknown))
+    return chat_of(parse_request(body, MessagesRequest, unknown))
+
+
+def own_path(path: FieldPath) -> FieldPath:
+    """Returns the client's field that a field of the chat was made of.
+
+    Messages are named as a whole: those of the chat are others, since turns of one role become one.
+    """
+    if path[:1] == ("messages",):
+        return ("messages",)
+    if path[:1] == ("tools",) and path[2:3] == ("function",):
+        rest = path[3:]
+        return (*path[:2], *(("input_schema", *rest[1:]) if rest[:1] == ("parameters",) else rest))
+    if path[:2] == ("tool_choice", "function"):
+        return ("tool_choice", *path[2:])
+    return _own_name(path)
+
+
+_own_name = renaming(
+    {
+        ("stop",): ("stop_sequences",),
+        ("max_completion_tokens",): ("max_tokens",),
+        ("thinking_token_budget",): ("thinking", "budget_tokens"),
+        ("reasoning_effort",): ("output_config", "effort"),
+        ("response_format",): ("output_config", "format"),
+        ("response_format", "json_schema"): ("output_config", "format"),
+        ("parallel_tool_calls",): ("tool_choice", "disable_parallel_tool_use"),
+        ("user",): ("metadata", "user_id"),
+    }
+)
+
+
+def chat_of(request: Conversation) -> dict[str, Any]:
+    """The same for a request whose fields are read already."""
+    messages = _chat_messages(request)
+    chat: dict[str, Any] = {"model": request.model, "messages": messages}
+    if messages[-1]["role"] == "assistant":
+        chat |= {"add_generation_prompt": False, "continue_final_message": True}
+    if request.tools:
+        chat["tools"] = [_tool(tool, ("tools", index)) for index, tool in enumerate(request.tools)]
+    if request.tool_choice is not None:
+        chat |= _tool_choice(request.tool_choice, request.tools or [])
+    chat |= _thinking(request)
+    if request.output_config is not None and (format_ := request.output_config.format) is not None:
+        json_schema = {"name": "answer", "schema": format_.schema, "strict": True}
+        chat["response_format"] = {"type": "json_schema", "json_schema": json_schema}
+    return chat | (_sampling(request) if isinstance(request, MessagesRequest) else {})
+
+
+def _sampling(request: MessagesRequest) -> dict[str, Any]:
+    """What is asked of the answer alone."""
+    asked = {
+        "max_completion_tokens": request.max_tokens or 1,
+        "stream": request.stream,
+        "stop": request.stop_sequences or None,
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "top_k": request.top_k,
+        "user": request.metadata.user_id if request.metadata is not None else None,
+        "service_tier": {"standard_only": "default"}.get(request.service_tier or "", request.service_tier),
+        "seed": request.seed,
+        "priority": request.priority,
+        "cache_salt": request.cache_salt,
+        "return_token_ids": request.return_token_ids,
+        "resume_token_ids": request.resume_token_ids,
+    }
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+def _thinking(request: Conversation) -> dict[str, Any]:
+    """Whether and how much the model thinks; nothing where the request leaves it to the model."""
+    asked: dict[str, Any] = {}
+    template_kwargs = dict(request.chat_template_kwargs or {})
+    if request.thinking is not None:
+        template_kwargs["enable_thinking"] = request.thinking.type != "disabled"
+        budget = _budget(request.thinking, request)
+        if budget is not None:
+            asked["thinking_token_budget"] = budget
+    if request.output_config is not None and request.output_config.effort is not None:
+        asked["reasoning_effort"] = request.output_config.effort
+    if template_kwargs:
+        asked["chat_template_kwargs"] = template_kwargs
+    return asked
+
+
+def _budget(thinking: Thinking, request: Conversation) -> int | None:
+    """Tokens that the model may think for."""
+    name = ("thinking", "budget_tokens")
+    if thinking.type != "enabled":
+        if thinking.budget_tokens is not None:
+            refuse_field(name, f'goes with type "enabled", not {thinking.type!r}')
+        return None
+    if thinking.budget_tokens is None:
+        refuse_field(name, 'is missing: "enabled" needs it')
+    if isinstance(request, MessagesRequest) and thinking.budget_tokens >= request.max_tokens:
+        refuse_field(name, f"is {thinking.budget_tokens}; it must be less than max_tokens ({request.max_tokens})")
+    return thinking.budget_tokens
+
+
+def _tool(tool: Tool, where: FieldPath) -> dict[str, Any]:
+    if tool.defer_loading:
+        refuse_field((*where, "defer_loading"), "is not supported: every tool is shown to the model")
+    if tool.input_examples:
+        refuse_field((*where, "input_examples"), "is not supported: write examples into the description")
+    function: dict[str, Any] = {"name": tool.name, "parameters": {"type": "object"} | tool.input_schema}
+    if tool.description is not None:
+        function["description"] = tool.description
+    if tool.strict is not None:
+        function["strict"] = tool.strict
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(choice: ToolChoice, tools: Sequence[Tool]) -> dict[str, Any]:
+    if not tools and choice.type != "none":
+        refuse_field("tool_choice", "needs tools")
+    if (choice.name is not None) != (choice.type == "tool"):
+        refuse_field(("tool_choice", "name"), 'goes with type "tool", and is needed there')
+    if choice.type == "tool" and all(tool.name != choice.name for tool in tools):
+        refuse_field(("tool_choice", "name"), f"is {choice.name!r}, and no tool has that name")
+    named = {"type": "function", "function": {"name": choice.name}}
+    asked: dict[str, Any] = {"tool_choice": {"any": "required", "tool": named}.get(choice.type, choice.type)}
+    if choice.disable_parallel_tool_use:
+        asked["parallel_tool_calls"] = False
+    return asked
+
+
+def _chat_messages(request: Conversation) -> list[Message]:
+    """All messages; contents are lists of texts until the end, so that turns of one role become one."""
+    messages: list[Message] = []
+    calls: set[str] = set()
+    if request.system is not None and (texts := _system_texts(request.system)):
+        messages.append({"role": "system", "content": texts})
+    for index, message in enumerate(request.messages):
+        where = ("messages", index)
+        if message.role == "system":
+            # As a developer's, it stays where it is, or goes to the front where the model's template wants that.
+            if texts := _system_texts(_only_text(message, where)):
+                messages.append({"role": "developer", "content": texts})
+        elif message.role == "user":
+            _check_results(message, calls, where)
+            _add_user(messages, message, where)
+        else:
+            calls |= {block.id for block in _blocks(message) if isinstance(block, ToolUseBlock)}
+            _add(messages, _assistant(message, where))
+    _check_last(messages, ("messages", len(request.messages) - 1))
+    return [message | {"content": _content(message["content"])} for message in messages]
+
+
+def _system_texts(system: str | Sequence[TextBlock]) -> list[str]:
+    texts = [system] if isinstance(system, str) else [block.text for block in system]
+    return [text for text in texts if text and not text.startswith(_BILLING_HEADER)]
+
+
+def _only_text(message: MessageParam, where: FieldPath) -> str | list[TextBlock]:
+    if isinstance(message.content, str):
+        return message.content
+    blocks = [block for block in message.content if isinstance(block, TextBlock)]
+    if len(blocks) < len(message.content):
+        refuse_field((*where, "content"), f"may hold text blocks only where the role is {message.role}")
+    return blocks
+
+
+def _add_user(messages: list[Message], message: MessageParam, where: FieldPath) -> None:
+    """A user's turn: results of tools are messages of their own, between the texts as they stand."""
+    blocks = _blocks(message)
+    if not blocks:
+        refuse_field((*where, "content"), "is empty: send at least one block")
+    for index, block in enumerate(blocks):
+        if isinstance(block, TextBlock):
+            _add(messages, {"role": "user", "content": [block.text]})
+        elif isinstance(block, ToolResultBlock):
+            messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": [_result(block)]})
+        else:
+            refuse_field((*where, "content", index, "type"), "is a block of the assistant's, and the role is user")
+
+
+def _blocks(message: MessageParam) -> Sequence[ContentBlock]:
+    return [TextBlock(message.content)] if isinstance(message.content, str) else message.content
+
+
+def _check_results(message: MessageParam, calls: set[str], where: FieldPath) -> None:
+    """ApiError: a result is of none of the calls before it."""
+    for index, block in enumerate(_blocks(message)):
+        if isinstance(block, ToolResultBlock) and block.tool_use_id not in calls:
+            told = f"is {block.tool_use_id[:100]!r}, and no tool_use before it has that id: send the tool_use, too"
+            refuse_field((*where, "content", index, "tool_use_id"), told)
+
+
+def _result(block: ToolResultBlock) -> str:
+    content = block.content if block.content is not None else ""
+    text = content if isinstance(content, str) else "\n".join(part.text for part in content)
+    return f"Error: {text}" if block.is_error else text
+
+
+def _assistant(message: MessageParam, where: FieldPath) -> Message:
+    blocks = _blocks(message)
+    texts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    thoughts: list[str] = []
+    for index, block in enumerate(blocks):
+        if isinstance(block, TextBlock):
+            texts.append(block.text)
+        elif isinstance(block, ThinkingBlock):
+            thoughts.append(block.thinking)
+        elif isinstance(block, ToolUseBlock):
+            function = {"name": block.name, "arguments": _arguments(block.input)}
+            calls.append({"id": block.id, "type": "function", "function": function})
+        elif not isinstance(block, RedactedThinkingBlock):
+            refuse_field((*where, "content", index, "type"), "is tool_result, which stands in a user's message")
+    turn: Message = {"role": "assistant", "content": texts}
+    if calls:
+        turn["tool_calls"] = calls
+    if any(thoughts):
+        turn["reasoning"] = "\n".join(thoughts)
+    return turn
+
+
+def _arguments(given: dict[str, Any] | str | None) -> str:
+    """The arguments of an earlier call; what an answer of ours has wrapped is unwrapped again."""
+    if isinstance(given, dict) and list(given) == [INVALID_JSON]:
+        given = given[INVALID_JSON]
+    return given if isinstance(given, str) else json.dumps(given or {}, ensure_ascii=False)
+
+
+def _add(messages: list[Message], turn: Message) -> None:
+    """Turns of one role that follow each other are one turn, as Anthropic says."""
+    if not messages or messages[-1]["role"] != turn["role"]:
+        messages.append(turn)
+        return
+    last = messages[-1]
+    last["content"] += turn["content"]
+    if "tool_calls" in turn:
+        last["tool_calls"] = [*last.get("tool_calls", []), *turn["tool_calls"]]
+    if "reasoning" in turn:
+        last["reasoning"] = "\n".join([*filter(None, [last.get("reasoning")]), turn["reasoning"]])
+
+
+def _check_last(messages: list[Message], where: FieldPath) -> None:
+    """An assistant's turn at the end is the beginning of the answer; an empty one asks for nothing."""
+    if messages and messages[-1]["role"] == "assistant":
+        if "tool_calls" in messages[-1]:
+            refuse_field(where, "calls a tool: send the tool_result in a message of the user's after it")
+        if not any(messages[-1]["content"]):
+            del messages[-1]
+    if not messages:
+        refuse_field("messages", "hold no text: send a message of the user's")
+
+
+def _content(texts: list[str]) -> str | list[dict[str, str]] | None:
+    if len(texts) > 1:
+        return [{"type": "text", "text": text} for text in texts]
+    return texts[0] if texts else None

@@ -1,0 +1,121 @@
+"""A response that is generated while no client waits for it: a task, its state in the store, events for whoever joins.
+
+Knows no sockets; what generates is an ASGI application.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+
+from mini_infer_apis.dialects.response_object import with_error
+from mini_infer_apis.stored_responses.broken_stream import StreamErrors
+from mini_infer_apis.stored_responses.recorder import data_of, events_in, is_terminal
+from mini_infer_apis.stored_responses.request import Turn
+from mini_infer_apis.stored_responses.store import ResponseStore
+from mini_infer_web.api_errors import ApiError
+from mini_infer_web.asgi import Application, Message, Scope, error_in, receive_of
+
+
+class BackgroundResponse:
+    """From its queued state to its end."""
+
+    def __init__(
+        self,
+        store: ResponseStore,
+        turn: Turn,
+        response: dict[str, Any],
+        clock: Callable[[], float],
+        *,
+        keeps_events: bool,
+    ) -> None:
+        self.response = response
+        self.is_over = False
+        self._store, self._turn, self._clock = store, turn, clock
+        self._keeps_events = keeps_events
+        self._events: list[bytes] = []
+        self._changed = asyncio.Event()
+        self._cancelled = asyncio.Event()
+        self._status = 0
+        self._error_body = b""
+        self._errors = StreamErrors()
+        self._keep()
+
+    async def run(self, generate: Application, scope: Scope, body: list[bytes]) -> None:
+        """Generates it; `body`, which asks for a stream, is taken out of its list."""
+        try:
+            await generate(scope, receive_of(body.pop(), self._until_cancelled), self._send)
+            if not self.is_over:
+                self._fail(ApiError(502, "the answer broke off"))
+        except ApiError as error:
+            self._fail(error)
+        finally:
+            if not self.is_over:
+                self._fail(ApiError(500, "the server was stopped, or failed at this request"))
+
+    def cancel(self) -> None:
+        """Ends it; what is known of it stays."""
+        if not self.is_over:
+            self._cancelled.set()
+            self._end(self.response | {"status": "cancelled"})
+
+    async def events(self, begin: int) -> AsyncIterator[bytes]:
+        """All events from this number on, as they come, until it is over."""
+        told = begin
+        while True:
+            while told < len(self._events):
+                yield self._events[told]
+                told += 1
+            if self.is_over:
+                return
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def _until_cancelled(self) -> Message:
+        await self._cancelled.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Message) -> None:
+        if self.is_over:
+            return
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+        elif self._status != 200:
+            self._error_body += message.get("body", b"")
+            if not message.get("more_body"):
+                self._fail(error_in(self._error_body, self._status))
+        else:
+            for event in events_in(self._errors.told(message.get("body", b""))):
+                self._take(event)
+
+    def _take(self, event: bytes) -> None:
+        if self._keeps_events:
+            self._events.append(event)
+            self._keeps_events = self._store.has_grown(self.response["id"], len(event), self._clock())
+        if is_terminal(event):
+            self._end(self.response | msgspec.json.decode(data_of(event))["response"])
+        elif self.response["status"] == "queued":
+            self.response["status"] = "in_progress"
+            self._keep()
+        self._changed.set()
+
+    def _fail(self, error: ApiError) -> None:
+        self._end(with_error(self.response, error.status, error.code, error.message))
+        content = {"type": "response.failed", "response": self.response, "sequence_number": len(self._events)}
+        self._events.append(b"event: response.failed\ndata: %b\n\n" % msgspec.json.encode(content))
+
+    def _end(self, response: dict[str, Any]) -> None:
+        self.is_over = True
+        self.response = response | {"id": self.response["id"], "background": True}
+        if self.response["status"] == "completed":
+            self.response.setdefault("completed_at", int(time.time()))
+        self._keep()
+        self._changed.set()
+
+    def _keep(self) -> None:
+        entry = self._turn.entry(self.response)
+        entry.events = self._events if self._keeps_events else None
+        entry.event_bytes = sum(map(len, self._events))
+        self._store.put(entry, self._clock())

@@ -1,0 +1,119 @@
+"""A request for a response, taken apart: what is generated, and what is kept. Pure but for new ids."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from mini_infer_apis.dialects.response_items import Item
+from mini_infer_apis.dialects.response_object import RESPONSE_PREFIX, new_id
+from mini_infer_apis.stored_responses.conversation import history, output_items, turn_items
+from mini_infer_apis.stored_responses.store import Owners, ResponseStore, StoredResponse
+from mini_infer_web.api_errors import ApiError
+
+KEPT_HEADER = "x-mini-infer-response"
+"""From whoever keeps responses to whoever generates them: the request is complete, and this stands in its answer."""
+
+
+class KeptRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What `KEPT_HEADER` says, as JSON."""
+
+    id: str
+    """Of the response."""
+    previous_response_id: str | None = None
+    store: bool = True
+    background: bool = False
+    created_at: int = 0
+    """In seconds; 0: now."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreView:
+    """The store as one client sees it at one moment."""
+
+    store: ResponseStore
+    owner: str
+    now_s: float
+    created_at: int
+    """Seconds as clients count them."""
+    limit_bytes: int
+    """Of a conversation that is gone on with."""
+    tag: str = ""
+    """Of whoever keeps responses here, for their ids."""
+    connection: str = ""
+    """Owns what is not stored for the client but remembered as long as its connection lasts; "": nothing is."""
+
+    @property
+    def owners(self) -> Owners:
+        """As whom it looks."""
+        return frozenset((self.owner, self.connection)) if self.connection else frozenset((self.owner,))
+
+    def item(self, item_id: str) -> Item | None:
+        """An item of a kept response's output."""
+        entry = self.store.of_item(item_id, self.owners, self.now_s)
+        return next((item for item in output_items(entry) if item.get("id") == item_id), None) if entry else None
+
+    def is_clients(self, response_id: str) -> bool:
+        """Whether a response is kept for the client, and not for its connection alone."""
+        return self.store.get(response_id, frozenset((self.owner,)), self.now_s) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What of one request is needed until its response is kept."""
+
+    kept: KeptRequest
+    owner: str | None
+    """Of its response; None: it is not kept."""
+    previous_id: str | None
+    """What it goes on from, as far as that is kept for as long."""
+    items: bytes
+    """Its own input, and before it what it goes on from without a `previous_id`."""
+
+    def entry(self, response: dict[str, Any]) -> StoredResponse:
+        """What is kept once the response is as given."""
+        assert self.owner is not None, "it is not to be kept"
+        return StoredResponse(
+            response_id=response["id"],
+            owner=self.owner,
+            previous_id=self.previous_id,
+            items=self.items,
+            response=msgspec.json.encode(response),
+            status=str(response.get("status")),
+            is_background=self.kept.background,
+            item_ids=tuple(item["id"] for item in response.get("output", ()) if isinstance(item.get("id"), str)),
+        )
+
+
+def begin_turn(body: dict[str, Any], view: StoreView) -> tuple[Turn, bytes]:
+    """A client's body as a turn, and as the body for whoever generates, which holds the whole conversation.
+
+    ApiError 400: a field is malformed, or the response that it goes on from is lost.
+    """
+    previous_id = _typed(body, "previous_response_id", str, "a string")
+    store = _typed(body, "store", bool, "true or false") is not False
+    background = bool(_typed(body, "background", bool, "true or false"))
+    if background and not store:
+        raise ApiError(400, "background can only be used when `store` is true", param="background")
+    owner = view.owner if store else view.connection or None
+    own = turn_items(body, view.item)
+    before = list[msgspec.Raw]()
+    if previous_id is not None:
+        before = history(view.store, previous_id, view.owners, view.now_s, view.limit_bytes)
+    is_linked = previous_id is not None and (not store or view.is_clients(previous_id))
+    kept = KeptRequest(new_id(RESPONSE_PREFIX, view.tag), previous_id, store, background, view.created_at)
+    whole = [*before, *own]
+    items = b"" if owner is None else msgspec.json.encode(own if is_linked else whole)
+    passed = {name: value for name, value in body.items() if name not in _FOR_KEEPERS} | {"input": whole}
+    return Turn(kept, owner, previous_id if is_linked else None, items), msgspec.json.encode(passed)
+
+
+_FOR_KEEPERS = ("previous_response_id", "store", "background")
+"""Fields that mean nothing to whoever generates."""
+
+
+def _typed(body: dict[str, Any], name: str, kind: type, described: str) -> Any:
+    value = body.get(name)
+    if value is not None and not isinstance(value, kind):
+        raise ApiError(400, f"{name} must be {described}", param=name, code="invalid_value")
+    return value

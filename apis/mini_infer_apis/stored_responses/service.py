@@ -1,0 +1,288 @@
+"""/v1/responses and all below it, for whoever keeps responses: a gateway, or an engine that has none before it.
+
+What generates is another ASGI application, which gets complete conversations and knows nothing of what is kept. This
+one looks up what a request goes on from, notes what passes by, and answers for what it has. docs/adr/0030 says why it
+stands here.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from mini_infer_apis.dialects.response_items import Item
+from mini_infer_apis.dialects.response_object import new_response
+from mini_infer_apis.dialects.responses import RESPONSES_PATH
+from mini_infer_apis.stored_responses.background import BackgroundResponse
+from mini_infer_apis.stored_responses.broken_stream import StreamErrors
+from mini_infer_apis.stored_responses.conversation import not_found, page_of
+from mini_infer_apis.stored_responses.query import RetrieveQuery, read_query
+from mini_infer_apis.stored_responses.recorder import Recorder
+from mini_infer_apis.stored_responses.request import KEPT_HEADER, StoreView, Turn, begin_turn
+from mini_infer_apis.stored_responses.store import LostResponseError, Owners, ResponseStore, StoredResponse
+from mini_infer_web.api_errors import ApiError
+from mini_infer_web.asgi import (
+    STREAM_HEADERS,
+    Application,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    owner_of,
+    post_scope,
+    query_of,
+    receive_of,
+    send_json,
+    with_body,
+)
+from mini_infer_web.sliced_json import read_large_json_object
+
+COUNT_PATH = f"{RESPONSES_PATH}/input_tokens"
+COMPACT_PATH = f"{RESPONSES_PATH}/compact"
+"""OpenAI's, and not here: it is no response's id either."""
+MAX_BACKGROUND = 1024
+"""Responses without a client that are generated at once: each holds its request's body."""
+_KEPT = KEPT_HEADER.encode()
+
+
+def is_responses_path(path: str) -> bool:
+    """Whether this application answers it."""
+    return path == RESPONSES_PATH or path.startswith(RESPONSES_PATH + "/")
+
+
+def methods_of(path: str) -> frozenset[str]:
+    """What one of its paths takes; empty: there is no such path."""
+    if path in (RESPONSES_PATH, COUNT_PATH):
+        return frozenset(("POST",))
+    if path == COMPACT_PATH:
+        return frozenset()
+    _, _, what = path.removeprefix(RESPONSES_PATH + "/").partition("/")
+    return _METHODS.get(what, frozenset())
+
+
+_METHODS = {"": frozenset(("GET", "DELETE")), "cancel": frozenset(("POST",)), "input_items": frozenset(("GET",))}
+"""By what follows the id of a response."""
+
+
+async def _nowhere(scope: Scope, body: dict[str, Any], receive: Receive, send: Send) -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generator:
+    """What the service stands before."""
+
+    answer: Application
+    """POST of complete conversations to /v1/responses and to /v1/responses/input_tokens."""
+    answer_detached: Application
+    """The same for requests that are no client's own, such as one in the background."""
+    read: Callable[[Scope, Receive], Awaitable[bytes]]
+    """A request's body. ApiError: it is too large, or no JSON by its header."""
+    check: Callable[[dict[str, Any]], str]
+    """The model's name in the answer to a complete conversation. ApiError: it is seen at once that there is none."""
+    room: Callable[[int], AbstractContextManager[None]]
+    """Holds room for a message of so many bytes that does not come by `read`. ApiError: there is none now."""
+    max_body_bytes: int
+    """Of what it answers."""
+    may_be_second: bool
+    """Another that keeps responses may stand before it, and says so with `KEPT_HEADER`."""
+    elsewhere: Callable[[Scope, dict[str, Any], Receive, Send], Awaitable[bool]] = _nowhere
+    """Has a request answered by another server that keeps what its body goes on from. False: there is none."""
+
+
+class ResponsesService:
+    """Requests of all clients."""
+
+    def __init__(
+        self, store: ResponseStore, generator: Generator, clock: Callable[[], float] = time.monotonic, tag: str = ""
+    ) -> None:
+        """`tag`: hexadecimal, written into the ids of responses."""
+        self.store, self.generator, self._clock, self._tag = store, generator, clock, tag
+        self._background: dict[str, tuple[BackgroundResponse, asyncio.Task[None]]] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI. Raises ApiError as long as nothing was sent."""
+        path, method = scope["path"], scope["method"]
+        if path in (RESPONSES_PATH, COUNT_PATH):
+            _require(method, "POST", path)
+            await self._post(scope, receive, send)
+            return
+        if path == COMPACT_PATH:
+            message = f"{path} is not supported: contexts are not compacted here, send the items that are to be kept"
+            raise ApiError(404, message, code="unsupported_path")
+        response_id, _, what = path.removeprefix(RESPONSES_PATH + "/").partition("/")
+        owners = frozenset((owner_of(scope),))
+        if what == "cancel":
+            _require(method, "POST", path)
+            await send_json(send, self._cancel(response_id, owners))
+        elif what == "input_items":
+            _require(method, "GET", path)
+            await send_json(send, self._input_items(response_id, owners, query_of(scope)))
+        elif what:
+            raise ApiError(404, f"{method} {path}: there is no such path", code="unknown_path")
+        elif method == "DELETE":
+            await send_json(send, self._delete(response_id, owners))
+        else:
+            _require(method, "GET", path, "GET or DELETE")
+            await self._retrieve(self._entry(response_id, owners), query_of(scope), send)
+
+    async def close(self) -> None:
+        """Ends what runs in the background."""
+        tasks = [task for _, task in self._background.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- generating
+
+    async def _post(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.generator.may_be_second and any(name == _KEPT for name, _ in scope["headers"]):
+            await self.generator.answer(scope, receive, send)  # It is kept by whoever has sent it on.
+            return
+        body = await read_large_json_object(await self.generator.read(scope, receive))
+        if await self.generator.elsewhere(scope, body, receive, send):
+            return
+        turn, passed = self.begin(body, owner_of(scope))
+        del body
+        if scope["path"] == COUNT_PATH:
+            await self.generator.answer(with_body(scope, len(passed), []), receive_of(passed, receive), send)
+        elif turn.kept.background:
+            await self._begin_background(turn, passed, scope, send)
+        else:
+            bodies = [passed]
+            del passed
+            await self.generate(self.generator.answer, turn, bodies, scope, receive, send)
+
+    def begin(self, body: dict[str, Any], owner: str, connection: str = "") -> tuple[Turn, bytes]:
+        """A client's body as a turn, and for whoever generates. ApiError 400: see `begin_turn`."""
+        now_s, created_at = self._clock(), int(time.time())
+        view = StoreView(self.store, owner, now_s, created_at, self.generator.max_body_bytes, self._tag, connection)
+        return begin_turn(body, view)
+
+    async def generate(
+        self, answer: Application, turn: Turn, bodies: list[bytes], scope: Scope, receive: Receive, send: Send
+    ) -> dict[str, Any] | None:
+        """Has a response generated, and keeps it before its end is told. Returns it; None: there is none.
+
+        The body is taken out of its list, so that nobody holds it while the response is generated.
+        """
+        recorder, errors, passed = Recorder(), StreamErrors(), bodies.pop()
+
+        async def note(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                recorder.start(message["status"], message["headers"])
+                await send(message)
+                return
+            body, more = errors.told(message.get("body", b"")), message.get("more_body", False)
+            if recorder.push(body, more):
+                self.keep(turn, recorder.response)
+            await send({**message, "body": body})
+
+        made, given = self._scope(scope, turn, len(passed)), receive_of(passed, receive)
+        del passed
+        await answer(made, given, note)
+        return recorder.response
+
+    def keep(self, turn: Turn, response: dict[str, Any] | None) -> None:
+        """Keeps a complete response, where that is wanted."""
+        if response is not None and turn.owner is not None:
+            self.store.put(turn.entry(response), self._clock())
+
+    def forget(self, response_ids: Iterable[str], connection: str) -> None:
+        """A connection has ended, and what was remembered for it alone."""
+        for response_id in response_ids:
+            self.store.delete(response_id, frozenset((connection,)), self._clock())
+
+    def _scope(self, scope: Scope, turn: Turn, size_bytes: int) -> Scope:
+        return with_body(scope, size_bytes, [(_KEPT, msgspec.json.encode(turn.kept))])
+
+    async def _begin_background(self, turn: Turn, passed: bytes, scope: Scope, send: Send) -> None:
+        body = msgspec.json.decode(passed)
+        model, response_id, streams = self.generator.check(body), turn.kept.id, bool(body.get("stream"))
+        if len(self._background) >= MAX_BACKGROUND:
+            message = f"{MAX_BACKGROUND} responses are generated in the background: send the request again later"
+            raise ApiError(429, message, code="queue_full", headers={"retry-after": "1"})
+        told = body | msgspec.structs.asdict(turn.kept)
+        response = new_response(told, response_id, model, turn.kept.created_at, "queued")
+        running = BackgroundResponse(self.store, turn, response, self._clock, keeps_events=streams)
+        bodies = [msgspec.json.encode(body | {"stream": True})]
+        detached = self._scope(post_scope(scope, RESPONSES_PATH), turn, len(bodies[0]))
+        task = asyncio.create_task(running.run(self.generator.answer_detached, detached, bodies))
+        self._background[response_id] = running, task
+        task.add_done_callback(lambda _: self._background.pop(response_id, None))
+        if streams:
+            del body, told, passed
+            await _stream(running, 0, send)
+        else:
+            await send_json(send, response)
+
+    # -- what is kept
+
+    def _entry(self, response_id: str, owners: Owners) -> StoredResponse:
+        entry = self.store.get(response_id, owners, self._clock())
+        if entry is None:
+            raise not_found(response_id)
+        return entry
+
+    async def _retrieve(self, entry: StoredResponse, query: dict[str, str], send: Send) -> None:
+        asked = read_query(query, RetrieveQuery)
+        if not asked.stream:
+            await send_json(send, entry.response)
+            return
+        begin = asked.starting_after + 1
+        if entry.events is None:
+            message = "Only a response that was created with background and stream can be streamed again."
+            raise ApiError(400, message, param="stream", code="invalid_value")
+        running = self._background.get(entry.response_id)
+        if running is not None:
+            await _stream(running[0], begin, send)
+        else:
+            await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+            await send({"type": "http.response.body", "body": b"".join(entry.events[begin:])})
+
+    def _cancel(self, response_id: str, owners: Owners) -> bytes:
+        """The response, which is over then."""
+        entry = self._entry(response_id, owners)
+        if not entry.is_background:
+            raise ApiError(400, "Cannot cancel a synchronous response.", param="response_id", code="invalid_value")
+        if response_id in self._background:
+            self._background[response_id][0].cancel()
+        return self._entry(response_id, owners).response
+
+    def _delete(self, response_id: str, owners: Owners) -> dict[str, Any]:
+        self._entry(response_id, owners)
+        if response_id in self._background:
+            self._background[response_id][0].cancel()
+        self.store.delete(response_id, owners, self._clock())
+        return {"id": response_id, "object": "response", "deleted": True}
+
+    def _input_items(self, response_id: str, owners: Owners, query: dict[str, str]) -> dict[str, Any]:
+        """All input that led to the response, what it goes on from included."""
+        entry = self._entry(response_id, owners)
+        try:
+            before = self.store.chain(entry.previous_id, owners, self._clock()) if entry.previous_id else []
+        except LostResponseError:
+            before = []  # What is left of it is told.
+        items: list[Item] = []
+        for earlier in before:
+            items += msgspec.json.decode(earlier.items) + msgspec.json.decode(earlier.response)["output"]
+        return page_of(items + msgspec.json.decode(entry.items), query)
+
+
+async def _stream(running: BackgroundResponse, begin: int, send: Send) -> None:
+    """Events from this number on. A client that goes ends nothing but this."""
+    await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+    async for event in running.events(begin):
+        await send({"type": "http.response.body", "body": event, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def _require(method: str, wanted: str, path: str, described: str = "") -> None:
+    if method != wanted and not (wanted == "GET" and method == "HEAD"):
+        headers = {"allow": wanted}
+        message = f"{method} {path}: this path takes {described or wanted}"
+        raise ApiError(405, message, code="method_not_allowed", headers=headers)

@@ -1,0 +1,1 @@
+"""Anthropic's Messages endpoint: requests parsed, outputs rendered."""

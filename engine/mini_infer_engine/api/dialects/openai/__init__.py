@@ -1,0 +1,1 @@
+"""OpenAI's chat, completions and embeddings endpoints: requests parsed, outputs rendered."""

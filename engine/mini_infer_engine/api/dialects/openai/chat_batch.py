@@ -1,0 +1,81 @@
+"""vLLM's /v1/chat/completions/batch: many conversations with one set of fields, one choice each.
+
+What is not possible for many at once is refused by name: streams, tools, beams, several choices, an echo.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar
+
+from msgspec import Meta
+
+from mini_infer_engine.api.dialects.base import GenerationSpec
+from mini_infer_engine.api.dialects.fields import MAX_CHOICES, parse_fields
+from mini_infer_engine.api.dialects.neutral import Neutral
+from mini_infer_engine.api.dialects.openai.chat import ChatDialect, ChatRenderer, ChatRequest
+from mini_infer_engine.text.detokenizer import Decoder
+from mini_infer_engine.text.tokenizing import PromptLimits, Sliced
+from mini_infer_engine.text.validation import ParameterError
+from mini_infer_prompts.prompt import PromptEncoder
+from mini_infer_web.api_errors import ApiError, renaming
+from mini_infer_web.body_fields import UnknownFields
+
+_NOT_OF_MANY: Neutral = {
+    "stream": (False,),
+    "stream_options": (),
+    "n": (1,),
+    "tools": ([],),
+    "tool_choice": ("none",),
+    "use_beam_search": (False,),
+    "echo": (False,),
+    "resume_token_ids": (),
+}
+
+Conversation = Annotated[list[dict[str, Any]], Meta(min_length=1)]
+
+
+class BatchChatRequest(ChatRequest, kw_only=True):
+    """POST /v1/chat/completions/batch."""
+
+    neutral: ClassVar[Neutral] = ChatRequest.neutral | _NOT_OF_MANY
+
+    messages: Annotated[list[Conversation], Meta(min_length=1, max_length=MAX_CHOICES)]  # type: ignore[assignment]  # conversations
+
+
+class BatchChatDialect:
+    """A `Dialect`."""
+
+    def parse(self, body: dict[str, Any], unknown: UnknownFields | None = None) -> GenerationSpec:
+        """See `Dialect`."""
+        request = parse_fields(body, BatchChatRequest, unknown)
+        chats = [body | {"messages": messages} for messages in request.messages]
+        specs = []
+        for index, chat in enumerate(chats):
+            with _of_conversation(index):
+                specs.append(ChatDialect().parse(chat, unknown))
+
+        def prompt_ids(encoder: PromptEncoder | None, limits: PromptLimits | None) -> Sliced[list[list[int]]]:
+            prompts = []
+            for index, spec in enumerate(specs):
+                with _of_conversation(index):
+                    prompts += yield from spec.prompt_ids(encoder, limits)
+            return prompts
+
+        return replace(specs[0], prompt_ids=prompt_ids, num_prompts=len(specs))
+
+    def renderer(self, spec: GenerationSpec, request_id: str, model: str, decoder: Decoder | None) -> ChatRenderer:
+        """See `Dialect`."""
+        return ChatRenderer(spec, request_id, model, decoder)
+
+
+@contextmanager
+def _of_conversation(index: int) -> Iterator[None]:
+    """Errors of one conversation name it."""
+    rename = renaming({("messages",): ("messages", index)})
+    try:
+        yield
+    except ApiError as error:
+        raise error.renamed(rename) from None
+    except ParameterError as error:
+        raise ApiError(400, str(error), param=error.path, code=error.code).renamed(rename) from None

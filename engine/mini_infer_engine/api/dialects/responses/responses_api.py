@@ -1,0 +1,153 @@
+"""OpenAI's /v1/responses for one conversation: which fields are known, and what they ask for.
+
+The conversation is that of a chat (contract's `chat_body`), and what has to be generated is what the chat asks for.
+Stored responses are not known here: fields that are about them are checked, told, and have no effect.
+"""
+
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from msgspec import Meta
+
+from mini_infer_apis.dialects.response_tools import tool_paths
+from mini_infer_apis.dialects.responses import chat_body
+from mini_infer_apis.stored_responses.request import KeptRequest
+from mini_infer_engine.api.dialects.base import GenerationSpec, OutputLimit
+from mini_infer_engine.api.dialects.fields import Body, GenerationFields, parse_fields
+from mini_infer_engine.api.dialects.neutral import RESPONSES, Neutral
+from mini_infer_engine.api.dialects.openai.chat import ChatDialect
+from mini_infer_engine.api.dialects.responses.renderer import ResponsesRenderer
+from mini_infer_engine.text.detokenizer import Decoder
+from mini_infer_engine.text.validation import MAX_LOGPROBS
+from mini_infer_web.api_errors import ApiError, FieldPath, Rename, renaming
+from mini_infer_web.body_fields import UnknownFields
+
+Includable = Literal[
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+    "reasoning.encrypted_content",
+    "message.output_text.logprobs",
+]
+
+
+_OF_CHATS = ("structured_outputs", "thinking_token_budget", "include_reasoning")
+"""vLLM's fields that are a chat's and no completion's: checked there."""
+
+
+class ResponsesStreamOptions(Body):
+    """What a stream tells beside its events."""
+
+    include_obfuscation: bool | None = None
+
+
+class ResponsesRequest(GenerationFields, kw_only=True):
+    """POST /v1/responses."""
+
+    neutral: ClassVar[Neutral] = RESPONSES
+
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    background: bool | None = None
+    include: list[Includable] | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
+    """Of tools that a server runs itself: there is none here."""
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    client_metadata: dict[str, str] | None = None
+    """Codex's: which session and turn it is, for OpenAI's records. No effect."""
+    parallel_tool_calls: bool | None = None
+    stream_options: ResponsesStreamOptions | None = None  # type: ignore[assignment]  # other options than a chat's
+    chat_template_kwargs: dict[str, Any] | None = None
+    enable_response_messages: bool | None = None
+    """vLLM's: the answer has the prompt and the output as the model saw them."""
+    # Checked where the chat is made of them.
+    reasoning: Any = None
+    text: Any = None
+    tools: Any = None
+    tool_choice: Any = None
+    # Checked as a chat's.
+    prompt_cache_retention: Any = None
+    service_tier: Any = None
+    structured_outputs: Any = None
+    thinking_token_budget: Any = None
+    include_reasoning: Any = None
+
+
+class ResponsesDialect:
+    """A `Dialect`, of one request."""
+
+    def __init__(self, kept: KeptRequest) -> None:
+        """`kept`: what is told of the response by whoever keeps it."""
+        self._kept = kept
+        self._body: dict[str, Any] = {}
+
+    def parse(self, body: dict[str, Any], unknown: UnknownFields | None = None) -> GenerationSpec:
+        """See `Dialect`."""
+        unknown = unknown or UnknownFields()
+        parse_fields(body, ResponsesRequest, unknown)
+        self._body = body | msgspec.structs.asdict(self._kept)
+        chat, of_chat = _chat_body(body, unknown), UnknownFields(unknown.mode)
+        rename = _own_path(body.get("tools"))
+        try:
+            spec = ChatDialect().parse(chat, of_chat)
+        except ApiError as error:
+            raise error.renamed(rename) from None
+        unknown.ignored += map(rename, of_chat.ignored)
+        limit = spec.output_limit
+        return replace(
+            spec,
+            in_clients_words=lambda error: error.renamed(rename),
+            prompt_param="input",
+            output_limit=OutputLimit("max_output_tokens", limit.max_tokens, limit.is_asked),
+        )
+
+    def renderer(self, spec: GenerationSpec, request_id: str, model: str, decoder: Decoder | None) -> ResponsesRenderer:
+        """See `Dialect`."""
+        return ResponsesRenderer(spec, self._body, self._kept, model, decoder)
+
+
+_PASSED = (*(set(GenerationFields.__struct_fields__) - {"stream_options"}), *_OF_CHATS)
+
+
+def _chat_body(body: dict[str, Any], unknown: UnknownFields) -> dict[str, Any]:
+    """The chat, with what else it is asked for: fields of generation beside OpenAI's mean the same there."""
+    return {name: body[name] for name in _PASSED if body.get(name) is not None} | chat_body(body, unknown)
+
+
+def _own_path(tools: object) -> Rename:
+    """Returns what names the client's field that a field of the chat was made of, given the client's `tools`.
+
+    Items are named as a whole: several make one message.
+    """
+
+    def rename(path: FieldPath) -> FieldPath:
+        if path[:1] == ("messages",):
+            return ("input",)
+        if path[:1] == ("tools",) and len(path) > 1:
+            return tool_paths(tools)[int(path[1])] + (path[3:] if path[2:3] == ("function",) else path[2:])
+        if path[:2] == ("tool_choice", "allowed_tools"):
+            return ("tool_choice", *(part for part in path[2:] if part != "function"))
+        return _own_name(path)
+
+    return rename
+
+
+_own_name = renaming(
+    {
+        ("max_completion_tokens",): ("max_output_tokens",),
+        ("response_format",): ("text", "format"),
+        ("response_format", "json_schema"): ("text", "format"),
+        ("reasoning_effort",): ("reasoning", "effort"),
+        ("verbosity",): ("text", "verbosity"),
+        ("tool_choice", "function"): ("tool_choice",),
+    }
+)

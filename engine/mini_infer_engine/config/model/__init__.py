@@ -1,0 +1,1 @@
+"""A model folder's JSON files, read into frozen data."""

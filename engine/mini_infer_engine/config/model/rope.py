@@ -1,0 +1,127 @@
+"""How positions become rotations: what `config.json` says of it, under transformers 5's names or older ones."""
+
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.config.json_fields import MOST, Fields
+
+RopeType = Literal["none", "default", "linear", "llama3", "yarn", "longrope"]
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
+"""Those that a file may name; "none" (NoPE) is what architectures say of single layers."""
+_DEFAULT_THETA = 10_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class RopeParameters:
+    """How positions become rotations; fields that a `type` does not use keep their defaults."""
+
+    type: RopeType = "default"
+    theta: float = _DEFAULT_THETA
+    factor: float = 1.0
+    original_max_position_embeddings: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+    short_factors: tuple[float, ...] = ()
+    """Of longrope: divisors of the frequencies where the served context is within the original one."""
+    long_factors: tuple[float, ...] = ()
+    """The same for longer contexts."""
+    partial: float = 1.0
+    """Share of a head's dimensions that are rotated: the first ones of the checkpoint."""
+
+    def context(self, max_position_embeddings: int) -> int:
+        """Returns how many positions the model serves, derived as vLLM derives its `max_model_len`.
+
+        Files may say `max_position_embeddings` of before YaRN or linear interpolation; those of llama3 and longrope,
+        of after. A file that says more than YaRN's factor makes of the original context is taken at its word.
+        """
+        if self.type == "linear":
+            return int(min(max_position_embeddings * self.factor, MOST))
+        if self.type == "yarn":
+            extended = int(min(self.original_max_position_embeddings * self.factor, MOST))
+            return max(extended, max_position_embeddings)
+        return max_position_embeddings
+
+    def rotary_dim(self, head_dim: int) -> int:
+        """Dimensions of a head that are rotated."""
+        return int(head_dim * self.partial)
+
+
+NO_ROTATION = RopeParameters(type="none")
+"""Of layers without position embeddings (NoPE, Kazemnejad et al. 2023, arXiv 2305.19466)."""
+
+
+def parse_rope(
+    fields: Fields,
+    max_position_embeddings: int,
+    default_theta: float = _DEFAULT_THETA,
+    *,
+    allows_partial: bool = False,
+) -> RopeParameters:
+    """The one rotation of all layers, from `rope_scaling` (older files) or `rope_parameters` (transformers 5)."""
+    key, raw = rope_object(fields)
+    if any(isinstance(value, dict) for value in raw.values()):
+        raise fields.refuse(key, "different rotations for different layers are not supported.")
+    return parse_rope_object(fields, key, raw, max_position_embeddings, default_theta, allows_partial=allows_partial)
+
+
+def rope_object(fields: Fields) -> tuple[str, dict[str, Any]]:
+    """The key and the object that say how to rotate; an empty object where the file has none."""
+    key = "rope_scaling" if fields.values.get("rope_scaling") else "rope_parameters"
+    raw = fields.values.get(key) or {}
+    if not isinstance(raw, dict):
+        raise fields.refuse(key, "must be an object.")
+    return key, raw
+
+
+def parse_rope_object(
+    fields: Fields,
+    key: str,
+    raw: dict[str, Any],
+    max_position_embeddings: int,
+    default_theta: float = _DEFAULT_THETA,
+    *,
+    allows_partial: bool = False,
+) -> RopeParameters:
+    """One rotation; `raw` is the object under `key`, and `rope_theta` may stand beside it in older files."""
+    theta = fields.positive("rope_theta", default_theta)
+    rope = Fields(fields.path, {"rope_theta": theta, **raw})
+    rope_type = rope.values.get("rope_type") or rope.values.get("type") or "default"
+    if rope_type not in _ROPE_TYPES:
+        raise fields.refuse(key, f"rope type {rope_type!r} is not supported; supported are {', '.join(_ROPE_TYPES)}.")
+    partial = fields.number("partial_rotary_factor", rope.number("partial_rotary_factor", 1.0))
+    if not (0.0 < partial <= 1.0 if allows_partial else partial == 1.0):
+        raise ModelError(f"{fields.path}: partial_rotary_factor = {partial}: only 1.0 is supported.")
+    original = fields.size(
+        "original_max_position_embeddings",
+        rope.size("original_max_position_embeddings", max_position_embeddings),
+    )
+    needs = ("low_freq_factor", "high_freq_factor") if rope_type == "llama3" else ()
+    for name in needs:
+        rope.number(name)
+    if rope_type in ("linear", "llama3"):
+        rope.number("factor")
+    extends, is_long = rope_type in ("yarn", "longrope"), rope_type == "longrope"
+    return RopeParameters(
+        type=cast("RopeType", rope_type),
+        theta=rope.positive("rope_theta"),
+        factor=rope.positive("factor", max_position_embeddings / original if extends else 1.0),
+        original_max_position_embeddings=original,
+        low_freq_factor=rope.number("low_freq_factor", 1.0),
+        high_freq_factor=rope.number("high_freq_factor", 4.0),
+        beta_fast=rope.positive("beta_fast") if rope.values.get("beta_fast") else 32.0,
+        beta_slow=rope.positive("beta_slow") if rope.values.get("beta_slow") else 1.0,
+        attention_factor=rope.optional_number("attention_factor"),
+        mscale=rope.optional_number("mscale"),
+        mscale_all_dim=rope.optional_number("mscale_all_dim"),
+        truncate=rope.boolean("truncate", True),
+        short_factors=rope.positives("short_factor") if is_long else (),
+        long_factors=rope.positives("long_factor") if is_long else (),
+        partial=partial,
+    )

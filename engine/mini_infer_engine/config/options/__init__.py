@@ -1,0 +1,1 @@
+"""Options of engine and server: declared, parsed and checked."""

@@ -1,0 +1,131 @@
+"""An engine's options (contract.engine_options), with what the engine itself checks and resolves. No torch here."""
+
+import os
+
+import msgspec
+
+from mini_infer_contract.engine_options import EngineOptions
+from mini_infer_engine.config.options.mechanisms import parse_mechanisms
+from mini_infer_engine.config.options.speculation import speculation_of
+
+_BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
+"""Tokens of one forward pass where nobody asks for a number, by device."""
+
+
+class EngineSettings(EngineOptions, frozen=True, kw_only=True):
+    """What an engine is started with."""
+
+    def __post_init__(self) -> None:
+        """ValueError: `disable` names a mechanism that there is not, or other options do not go together."""
+        parse_mechanisms(self.disable)
+        speculates = speculation_of(self) is not None
+        if (fault := parallel_fault(self, speculates=speculates)) is not None:
+            raise ValueError(fault)
+
+    def resolved(self, device_type: str = "cpu") -> "ResolvedSettings":
+        """With what depends on the device filled in, once: whoever sizes memory and whoever schedules read the same."""
+        values = msgspec.structs.asdict(self)
+        if self.max_num_batched_tokens is None:
+            values["max_num_batched_tokens"] = _BATCHED_TOKENS[device_type]
+        return ResolvedSettings(**values)
+
+
+class ResolvedSettings(EngineSettings, frozen=True, kw_only=True):
+    """Settings without open questions."""
+
+    max_num_batched_tokens: int
+    """Tokens of one forward pass."""
+
+
+def parallel_fault(options: EngineOptions, *, speculates: bool) -> str | None:
+    """What is wrong with the numbers of ranks and machines; None: nothing."""
+    if options.enable_expert_parallel and options.tensor_parallel_size == 1:
+        return (
+            "enable-expert-parallel deals experts out to the ranks of an engine: set tensor-parallel-size above 1, or "
+            "leave it out"
+        )
+    if speculates and options.tensor_parallel_size > 1:
+        return "tensor-parallel-size: speculative decoding runs on one device only yet: leave one of them out"
+    if speculates and options.pipeline_parallel_size > 1:
+        return "pipeline-parallel-size: speculative decoding runs on one device only yet: leave one of them out"
+    ranks, nodes = num_ranks(options), num_nodes(options)
+    shown = f"nnodes = {nodes}{' (LWS_GROUP_SIZE)' if options.nnodes is None and nodes > 1 else ''}"
+    if options.data_parallel_size > 1 and nodes > 1:
+        return f"data-parallel-size = {options.data_parallel_size} does not go with {shown}: run a server each"
+    if ranks % nodes:
+        sizes = f"tensor-parallel-size = {options.tensor_parallel_size}"
+        if options.pipeline_parallel_size > 1:
+            sizes += f" times pipeline-parallel-size = {options.pipeline_parallel_size}"
+        return f"{shown} machines cannot share {sizes} ranks equally"
+    if options.node_rank is not None and options.node_rank >= nodes:
+        return f"node-rank = {options.node_rank}: with {shown} the last is {nodes - 1}"
+    return None
+
+
+def transfer_fault(options: EngineOptions) -> str | None:
+    """Why this engine exchanges no keys and values with others; None: it can."""
+    if options.data_parallel_size > 1:
+        return "--transfer-port: KV transfer needs --data-parallel-size 1, run a server for each engine"
+    if options.pipeline_parallel_size > 1:
+        return "--transfer-port: KV transfer needs --pipeline-parallel-size 1, stages do not transfer yet"
+    return None
+
+
+def num_ranks(options: EngineOptions) -> int:
+    """Processes that share one model, each with a device of its own."""
+    return options.tensor_parallel_size * options.pipeline_parallel_size
+
+
+def group_name(options: EngineOptions) -> str:
+    """What the processes are to each other, for people."""
+    kinds = {"tensor": options.tensor_parallel_size, "pipeline": options.pipeline_parallel_size}
+    return f"{'- and '.join(kind for kind, size in kinds.items() if size > 1)}-parallel group"
+
+
+def num_nodes(options: EngineOptions) -> int:
+    """Machines of a group, from the options or LeaderWorkerSet's environment.
+
+    ValueError: the environment says another number than the options, or none.
+    """
+    text = os.environ.get("LWS_GROUP_SIZE", "")
+    if not text:
+        return options.nnodes or 1
+    if not text.isdecimal() or int(text) == 0:
+        raise ValueError(
+            f"nnodes: LWS_GROUP_SIZE = {text!r} is no number of machines: unset it, or set the group's size"
+        )
+    if options.nnodes is not None and options.nnodes != int(text):
+        raise ValueError(
+            f"nnodes = {options.nnodes} does not go with LWS_GROUP_SIZE = {text}: leave --nnodes out, or unset "
+            "LWS_GROUP_SIZE for an engine that is not the whole group"
+        )
+    return int(text)
+
+
+def ranks_per_node(options: EngineOptions) -> int:
+    """Of a group, on each of its machines."""
+    return num_ranks(options) // num_nodes(options)
+
+
+def node_rank(options: EngineOptions) -> int:
+    """Which machine of a group over several this is, from the options or LeaderWorkerSet's environment.
+
+    ValueError: the environment names one that there is not.
+    """
+    nodes = num_nodes(options)
+    if nodes == 1:
+        return 0
+    if options.node_rank is not None:
+        return options.node_rank
+    text = os.environ.get("LWS_WORKER_INDEX", "0")
+    if not text.isdecimal() or int(text) >= nodes:
+        raise ValueError(f"LWS_WORKER_INDEX = {text!r}: with nnodes = {nodes} it is 0 to {nodes - 1}")
+    return int(text)
+
+
+def master_address(options: EngineOptions) -> str:
+    """Where a group over several machines meets. ValueError: nobody says so."""
+    address = options.master_addr or os.environ.get("LWS_LEADER_ADDRESS", "")
+    if not address:
+        raise ValueError(f"nnodes = {num_nodes(options)} needs --master-addr, the first machine's host name or address")
+    return address

@@ -1,0 +1,97 @@
+"""What an engine is told of speculation: its options as one object, and vLLM's `speculative_config` read into them.
+
+No torch here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from mini_infer_contract.engine_options import EngineOptions
+from mini_infer_contract.options import OptionRow, option_rows
+from mini_infer_engine.config.options.option_values import choice_fault, range_fault
+
+Method = Literal["ngram", "draft_model", "head"]
+
+_OPTION_OF = {
+    "method": "speculative_method",
+    "model": "speculative_model",
+    "num_speculative_tokens": "num_speculative_tokens",
+    "prompt_lookup_max": "prompt_lookup_max",
+    "prompt_lookup_min": "prompt_lookup_min",
+}
+"""vLLM's keys, and the options that say the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationConfig:
+    """Speculation that is switched on."""
+
+    method: Method
+    model: str | None
+    """Of draft_model and head."""
+    num_tokens: int
+    """Guesses of a pass, at most."""
+    lookup_max: int
+    lookup_min: int
+
+
+def speculation_of(options: EngineOptions) -> SpeculationConfig | None:
+    """None: it is off. ValueError: the options do not go together."""
+    method, model = options.speculative_method, options.speculative_model
+    if method is None and model is None:
+        return None
+    if method in ("draft_model", "head") and model is None:
+        raise ValueError(f"speculative_method is {method}, which needs a folder of its own: set speculative_model")
+    if method == "ngram" and model is not None:
+        raise ValueError(f"speculative_method is ngram, which has no model: leave out speculative_model {model!r}")
+    if options.prompt_lookup_min > options.prompt_lookup_max:
+        raise ValueError(
+            f"prompt_lookup_min is {options.prompt_lookup_min} and prompt_lookup_max {options.prompt_lookup_max}: "
+            "the least must not be above the most"
+        )
+    return SpeculationConfig(
+        method or "draft_model",
+        model,
+        options.num_speculative_tokens,
+        options.prompt_lookup_max,
+        options.prompt_lookup_min,
+    )
+
+
+def options_of_config(config: str | Mapping[str, Any]) -> dict[str, Any]:
+    """Options for vLLM's `speculative_config`, a mapping or JSON of one, checked as flags are.
+
+    ValueError: it has what there is not here, or a value is at fault.
+    """
+    values: Any = config
+    if isinstance(config, str):
+        try:
+            values = msgspec.json.decode(config)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"speculative_config {config!r} is no JSON: {error}") from None
+    if not isinstance(values, Mapping):
+        raise ValueError(f"speculative_config {config!r} must be an object such as {{'method': 'ngram'}}")
+    if unknown := sorted(values.keys() - _OPTION_OF.keys()):
+        raise ValueError(
+            f"speculative_config has {', '.join(unknown)}, which this engine has not: known are {', '.join(_OPTION_OF)}"
+        )
+    given = {name: value for name, value in values.items() if value is not None}
+    rows = {row.name: row for row in option_rows(EngineOptions)}
+    for name, value in given.items():
+        if (fault := _fault(rows[_OPTION_OF[name]], value)) is not None:
+            raise ValueError(f"speculative_config: {name} = {value!r}: {fault}")
+    return {_OPTION_OF[name]: value for name, value in given.items()}
+
+
+def _fault(row: OptionRow, value: Any) -> str | None:
+    """What a value that JSON may have must be; None: it is well."""
+    if (fault := choice_fault(row, value)) is not None:
+        return fault
+    if row.type is int:
+        is_integer = isinstance(value, int) and not isinstance(value, bool)
+        fault = range_fault(row, value if is_integer else None)
+        return None if fault is None else f"must be {fault}"
+    return None if isinstance(value, str) else "must be a text"

@@ -1,0 +1,1 @@
+"""`quantization_config` of checkpoints, read into schemes of linear layers."""

@@ -1,0 +1,42 @@
+"""What all readers of `quantization_config` have in common: lists of names, and how a value is refused. No torch."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.config.json_fields import Fields
+
+
+def names(fields: Fields, raw: dict[str, Any], key: str) -> tuple[str, ...]:
+    """Layers under a key: names or patterns; none where it is missing. ModelError: it is something else."""
+    found = raw.get(key) or []
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise refuse(fields, key, "it must be a list of names")
+    for name in found:
+        if name.startswith("re:"):
+            check_pattern(fields, key, name.removeprefix("re:"))
+    return tuple(found)
+
+
+def check_pattern(fields: Fields, key: str, pattern: str) -> None:
+    """ModelError: it is no regular expression of Python's."""
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise refuse(fields, f"{key}: {pattern!r}", f"it is no regular expression of Python's ({error})") from None
+
+
+def refuse(fields: Fields, what: str, remedy: str) -> ModelError:
+    """For a value of quantization_config; `remedy` goes on after a colon."""
+    return ModelError(f"{fields.path}: quantization_config: {what}: {remedy}; or use the original weights.")
+
+
+@contextmanager
+def errors_of(part: str) -> Iterator[None]:
+    """A ModelError within says which part of quantization_config it is about."""
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError(f"{error} (This is about {part}.)") from None

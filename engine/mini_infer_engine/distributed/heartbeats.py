@@ -1,0 +1,207 @@
+"""Signs of life among ranks: each tells the first rank that it lives and what it has reached; the first rank answers.
+
+Silence is counted in this process's own ticks: who was stopped together with the others, or gets no processor, blames
+nobody. It knows nothing of what ranks compute.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+import msgspec
+import zmq
+
+from mini_infer_contract.peer_auth import PeerSecret
+from mini_infer_process import zmq_limits
+from mini_infer_process.curve import secure_client
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.25
+SILENT_TICKS = 12
+"""After which a rank counts as hung: 3 s. A thread of its own speaks for it, so a long pass is no silence, nor is
+garbage collection, for what was made while loading is frozen. Less would end healthy groups on busy machines; what
+follows must leave room in the five seconds after which all is over."""
+LOADING_TICKS = 80
+"""The same while the model is loaded, when long calls of libraries may keep a process from saying anything: 20 s."""
+
+
+class Alive(msgspec.Struct, frozen=True, tag=True):
+    """Nothing new."""
+
+
+class Reached(msgspec.Struct, frozen=True, tag=True):
+    """The rank has come to a point where all must agree, with its number."""
+
+    value: int
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The rank cannot go on, and leaves; the reason is for people."""
+
+    reason: str
+
+
+Sign = Alive | Reached | Failed
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Sign).decode
+
+
+class Watch:
+    """The first rank's end: a thread that hears every other rank, and finds out what ends the group."""
+
+    def __init__(
+        self,
+        router: zmq.Socket[bytes],
+        ranks: range,
+        ended: Callable[[], Mapping[int, int]],
+        on_lost: Callable[[str], None],
+        group: str = "tensor-parallel group",
+    ) -> None:
+        """`ended`: ranks whose processes have ended, to their statuses; `on_lost`: called once, by the thread.
+
+        `group`: what the ranks are to each other, for people.
+        """
+        self._router, self._ranks, self._ended, self._on_lost = router, ranks, ended, on_lost
+        self._group = group
+        self._silent: dict[int, int] = {}
+        """Ticks since the last sign, by rank; only of those that have been heard."""
+        self._reached: dict[int, list[int]] = {rank: [] for rank in ranks}
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._limit = LOADING_TICKS
+        self.lost = ""
+        """Why the group is over; empty: it is not."""
+        self._thread = threading.Thread(target=self._run, name="rank-watch", daemon=True)
+        self._thread.start()
+
+    def loaded(self) -> None:
+        """The model is loaded: from now on silence is a fault sooner."""
+        self._silent, self._limit = dict.fromkeys(self._silent, 0), SILENT_TICKS
+
+    def gather(self) -> list[int]:
+        """One number of each rank, once all have come to the next point. RuntimeError: the group is over."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.lost or all(self._reached.values()))
+            if self.lost:
+                raise RuntimeError(self.lost)
+            return [self._reached[rank].pop(0) for rank in self._ranks]
+
+    def reason(self, wait_s: float) -> str:
+        """Why the group is over, for which this waits a little; empty: it goes on."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.lost, wait_s)
+            return self.lost
+
+    def close(self) -> None:
+        """No rank is missed any more."""
+        self._stopping = True
+        self._thread.join(2 * TICK_S + 1)
+
+    def _run(self) -> None:
+        next_tick_s = time.monotonic() + TICK_S
+        while not self._stopping:
+            if self._router.poll(max(1, int((next_tick_s - time.monotonic()) * 1000))):
+                self._hear()
+            if time.monotonic() >= next_tick_s:
+                next_tick_s = time.monotonic() + TICK_S  # a late tick counts once
+                for rank in self._silent:
+                    self._silent[rank] += 1
+            if (reason := self._find()) and not self._stopping:
+                self._lose(reason)
+                return
+
+    def _hear(self) -> None:
+        while True:
+            try:
+                name, payload = self._router.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            rank, sign = int(name), _decode(payload)
+            self._silent[rank] = 0
+            match sign:
+                case Reached(value):
+                    with self._changed:
+                        self._reached[rank].append(value)
+                        self._changed.notify_all()
+                case Failed(reason):
+                    self._lose(reason)
+                    return
+                case Alive():
+                    self._router.send_multipart([name, _encode(Alive())])
+
+    def _find(self) -> str:
+        if self.lost:
+            return self.lost
+        for rank, status in self._ended().items():
+            how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+            return f"rank {rank} of the {self._group} {how}"
+        for rank, ticks in self._silent.items():
+            if ticks >= self._limit:
+                return f"rank {rank} of the {self._group} hangs: no sign of life for {ticks * TICK_S:g} s"
+        return ""
+
+    def _lose(self, reason: str) -> None:
+        with self._changed:
+            first, self.lost = not self.lost, self.lost or reason
+            self._changed.notify_all()
+        if first:
+            logger.error("%s: the group ends", reason)
+            self._on_lost(reason)
+
+
+class Signs:
+    """The end of every other rank: a thread that speaks for it, and notices when the first rank is gone."""
+
+    def __init__(
+        self, address: str, rank: int, on_lost: Callable[[str], None], secret: PeerSecret | None = None
+    ) -> None:
+        """`on_lost`: called once, by the thread. `secret`: proves membership to a first rank on another node."""
+        self._secret = secret
+        self._address, self._rank, self._on_lost = address, rank, on_lost
+        self._waiting: queue.SimpleQueue[Sign] = queue.SimpleQueue()
+        self._silent, self._limit = 0, LOADING_TICKS
+        self._said_all = threading.Event()
+        threading.Thread(target=self._run, name="signs-of-life", daemon=True).start()
+
+    def loaded(self) -> None:
+        """See `Watch.loaded`: the first rank is ready for requests."""
+        self._silent, self._limit = 0, SILENT_TICKS
+
+    def reached(self, value: int) -> None:
+        """See `Reached`."""
+        self._waiting.put(Reached(value))
+
+    def failed(self, reason: str) -> None:
+        """See `Failed`; waits until it has been handed to the network."""
+        self._waiting.put(Failed(reason))
+        self._said_all.wait(4 * TICK_S)
+
+    def _run(self) -> None:
+        context = zmq.Context()
+        socket = context.socket(zmq.DEALER)
+        zmq_limits.LOCAL.apply(socket)
+        secure_client(socket, self._secret)
+        socket.set(zmq.IDENTITY, str(self._rank).encode())
+        socket.set(zmq.LINGER, 1000)
+        socket.set(zmq.IPV6, 1)
+        socket.connect(self._address)
+        while self._silent < self._limit:
+            socket.send(_encode(Alive()))
+            try:
+                sign = self._waiting.get(timeout=TICK_S)
+                socket.send(_encode(sign))
+                if isinstance(sign, Failed):
+                    break
+            except queue.Empty:
+                self._silent += 1
+            while socket.poll(0):
+                socket.recv()
+                self._silent = 0
+        socket.close()
+        context.term()
+        self._said_all.set()
+        if self._silent >= self._limit:
+            self._on_lost(f"the first rank hangs or is gone: no sign of life for {self._silent * TICK_S:g} s")

@@ -1,0 +1,620 @@
+"""The side that wants keys and values: one connection to each engine that has them, and what is asked over it.
+
+It is one engine's and lives in the transfer thread. A job ends for its sequence with `Taken` or `NotTaken`, and for its
+pages with `Settled`: a peer that is late may still write to them, so they stay where they are until it has said that it
+does not, or is gone. What a peer sends is checked, and what raises all the same costs that peer's message or that job.
+"""
+
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from mini_infer_contract.peer_auth import PeerSecret
+from mini_infer_engine.core.faults import FaultLog
+from mini_infer_engine.core.guarded_connector import FAULT
+from mini_infer_engine.kv_transfer.estimates import (
+    RateMeter,
+    fetching_pays,
+    late_after_s,
+    prefill_estimate_s,
+    read_estimate_s,
+)
+from mini_infer_engine.kv_transfer.layout import KVLayout, Span
+from mini_infer_engine.kv_transfer.producer import Load
+from mini_infer_engine.kv_transfer.protocol import events, wire
+from mini_infer_engine.kv_transfer.protocol.handshake import handshake_refusal
+from mini_infer_engine.kv_transfer.protocol.message_checks import granted_fault, written_fault
+from mini_infer_engine.kv_transfer.staging_slots import LENT, Area, Slots
+from mini_infer_engine.kv_transfer.stats import Counters
+from mini_infer_engine.kv_transfer.transport import Motion, Transport, TransportError
+from mini_infer_process import zmq_limits
+from mini_infer_process.curve import secure_client
+
+log = logging.getLogger(__name__)
+
+_ANSWER_S = 2.0
+"""For a peer to answer a greeting, or to say that a prompt is in line: its transfer thread does, while it computes."""
+_GRANT_S = 10.0
+"""For a peer to say what may be read: its core does, between two passes."""
+_GONE_S = 1.0
+"""After a peer's connection has ended, what it had begun to write has arrived or never will."""
+_KEEPALIVE = (
+    (zmq.TCP_KEEPALIVE, 1),
+    (zmq.TCP_KEEPALIVE_IDLE, 5),
+    (zmq.TCP_KEEPALIVE_INTVL, 5),
+    (zmq.TCP_KEEPALIVE_CNT, 3),
+)
+"""A host that is cut off ends its connections within 20 s. A process that is stopped keeps them, and that is right: it
+may go on writing."""
+
+_MESSAGES_A_TURN = 256
+"""Of one peer, at most: one that never stops must not keep others waiting."""
+
+_MOST_WANTED = 1 << 14
+"""Requests for slots of one area that wait, at most."""
+
+Stage = Literal["connecting", "asked", "accepted", "reading", "given_up"]
+
+
+@dataclass(slots=True)
+class _Lent:
+    """A slot that the other side writes to."""
+
+    area: Area
+    slot: int
+    placing: Motion | None = None
+    """None: it has not said that it has."""
+
+
+@dataclass(slots=True)
+class _Job:
+    take: events.Take
+    begun_s: float
+    stage: Stage
+    deadline_s: float
+    estimate_s: float | None = None
+    motion: Motion | None = None
+    """A read from pool to pool."""
+    lent: dict[int, _Lent] = field(default_factory=dict)
+    """By the other side's serial numbers, until what was written there is in its place."""
+    last: wire.Prefilled | wire.AllWritten | None = None
+    """What the other side has said at last: heeded once all that it has written is in its place."""
+    granted_tokens: int = 0
+    lease_end_s: float = 0.0
+    num_bytes: int = 0
+    settles_s: float | None = None
+    """When its pages are settled at the latest, once nothing is read into them: its peer is gone, or writes no more."""
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether this side still changes its pages."""
+        return self.motion is not None or any(lent.placing is not None for lent in self.lent.values())
+
+
+@dataclass(slots=True)
+class _Peer:
+    address: str
+    socket: zmq.Socket[bytes]
+    monitor: zmq.Socket[bytes]
+    party: wire.Party | None = None
+    """None: it has not answered yet."""
+    bytes_per_s: RateMeter = field(default_factory=RateMeter)
+    jobs: dict[int, _Job] = field(default_factory=dict)
+    refused_fetches: int = 0
+    """Prefixes in a row that were computed here, because by its rate that was sooner."""
+    renewed_s: float = 0.0
+    is_broken: bool = False
+    """The transport has failed between us: new jobs greet anew, over another connection."""
+
+
+@dataclass(slots=True, frozen=True)
+class TakerLimits:
+    """How long things may take, in seconds."""
+
+    lease_s: float
+    timeout_s: float
+
+
+class Taker:
+    """See the module."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        poller: zmq.Poller,
+        party: Callable[[], wire.Party],
+        transport: Transport,
+        layout: KVLayout,
+        tell: Callable[[events.Event], None],
+        counters: Counters,
+        limits: TakerLimits,
+        load: Load,
+        faults: FaultLog | None = None,
+        secret: PeerSecret | None = None,
+    ) -> None:
+        """`faults` counts what could not be handled, for metrics."""
+        self._faults = FaultLog() if faults is None else faults
+        self._context, self._poller = context, poller
+        self._party, self._transport, self._layout = party, transport, layout
+        self._tell, self._counters, self._limits = tell, counters, limits
+        self._load, self._secret = load, secret
+        self._peers: dict[str, _Peer] = {}
+        self._retired: list[_Peer] = []
+        """Those that get no new jobs, and have some that are not settled; some have no connection any more."""
+        self._numbers = itertools.count()
+        self._slots: dict[Area, Slots] = {"device": Slots(LENT), "host": Slots(LENT)}
+        self._wanting: dict[Area, deque[tuple[_Peer, _Job, wire.SlotWanted]]] = {"device": deque(), "host": deque()}
+        """Jobs that wait for a slot, in order."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether bytes that are read here are on their way."""
+        return any(job.is_reading for peer in self._all() for job in peer.jobs.values())
+
+    @property
+    def num_open(self) -> int:
+        """Jobs that are not settled."""
+        return sum(len(peer.jobs) for peer in self._all())
+
+    def _all(self) -> list[_Peer]:
+        return [*self._peers.values(), *self._retired]
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Of reads and of what was written here lately, the fastest peer's."""
+        return max((peer.bytes_per_s.per_s for peer in self._peers.values()), default=0.0)
+
+    # -- From the core
+
+    def take(self, take: events.Take, now_s: float) -> None:
+        """Begin a job."""
+        peer = self._peers.get(take.source.address)
+        if peer is not None and peer.is_broken:
+            self._retire(peer)
+            peer = None
+        try:
+            peer = peer or self._connect(take.source.address)
+        except Exception as error:
+            if not isinstance(error, zmq.ZMQError):
+                self._faults.record("a connection to another engine", error)
+            self._tell(events.NotTaken(take.job, "address", f"{take.source.address} is no address: {error}"))
+            self._tell(events.Settled(take.job))
+            return
+        job = _Job(take, now_s, "connecting", now_s + min(_ANSWER_S, self._limits.timeout_s))
+        peer.jobs[take.job] = job
+        if peer.party is not None:
+            self._ask_or_fail(peer, job, now_s)
+
+    def cancel(self, number: int) -> None:
+        """Nobody waits for a job any more."""
+        for peer in self._all():
+            if (job := peer.jobs.get(number)) is not None and job.stage != "given_up":
+                self._give_up(peer, job)
+
+    def _connect(self, address: str) -> _Peer:
+        socket = self._context.socket(zmq.DEALER)
+        try:
+            monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+            identity = f"{self._party().engine_id}/{next(self._numbers)}"
+            socket.setsockopt(zmq.IDENTITY, identity.encode())
+            socket.setsockopt(zmq.LINGER, 0)
+            zmq_limits.TRANSFER_CLIENT.apply(socket)
+            secure_client(socket, self._secret)
+            socket.setsockopt(zmq.IPV6, 1)  # a name may have addresses of either family
+            for option, value in _KEEPALIVE:
+                socket.setsockopt(option, value)
+            socket.connect(address)
+        except Exception:
+            socket.disable_monitor()
+            socket.close(linger=0)
+            raise
+        self._poller.register(socket, zmq.POLLIN)
+        self._poller.register(monitor, zmq.POLLIN)
+        peer = self._peers[address] = _Peer(address, socket, monitor)
+        self._send(peer, wire.Hello(self._party()))
+        return peer
+
+    def _send(self, peer: _Peer, message: wire.FromTaker) -> None:
+        """Sends a message without waiting. Nothing is sent to a peer whose connection is closed."""
+        if peer.socket.closed:
+            return
+        try:
+            peer.socket.send(wire.encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            log.info("%s takes no messages", peer.address)
+
+    def _ask_or_fail(self, peer: _Peer, job: _Job, now_s: float) -> None:
+        """What cannot be put into a message costs its own job alone."""
+        try:
+            self._ask(peer, job, now_s)
+        except Exception as error:
+            self._faults.record("a request to another engine", error)
+            self._fail(peer, job, FAULT, "it could not be requested", is_settled=True)
+
+    def _ask(self, peer: _Peer, job: _Job, now_s: float) -> None:
+        take = job.take
+        job.stage = "asked"
+        tokens = take.num_tokens - take.first_token
+        job.num_bytes = tokens * self._layout.group_token_bytes
+        if take.source.how == "prefill":
+            job.deadline_s = now_s + min(_ANSWER_S, self._limits.timeout_s)
+            self._send(
+                peer,
+                wire.PrefillWanted(take.job, take.request, take.pages, take.first_token, self._limits.lease_s),
+            )
+            return
+        job.deadline_s = now_s + min(_GRANT_S, self._limits.timeout_s)
+        token_ids = [*take.request.prompt_token_ids, *take.request.resumed_token_ids]
+        job.lease_end_s = now_s + self._limits.lease_s
+        wanted = wire.KVWanted(
+            take.job, token_ids, take.request.cache_salt, take.source.held_id, take.first_token, self._limits.lease_s
+        )
+        self._send(peer, wanted)
+
+    # -- From givers
+
+    def receive(self, ready: dict[object, int], now_s: float) -> None:
+        """Whatever givers have said, and whether they are still there."""
+        for peer in self._all():
+            if peer.socket in ready:
+                self._receive_from(peer, now_s)
+            if peer.monitor in ready and not peer.socket.closed:
+                recv_monitor_message(peer.monitor, zmq.NOBLOCK)
+                self._lose(peer, now_s)
+
+    def _receive_from(self, peer: _Peer, now_s: float) -> None:
+        for _ in range(_MESSAGES_A_TURN):
+            if peer.socket.closed:
+                return
+            try:
+                [payload] = peer.socket.recv_multipart(zmq.NOBLOCK)
+                message = wire.decode_from_giver(payload)
+            except zmq.Again:
+                return
+            except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+                self._faults.record(f"a message of {peer.address}", error)
+                continue
+            try:
+                self._handle(peer, message, now_s)
+            except Exception as error:
+                self._faults.record(f"handling {type(message).__name__} of {peer.address}", error)
+                self._handle_fault(peer, message)
+
+    def _handle_fault(self, peer: _Peer, message: wire.FromGiver) -> None:
+        """Ends the jobs of a message that could not be handled; their pages stay pinned until the peer settles them."""
+        number = getattr(message, "job", None)
+        jobs = [job for job in peer.jobs.values() if number in (None, job.take.job)]
+        peer.is_broken = True
+        for job in jobs:
+            self._fail(peer, job, FAULT, "what the other engine has sent cannot be handled", is_settled=False)
+            self._send(peer, wire.Release([job.take.job]))
+
+    def _handle(self, peer: _Peer, message: wire.FromGiver, now_s: float) -> None:
+        match message:
+            case wire.Welcome(party):
+                self._welcome(peer, party, now_s)
+            case wire.Refused(reason):
+                self._refuse(peer, reason)
+            case wire.Released(jobs):
+                for number in jobs:
+                    if (job := peer.jobs.get(number)) is not None:
+                        self._settle_when_still(peer, job)
+            case _:
+                if (job := peer.jobs.get(message.job)) is not None:
+                    self._answer(peer, job, message, now_s)
+
+    def _welcome(self, peer: _Peer, party: wire.Party, now_s: float) -> None:
+        refusal = handshake_refusal(self._party(), party)
+        if not refusal:
+            try:
+                self._transport.add_peer(party.engine_id, party.layout, party.where)
+            except TransportError as error:
+                refusal = str(error)
+            except Exception as error:
+                self._faults.record(f"connecting the transport to {peer.address}", error)
+                refusal = f"the transport cannot connect to it ({type(error).__name__})"
+        if refusal:
+            self._refuse(peer, refusal)
+            return
+        peer.party = party
+        for job in list(peer.jobs.values()):
+            if job.stage == "connecting":
+                self._ask_or_fail(peer, job, now_s)
+            elif job.stage == "given_up":
+                self._settle(peer, job)
+
+    def _refuse(self, peer: _Peer, reason: str) -> None:
+        """Nothing may move between us; what was asked before (it has restarted) is void."""
+        log.warning("no KV transfer with %s: %s", peer.address, reason)
+        for job in list(peer.jobs.values()):
+            self._fail(peer, job, "refused", reason, is_settled=True)
+        self._drop(peer)
+
+    def _answer(
+        self,
+        peer: _Peer,
+        job: _Job,
+        message: wire.Accepted
+        | wire.Prefilled
+        | wire.KVGranted
+        | wire.SlotWanted
+        | wire.Written
+        | wire.AllWritten
+        | wire.Failed,
+        now_s: float,
+    ) -> None:
+        if isinstance(message, wire.Failed):
+            self._fail(peer, job, message.reason, message.message, is_settled=True)
+        elif job.stage == "given_up":
+            if isinstance(message, wire.Prefilled):
+                self._settle_when_still(peer, job)  # it crossed our release: all has been written
+            elif isinstance(message, wire.Written):
+                self._place(peer, job, message)
+        elif isinstance(message, wire.SlotWanted):
+            if len(self._wanting[message.area]) < _MOST_WANTED:  # an honest peer wants a few slots a job
+                self._wanting[message.area].append((peer, job, message))
+            self._lend(message.area)
+        elif isinstance(message, wire.Written):
+            self._place(peer, job, message)
+        elif isinstance(message, wire.Prefilled | wire.AllWritten):
+            job.last = message
+            self._end_when_placed(peer, job, now_s)
+        elif isinstance(message, wire.Accepted):
+            job.stage = "accepted"
+            rate = message.bytes_per_s or peer.bytes_per_s.per_s
+            tokens = job.take.num_tokens - job.take.first_token
+            job.estimate_s = prefill_estimate_s(
+                message.queued_tokens, tokens, message.prefill_tokens_per_s, job.num_bytes, rate
+            )
+            job.deadline_s = now_s + late_after_s(job.estimate_s, self._limits.timeout_s)
+        else:
+            self._read(peer, job, message, now_s)
+
+    def _end_when_placed(self, peer: _Peer, job: _Job, now_s: float) -> None:
+        if job.is_reading:
+            return
+        if isinstance(job.last, wire.Prefilled):
+            last = job.last
+            job.num_bytes = last.num_bytes
+            taken = events.Taken(job.take.job, job.take.num_tokens, last.token_id, last.logprobs, last.num_cached)
+            self._succeed(peer, job, taken, now_s)
+        elif job.last is not None:
+            self._read_ended(peer, job, has_succeeded=True, now_s=now_s)
+
+    def _read(self, peer: _Peer, job: _Job, granted: wire.KVGranted, now_s: float) -> None:
+        take, rate = job.take, peer.bytes_per_s.per_s
+        end = min(granted.num_tokens, take.num_tokens)
+        first = take.first_token - take.first_token % self._layout.page_size
+        job.num_bytes = max(0, end - first) * self._layout.group_token_bytes
+        if peer.party is None or (fault := granted_fault(granted, peer.party.layout)):
+            self._send(peer, wire.Release([take.job]))
+            self._fail(peer, job, "bad_message", fault if peer.party else "it has not greeted", is_settled=True)
+        elif end <= take.first_token:
+            self._send(peer, wire.Release([take.job]))
+            self._fail(peer, job, "not_held", "it has no more of the prompt than this engine", is_settled=True)
+        elif take.source.how == "prefix" and not fetching_pays(
+            end - first, job.num_bytes, rate, self._load.prefill_tokens_per_s, peer.refused_fetches
+        ):
+            peer.refused_fetches += 1
+            self._send(peer, wire.Release([take.job]))
+            self._fail(peer, job, "computing_is_cheaper", "this engine computes them sooner", is_settled=True)
+        else:
+            try:
+                span = Span(take.pages, granted.pages, first, end)
+                if not granted.is_staged:
+                    job.motion = self._transport.start(peer.party.engine_id, "read", span)
+            except Exception as error:
+                if not isinstance(error, TransportError):
+                    self._faults.record(f"a read from {peer.address}", error)
+                self._fail_transport(peer, job, str(error), is_settled=True)
+            else:
+                job.stage, job.granted_tokens, job.begun_s = "reading", end, now_s
+                job.estimate_s = read_estimate_s(job.num_bytes, rate) or None
+                job.deadline_s = min(now_s + late_after_s(job.estimate_s, self._limits.timeout_s), job.lease_end_s)
+
+    def _fail_transport(self, peer: _Peer, job: _Job, message: str, *, is_settled: bool) -> None:
+        """Ends a job whose keys and values could not be moved: the peer is greeted anew for the next one.
+
+        The release comes first: a peer without jobs is dropped, with its connection.
+        """
+        peer.is_broken = True
+        self._send(peer, wire.Release([job.take.job]))
+        self._fail(peer, job, "transport", message, is_settled=is_settled)
+
+    # -- Slots
+
+    def _lend(self, area: Area) -> None:
+        """Whoever waits for a slot of this area has one, as far as there are any."""
+        wanting = self._wanting[area]
+        while wanting:
+            peer, job, wanted = wanting[0]
+            if job.stage != "given_up" and not peer.socket.closed and wanted.serial not in job.lent:
+                slot = self._slots[area].take()
+                if slot is None:
+                    return
+                job.lent[wanted.serial] = _Lent(area, slot)
+                self._send(peer, wire.SlotLent(job.take.job, wanted.serial, slot))
+            wanting.popleft()
+
+    def _free(self, job: _Job, serial: int) -> None:
+        """Nobody writes to a slot any more, and nobody needs what is in it."""
+        if (lent := job.lent.pop(serial, None)) is not None:
+            self._slots[lent.area].free(lent.slot)
+            self._lend(lent.area)
+
+    def _place(self, peer: _Peer, job: _Job, written: wire.Written) -> None:
+        """Put what the other side has written to a slot into the job's pages, where it is wanted."""
+        lent = job.lent.get(written.serial)
+        if lent is None or lent.placing is not None:
+            log.warning("%s has written to no slot that it was lent", peer.address)
+            return
+        if job.stage == "given_up":
+            self._free(job, written.serial)
+            return
+        if peer.party is None or (fault := written_fault(written, job.take, self._layout)):
+            log.warning("%s has written what does not belong into these pages: %s", peer.address, fault)
+            self._free(job, written.serial)
+            self._fail_transport(peer, job, fault, is_settled=False)
+            return
+        span = Span(job.take.pages, [], written.begin, written.end, written.layers)
+        try:
+            lent.placing = self._transport.place(peer.party.engine_id, lent.area, lent.slot, span)
+        except Exception as error:
+            if not isinstance(error, TransportError):
+                self._faults.record(f"putting in place what {peer.address} has written", error)
+            self._free(job, written.serial)
+            self._fail_transport(peer, job, str(error), is_settled=False)
+
+    # -- Ends
+
+    def _succeed(self, peer: _Peer, job: _Job, taken: events.Taken, now_s: float) -> None:
+        counters, seconds = self._counters, now_s - job.begun_s
+        counters.received += 1
+        counters.received_bytes += job.num_bytes
+        counters.received_s += seconds
+        if job.estimate_s is not None:
+            counters.estimated_s += job.estimate_s
+            counters.estimate_error_s += abs(seconds - job.estimate_s)
+        self._tell(taken)
+        self._settle(peer, job)
+
+    def _fail(self, peer: _Peer, job: _Job, reason: str, message: str, *, is_settled: bool) -> None:
+        if job.stage != "given_up":
+            job.stage = "given_up"
+            self._counters.fallbacks[reason] += 1
+            self._tell(events.NotTaken(job.take.job, reason, message))
+        if is_settled:
+            self._settle_when_still(peer, job)
+
+    def _give_up(self, peer: _Peer, job: _Job) -> None:
+        """Whoever gives is to stop; until it says that it has, its writes may come."""
+        was_asked = job.stage != "connecting"
+        job.stage = "given_up"
+        if not was_asked:
+            self._settle(peer, job)
+        elif job.motion is None:
+            self._send(peer, wire.Release([job.take.job]))
+
+    def _settle_when_still(self, peer: _Peer, job: _Job) -> None:
+        """The other side writes no more: the pages are settled once nothing is read into them either."""
+        if job.is_reading:
+            job.settles_s = 0.0
+        else:
+            self._settle(peer, job)
+
+    def _settle(self, peer: _Peer, job: _Job) -> None:
+        for serial in list(job.lent):
+            self._free(job, serial)
+        if peer.jobs.pop(job.take.job, None) is not None:
+            self._tell(events.Settled(job.take.job))
+        if not peer.jobs and (peer.is_broken or self._peers.get(peer.address) is not peer):
+            self._drop(peer)
+
+    def _lose(self, peer: _Peer, now_s: float) -> None:
+        """Its connection has ended: its process has, or its host is cut off."""
+        for job in list(peer.jobs.values()):
+            job.settles_s = now_s + _GONE_S
+            self._fail(peer, job, "peer_lost", f"{peer.address} is gone", is_settled=False)
+        self._drop(peer)
+
+    def _drop(self, peer: _Peer) -> None:
+        """Connect anew next time."""
+        self._retire(peer)
+        self._close(peer)
+
+    def _retire(self, peer: _Peer) -> None:
+        """New jobs get another connection; this one stays for as long as its jobs need it."""
+        if self._peers.get(peer.address) is peer:
+            del self._peers[peer.address]
+            if peer.jobs:
+                self._retired.append(peer)
+
+    def _close(self, peer: _Peer) -> None:
+        if peer.socket.closed:
+            return
+        self._poller.unregister(peer.socket)
+        self._poller.unregister(peer.monitor)
+        peer.socket.disable_monitor()
+        peer.socket.close(linger=0)
+
+    # -- From time to time
+
+    def advance(self, now_s: float) -> None:
+        """Look at what is read, at what is late, at leases, and at peers that are gone."""
+        for peer in self._all():
+            for job in list(peer.jobs.values()):
+                try:
+                    self._look_at(peer, job, now_s)
+                except Exception as error:
+                    self._faults.record(f"a transfer from {peer.address}", error)
+                    self._end_faulty(peer, job)
+            if peer.jobs and not peer.socket.closed and now_s - peer.renewed_s > self._limits.lease_s / 3:
+                peer.renewed_s = now_s
+                waiting = [number for number, job in peer.jobs.items() if job.stage in ("asked", "accepted")]
+                if waiting:
+                    self._send(peer, wire.Renew(waiting, self._limits.lease_s))
+        self._retired = [peer for peer in self._retired if peer.jobs]
+
+    def _end_faulty(self, peer: _Peer, job: _Job) -> None:
+        """Ends a job that cannot be looked at. Its pages stay pinned until its peer says that it writes no more."""
+        job.motion = None
+        for lent in job.lent.values():
+            lent.placing = None
+        peer.is_broken = True
+        self._fail(peer, job, FAULT, "this engine's KV transfer has a fault; its log says which", is_settled=False)
+        self._send(peer, wire.Release([job.take.job]))
+
+    def _look_at(self, peer: _Peer, job: _Job, now_s: float) -> None:
+        for serial, lent in list(job.lent.items()):
+            if lent.placing is not None and (found := lent.placing.progress()) != "busy":
+                self._free(job, serial)
+                if found == "failed" and job.stage != "given_up":
+                    message = "what the other engine has written cannot be put in place"
+                    self._fail_transport(peer, job, message, is_settled=False)
+        if job.motion is not None and (progress := job.motion.progress()) != "busy":
+            job.motion = None
+            self._read_ended(peer, job, has_succeeded=progress == "done", now_s=now_s)
+        elif job.settles_s is not None and not job.is_reading and now_s >= job.settles_s:
+            self._settle(peer, job)
+        elif job.last is not None and not job.is_reading and job.stage != "given_up":
+            self._end_when_placed(peer, job, now_s)
+        elif job.stage != "given_up" and now_s >= job.deadline_s:
+            was = job.stage
+            reason = "unreachable" if was == "connecting" else "late"
+            seconds = now_s - job.begun_s
+            message = f"{peer.address} has not given keys and values within {seconds:.2f} s ({was})"
+            self._counters.fallbacks[reason] += 1
+            self._tell(events.NotTaken(job.take.job, reason, message))
+            self._give_up(peer, job)
+            if was == "connecting":
+                self._drop(peer)
+
+    def _read_ended(self, peer: _Peer, job: _Job, *, has_succeeded: bool, now_s: float) -> None:
+        if job.stage != "given_up" and not has_succeeded:
+            self._fail_transport(peer, job, "a read from the other engine has failed", is_settled=True)
+            return
+        self._send(peer, wire.Release([job.take.job]))
+        if job.stage == "given_up":
+            self._settle(peer, job)
+        elif time.monotonic() >= job.lease_end_s:
+            message = "what was read may be another prompt's by now: the lease has expired"
+            self._fail(peer, job, "lease_expired", message, is_settled=True)
+        else:
+            peer.bytes_per_s.add(job.num_bytes, now_s - job.begun_s)
+            peer.refused_fetches = 0
+            self._succeed(peer, job, events.Taken(job.take.job, job.granted_tokens), now_s)
+
+    def close(self) -> None:
+        """Close all connections."""
+        for peer in self._all():
+            self._close(peer)
+        self._peers.clear()
+        self._retired.clear()

@@ -1,0 +1,578 @@
+"""The side that has keys and values, or makes them: what other engines ask of it, their leases, the writes to them.
+
+It is one engine's and lives in the transfer thread. It knows transport and messages, neither sockets nor the scheduler.
+What a peer sends is checked, and what raises all the same costs that peer's message or that job.
+"""
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from mini_infer_engine.core.faults import FaultLog
+from mini_infer_engine.core.guarded_connector import FAULT
+from mini_infer_engine.kv_transfer.estimates import RateMeter
+from mini_infer_engine.kv_transfer.layout import KVLayout, Span, alignment
+from mini_infer_engine.kv_transfer.protocol import events, wire
+from mini_infer_engine.kv_transfer.protocol.handshake import handshake_refusal
+from mini_infer_engine.kv_transfer.protocol.leases import LeaseTable
+from mini_infer_engine.kv_transfer.protocol.message_checks import kv_wanted_fault, prefill_wanted_fault
+from mini_infer_engine.kv_transfer.staging.staged_write import StagedGift
+from mini_infer_engine.kv_transfer.staging_slots import GIVEN, Area, Slots, chunks
+from mini_infer_engine.kv_transfer.stats import Counters
+from mini_infer_engine.kv_transfer.transport import Motion, Transport, TransportError
+
+MAX_OPEN_JOBS = 4096
+"""Prompts and reads of other engines that are not settled, at most; more are refused as overload."""
+MAX_PEERS = 1024
+"""Engines that have greeted, at most; those that have no open jobs are forgotten first, and greet again."""
+
+Send = Callable[[bytes, wire.FromGiver], None]
+"""To a peer, by its identity on the ROUTER."""
+
+
+@dataclass(slots=True)
+class Load:
+    """What the core last said of its work: estimates follow from it."""
+
+    queued_tokens: int = 0
+    prefill_tokens_per_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Prefill:
+    peer: bytes
+    job: int
+    pages: list[int]
+    """The taker's."""
+    write: "_Write | None" = None
+    """On its way: one at a time, so that what has ended has ended in order."""
+    waiting: deque[events.Give] = field(default_factory=deque)
+    """Not written, or not all layers; the first may wait for layers that are still being computed."""
+    next_layer: int = 0
+    """Of the first of `waiting`."""
+    end: events.GiveEnd | None = None
+    is_wanted: bool = True
+    last_words: wire.FromGiver | None = None
+    """What the taker is told when nothing is written any more of what it does not want, or cannot have."""
+    num_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Write:
+    give: events.Give
+    motion: Motion
+    begun_s: float
+    ends_give: bool
+    """It writes the last layers of its `give`."""
+
+
+@dataclass(slots=True)
+class _Read:
+    peer: bytes
+    job: int
+    lease_s: float
+    first_token: int
+    num_tokens: int
+    gift: StagedGift | None = None
+    """What does not go from pool to pool."""
+
+
+@dataclass(slots=True)
+class _Ending:
+    """Of what nobody reads any more, a gift some of which is still on its way."""
+
+    peer: bytes
+    job: int
+    gift: StagedGift
+    is_released: bool = False
+    """The taker waits for its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Channel:
+    """See `staged_gift.Channel`."""
+
+    peer: bytes
+    job: int
+    party: wire.Party
+    area: Area
+    slot_bytes: int
+    transport: Transport
+    layout: KVLayout
+    send: Send
+
+    def divide(self, span: Span) -> list[Span]:
+        """See `Channel.divide`."""
+        return chunks(self.layout, self.party.layout, span, self.slot_bytes)
+
+    def stage(self, slot: int, part: Span) -> Motion:
+        """See `Channel.stage`."""
+        return self.transport.stage(self.party.engine_id, self.area, slot, part)
+
+    def ask(self, serial: int) -> None:
+        """See `Channel.ask`."""
+        self.send(self.peer, wire.SlotWanted(self.job, serial, self.area))
+
+    def write(self, slot: int, their_slot: int, part: Span) -> Motion:
+        """See `Channel.write`."""
+        return self.transport.push(self.party.engine_id, self.area, slot, their_slot, part)
+
+    def tell(self, serial: int, part: Span) -> None:
+        """See `Channel.tell`."""
+        assert part.layers is not None
+        self.send(self.peer, wire.Written(self.job, serial, part.begin, part.end, part.layers))
+
+
+class Giver:
+    """See the module."""
+
+    def __init__(
+        self,
+        party: Callable[[], wire.Party],
+        transport: Transport,
+        layout: KVLayout,
+        send: Send,
+        tell: Callable[[events.Event], None],
+        counters: Counters,
+        faults: FaultLog | None = None,
+    ) -> None:
+        """`faults` counts what could not be handled, for metrics."""
+        self._faults = FaultLog() if faults is None else faults
+        self._party, self._transport, self._layout = party, transport, layout
+        self._send, self._tell, self._counters = send, tell, counters
+        self._peers: dict[bytes, wire.Party] = {}
+        self._prefills: dict[str, _Prefill] = {}
+        self._reads: dict[str, _Read] = {}
+        self._endings: dict[str, _Ending] = {}
+        self._leases: LeaseTable[str] = LeaseTable()
+        self._rate = RateMeter()
+        self._slots: dict[Area, Slots] = {"device": Slots(GIVEN), "host": Slots(GIVEN)}
+        self._serials = itertools.count()
+        self.load = Load()
+        self._asked_tokens: dict[str, int] = {}
+        """Of prompts that the core has not computed to their end."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether bytes are on their way."""
+        is_writing = any(prefill.write is not None or prefill.waiting for prefill in self._prefills.values())
+        return is_writing or bool(self._endings) or any(read.gift is not None for read in self._reads.values())
+
+    @property
+    def num_open(self) -> int:
+        """Of what is not settled."""
+        return len(self._prefills) + len(self._reads) + len(self._endings)
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Of writes lately."""
+        return self._rate.per_s
+
+    # -- From takers
+
+    def handle(self, peer: bytes, message: wire.FromTaker, now_s: float) -> None:
+        """Handles one message of one taker. What raises costs that message, and the job that it is about."""
+        try:
+            self._handle(peer, message, now_s)
+        except Exception as error:
+            self._faults.record(f"handling {type(message).__name__} of another engine", error)
+            self._handle_fault(peer, message)
+
+    def _handle_fault(self, peer: bytes, message: wire.FromTaker) -> None:
+        if isinstance(message, wire.Hello):
+            self._send(peer, wire.Refused("this engine cannot handle that greeting"))
+        elif isinstance(message, wire.PrefillWanted | wire.KVWanted | wire.SlotLent):
+            self._fail(_key(peer, message.job), peer, message.job)
+
+    def _fail(self, key: str, peer: bytes, job: int) -> None:
+        """Ends one job by a fault of this engine's, whatever state it is in."""
+        message = "this engine's KV transfer has a fault; its log says which"
+        prefill, read = self._prefills.get(key), self._reads.get(key)
+        if prefill is not None:
+            self._give_up(key, prefill, wire.Failed(job, FAULT, message))
+        elif read is not None:
+            self._fail_read(key, read, message, FAULT)
+        else:
+            self._send(peer, wire.Failed(job, FAULT, message))
+
+    def _handle(self, peer: bytes, message: wire.FromTaker, now_s: float) -> None:
+        if isinstance(message, wire.Hello):
+            self._greet(peer, message.party)
+        elif peer not in self._peers:
+            self._send(peer, wire.Refused("say Hello first: this engine does not know yours (it may have restarted)"))
+        elif isinstance(message, wire.PrefillWanted):
+            self._prefill(peer, message, now_s)
+        elif isinstance(message, wire.KVWanted):
+            self._let_read(peer, message, now_s)
+        elif isinstance(message, wire.Renew):
+            for job in message.jobs:
+                self._leases.renew(_key(peer, job), now_s, message.lease_s)
+        elif isinstance(message, wire.SlotLent):
+            self._lend(_key(peer, message.job), message)
+        else:
+            self._release(peer, message.jobs)
+
+    def _greet(self, peer: bytes, party: wire.Party) -> None:
+        ours = self._party()
+        refusal = handshake_refusal(ours, party)
+        if not refusal:
+            try:
+                self._transport.add_peer(party.engine_id, party.layout, party.where)
+            except TransportError as error:
+                refusal = str(error)
+        if refusal or not self._has_room_for_peer():
+            self._send(peer, wire.Refused(refusal or f"{MAX_PEERS} engines have jobs here: try again later"))
+            return
+        for old in [identity for identity, known in self._peers.items() if known.engine_id == party.engine_id]:
+            del self._peers[old]  # it has connected anew
+        self._peers[peer] = party
+        self._send(peer, wire.Welcome(ours))
+
+    def _has_room_for_peer(self) -> bool:
+        """Forgets the peer that greeted first of those without open jobs, if there are too many peers."""
+        if len(self._peers) < MAX_PEERS:
+            return True
+        busy = {prefill.peer for prefill in self._prefills.values()} | {read.peer for read in self._reads.values()}
+        idle = next((peer for peer in self._peers if peer not in busy), None)
+        if idle is not None:
+            self._transport.remove_peer(self._peers.pop(idle).engine_id)
+        return idle is not None
+
+    def _refuses(self, peer: bytes, job: int, fault: str) -> bool:
+        """True if a new job cannot be accepted; then its taker has been told."""
+        reason = "bad_message"
+        if self.num_open >= MAX_OPEN_JOBS:
+            reason, fault = "overloaded", f"this engine has {self.num_open} open transfers: try again later"
+        if fault:
+            self._send(peer, wire.Failed(job, reason, fault))
+        return bool(fault)
+
+    def _is_open(self, key: str) -> bool:
+        """True if a job of this number is not settled: an honest taker numbers each job anew."""
+        return key in self._prefills or key in self._reads or key in self._endings
+
+    def _prefill(self, peer: bytes, wanted: wire.PrefillWanted, now_s: float) -> None:
+        if self._party().role == "decode":
+            message = "this engine's role is decode: it computes no prompts for others"
+            self._send(peer, wire.Failed(wanted.job, "role", message))
+            return
+        key, tokens = _key(peer, wanted.job), max(0, len(wanted.request.prompt_token_ids) - wanted.first_token)
+        if self._is_open(key):
+            return
+        if self._refuses(peer, wanted.job, prefill_wanted_fault(wanted, self._peers[peer].layout)):
+            return
+        queued = self.load.queued_tokens + sum(self._asked_tokens.values())
+        self._prefills[key] = _Prefill(peer, wanted.job, wanted.pages)
+        self._asked_tokens[key] = tokens
+        self._leases.open(key, now_s, wanted.lease_s)
+        step = alignment(self._layout, self._peers[peer].layout)
+        self._tell(events.PrefillAsked(key, wanted.request, wanted.first_token, step))
+        self._send(peer, wire.Accepted(wanted.job, queued, self.load.prefill_tokens_per_s, self._rate.per_s))
+
+    def _let_read(self, peer: bytes, wanted: wire.KVWanted, now_s: float) -> None:
+        key = _key(peer, wanted.job)
+        if self._is_open(key) or self._refuses(peer, wanted.job, kv_wanted_fault(wanted)):
+            return
+        self._reads[key] = _Read(peer, wanted.job, wanted.lease_s, wanted.first_token, len(wanted.token_ids))
+        self._leases.open(key, now_s, wanted.lease_s)
+        self._tell(events.KVAsked(key, wanted.token_ids, wanted.cache_salt, wanted.held_id, wanted.first_token))
+
+    def _release(self, peer: bytes, jobs: list[int]) -> None:
+        released = []
+        for job in jobs:
+            key = _key(peer, job)
+            self._leases.close(key)
+            prefill = self._prefills.get(key)
+            if prefill is not None:
+                self._give_up(key, prefill, wire.Released([job]))
+                continue
+            self._end_read(key)
+            if key in self._endings:
+                self._endings[key].is_released = True
+            else:
+                released.append(job)
+        if released:
+            self._send(peer, wire.Released(released))
+
+    def _end_read(self, key: str) -> None:
+        """Nobody reads it any more, or what is still read counts for nothing."""
+        read = self._reads.pop(key, None)
+        if read is not None:
+            if read.gift is not None:
+                read.gift.abandon()
+                if read.gift.progress() == "busy":
+                    self._endings[key] = _Ending(read.peer, read.job, read.gift)
+            self._tell(events.Gone(key))
+
+    def _lend(self, key: str, lent: wire.SlotLent) -> None:
+        prefill, read = self._prefills.get(key), self._reads.get(key)
+        if prefill is not None and prefill.write is not None and isinstance(prefill.write.motion, StagedGift):
+            prefill.write.motion.lend(lent.serial, lent.slot)
+        if read is not None and read.gift is not None:
+            read.gift.lend(lent.serial, lent.slot)
+
+    def _give_up(self, key: str, prefill: _Prefill, last_words: wire.FromGiver) -> None:
+        """Begin nothing more; what is on its way ends by itself."""
+        prefill.last_words = last_words
+        if prefill.is_wanted:
+            prefill.is_wanted = False
+            self._leases.close(key)
+            self._asked_tokens.pop(key, None)
+            self._tell(events.Gone(key))
+            if prefill.write is not None and not prefill.write.ends_give:
+                prefill.waiting.popleft()  # told of when the write has ended
+                prefill.write.ends_give = True
+            if prefill.write is not None and isinstance(prefill.write.motion, StagedGift):
+                prefill.write.motion.abandon()
+            for give in prefill.waiting:
+                self._tell(events.Given(key, give.serial))
+            prefill.waiting.clear()
+        self._settle(key, prefill)
+
+    def _settle(self, key: str, prefill: _Prefill) -> None:
+        if prefill.last_words is not None and prefill.write is None:
+            del self._prefills[key]
+            self._send(prefill.peer, prefill.last_words)
+
+    # -- From the core
+
+    def do(self, command: "events.Give | events.GiveEnd | events.Grant | events.Refuse") -> None:
+        """Does what the core wants done. What raises costs the job that it is about."""
+        try:
+            match command:
+                case events.Give():
+                    self.give(command)
+                case events.GiveEnd():
+                    self.end(command)
+                case events.Grant():
+                    self.grant(command)
+                case events.Refuse():
+                    self.refuse(command)
+        except Exception as error:
+            self._faults.record(f"the command {type(command).__name__}", error)
+            job = self._prefills.get(command.key) or self._reads.get(command.key)
+            if job is not None:
+                self._end_faulty(command.key, job)
+
+    def _end_faulty(self, key: str, job: "_Prefill | _Read") -> None:
+        """Ends a job that cannot be gone on with. A write that cannot be looked at any more counts as ended."""
+        write = job.write if isinstance(job, _Prefill) else None
+        if isinstance(job, _Prefill) and write is not None and not self._ends_by_itself(job, write):
+            self._tell(events.Given(key, write.give.serial))
+            if not write.ends_give and job.waiting:
+                job.waiting.popleft()
+            job.write = None
+        self._fail(key, job.peer, job.job)
+
+    @staticmethod
+    def _ends_by_itself(prefill: _Prefill, write: _Write) -> bool:
+        """True if a write through slots is to be abandoned first: its slots come back as its parts end."""
+        return prefill.is_wanted and isinstance(write.motion, StagedGift)
+
+    def give(self, give: events.Give) -> None:
+        """Write what has been computed."""
+        prefill = self._prefills.get(give.key)
+        if prefill is None or not prefill.is_wanted:
+            self._tell(events.Given(give.key, give.serial))
+            return
+        prefill.waiting.append(give)
+        self._begin_next(give.key, prefill)
+
+    def _begin_next(self, key: str, prefill: _Prefill) -> None:
+        if prefill.write is not None or not prefill.waiting:
+            return
+        give, party = prefill.waiting[0], self._peers.get(prefill.peer)
+        span = self._computed(prefill, give)
+        if span is None:
+            return  # looked at again by `advance`
+        try:
+            if party is None:
+                raise TransportError("its engine has restarted")
+            gift = self._gift(prefill.peer, prefill.job, party, span)
+            motion = gift or self._transport.start(party.engine_id, "write", span)
+        except Exception as error:
+            if not isinstance(error, TransportError):
+                self._faults.record("a write to another engine", error)
+            self._peers.pop(prefill.peer, None)  # it is to greet again: then it is connected anew
+            self._give_up(key, prefill, wire.Failed(prefill.job, "transport", str(error)))
+            return
+        prefill.write = _Write(give, motion, time.monotonic(), self._has_begun(prefill, span))
+
+    def _computed(self, prefill: _Prefill, give: events.Give) -> Span | None:
+        """What of the first of `waiting` is computed, and not on its way yet; None: nothing."""
+        layers = None
+        if give.layers is not None:
+            layers = (prefill.next_layer, give.layers.num_done())
+            if layers[0] == layers[1]:
+                return None
+        return Span(give.pages, prefill.pages, give.begin, give.end, layers)
+
+    def _is_last(self, span: Span) -> bool:
+        """Whether it has the last layers of its give."""
+        return span.layers is None or span.layers[1] == self._layout.num_layers
+
+    def _has_begun(self, prefill: _Prefill, span: Span) -> bool:
+        """A write of this is on its way; whether it ends the first of `waiting`, which is that no more."""
+        is_last = self._is_last(span)
+        prefill.next_layer = 0 if is_last or span.layers is None else span.layers[1]
+        if is_last:
+            prefill.waiting.popleft()
+        return is_last
+
+    def _add_layers(self, prefill: _Prefill, write: _Write, gift: StagedGift) -> None:
+        """What has been computed meanwhile follows through the slots, and does not wait for all before it to be there.
+
+        A gift that is done by then has waited for the computation: the next write is another one, timed by itself.
+        """
+        if write.ends_give or write.give.layers is None or prefill.peer not in self._peers:
+            return
+        span = self._computed(prefill, write.give)
+        if span is not None and gift.add(span, is_last=self._is_last(span)):
+            write.ends_give = self._has_begun(prefill, span)
+
+    def _gift(self, peer: bytes, job: int, party: wire.Party, span: Span) -> StagedGift | None:
+        """What brings a span to the other engine through staging slots; None: it goes from pool to pool."""
+        area = self._transport.way(party.engine_id, span)
+        if area is None:
+            return None
+        slot_bytes = self._transport.slot_bytes(party.engine_id, area)
+        channel = _Channel(peer, job, party, area, slot_bytes, self._transport, self._layout, self._send)
+        try:
+            return StagedGift(span, channel, self._slots[area], self._serials)
+        except ValueError as error:
+            raise TransportError(str(error)) from None
+
+    def end(self, end: events.GiveEnd) -> None:
+        """The prompt's first token is known."""
+        self._asked_tokens.pop(end.key, None)
+        prefill = self._prefills.get(end.key)
+        if prefill is not None and prefill.is_wanted:
+            prefill.end = end
+            self._finish(end.key, prefill)
+
+    def refuse(self, refuse: events.Refuse) -> None:
+        """The core cannot do what was asked."""
+        prefill, read = self._prefills.get(refuse.key), self._reads.pop(refuse.key, None)
+        if prefill is not None:
+            self._give_up(refuse.key, prefill, wire.Failed(prefill.job, refuse.reason, refuse.message))
+        if read is not None:
+            self._leases.close(refuse.key)
+            self._send(read.peer, wire.Failed(read.job, refuse.reason, refuse.message))
+
+    def grant(self, grant: events.Grant) -> None:
+        """The core has pinned what may be read."""
+        read = self._reads.get(grant.key)
+        if read is None:  # released, or expired, meanwhile
+            self._tell(events.Gone(grant.key))
+            return
+        party, end = self._peers.get(read.peer), min(grant.num_tokens, read.num_tokens)
+        try:
+            if party is None:
+                raise TransportError("its engine has restarted")
+            if end > read.first_token:
+                read.gift = self._gift(read.peer, read.job, party, Span(grant.pages, [], read.first_token, end))
+        except Exception as error:
+            if not isinstance(error, TransportError):
+                self._faults.record("granting another engine a read", error)
+            self._fail_read(grant.key, read, str(error))
+            return
+        self._counters.given += 1
+        granted = wire.KVGranted(read.job, grant.pages, grant.num_tokens, read.lease_s, read.gift is not None)
+        self._send(read.peer, granted)
+
+    def _fail_read(self, key: str, read: _Read, message: str, reason: str = "transport") -> None:
+        self._leases.close(key)
+        self._end_read(key)
+        self._send(read.peer, wire.Failed(read.job, reason, message))
+
+    # -- From time to time
+
+    def advance(self, now_s: float) -> None:
+        """Look at what is on its way, and at leases."""
+        jobs: list[tuple[str, _Prefill | _Read]] = [*self._prefills.items(), *self._reads.items()]
+        for key, job in jobs:
+            try:
+                self._look_at_job(key, job, now_s)
+            except Exception as error:
+                self._faults.record("a transfer to another engine", error)
+                self._end_faulty(key, job)
+        for key, ending in list(self._endings.items()):
+            if self._is_over(ending):
+                del self._endings[key]
+                if ending.is_released:
+                    self._send(ending.peer, wire.Released([ending.job]))
+        for key in self._leases.expire(now_s):
+            self._counters.leases_expired += 1
+            if (expired := self._prefills.get(key)) is not None:
+                message = "its lease has expired: nobody has renewed it in time"
+                self._give_up(key, expired, wire.Failed(expired.job, "lease_expired", message))
+            else:
+                self._end_read(key)
+
+    def _is_over(self, ending: _Ending) -> bool:
+        try:
+            return ending.gift.progress() != "busy"
+        except Exception as error:
+            self._faults.record("the end of a transfer to another engine", error)
+            return True
+
+    def _look_at_job(self, key: str, job: "_Prefill | _Read", now_s: float) -> None:
+        if isinstance(job, _Read):
+            if job.gift is not None:
+                self._look_at_read(key, job, job.gift)
+        elif job.write is not None:
+            self._look_at(key, job, job.write, now_s)
+        elif job.waiting:
+            self._begin_next(key, job)
+
+    def _look_at_read(self, key: str, read: _Read, gift: StagedGift) -> None:
+        match gift.progress():
+            case "done":
+                read.gift = None
+                self._counters.given_bytes += gift.num_bytes
+                self._send(read.peer, wire.AllWritten(read.job))
+            case "failed":
+                self._fail_read(key, read, "what was granted cannot be gathered, or not be written to the other engine")
+
+    def _look_at(self, key: str, prefill: _Prefill, write: _Write, now_s: float) -> None:
+        progress = write.motion.progress()
+        if progress == "busy":
+            if prefill.is_wanted and isinstance(write.motion, StagedGift):
+                self._add_layers(prefill, write, write.motion)
+            return
+        prefill.write = None
+        if write.ends_give:
+            self._tell(events.Given(key, write.give.serial))
+        if prefill.last_words is not None:
+            self._settle(key, prefill)
+        elif progress == "failed":
+            message = "a write to the other engine has failed"
+            self._peers.pop(prefill.peer, None)
+            self._give_up(key, prefill, wire.Failed(prefill.job, "transport", message))
+        else:
+            num_bytes = write.motion.num_bytes
+            prefill.num_bytes += num_bytes
+            self._counters.given_bytes += num_bytes
+            self._counters.given_s += now_s - write.begun_s
+            self._rate.add(num_bytes, now_s - write.begun_s)
+            self._begin_next(key, prefill)
+            self._finish(key, prefill)
+
+    def _finish(self, key: str, prefill: _Prefill) -> None:
+        """Tell the taker, once the last byte is there and the token is known."""
+        if prefill.end is None or prefill.write is not None or prefill.waiting or not prefill.is_wanted:
+            return
+        end = prefill.end
+        del self._prefills[key]
+        self._leases.close(key)
+        self._counters.given += 1
+        self._send(
+            prefill.peer,
+            wire.Prefilled(prefill.job, end.token_id, list(end.logprobs), end.num_cached, prefill.num_bytes),
+        )
+
+
+def _key(peer: bytes, job: int) -> str:
+    return f"{peer.hex()}/{job}"

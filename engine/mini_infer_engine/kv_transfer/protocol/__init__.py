@@ -1,0 +1,1 @@
+"""Messages and facts that two engines exchange to transfer keys and values."""

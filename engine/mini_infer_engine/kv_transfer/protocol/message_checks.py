@@ -1,0 +1,65 @@
+"""What in a message must fit together, or fit a job: pure, on decoded messages. Single values are checked by `wire`.
+
+Each function returns what is wrong, for people, or an empty string.
+"""
+
+import math
+from collections.abc import Sequence
+
+from mini_infer_engine.core.request import SamplingParams, TokenLogprobs
+from mini_infer_engine.kv_transfer.layout import KVLayout
+from mini_infer_engine.kv_transfer.protocol import wire
+from mini_infer_engine.kv_transfer.protocol.events import Take
+
+
+def prefill_wanted_fault(wanted: wire.PrefillWanted, taker: KVLayout) -> str:
+    """Checks a request for a prefill against the layout of the engine that takes."""
+    num_tokens = len(wanted.request.prompt_token_ids) + len(wanted.request.resumed_token_ids)
+    if wanted.first_token >= num_tokens:
+        return f"first_token is {wanted.first_token}, and there are {num_tokens} tokens"
+    return _pages_fault(wanted.pages, num_tokens, taker.page_size)
+
+
+def kv_wanted_fault(wanted: wire.KVWanted) -> str:
+    """Checks a request to read."""
+    if wanted.first_token >= len(wanted.token_ids):
+        return f"first_token is {wanted.first_token}, and there are {len(wanted.token_ids)} tokens"
+    return ""
+
+
+def granted_fault(granted: wire.KVGranted, giver: KVLayout) -> str:
+    """Checks what may be read against the layout of the engine that gives."""
+    return _pages_fault(granted.pages, granted.num_tokens, giver.page_size)
+
+
+def written_fault(written: wire.Written, take: Take, taker: KVLayout) -> str:
+    """Checks that what was written to a slot belongs into pages of this job, and nowhere else."""
+    first, (low, high) = take.first_token - take.first_token % taker.page_size, written.layers
+    if not first <= written.begin < written.end <= take.num_tokens:
+        return f"tokens {written.begin} to {written.end} were written, and {first} to {take.num_tokens} requested"
+    if not 0 <= low < high <= taker.num_layers:
+        return f"layers {low} to {high} were written, and there are {taker.num_layers}"
+    return ""
+
+
+def first_token_fault(
+    token_id: int, logprobs: Sequence[TokenLogprobs], sampling: SamplingParams, vocab_size: int
+) -> str:
+    """Checks the token that another engine has sampled, and its log probabilities."""
+    if not 0 <= token_id < vocab_size:
+        return f"the token id is {token_id}, and there are {vocab_size}"
+    if len(logprobs) != (sampling.logprobs is not None):
+        return f"there are {len(logprobs)} log probabilities"
+    for one in logprobs:
+        token_ids, values = [one.token_id, *one.top_token_ids], [one.logprob, *one.top_logprobs]
+        if len(token_ids) != len(values) or not all(0 <= other < vocab_size for other in token_ids):
+            return "log probabilities are of tokens that there are not"
+        if any(math.isnan(value) or value == math.inf for value in values):
+            return "a log probability is no number"
+    return ""
+
+
+def _pages_fault(pages: list[int], num_tokens: int, page_size: int) -> str:
+    if len(pages) * page_size < num_tokens:
+        return f"{len(pages)} pages of {page_size} tokens do not hold {num_tokens} tokens"
+    return ""

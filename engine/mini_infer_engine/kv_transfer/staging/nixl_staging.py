@@ -1,0 +1,59 @@
+"""The staging buffers of one rank: what is gathered into their slots, and what peers have written to those lent."""
+
+from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory, Span
+from mini_infer_engine.kv_transfer.staging.staging_copies import IsDone, StagingCopies, open_copies
+from mini_infer_engine.kv_transfer.staging_slots import (
+    SLOTS_EACH_WAY,
+    Area,
+    StagingBuffer,
+    blocks,
+    blocks_for,
+    slot_bytes_of,
+)
+from mini_infer_engine.kv_transfer.transport import Motion, Progress, TransportError
+
+
+class NixlStaging:
+    """One buffer: slots for what is given, and behind them slots for what is taken, which peers write to."""
+
+    def __init__(self, memory: KVMemory, area: Area, staging_bytes: int) -> None:
+        self._memory = memory
+        slot_bytes = slot_bytes_of(staging_bytes, memory.layout)
+        self.num_bytes = 2 * SLOTS_EACH_WAY * slot_bytes
+        self._copies: StagingCopies = open_copies(memory, area, self.num_bytes)
+        self.buffer = StagingBuffer(
+            address=self._copies.address,
+            slot_bytes=slot_bytes,
+            device="cuda" if self._copies.device == "cuda" else "cpu",
+            device_index=memory.device_index,
+        )
+
+    def gather(self, rank: int, taker: KVLayout, slot: int, span: Span) -> Motion:
+        """Fill a slot with what this rank gives."""
+        giver, begin = self._memory.layout, slot * self.buffer.slot_bytes
+        given = blocks(giver, rank, taker, span)
+        for block in given:
+            self._copies.gather(giver, taker, span, block, begin + block.offset)
+        return _Copy(self._copies.mark(), sum(block.size for block in given))
+
+    def place(self, rank: int, giver: KVLayout, slot: int, span: Span) -> Motion:
+        """Put what peers have written to a slot for this rank where it belongs."""
+        taker, begin = self._memory.layout, slot * self.buffer.slot_bytes
+        taken = blocks_for(giver, taker, rank, span)
+        num_bytes = sum(block.size for block, _ in taken)
+        if num_bytes > self.buffer.slot_bytes:  # by what a peer says of it: other slots are others'
+            raise TransportError(f"a part of {num_bytes} bytes does not fit into a slot of {self.buffer.slot_bytes}")
+        for block, offset in taken:
+            self._copies.scatter(giver, taker, span, block, begin + offset)
+        return _Copy(self._copies.mark(), num_bytes)
+
+
+class _Copy:
+    """See `Motion`."""
+
+    def __init__(self, is_done: IsDone, num_bytes: int) -> None:
+        self._is_done, self.num_bytes = is_done, num_bytes
+
+    def progress(self) -> Progress:
+        """See `Motion.progress`."""
+        return "done" if self._is_done() else "busy"

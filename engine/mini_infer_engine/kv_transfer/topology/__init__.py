@@ -1,0 +1,1 @@
+"""Facts of processes and pools that decide how engines reach each other's memory."""

@@ -1,0 +1,1 @@
+"""Ways to move pages between engines: shared memory, CUDA IPC and NIXL behind one protocol."""

@@ -1,0 +1,1 @@
+"""The offline API: `LLM`, its prompts, parameters and outputs, under vLLM's names."""

@@ -1,0 +1,94 @@
+"""Prompts as callers of `LLM` write them: texts, token ids, or vLLM's dicts. Knows no engine."""
+
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, NotRequired, TypedDict
+
+from mini_infer_prompts.prompt import PromptEncoder
+from mini_infer_web.api_errors import ApiError
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""A text, token ids, {"prompt": text} or {"prompt_token_ids": ids}; a dict may have a "cache_salt", too."""
+_KEYS = {"prompt", "prompt_token_ids", "cache_salt"}
+
+
+class TextPrompt(TypedDict):
+    """A prompt as text."""
+
+    prompt: str
+    cache_salt: NotRequired[str]
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as token ids; `prompt` is their text, for the output."""
+
+    prompt_token_ids: Sequence[int]
+    prompt: NotRequired[str]
+    cache_salt: NotRequired[str]
+
+
+class OfflinePrompt(NamedTuple):
+    """One prompt, read."""
+
+    text: str | None
+    """None: it came as token ids."""
+    token_ids: Sequence[int]
+    cache_salt: str = ""
+
+
+def listed(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
+    """One prompt or several as several. ValueError: they are neither."""
+    given: Any = prompts.tolist() if hasattr(prompts, "tolist") else prompts
+    if isinstance(given, str | Mapping) or _are_ids(given):
+        return [given]
+    if not isinstance(given, Iterable):
+        raise ValueError(f"prompts = {given!r}: give a text, a list of token ids, a dict, or a list of these")
+    return list(given)
+
+
+def read_prompt(index: int, prompt: Prompt, encoder: PromptEncoder | None) -> OfflinePrompt:
+    """ValueError: it is no prompt, asks for what there is not, or is text where there is no tokenizer."""
+    if not isinstance(prompt, Mapping):
+        prompt = {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt}
+    unknown = [name for name, value in prompt.items() if name not in _KEYS and value]
+    if unknown:
+        raise ValueError(f"prompt {index}: {unknown[0]} is not supported: leave it out, prompts are text or token ids")
+    text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    salt = prompt.get("cache_salt") or ""
+    if not isinstance(salt, str):
+        raise ValueError(f"prompt {index}: cache_salt = {salt!r} must be a string")
+    if token_ids is not None:
+        return OfflinePrompt(text, _listed_ids(index, token_ids), salt)
+    if not isinstance(text, str):
+        raise ValueError(f'prompt {index} is neither a string nor has it "prompt" or "prompt_token_ids"')
+    if encoder is None:
+        raise ValueError(f"prompt {index} is text, and this LLM has skip_tokenizer_init=True: give prompt_token_ids")
+    try:
+        return OfflinePrompt(text, encoder.encode(text, add_special_tokens=True), salt)
+    except ApiError as error:
+        raise ValueError(f"prompt {index}: {error.message}") from None
+
+
+def packed(index: int, token_ids: Sequence[int]) -> Sequence[int]:
+    """Four bytes a token: checks, keys and copies to a device are memory copies from here on.
+
+    ValueError: not all are integers.
+    """
+    try:
+        return array("I", token_ids)
+    except OverflowError:
+        return token_ids  # one is negative or huge: the check against the vocabulary names it
+    except TypeError:
+        wrong = next((one for one in token_ids if not isinstance(one, int)), None)
+        raise ValueError(f"prompt {index} holds {wrong!r} among its token ids: they are integers") from None
+
+
+def _are_ids(prompts: Any) -> bool:
+    return isinstance(prompts, Sequence) and bool(prompts) and isinstance(prompts[0], int)
+
+
+def _listed_ids(index: int, token_ids: Any) -> list[int]:
+    given = token_ids.tolist() if hasattr(token_ids, "tolist") else token_ids
+    if not isinstance(given, Iterable) or isinstance(given, str | Mapping):
+        raise ValueError(f"prompt {index}: {given!r} is neither a text nor a list of token ids nor a dict with one")
+    return given if isinstance(given, list) else list(given)

@@ -1,0 +1,1 @@
+"""The executor in plain torch, for CPUs and as the reference in tests."""

@@ -1,0 +1,287 @@
+"""Speculation for the executor in plain torch: what each slot has so far, guesses for it, and which of them were right.
+
+Every position of a guess is sampled as a decode of its own would be, with the noise of its output index. A guess that
+equals what was sampled there is right; the first that does not ends the row. So the text is that of an engine without
+speculation, token for token, greedy or sampled, whatever guessed.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import takewhile
+
+import msgspec
+import torch
+from torch import Tensor
+
+from mini_infer_engine.config.options.speculation import SpeculationConfig
+from mini_infer_engine.core.bans import completed_bans, longest_before
+from mini_infer_engine.core.batch import Batch, Row
+from mini_infer_engine.core.request import SamplingParams
+from mini_infer_engine.models.hidden_taps import HiddenTaps
+from mini_infer_engine.ops.torch_ops import TorchOps
+from mini_infer_engine.runtime.attention.backends import torch_backend
+from mini_infer_engine.runtime.draft_vocabulary import DraftVocabulary
+from mini_infer_engine.runtime.inputs.batch_tensors import build_inputs
+from mini_infer_engine.runtime.memory.kv_pool import KVPool
+from mini_infer_engine.runtime.worker import ModelWorker
+from mini_infer_engine.sampling.reference import build_sampling, sample
+from mini_infer_engine.speculation.head import SpeculativeHead
+from mini_infer_engine.speculation.ngram import look_up
+
+
+@dataclass(slots=True)
+class SlotProgress:
+    """What runs in a slot."""
+
+    position: int = 0
+    """Of the last token, in the text."""
+    kv_length: int = 0
+    """Tokens in the KV cache before it."""
+    output_index: int = 0
+    last_token: int = 0
+    features: Tensor | None = None  # [layers * hidden], where a head reads them
+    """Hidden states of the token before the last one."""
+    history: list[int] = field(default_factory=list)
+    """The tokens that were told, and those made in passes with guesses: all before `position`, then the last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedBatch:
+    """A batch as it is now that earlier guesses are known to be right or wrong."""
+
+    batch: Batch
+    """Rows with guesses are chunks here, with their tokens, and sample from each."""
+    places: list[int]
+    """Of its rows in the batch that was launched."""
+    drafts: list[list[int]]
+    """Guesses of each row."""
+
+
+class DraftModel:
+    """A small model with pages of its own, by the page tables of the model that it guesses for."""
+
+    def __init__(self, worker: ModelWorker, pool: KVPool) -> None:
+        spec = worker.model.kv_spec(pool.spec.page_size, worker.dtype)
+        self._worker, self._ops = worker, TorchOps()
+        self._pool = KVPool(spec, pool.num_pages, worker.device)
+        self._attention = torch_backend(worker.model.attention_layers, self._pool)
+
+    def read(self, rows: list[Row]) -> None:
+        """Compute the keys and values of known tokens."""
+        if rows:
+            self._logits(Batch(rows, 0))
+
+    def guess(self, rows: Sequence[Row], slots: Sequence[SlotProgress]) -> list[list[int]]:
+        """The next tokens of each row, as many as it asks for, drawn with the noise that will check them."""
+        guesses: list[list[int]] = [[] for _ in rows]
+        for step in range(max(row.num_drafts or 0 for row in rows)):
+            asking = [index for index, row in enumerate(rows) if (row.num_drafts or 0) > step]
+            inputs = [self._input(rows[index], slots[index], guesses[index]) for index in asking]
+            logits = self._logits(Batch(inputs, 0))
+            tokens = sample(logits, build_sampling(inputs, self._worker.config.vocab_size, self._worker.device))
+            for index, token in zip(asking, tokens.tolist(), strict=True):
+                guesses[index].append(token)
+        return guesses
+
+    @staticmethod
+    def _input(row: Row, slot: SlotProgress, guesses: list[int]) -> Row:
+        """The newest token; at first the one before too, which may be a guess that was right: nobody has read it."""
+        before = slot.position
+        tokens = [guesses[-1]] if guesses else [*slot.history[max(0, before - 1) : before], slot.last_token]
+        index = slot.output_index + len(guesses)
+        return _as_chunk(row, slot.kv_length + len(guesses) + 1 - len(tokens), tokens, index, samples=1)
+
+    def _logits(self, batch: Batch) -> Tensor:
+        model, spec = self._worker.model, self._pool.spec
+        inputs = build_inputs(batch, spec.page_size, self._pool.null_page, self._worker.device)
+        attention = self._attention.prepare(inputs, inputs.sample_rows)
+        # A token that its table has not cannot be guessed, but may stand in a prompt.
+        token_ids = inputs.token_ids.clamp_(max=model.config.vocab_size - 1)
+        state = model(self._ops, model.embed(self._ops, token_ids), attention)
+        return model.logits(self._ops, state)
+
+
+class HeadModel:
+    """A head over the model's own embeddings and output matrix."""
+
+    def __init__(self, head: SpeculativeHead, worker: ModelWorker, max_rows: int) -> None:
+        self._head, self._worker, self._ops = head, worker, TorchOps()
+        self._vocabulary = DraftVocabulary(worker.model, head.token_ids, max_rows, worker.dtype)
+        worker.model.taps = HiddenTaps(head.shape.layers, always=False)
+
+    def guess(self, rows: Sequence[Row], slots: Sequence[SlotProgress]) -> list[list[int]]:
+        """See `DraftModel.guess`: a chain from the hidden states of the token before the last one."""
+        guesses: list[list[int]] = [[] for _ in rows]
+        model, device = self._worker.model, self._worker.device
+        state = self._head.begin(torch.stack([slot.features for slot in slots if slot.features is not None]))
+        newest = torch.tensor([slot.last_token for slot in slots], device=device)
+        for step in range(max(row.num_drafts or 0 for row in rows)):
+            state, hidden = self._head.step(state, model.embed(self._ops, newest))
+            logits = self._vocabulary.logits(self._ops, hidden)
+            asking = [
+                _as_chunk(row, 0, [0], slot.output_index + step, 1) for row, slot in zip(rows, slots, strict=True)
+            ]
+            newest = sample(logits, build_sampling(asking, self._worker.config.vocab_size, device))
+            for row, own, token in zip(rows, guesses, newest.tolist(), strict=True):
+                if len(own) < (row.num_drafts or 0):
+                    own.append(token)
+        return guesses
+
+
+class TorchSpeculation:
+    """Of one executor."""
+
+    def __init__(self, config: SpeculationConfig, worker: ModelWorker, pool: KVPool, num_slots: int) -> None:
+        self._slots = [SlotProgress() for _ in range(num_slots)]
+        self._draft = None if worker.draft is None else DraftModel(worker.draft, pool)
+        self._vocab_size = worker.config.vocab_size
+        self._head = None if worker.head is None else HeadModel(worker.head, worker, num_slots)
+        self._look_up = partial(look_up, longest=config.lookup_max, shortest=config.lookup_min)
+
+    def _is_known(self, token: int) -> bool:
+        """Whether the model has it: a draft's table may have more rows."""
+        return token < self._vocab_size
+
+    def prepare(self, batch: Batch) -> PreparedBatch:
+        """Tell known tokens, guess, and lay out a batch of true positions: decodes, guesses, prompts."""
+        for row in batch.catch_up:
+            assert row.token_ids is not None
+            self._slots[row.slot].history[row.position :] = row.token_ids
+        if self._draft is not None:
+            self._draft.read(batch.catch_up)
+        guesses = self._guess(batch)
+        plain, guessed = list[tuple[int, Row]](), list[tuple[int, Row]]()
+        for place, row in enumerate(batch.rows[: batch.num_decodes]):
+            slot, drafts = self._slots[row.slot], guesses.get(place, [])
+            if drafts:
+                chunk = _as_chunk(row, slot.kv_length, [slot.last_token, *drafts], slot.output_index, len(drafts) + 1)
+                guessed.append((place, msgspec.structs.replace(chunk, known_token_ids=_tail(row, slot))))
+            else:
+                plain.append((place, _true_row(row, slot)))
+        prompts = list(enumerate(batch.rows))[batch.num_decodes :]
+        places, rows = zip(*plain, *guessed, *prompts, strict=True)
+        laid_out = Batch(list(rows), len(plain), waits_for_masks=batch.waits_for_masks)
+        return PreparedBatch(laid_out, list(places), [guesses.get(place, []) for place in places])
+
+    def _guess(self, batch: Batch) -> dict[int, list[int]]:
+        """By place in the batch."""
+        asking = [place for place, row in enumerate(batch.rows) if row.num_drafts]
+        if self._head is not None:
+            asking = [place for place in asking if self._slots[batch.rows[place].slot].features is not None]
+        rows = [batch.rows[place] for place in asking]
+        slots = [self._slots[row.slot] for row in rows]
+        if not rows:
+            return {}
+        if self._draft is not None:
+            guessed = [list(takewhile(self._is_known, tokens)) for tokens in self._draft.guess(rows, slots)]
+            return dict(zip(asking, guessed, strict=True))
+        if self._head is not None:
+            return dict(zip(asking, self._head.guess(rows, slots), strict=True))
+        found = [
+            self._look_up([*slot.history[: slot.position], slot.last_token], row.num_drafts or 0)
+            for row, slot in zip(rows, slots, strict=True)
+        ]
+        return dict(zip(asking, found, strict=True))
+
+    def settle(
+        self, prepared: PreparedBatch, sampled: list[int], features: Tensor | None, limits: Mapping[int, int]
+    ) -> list[list[int]]:
+        """The tokens that each row of the prepared batch has made, from what was sampled at all of its positions.
+
+        features [positions, layers * hidden]: the hidden states there, where a head reads them. `limits`: guesses that
+        may count, of some rows of the batch that was launched.
+        """
+        made: list[list[int]] = []
+        at = 0
+        for row, place, guesses in zip(prepared.batch.rows, prepared.places, prepared.drafts, strict=True):
+            drafts = guesses[: limits.get(place)]
+            if row.sampling is None:
+                made.append([])
+                continue
+            tokens = right_tokens(drafts, sampled[at : at + row.num_samples][: len(drafts) + 1])
+            slot = self._slots[row.slot]
+            slot.features = None if features is None else features[at + len(tokens) - 1]
+            at += row.num_samples
+            if row.num_drafts is not None:
+                slot.history[slot.position :] = [slot.last_token, *tokens[:-1]]
+            slot.kv_length = row.start + row.count - row.num_samples + len(tokens)
+            slot.position = slot.kv_length + row.position_offset
+            slot.output_index, slot.last_token = row.output_index + len(tokens), tokens[-1]
+            made.append(tokens)
+        return made
+
+
+def right_tokens(drafts: Sequence[int], sampled: Sequence[int]) -> list[int]:
+    """What was sampled, up to the first position whose guess was another token: what follows it rests on that guess."""
+    for place, draft in enumerate(drafts):
+        if sampled[place] != draft:
+            return list(sampled[: place + 1])
+    return list(sampled)
+
+
+def _true_row(row: Row, slot: SlotProgress) -> Row:
+    """A decode row where its sequence truly is."""
+    assert row.sampling is not None
+    suppressed = row.suppressed_token_ids if slot.output_index < row.sampling.min_tokens else ()
+    true = msgspec.structs.replace(
+        row, start=slot.kv_length, output_index=slot.output_index, count=1, suppressed_token_ids=suppressed
+    )
+    if row.num_drafts is not None:
+        true.banned = _banned(row.sampling, [*_tail(row, slot), slot.last_token])
+    return true
+
+
+def _tail(row: Row, slot: SlotProgress) -> list[int]:
+    """The cached tokens that decide, with those after them, what would complete one of the row's bad words."""
+    assert row.sampling is not None
+    count = longest_before(row.sampling.bad_words_token_ids)
+    return slot.history[max(0, slot.position - count) : slot.position] if count else []
+
+
+def _banned(sampling: SamplingParams, tokens: Sequence[int]) -> list[tuple[int | None, int]]:
+    return [(None, token) for token in completed_bans(sampling.bad_words_token_ids, tokens)]
+
+
+def _as_chunk(row: Row, start: int, tokens: list[int], output_index: int, samples: int) -> Row:
+    """The same row over known tokens."""
+    changes = {"start": start, "count": len(tokens), "token_ids": tokens, "output_index": output_index}
+    return msgspec.structs.replace(row, **changes, num_samples=samples)
+
+
+def sampled_rows(rows: Sequence[Row]) -> list[Row]:
+    """One row for each sample, as if each were a decode: what sampling reads of them."""
+    single: list[Row] = []
+    for row in rows:
+        if row.sampling is not None and row.num_samples == 1:
+            single.append(row)
+        elif row.sampling is not None:
+            for place in range(row.num_samples):
+                index = row.output_index + place
+                suppressed = row.suppressed_token_ids if index < row.sampling.min_tokens else ()
+                one = msgspec.structs.replace(
+                    row, token_ids=None, output_index=index, suppressed_token_ids=suppressed, known_token_ids=()
+                )
+                one.banned = _banned(row.sampling, [*row.known_token_ids, *(row.token_ids or ())[: place + 1]])
+                single.append(one)
+    return single
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Where one of the samples of a pass stands."""
+
+    row: int
+    """Of the pass."""
+    guesses: Sequence[int]
+    """Of its row, those that stand before it."""
+
+
+def samples_of(rows: Sequence[Row]) -> list[Sample]:
+    """Of each of `sampled_rows`."""
+    return [
+        Sample(index, () if row.num_samples == 1 else (row.token_ids or ())[1 : place + 1])
+        for index, row in enumerate(rows)
+        if row.sampling is not None
+        for place in range(row.num_samples)
+    ]

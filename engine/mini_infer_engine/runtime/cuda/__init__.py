@@ -1,0 +1,1 @@
+"""The executor for NVIDIA GPUs: CUDA graphs, sampling, speculation and state on the device."""

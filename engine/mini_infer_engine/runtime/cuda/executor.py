@@ -1,0 +1,517 @@
+"""Passes on an NVIDIA GPU: our kernels over batch state that lives on the device, by CUDA graphs where shapes repeat.
+
+A pass is a forward, which leaves logits, and sampling, which reads them. Decode rows and small prompts are replayed;
+everything else runs the same kernels one by one. It decides nothing about what is in a batch.
+"""
+
+import itertools
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+from triton import AsyncCompileMode
+
+from mini_infer_engine.communication.collectives import NoCollectives
+from mini_infer_engine.config.options.mechanisms import Mechanism
+from mini_infer_engine.config.options.settings import EngineSettings
+from mini_infer_engine.config.options.speculation import speculation_of
+from mini_infer_engine.core.batch import Batch, Row, TokenMasks, Transfers
+from mini_infer_engine.core.request import Request, SamplingParams
+from mini_infer_engine.core.speculation.pass_times import GuessCosts
+from mini_infer_engine.device import to_device
+from mini_infer_engine.kernels.context import KernelContext
+from mini_infer_engine.kernels.copy_pages import copy_pages
+from mini_infer_engine.kernels.embed_decode import gather_places
+from mini_infer_engine.kernels.gemm.gemm_rules import K_SPLITS
+from mini_infer_engine.kernels.gemm.tuned_configs import LARGE_M_ROWS
+from mini_infer_engine.kernels.moe.expert_tiles import MEAN_ROWS
+from mini_infer_engine.kernels.norm.rms_norm import add_rms_norm
+from mini_infer_engine.kernels.sampling.penalise import count_sampled, penalised
+from mini_infer_engine.kernels.sampling.token_mask import apply_token_masks
+from mini_infer_engine.layers.linear import Linear
+from mini_infer_engine.layers.moe import SparseMoE
+from mini_infer_engine.layers.packed import PackedMethod
+from mini_infer_engine.ops.base import AttentionPass, ResidualState
+from mini_infer_engine.ops.triton_ops import TritonOps
+from mini_infer_engine.runtime.attention.triton_backends import triton_backend
+from mini_infer_engine.runtime.cuda.device_state import DeviceBatchState, page_table_width, refuses_suppressed
+from mini_infer_engine.runtime.cuda.graphs import (
+    CapturedModel,
+    DecodeGraph,
+    PrefillGraph,
+    decode_buckets,
+    decodes_beside,
+    is_launch_bound,
+    prefill_buckets,
+    prefill_sequences,
+)
+from mini_infer_engine.runtime.cuda.sampling import CudaPassHandle, CudaSampling
+from mini_infer_engine.runtime.cuda.speculation import CudaSpeculation
+from mini_infer_engine.runtime.cuda.stage import CudaStage
+from mini_infer_engine.runtime.embeddings import Embeddings, wants_embeddings
+from mini_infer_engine.runtime.inputs.batch_tensors import PassInputs, build_inputs
+from mini_infer_engine.runtime.inputs.layer_progress import LayerCounters, MarkedAttention
+from mini_infer_engine.runtime.memory.kv_pool import KVPool
+from mini_infer_engine.runtime.prompt_logprobs import PromptLogprobs
+from mini_infer_engine.runtime.worker import ModelWorker
+
+log = logging.getLogger(__name__)
+
+_COMPILERS = 16
+"""At a time. Batches that want the same kernel wait for one of them: else each compiles it, 130 kernels for 39."""
+_GRAPH_OBJECT_BYTES = 1 << 20
+"""Of the driver, for a recorded graph, beside the memory that its kernels use."""
+
+_WITH_CONFIGS_BY_ROWS = (Mechanism.LARGE_M_GEMM, Mechanism.INT8_GEMM)
+"""Kernels that take another config, and so are compiled anew, for other numbers of rows above MAX_M."""
+_COPIES_AT_ONCE = 2
+"""A launch for each is a tenth of a millisecond of the host's time for ten beams."""
+
+Forward = Callable[[], None]
+
+
+class CudaExecutor:
+    """See `executor.Executor`. `settings.enforce_eager` keeps the kernels and leaves the graphs."""
+
+    default_page_size: int = 128  # what the attention kernels read in one go
+    page_size_step: int = 16
+
+    def __init__(self, worker: ModelWorker, pool: KVPool, settings: EngineSettings) -> None:
+        self.worker, self.pool, self.settings = worker, pool, settings
+        model, device = worker.model, worker.device
+        longest = settings.max_model_len or worker.config.max_position_embeddings
+        width = page_table_width(longest, pool.spec.page_size)
+        self.kernels = KernelContext.of(device, settings.disable)
+        self.ops = TritonOps(self.kernels, worker.collectives, overlaps_sums=True)
+        """Of passes that are launched kernel by kernel."""
+        self.captured_ops = TritonOps(self.kernels, worker.collectives)
+        self.state = DeviceBatchState(settings.max_num_seqs, width, pool.null_page, device)
+        longest = width * pool.spec.page_size
+        self.attention = triton_backend(model.attention_layers, pool, longest, self.kernels, self.prefill_kernel())
+        buckets, prefills = decode_buckets(settings.max_num_seqs), self._prefill_sizes()
+        most_rows = max((decodes + prefill_sequences(tokens) for tokens, decodes in prefills), default=0)
+        self.sampling = CudaSampling(
+            self.state, worker.config.vocab_size, worker.dtype, buckets, most_rows, self.kernels
+        )
+        config = speculation_of(settings)
+        self.speculation: CudaSpeculation | None = None
+        if config is not None:
+            self.speculation = CudaSpeculation(
+                config,
+                worker,
+                pool,
+                self.state,
+                self.attention,
+                self.kernels,
+                self.sampling,
+                max_num_batched_tokens=settings.max_num_batched_tokens or longest,
+            )
+        self.max_speculative_rows = 0 if self.speculation is None else self.speculation.max_rows
+        self.guess_costs = GuessCosts()
+        self.stage = None
+        if worker.link.size > 1:
+            self.stage = CudaStage(worker, self.state, max([buckets[-1], *(tokens for tokens, _ in prefills)]))
+        self.layers: LayerCounters | None = None
+        """Where passes with prompts tell of their layers."""
+        self.decode_graphs: dict[int, DecodeGraph] = {}
+        self.prefill_graphs: dict[int, PrefillGraph] = {}
+
+    @staticmethod
+    def prefill_kernel() -> Callable[..., Tensor] | None:
+        """What attends from prompt chunks; None: our own kernel."""
+        return None
+
+    def _prefill_sizes(self) -> list[tuple[int, int]]:
+        """(tokens, decode rows at most) of the passes with prompts that are captured."""
+        policy, largest = self.kernels.policy, self.settings.max_num_seqs
+        if self.settings.enforce_eager or not policy.uses(Mechanism.PREFILL_GRAPHS):
+            return []
+        # The stages of a pipeline each compute a pass in one part, which hands on all of its tokens.
+        separate = policy.uses(Mechanism.SEPARATE_DECODE_GRAPHS) and self.worker.link.size == 1
+        launch_bound = separate and is_launch_bound(self.worker.weight_bytes)
+        buckets = prefill_buckets(self.settings.max_num_batched_tokens or 1 << 30, launch_bound=launch_bound)
+        return [
+            (tokens, decodes_beside(tokens, largest, launch_bound=launch_bound))
+            for tokens in buckets
+            if tokens <= self.attention.most_captured_tokens
+        ]
+
+    # -- Before the first request
+
+    def compile_kernels(self, most_tokens: int) -> None:
+        """Every kernel in its variants, several at a time: one by one they would be most of a cold start."""
+        params = SamplingParams()
+        largest = min(self.settings.max_num_seqs, most_tokens)
+        # Where products or decode attention change their kernel with the number of rows.
+        decodes = [size for size in (1, 9, 17, 33, 65, 129, 257) if size <= largest]
+        batches = [Batch([Row(slot, 0, 1, [0], [0], params) for slot in range(rows)], rows) for rows in decodes]
+        prompts = (16, 32, 64, 512, 4096, *self._expert_tokens(), *self._large_m_tokens())
+        for tokens in {min(tokens, most_tokens) for tokens in prompts}:
+            pages = list(range(-(-tokens // self.pool.spec.page_size)))
+            batches.append(Batch([Row(0, 0, tokens, [0] * tokens, pages, params)], 0))
+
+        def run(batch: Batch) -> None:
+            torch.cuda.set_device(self.worker.device)
+            with torch.inference_mode():
+                self.state.begin(batch.rows[batch.num_decodes :])
+                samples = self.stage is None or self.stage.is_last
+                state = self._eager(batch, every_token=not samples)[1]
+                if not samples:
+                    return
+                logits = self.worker.model.logits(self.ops, state)
+                slots = torch.full((len(logits),), self.state.padding_slot, dtype=torch.int32, device=logits.device)
+                self.sampling.sample(logits, slots, filtered=True)
+
+        def on_device(work: Callable[[], None]) -> None:
+            torch.cuda.set_device(self.worker.device)
+            with torch.inference_mode():
+                work()
+
+        # Threads are in no order: what ranks do together comes with the first passes, which are.
+        ops, self.ops = self.ops, TritonOps(self.kernels, NoCollectives(self.worker.collectives.parallel))
+        works: list[Callable[[], None]] = [self._compile_rare_kernels, *(partial(run, batch) for batch in batches)]
+        if self.speculation is not None:
+            works += [partial(on_device, work) for work in self.speculation.passes()]
+        with (
+            ThreadPoolExecutor(_COMPILERS) as compilers,
+            AsyncCompileMode(compilers),
+            ThreadPoolExecutor(len(works)) as threads,
+        ):
+            # All on one stream: what kernels leave to each other in the workspace stays theirs.
+            for future in [threads.submit(copy_context().run, work) for work in works]:
+                future.result()
+        self.ops = ops
+
+    def _expert_tokens(self) -> Iterator[int]:
+        """Numbers of tokens for which grouped GEMM has each of its tile heights."""
+        specs = {module.spec for module in self.worker.model.modules() if isinstance(module, SparseMoE)}
+        for spec, mean_rows in itertools.product(specs, MEAN_ROWS.values()):
+            yield max(2, spec.num_stacked * mean_rows // spec.experts_per_token)
+
+    def _large_m_tokens(self) -> tuple[int, ...]:
+        """Numbers of tokens for which products with quantised weights have each of their configs."""
+        if not any(map(self.kernels.policy.uses, _WITH_CONFIGS_BY_ROWS)):
+            return ()
+        layers = (module for module in self.worker.model.modules() if isinstance(module, Linear))
+        return LARGE_M_ROWS if any(isinstance(layer.method, PackedMethod) for layer in layers) else ()
+
+    def _compile_rare_kernels(self) -> None:
+        """Page updates, plain sampling, sums of products, attention of passes that no graph holds.
+
+        No request waits for a compiler.
+        """
+        worker = self.worker
+        torch.cuda.set_device(worker.device)
+        self.state.compile_updates()
+        null = self.pool.null_page
+        copy_pages(self.pool.pages, torch.tensor([[null, null, 0]], dtype=torch.int32, device=worker.device))
+        logits = torch.zeros((1, worker.config.vocab_size), dtype=worker.dtype, device=worker.device)
+        padding = torch.full((1,), self.state.padding_slot, dtype=torch.int32, device=worker.device)
+        scores = penalised(logits, padding, self.sampling.penalties)  # fp32, as what a bias or a ban has changed is
+        for values, filtered in itertools.product((logits, scores), (False, True)):
+            self.sampling.sample(values, padding, filtered=filtered)
+        penalised(scores, padding, self.sampling.penalties)
+        no_mask = torch.zeros((1, 1 + -(-worker.config.vocab_size // 32)), dtype=torch.int32, device=worker.device)
+        for values in (logits, scores):
+            apply_token_masks(values, no_mask)
+        count_sampled(padding, self.state.state, self.sampling.penalties)
+        gather_places(padding.long(), self.state.state)
+        self.sampling.logprobs.compile_kernels(logits, padding, self.state.state.last_tokens)
+        config, device = worker.config, worker.device
+        summands = torch.zeros((max(K_SPLITS), 1, config.hidden_size), dtype=worker.dtype, device=device)
+        norm = worker.model.layers[0].post_attention_layernorm
+        for splits in K_SPLITS:
+            add_rms_norm(summands[0].clone(), summands[:splits], norm.weight, norm.eps)
+        self.attention.compile_rare(self.state.page_tables[-1:], worker.dtype)
+
+    def capture(self, *, tells_layers: bool = False) -> None:
+        """Record the graphs, largest first, so that all share the largest one's memory. See `Executor.capture`."""
+        if tells_layers:
+            self.layers = LayerCounters(len(self.worker.model.attention_layers), self.worker.device)
+            self.layers.mark(0)  # compiles the kernel
+        if self.settings.enforce_eager:
+            return
+        started = time.perf_counter()
+        memory = torch.cuda.graph_pool_handle()
+        prefills, buckets = self._prefill_sizes(), self.sampling.buckets
+        total, hide = len(prefills) + len(buckets), not sys.stderr.isatty()
+        with torch.inference_mode(), tqdm(total=total, desc="Capturing CUDA graphs", disable=hide) as progress:
+            for tokens, decodes in reversed(prefills):
+                self.prefill_graphs[tokens] = PrefillGraph(self._captured_model(), tokens, decodes, memory)
+                progress.update()
+            self.prefill_graphs = dict(sorted(self.prefill_graphs.items()))
+            for bucket in reversed(buckets):
+                self.decode_graphs[bucket] = DecodeGraph(self._captured_model(), bucket, memory)
+                self.sampling.capture(bucket, memory)
+                progress.update()
+            if self.speculation is not None:
+                self.speculation.capture(memory)
+                self.guess_costs = self.speculation.measure()
+        torch.cuda.synchronize()
+        log.info("captured %d CUDA graphs in %.1f s", total, time.perf_counter() - started)
+
+    def graph_bytes(self) -> int:
+        """See `Executor.graph_bytes`: the largest prefill and the largest decode, whose memory the others share.
+
+        For an executor that is thrown away: its sampling graphs stay.
+        """
+        if self.settings.enforce_eager:
+            return 0
+        device = self.worker.device
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        before = torch.cuda.mem_get_info(device)[0]
+        memory = torch.cuda.graph_pool_handle()
+        prefills, buckets = self._prefill_sizes(), self.sampling.buckets
+        self.sampling.load([])  # recording runs a graph: slots of the largest pass would go on beyond the last position
+        with torch.inference_mode():
+            kept: list[object] = [
+                PrefillGraph(self._captured_model(), tokens, decodes, memory) for tokens, decodes in prefills[-1:]
+            ]
+            kept.append(DecodeGraph(self._captured_model(), buckets[-1], memory))
+            self.sampling.capture(buckets[-1], memory)
+            if self.speculation is not None:
+                self.speculation.capture(memory, only_largest=True)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        taken = before - torch.cuda.mem_get_info(device)[0]
+        kept.clear()
+        objects = len(prefills) + 3 * len(buckets)
+        objects += 0 if self.speculation is None else self.speculation.num_graphs
+        return max(0, taken) + objects * _GRAPH_OBJECT_BYTES
+
+    def _captured_model(self) -> CapturedModel:
+        sampling = self.sampling
+        return CapturedModel(
+            model=self.worker.model,
+            ops=self.captured_ops,
+            attention=self.attention,
+            state=self.state,
+            slots=sampling.slots,
+            logits=sampling.logits,
+            null_page=self.pool.null_page,
+            stage=self.stage,
+            layers=self.layers,
+        )
+
+    # -- Passes
+
+    def refuses(self, request: Request) -> str | None:
+        """See `Runner.refuses`."""
+        return refuses_suppressed(request.sampling, self.worker.config.eos_token_ids)
+
+    def launch(self, batch: Batch) -> CudaPassHandle:
+        """See `Executor.launch`."""
+        stage, prefills = self.stage, batch.rows[batch.num_decodes :]
+        goes_on = [_continues(row) for row in prefills]
+        with torch.inference_mode():
+            self._transfer(batch.transfers)
+            if stage is not None and not stage.is_last:
+                return self._launch_part(batch, goes_on, stage)
+            if self.speculation is not None:
+                self.speculation.catch_up(batch.catch_up)
+            handle = self.sampling.begin(batch.rows, batch.num_decodes)
+            self.state.begin_pages(prefills, goes_on)
+            parts = list(self._guessed(batch, handle) if batch.num_drafts else self._forwards(batch, goes_on, handle))
+            for number, (indices, forward) in enumerate(parts, start=1):
+                rows = batch.rows if len(indices) == len(batch.rows) else [batch.rows[index] for index in indices]
+                self.sampling.load(rows)
+                forward()
+                if batch.waits_for_masks:
+                    handle.held.append(self.sampling.hold(rows, indices, is_last=number == len(parts)))
+                else:
+                    self.sampling.run(rows, indices, handle)
+            if not batch.waits_for_masks:
+                if stage is not None:
+                    stage.traffic.return_tokens(batch.rows)
+                handle.done.record()
+        return handle
+
+    def _launch_part(self, batch: Batch, goes_on: list[bool], stage: CudaStage) -> CudaPassHandle:
+        """A pass as far as a stage goes that is not the last: another one samples."""
+        stage.traffic.begin(batch)
+        handle = CudaPassHandle([], self.state)
+        self.state.begin_pages(batch.rows[batch.num_decodes :], goes_on)
+        ((_, forward),) = self._forwards(batch, goes_on, handle)
+        self.sampling.load(batch.rows)
+        forward()
+        self.state.advance(self.sampling.slots[: len(batch.rows)])
+        stage.traffic.hand_on(batch.rows, stage.take())
+        handle.done.record()
+        return handle
+
+    def _transfer(self, transfers: Transfers) -> None:
+        """Several copies by one launch, where none reads what another writes."""
+        copies = transfers.copies
+        if len(copies) < _COPIES_AT_ONCE or not {copy.source for copy in copies}.isdisjoint(
+            [copy.target for copy in copies]
+        ):
+            self.pool.transfer(transfers)
+            return
+        self.pool.swap(transfers)
+        packet = np.array([(copy.source, copy.target, copy.tokens) for copy in copies], dtype=np.int32)
+        copy_pages(self.pool.pages, to_device(packet, self.worker.device))
+
+    def guesses(self, handle: CudaPassHandle) -> Mapping[int, Sequence[int]]:
+        """See `Executor.guesses`."""
+        return {} if handle.guessed is None else handle.guessed.read()
+
+    def sample(self, handle: CudaPassHandle, masks: TokenMasks) -> None:
+        """See `Executor.sample`."""
+        if self.stage is not None and not self.stage.is_last:
+            return
+        with torch.inference_mode():
+            if handle.guessed is not None and self.speculation is not None:
+                self.speculation.finish(handle.guessed, masks, handle)
+                handle.guessed = None
+            for part in handle.held:
+                self.sampling.run_held(part, masks, handle)
+            handle.held.clear()
+            if self.stage is not None:
+                self.stage.traffic.return_tokens(handle.rows)
+            handle.done.record()
+
+    def _forwards(
+        self, batch: Batch, goes_on: list[bool], handle: CudaPassHandle
+    ) -> Iterator[tuple[Sequence[int], Forward]]:
+        """The parts of a pass, in order: indices of rows, and what computes their logits.
+
+        All rows in one part, or, where the graph for the prompts takes no decode rows, those in a part before it.
+        Sequences that go on by one token which the host brings, as beams do, are decode rows whose slots are rewritten;
+        `goes_on` tells them among the rows after the decode rows.
+        """
+        num_decodes, num_rows = batch.num_decodes, len(batch.rows)
+        decodes, prefills = batch.rows[:num_decodes], batch.rows[num_decodes:]
+        is_eager = any(row.prompt_targets for row in prefills) or wants_embeddings(prefills)
+        continued = [index for index, goes in enumerate(goes_on, start=num_decodes) if goes]
+        if self.decode_graphs and not is_eager and len(continued) == len(prefills):
+            yield range(num_rows), partial(self._decode_graph(num_rows).run, batch.rows, prefills)
+            return
+        graph = None if is_eager else self._prefill_graph(num_decodes, prefills)
+        if graph is None:
+            sampling = [index for index, row in enumerate(batch.rows) if row.sampling is not None]
+            yield sampling, partial(self._run_eagerly, batch, handle)
+        elif graph.num_decodes or not self.decode_graphs:
+            yield range(num_rows), partial(self._replay, graph, decodes, prefills, batch)
+        else:
+            first = [*range(num_decodes), *continued]
+            if first:
+                rows = [batch.rows[index] for index in first]
+                yield first, partial(self._decode_graph(len(rows)).run, rows, rows[num_decodes:])
+            second = [index for index, goes in enumerate(goes_on, start=num_decodes) if not goes]
+            prompts = [batch.rows[index] for index in second]
+            smallest = self._prefill_graph(0, prompts) if continued else graph
+            yield second, partial(self._replay, smallest or graph, [], prompts, batch)
+
+    def _guessed(self, batch: Batch, handle: CudaPassHandle) -> Iterator[tuple[Sequence[int], Forward]]:
+        """Run the rows with guesses, which are settled then, or with their masks; the part that is left has none."""
+        assert self.speculation is not None
+        rows = batch.rows
+        guessing = [index for index, row in enumerate(rows) if row.num_drafts is not None]
+        part = self.speculation.begin(
+            [rows[index] for index in guessing], guessing, batch.num_drafts, waits_for_masks=batch.waits_for_masks
+        )
+        if batch.waits_for_masks:
+            handle.guessed = part
+        else:
+            self.speculation.finish(part, None, handle)
+        others = [index for index, row in enumerate(rows) if row.num_drafts is None]
+        if not others:
+            return
+        decodes = [rows[index] for index in others]
+        if self.decode_graphs:
+            yield others, partial(self._decode_graph(len(others)).run, decodes, [])
+        else:
+            yield others, partial(self._run_eagerly, Batch(decodes, len(decodes)), handle)
+
+    def _decode_graph(self, rows: int) -> DecodeGraph:
+        return self.decode_graphs[self.sampling.bucket(rows)]
+
+    def _prefill_graph(self, num_decodes: int, prefills: list[Row]) -> PrefillGraph | None:
+        """The smallest captured pass with room for these prompts, and for the decode rows if its kind takes any."""
+        tokens = sum(row.count for row in prefills)
+        for size, graph in self.prefill_graphs.items():
+            if size < tokens:
+                continue
+            beside = num_decodes if graph.num_decodes else 0
+            if graph.holds(tokens + beside, beside, prefills):
+                return graph
+        return None
+
+    def _replay(self, graph: PrefillGraph, decodes: list[Row], prefills: list[Row], batch: Batch) -> None:
+        """The part of a batch that has its prompts."""
+        if self.layers is not None and batch.tell_layers is not None:
+            batch.tell_layers(self.layers.begin())
+        graph.run(decodes, prefills)
+
+    def _run_eagerly(self, batch: Batch, handle: CudaPassHandle) -> None:
+        """Any batch, kernel by kernel: the logits of the rows that sample, and log probabilities of prompts."""
+        self.state.begin([row for row in batch.rows[batch.num_decodes :] if row.sampling is not None])
+        wants_prompts = any(row.prompt_targets for row in batch.rows)
+        if self.stage is not None and not self.stage.is_last:
+            self.stage.leave(self._eager(batch, every_token=True)[1].residual)
+            return
+        inputs, state = self._eager(batch, every_token=wants_prompts)
+        if wants_prompts:
+            handle.prompt_logprobs = PromptLogprobs.of(batch.rows, state, partial(self.worker.model.logits, self.ops))
+            state = state.select(inputs.sample_rows)
+        if wants_embeddings(batch.rows):
+            handle.embeddings = Embeddings.of(batch.rows, state, partial(self.worker.model.hidden, self.ops))
+        if num_samples := inputs.sample_rows.shape[0]:
+            self.worker.model.logits(self.ops, state, self.sampling.logits[:num_samples])
+
+    def logits(self, batch: Batch) -> Tensor:
+        """See `Executor.logits`."""
+        with torch.inference_mode():
+            return self.worker.model.logits(self.ops, self._eager(batch, every_token=True)[1])
+
+    def _eager(self, batch: Batch, *, every_token: bool) -> tuple[PassInputs, ResidualState]:
+        """Inputs, and the residual state of all tokens or of those that sample."""
+        inputs = build_inputs(batch, self.pool.spec.page_size, self.pool.null_page, self.worker.device)
+        token_ids, model = inputs.token_ids, self.worker.model
+        if inputs.pending_slots.shape[0]:
+            known = self.state.state
+            pending = known.last_tokens.index_select(0, inputs.pending_slots)
+            token_ids = token_ids.index_copy(0, inputs.pending_tokens, pending)
+            # The host's numbers are too high where guesses of a pass in flight are wrong. Decode rows come first and
+            # have one token each, so that it has its row's index.
+            positions, kv_lengths = gather_places(inputs.pending_slots, known)
+            inputs.positions = inputs.positions.index_copy(0, inputs.pending_tokens, positions)
+            inputs.kv_lengths = inputs.kv_lengths.index_copy(0, inputs.pending_tokens, kv_lengths)
+        attention: AttentionPass = self.attention.plan(inputs, every_token=every_token)
+        if self.layers is not None and batch.tell_layers is not None:
+            batch.tell_layers(self.layers.begin())
+            attention = MarkedAttention(attention, self.layers.mark)
+        if self.stage is None or self.stage.is_first:
+            hidden = model.embed(self.ops, token_ids)
+        else:
+            hidden = model.enter(self.ops, self.stage.traffic.receive(inputs.num_tokens))
+        return inputs, model(self.ops, hidden, attention)
+
+
+def _continues(row: Row) -> bool:
+    """Whether a chunk is what a decode row computes: one token, from whose logits the next is sampled."""
+    is_one = row.count == 1 and row.num_samples == 1 and row.sampling is not None
+    return is_one and not row.prompt_targets and not row.embeds
+
+
+class FlashPrefillExecutor(CudaExecutor):
+    """With flash-attn instead of our kernels for prompt chunks."""
+
+    default_page_size: int = 256  # what flash-attn requires
+    page_size_step: int = 256
+
+    @staticmethod
+    def prefill_kernel() -> Callable[..., Tensor] | None:
+        """flash-attn's."""
+        from mini_infer_engine.runtime.attention.flash import flash_prefill_attention
+
+        return flash_prefill_attention

@@ -1,0 +1,276 @@
+"""CUDA graphs: forward passes whose shapes repeat, recorded once with all their kernels and replayed by one call.
+
+Every graph ends at logits, which it leaves in memory that all share; what one leaves in its own memory, the next may
+overwrite. They know shapes and slots, not requests, and not how logits become tokens.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mini_infer_engine.core.batch import Row, continued_slots
+from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
+from mini_infer_engine.kernels.embed_decode import gather_decode_inputs, gather_places
+from mini_infer_engine.kernels.sampling.state_update import STATE_FIELDS, update_slots
+from mini_infer_engine.models.decoder import DecoderModel
+from mini_infer_engine.ops.base import AttentionPass, Ops, ResidualState
+from mini_infer_engine.runtime.attention.triton_attention import TritonAttentionPass, decodes_before_prefill
+from mini_infer_engine.runtime.attention.triton_backends import TritonBackend
+from mini_infer_engine.runtime.cuda.device_state import DeviceBatchState
+from mini_infer_engine.runtime.cuda.stage import CudaStage
+from mini_infer_engine.runtime.inputs.host_staging import PinnedStaging
+from mini_infer_engine.runtime.inputs.layer_progress import LayerCounters, MarkedAttention
+
+_LAUNCH_BOUND_BYTES = 6_000_000_000
+_LAUNCH_BOUND_BUCKETS = (32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 2560, 3072, 3584, 4096)
+_BUCKETS = (32, 64, 128, 192, 256, 320, 384, 448, 512, 576, 640, 768, 896, 1024, 1280, 1536, 1792, 2048)
+
+
+def is_launch_bound(weight_bytes: int) -> bool:
+    """Whether the GPU reads these weights twice in less time than the host takes to launch a pass kernel by kernel."""
+    return weight_bytes < _LAUNCH_BOUND_BYTES
+
+
+def prefill_buckets(largest: int, *, launch_bound: bool) -> list[int]:
+    """Tokens of captured passes with prompts; above, the GPU takes longer than the host's launches anyway."""
+    buckets = _LAUNCH_BOUND_BUCKETS if launch_bound else _BUCKETS
+    return [tokens for tokens in buckets if tokens <= largest]
+
+
+def prefill_sequences(tokens: int) -> int:
+    """Prompts of a captured prefill."""
+    return max(8, tokens // 64)
+
+
+def decodes_beside(tokens: int, largest: int, *, launch_bound: bool) -> int:
+    """Decode rows for which a captured pass with prompts has room.
+
+    Small models have none: two graphs one after the other take hardly longer than one, and fit any number of rows.
+    """
+    return 0 if launch_bound else min(largest, max(16, tokens // 4))
+
+
+def decode_buckets(largest: int) -> list[int]:
+    """Batch sizes with a graph of their own: padding never adds more than a half, nor more than 31 rows."""
+    buckets = [1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, *range(160, largest + 1, 32)]
+    return [size for size in buckets if size < largest] + [largest]
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedModel:
+    """What a recorded pass computes with; all of it stays where it is while graphs live."""
+
+    model: DecoderModel
+    ops: Ops
+    attention: TritonBackend
+    state: DeviceBatchState
+    slots: Tensor  # [rows] int32, of decode rows
+    logits: Tensor  # [rows, vocab], where every pass leaves what it has computed
+    null_page: int
+    stage: CudaStage | None
+    """Of a pipeline: where its passes find what the stage before has left, and leave what they make."""
+    layers: LayerCounters | None = None
+    """What passes with prompts tell of their layers."""
+
+    @property
+    def begins(self) -> bool:
+        """Whether passes begin with tokens, not with what another stage has left."""
+        return self.stage is None or self.stage.is_first
+
+    @property
+    def samples(self) -> bool:
+        """Whether passes end with logits."""
+        return self.stage is None or self.stage.is_last
+
+    def telling(self, attention: TritonAttentionPass) -> AttentionPass:
+        """Of a pass with prompts."""
+        return attention if self.layers is None else MarkedAttention(attention, self.layers.mark)
+
+    def receive(self, num_tokens: int, padded: int) -> None:
+        """Before a replay for so many tokens, padded to others: what the stage before has left stands ready."""
+        if self.stage is not None:
+            self.stage.enter(num_tokens, padded)
+
+    def entering(self, num_tokens: int) -> Tensor:
+        """What the stage before has left."""
+        assert self.stage is not None
+        return self.model.enter(self.ops, self.stage.hidden[:num_tokens])
+
+    def leave(self, state: ResidualState) -> None:
+        """Keep what a pass has made for the next stage; it may stand there already, since verbs add in place."""
+        assert self.stage is not None
+        place = self.stage.hidden[: state.residual.shape[0]]
+        if place.data_ptr() != state.residual.data_ptr():
+            place.copy_(state.residual)
+
+
+def record(run: Callable[[], None], memory: Any) -> torch.cuda.CUDAGraph:
+    """Run once, which compiles kernels and sizes workspaces, then record the same into the graph pool `memory`."""
+    graph = torch.cuda.CUDAGraph()
+    run()
+    with torch.cuda.graph(graph, pool=memory):
+        run()
+    return graph
+
+
+class DecodeGraph:
+    """One new token for each of `bucket` slots; the device knows their tokens, positions and cache indexes."""
+
+    def __init__(self, parts: CapturedModel, bucket: int, memory: Any) -> None:
+        self._parts, self._bucket = parts, bucket
+        self.graph = record(self._run, memory)
+
+    def _run(self) -> None:
+        parts = self._parts
+        model, state = parts.model, parts.state.state
+        slots = parts.slots[: self._bucket]
+        if parts.begins:
+            table = model.embeddings
+            hidden, positions, kv_lengths = gather_decode_inputs(
+                slots,
+                state,
+                table.weight,
+                first_token=table.first_token,
+                scales=table.scales,
+                dtype=table.dtype,
+            )
+            hidden = model.scale_embeddings(parts.ops.sum_embeddings(hidden))
+        else:
+            hidden = parts.entering(self._bucket)
+            positions, kv_lengths = gather_places(slots, state)
+        attend = parts.attention.decode(parts.state.page_tables, slots, positions, kv_lengths)
+        residual = model(parts.ops, hidden, TritonAttentionPass(attend, attend, None))
+        if not parts.samples:
+            parts.leave(residual)
+            return
+        model.logits(parts.ops, residual, parts.logits[: self._bucket])
+
+    def run(self, rows: list[Row], continued: list[Row]) -> None:
+        """Compute the logits of these rows, whose slots are those at the front of `parts.slots`.
+
+        Of those that are `continued` the host brings the tokens: their slots are rewritten before.
+        """
+        parts = self._parts
+        parts.state.begin(continued)
+        parts.receive(len(rows), self._bucket)
+        parts.state.send_pages(rows, parts.attention.page_size)
+        self.graph.replay()
+
+
+class PrefillGraph:
+    """A pass of prompt chunks behind decode rows, padded to one number of tokens; the border between them may move."""
+
+    def __init__(self, parts: CapturedModel, tokens: int, decodes: int, memory: Any) -> None:
+        """`decodes`: decode rows at most, which count as tokens."""
+        self._parts = parts
+        self.num_tokens, self.num_sequences, self.num_decodes = tokens, prefill_sequences(tokens), decodes
+        self._width = parts.state.page_tables.shape[1]
+        self._most_pages = parts.attention.most_pages(tokens, self.num_sequences)
+        sequences, samples = self.num_sequences, decodes + self.num_sequences
+        # Slot packet (int64, hence first), token ids, positions, kv index, query starts, ends, sample starts, sample
+        # rows, page tables, decode slots.
+        sizes = [2 * STATE_FIELDS * sequences, *[tokens] * 3, sequences + 1, sequences, sequences + 1, samples]
+        self._sizes = [*sizes, sequences * self._width, decodes]
+        self._packed = torch.zeros(sum(self._sizes), dtype=torch.int32, device=parts.state.device)
+        self._blank = self._blank_array()
+        self._staging = PinnedStaging(self._packed)
+        self._host_parts = [self._split(array) for array in self._staging.arrays]
+        self.load([], [])
+        self.graph = record(self._run, memory)
+
+    def holds(self, tokens: int, decodes: int, prefills: list[Row]) -> bool:
+        """Whether there is room for `tokens` of so many decode rows and of these prompts, whose pages count, too."""
+        if tokens > self.num_tokens or decodes > self.num_decodes or len(prefills) > self.num_sequences:
+            return False
+        page_size = self._parts.attention.page_size
+        return sum(-(-(row.start + row.count) // page_size) for row in prefills) <= self._most_pages
+
+    def run(self, decodes: list[Row], prefills: list[Row]) -> None:
+        """Compute the logits of each row's last token, decode rows first."""
+        self._parts.receive(len(decodes) + sum(row.count for row in prefills), self.num_tokens)
+        self.load(decodes, prefills)
+        self.graph.replay()
+
+    def _split(self, packed: np.ndarray) -> list[np.ndarray]:
+        return np.split(packed, np.cumsum(self._sizes)[:-1])
+
+    def _blank_array(self) -> np.ndarray:
+        """Padding alone: tokens that nobody writes, and sequences that have none."""
+        state = self._parts.state
+        packed = np.zeros(sum(self._sizes), dtype=np.int32)
+        packet, _, _, kv_index, _, ends, _, _, tables, decode_slots = self._split(packed)
+        packet[:] = np.frombuffer(state.pack_null_update() * self.num_sequences, dtype=np.int32)
+        kv_index[:] = -1  # so for decode rows, whose attention rotates and writes for itself
+        ends[:] = 1  # the last layer attends from one token of each, a padded one too
+        tables[:] = self._parts.null_page
+        decode_slots[:] = state.padding_slot
+        return packed
+
+    def load(self, decodes: list[Row], prefills: list[Row]) -> None:
+        """Lay rows out for the next replay, and pack what changes for the slots that begin."""
+        page_size, state = self._parts.attention.page_size, self._parts.state
+        buffer = self._staging.begin()
+        self._staging.arrays[buffer][:] = self._blank
+        packet, token_ids, positions, kv_index, query_starts, ends, sample_starts, *rest = self._host_parts[buffer]
+        sample_rows, tables, decode_slots = rest
+        begun = state.pack_updates([row for row in prefills if row.sampling is not None])
+        packet[: len(begun) // packet.itemsize] = np.frombuffer(begun, dtype=np.int32)
+        begin = len(decodes)
+        if decodes:
+            state.send_pages(decodes, page_size)
+            decode_slots[:begin] = continued_slots(decodes)
+            sample_rows[:begin] = np.arange(begin)
+        sample_starts[:] = np.arange(begin, begin + len(sample_starts))
+        query_starts[:] = begin
+        for index, row in enumerate(prefills):
+            assert row.token_ids is not None
+            stop, end = begin + row.count, row.start + row.count
+            pages = np.array(row.page_table[: -(-end // page_size)], dtype=np.int32)
+            cache_indexes = np.arange(row.start, end, dtype=np.int32)
+            token_ids[begin:stop] = np.asarray(row.token_ids)
+            positions[begin:stop] = cache_indexes + row.position_offset
+            kv_index[begin:stop] = pages[cache_indexes // page_size] * page_size + cache_indexes % page_size
+            tables[index * self._width : index * self._width + len(pages)] = pages
+            query_starts[index + 1 :] = stop
+            ends[index] = end
+            sample_rows[len(decodes) + index] = stop - 1
+            begin = stop
+        self._staging.send()
+
+    def _run(self) -> None:
+        parts = self._parts
+        model, attention, state = parts.model, parts.attention, parts.state
+        packed = self._packed.split(self._sizes)  # type: ignore[no-untyped-call]  # torch's
+        packet, token_ids, positions, kv_index, query_starts, ends, sample_starts, sample_rows, *rest = packed
+        tables, decode_slots = rest
+        update_slots(packet.view(torch.int64).view(-1, STATE_FIELDS), state.state)
+        page_tables = tables.view(self.num_sequences, self._width)
+        longest_key = self._width * attention.page_size
+        pages = min(self._most_pages, self.num_sequences * self._width)
+        chunks = PrefillRows(page_tables, query_starts, ends, self.num_tokens, longest_key, pages)
+        last_tokens = PrefillRows(page_tables, sample_starts, ends, 1, longest_key)
+        attend = attention.prefill(chunks, positions, kv_index)
+        selected = attention.prefill(last_tokens, positions, kv_index, sample_rows)
+        if self.num_decodes:
+            token_ids = self._with_decodes(token_ids, decode_slots)
+            # The device's, since the host may not know how many guesses were right.
+            places = gather_places(decode_slots, state.state, state.padding_slot)
+            decode = attention.decode(state.page_tables, decode_slots, *places)
+            attend, selected = (decodes_before_prefill(one, decode, self.num_decodes) for one in (attend, selected))
+        hidden = model.embed(parts.ops, token_ids) if parts.begins else parts.entering(self.num_tokens)
+        if not parts.samples:
+            parts.leave(model(parts.ops, hidden, TritonAttentionPass(attend, attend, None)))
+            return
+        residual = model(parts.ops, hidden, parts.telling(TritonAttentionPass(attend, selected, sample_rows)))
+        model.logits(parts.ops, residual, parts.logits[: sample_rows.shape[0]])
+
+    def _with_decodes(self, token_ids: Tensor, decode_slots: Tensor) -> Tensor:
+        """The same [tokens], the first of them those that the decode rows' slots sampled last."""
+        state, first = self._parts.state, token_ids[: self.num_decodes]
+        newest = state.state.last_tokens.index_select(0, decode_slots).to(token_ids.dtype)
+        decoded = torch.where(decode_slots == state.padding_slot, first, newest)
+        return torch.cat((decoded, token_ids[self.num_decodes :]))

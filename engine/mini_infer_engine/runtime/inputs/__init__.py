@@ -1,0 +1,1 @@
+"""Batches as tensors: staged on the host and copied to the device once a pass."""

@@ -1,0 +1,1 @@
+"""The page pool of keys and values, and how device memory is divided."""

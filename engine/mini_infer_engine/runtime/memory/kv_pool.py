@@ -1,0 +1,149 @@
+"""The page pool: keys and values of every layer, or latents, in pages. It knows addresses, not sequences.
+
+All layers of a page lie together so that a page is one piece to copy, swap or send; a layer is read through strides.
+"""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mini_infer_engine.core.batch import PageCopy, Transfers
+from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory
+from mini_infer_engine.kv_transfer.transports.shared_memory import SharedArray
+from mini_infer_engine.models.kv_spec import SCALE_DTYPE, KVSpec
+
+
+class KVPool:
+    """`num_pages` pages for the scheduler and one more, `null_page`, that pads page tables and is never written."""
+
+    def __init__(
+        self, spec: KVSpec, num_pages: int, device: torch.device, num_host_pages: int = 0, *, is_shared: bool = False
+    ) -> None:
+        """`is_shared`: other processes are to map its pages, where they are in main memory."""
+        self.spec = spec
+        self._is_shared = is_shared
+        self._file: int | None = None
+        self.num_pages = num_pages
+        self.null_page = num_pages
+        self.half_pages = self._allocate((num_pages + 1) * spec.num_layers * spec.entries, device)
+        """What a layer has of a page, all alike: its keys, its values, or its latents."""
+        self.storage = self.half_pages.view(num_pages + 1, -1)
+        """Whole pages."""
+        # In main memory, pinned for a GPU, for pages of preempted sequences.
+        sizes, on_gpu = (num_host_pages, self.storage.shape[1]), device.type == "cuda"
+        self.host_pages = torch.empty(sizes, dtype=self.storage.dtype, pin_memory=on_gpu)
+        self._scratch = self.half_pages[:0]
+        # Keys, values of each layer.
+        self._halves = torch.arange(spec.num_layers * spec.entries, device=device).view(-1, 1, spec.entries)
+
+    def _allocate(self, num_halves: int, device: torch.device) -> Tensor:
+        """Memory [num_halves, elements], and views of it."""
+        spec = self.spec
+        half_pages = self._zeros((num_halves, spec.page_size * spec.row_width), spec.dtype, device)
+        self.tokens = half_pages.view(-1, spec.row_width)
+        sizes = (spec.num_layers, spec.entries, spec.page_size, spec.num_kv_heads, spec.head_dim)
+        # [pages, layers, keys or values (or one latent), page_size, kv_heads, head_dim]
+        self.pages = half_pages.view(-1, *sizes)
+        return half_pages
+
+    def _zeros(self, sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        if not self._is_shared or device.type != "cpu":
+            return zeros(sizes, dtype, device)
+        shared = SharedArray(math.prod(sizes) * dtype.itemsize)
+        self._file = shared.file
+        return torch.from_numpy(shared.bytes).view(dtype).view(sizes)
+
+    def memory(self) -> KVMemory:
+        """Where it is, and how it is laid out, for KV transfer."""
+        spec, device = self.spec, self.pages.device
+        layout = KVLayout(
+            num_layers=spec.num_layers,
+            halves=spec.entries,
+            page_size=spec.page_size,
+            num_heads=spec.num_kv_heads,
+            head_bytes=spec.head_dim * spec.storage_dtype.itemsize,
+            scale_bytes=0 if spec.quantization is None else SCALE_DTYPE.itemsize,
+            dtype=str(spec.storage_dtype).removeprefix("torch."),
+        )
+        return KVMemory(
+            address=self.storage.data_ptr(),
+            num_pages=self.num_pages,
+            device="cuda" if device.type == "cuda" else "cpu",
+            device_index=device.index or 0,
+            layout=layout,
+            file=self._file,
+        )
+
+    def transfer(self, transfers: Transfers) -> None:
+        """Queue what a pass needs moved, in the order that `Transfers` says; a copy's target may be a later source."""
+        self.swap(transfers)
+        self.copy(transfers.copies)
+
+    def swap(self, transfers: Transfers) -> None:
+        """Queue copies to main memory and from there."""
+        for swap in transfers.swap_out:
+            self.host_pages[swap.host_page].copy_(self.storage[swap.device_page], non_blocking=True)
+        for swap in transfers.swap_in:
+            self.storage[swap.device_page].copy_(self.host_pages[swap.host_page], non_blocking=True)
+
+    def copy(self, copies: list[PageCopy]) -> None:
+        """Copies on the device, one after the other."""
+        for copy in copies:
+            self.pages[copy.target, :, :, : copy.tokens].copy_(self.pages[copy.source, :, :, : copy.tokens])
+
+    def write(self, rows: Tensor, new: Tensor) -> Tensor:
+        """Put keys and values [tokens, 2, kv_heads, head_dim] into `rows`, and return what attention will read there.
+
+        It may be `new` itself. Latents are written in the same way.
+        """
+        new = new.contiguous()
+        self.tokens.index_copy_(0, rows, new.view(-1, self.spec.row_width))
+        return new
+
+    def read(self, rows: Tensor, out: Tensor) -> Tensor:
+        """Tokens of these rows, to `out` [rows, row_width]."""
+        return torch.index_select(self.tokens, 0, rows, out=out)
+
+    def token_rows_of(self, pages: Tensor, offsets: Tensor) -> tuple[Tensor, ...]:
+        """For each layer, rows for tokens at (page, offset): keys and values of the first token, of the next, ...
+
+        A row is the number of a half page times its tokens, and the offset in it.
+        """
+        tokens_in_page = self.spec.num_layers * self.spec.entries * self.spec.page_size
+        rows = (pages * tokens_in_page + offsets).unsqueeze(1) + self._halves * self.spec.page_size
+        return rows.flatten(1).unbind(0)
+
+    def gather_rows(self, page_tables: Tensor) -> tuple[Tensor, ...]:
+        """Rows of `half_pages` for each layer, keys first, for page ids of any shape, flattened."""
+        rows = page_tables.reshape(-1) * (self.spec.entries * self.spec.num_layers) + self._halves.mT
+        return rows.flatten(1).unbind(0)
+
+    def gather(self, rows: Tensor, num_sequences: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of one layer for sequences of equally many pages, [sequences, tokens, kv_heads, head_dim].
+
+        They stand in memory that the next call overwrites.
+        """
+        halves = self._gathered(rows)
+        keys, values = halves.view(2, num_sequences, -1, self.spec.num_kv_heads, self.spec.head_dim).unbind(0)
+        return keys, values
+
+    def gather_latents(self, rows: Tensor, num_sequences: int) -> Tensor:
+        """As `gather`, of a pool with one entry a token: [sequences, tokens, width]."""
+        return self._gathered(rows).view(num_sequences, -1, self.spec.row_width)
+
+    def _gathered(self, rows: Tensor) -> Tensor:
+        """Half pages in scratch memory: fresh memory for each layer costs a CPU more in page faults than the copy."""
+        if self._scratch.shape[0] < rows.shape[0]:
+            self._scratch = self.half_pages.new_empty(rows.shape[0] * 5 // 4, self.half_pages.shape[1])
+        return torch.index_select(self.half_pages, 0, rows, out=self._scratch[: rows.shape[0]])
+
+
+def zeros(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros, because attention multiplies masked values by 0 and 0 * NaN is NaN."""
+    if device.type != "cpu":
+        return torch.zeros(sizes, dtype=dtype, device=device)
+    # numpy has the kernel map zero pages, so that a pool costs memory only where it is used; torch.zeros writes all.
+    raw = np.zeros(int(np.prod(sizes)) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(raw).view(dtype).view(sizes)

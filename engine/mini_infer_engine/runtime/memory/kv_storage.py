@@ -1,0 +1,54 @@
+"""How keys and values are stored: what the settings ask for, what the checkpoint says, and what this machine can do."""
+
+import logging
+
+import torch
+
+from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.config.model.model_config import ModelConfig
+from mini_infer_engine.config.options.settings import EngineSettings
+from mini_infer_engine.models.kv_spec import FP8, KV_QUANTIZATIONS, KVQuantization
+from mini_infer_engine.models.registry import model_class
+
+log = logging.getLogger(__name__)
+
+_FP8_COMPUTE_CAPABILITY = (8, 9)
+"""From which on a GPU converts e4m3, and Triton knows it."""
+_MOST_QUERY_HEADS = 32
+"""Of a KV head. With 71 decode attention was wrong now and then on an H200, where tiles of 64 rows and more take the
+tensor cores' wider instruction."""
+
+
+def kv_quantization_of(settings: EngineSettings, config: ModelConfig, device: torch.device) -> KVQuantization | None:
+    """None: as the model computes.
+
+    ModelError: what the settings ask for cannot be had. What only the checkpoint wishes is left out then.
+    """
+    is_asked = settings.kv_cache_dtype != "auto"
+    name = settings.kv_cache_dtype if is_asked else config.kv_cache_dtype
+    if name is None:
+        return None
+    kind = KV_QUANTIZATIONS[name]
+    obstacle = _obstacle(kind, settings, config, device)
+    if obstacle is not None and is_asked:
+        raise ModelError(f"kv_cache_dtype = {name!r}: {obstacle}.")
+    if obstacle is not None:
+        log.warning("the checkpoint wants keys and values in %s; they stay in the model's dtype: %s", name, obstacle)
+        return None
+    return kind
+
+
+def _obstacle(kind: KVQuantization, settings: EngineSettings, config: ModelConfig, device: torch.device) -> str | None:
+    """Why keys and values cannot be stored that way, and what to do."""
+    if model_class(config.architecture).caches_latents:
+        return "this model caches latents, which are small already: leave it out"
+    if settings.attention_backend == "flash":
+        return "attention_backend = 'flash' reads 16-bit pages only: use 'triton' or 'auto'"
+    if device.type != "cuda" or settings.attention_backend == "torch":
+        return None
+    if (group := config.num_heads // config.num_kv_heads) > _MOST_QUERY_HEADS:
+        return f"its {group} query heads a KV head are more than {_MOST_QUERY_HEADS}: leave it out"
+    if kind is FP8 and torch.cuda.get_device_capability(device) < _FP8_COMPUTE_CAPABILITY:
+        name = torch.cuda.get_device_name(device)
+        return f"{name} has no e4m3, which needs compute capability 8.9 or later: use 'int8'"
+    return None

@@ -1,0 +1,72 @@
+"""A page pool whose keys and values have one byte an element: as `KVPool`, and the scales stand behind them.
+
+What a layer has of a page is its tokens [page_size, kv_heads, head_dim] and their scales [kv_heads, page_size], so that
+a kernel reads those of one head at once. A page is still one piece of memory: swapping and sending it know no scales.
+"""
+
+import torch
+from torch import Tensor
+
+from mini_infer_engine.core.batch import PageCopy
+from mini_infer_engine.models.kv_spec import SCALE_DTYPE, KVQuantization, KVSpec
+from mini_infer_engine.runtime.memory.kv_pool import KVPool
+from mini_infer_engine.runtime.memory.kv_rows import dequantize_rows, quantize_rows
+
+
+class QuantizedKVPool(KVPool):
+    """See `KVPool`. Outside it the values are in the model's dtype, for backends in plain torch."""
+
+    def _allocate(self, num_halves: int, device: torch.device) -> Tensor:
+        spec = self.spec
+        assert spec.quantization is not None, "a plain KVPool"
+        self._kind: KVQuantization = spec.quantization
+        half_pages = self._zeros((num_halves, spec.half_bytes), torch.uint8, device)
+        self._value_bytes = spec.page_size * spec.row_width
+        # Of each half page [page_size, kv_heads, head_dim], as bytes, for indexing knows no 8-bit floats, and
+        # [kv_heads, page_size].
+        self._values, self._scales = self._split(half_pages)
+        halves = (-1, spec.num_layers, spec.entries)
+        self.pages = self._values.view(self._kind.dtype).view(*halves, *self._values.shape[1:])
+        # [pages, layers, keys or values, kv_heads, page_size]
+        self.scales = self._scales.view(*halves, *self._scales.shape[1:])
+        return half_pages
+
+    def _split(self, half_pages: Tensor) -> tuple[Tensor, Tensor]:
+        """Of half pages [halves, half_bytes]: bytes [halves, page_size, kv_heads, head_dim] and scales [halves,
+        kv_heads, page_size].
+        """
+        heads, tokens = self.spec.num_kv_heads, self.spec.page_size
+        values = half_pages[:, : self._value_bytes].view(-1, tokens, heads, self.spec.head_dim)
+        return values, half_pages[:, self._value_bytes :].view(SCALE_DTYPE).view(-1, heads, tokens)
+
+    def copy(self, copies: list[PageCopy]) -> None:
+        """See `KVPool.copy`."""
+        super().copy(copies)
+        for copy in copies:
+            self.scales[copy.target, ..., : copy.tokens].copy_(self.scales[copy.source, ..., : copy.tokens])
+
+    def write(self, rows: Tensor, new: Tensor) -> Tensor:
+        """See `KVPool.write`."""
+        values, scales = quantize_rows(new, self._kind)
+        halves, offsets = rows // self.spec.page_size, rows % self.spec.page_size
+        self._values[halves, offsets] = values.view(torch.uint8).flatten(0, 1)
+        self._scales[halves, :, offsets] = scales.flatten(0, 1)
+        return dequantize_rows(values, scales, new.dtype)
+
+    def read(self, rows: Tensor, out: Tensor) -> Tensor:
+        """See `KVPool.read`."""
+        halves, offsets = rows // self.spec.page_size, rows % self.spec.page_size
+        values = self._values[halves, offsets].view(self._kind.dtype)
+        return out.copy_(dequantize_rows(values, self._scales[halves, :, offsets], out.dtype).flatten(1))
+
+    def _gathered(self, rows: Tensor) -> Tensor:
+        values, scales = self._split(super()._gathered(rows))
+        return dequantize_rows(values.view(self._kind.dtype), scales.transpose(1, 2), self.spec.dtype)
+
+
+def make_pool(
+    spec: KVSpec, num_pages: int, device: torch.device, num_host_pages: int = 0, *, is_shared: bool = False
+) -> KVPool:
+    """A pool that stores keys and values as the spec says."""
+    kind = KVPool if spec.quantization is None else QuantizedKVPool
+    return kind(spec, num_pages, device, num_host_pages, is_shared=is_shared)

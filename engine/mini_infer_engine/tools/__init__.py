@@ -1,0 +1,1 @@
+"""Commands beside the server: `mini-infer-compare`, and the tuning of kernels."""

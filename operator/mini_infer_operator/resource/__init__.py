@@ -1,0 +1,107 @@
+"""The InferenceService as the API server stores it: names, and typed models from which `crds/` is made.
+
+Every static rule stands here once, as CEL for the API server and as Python for `mini-infer plan` and `mini-infer up`;
+tests hold the two to the same answers. Nothing here knows how a service becomes pods or processes.
+"""
+
+from mini_infer_contract.resource_names import (
+    ANNOTATION_DRAINING_SINCE,
+    ANNOTATION_IGNORE_MANAGERS,
+    ANNOTATION_MODEL,
+    ANNOTATION_PEER_AUTH,
+    ANNOTATION_SERVICE_CREATED,
+    ANSWERING_ROLES,
+    GROUP,
+    KIND,
+    LABEL_DRAINING,
+    LABEL_GROUP,
+    LABEL_GROUP_INDEX,
+    LABEL_REVISION,
+    LABEL_ROLE,
+    LABEL_SERVICE,
+    LABEL_WORKER_INDEX,
+    PLURAL,
+    ROLES,
+    SCALER_KIND,
+    SCALER_PLURAL,
+    VERSION,
+)
+from mini_infer_operator.resource.devices import is_gpu
+from mini_infer_operator.resource.environment import EnvironmentVariable
+from mini_infer_operator.resource.parallelism import Parallelism
+from mini_infer_operator.resource.quantity import QUANTITY_PATTERN, Quantity, parse_quantity
+from mini_infer_operator.resource.reserved import FIELD_MANAGER, RESERVED_ENGINE_FLAGS, STATUS_FIELD_MANAGER
+from mini_infer_operator.resource.rollout import DisruptionBudget, Rollout
+from mini_infer_operator.resource.rules import ApiModel, KubernetesType, Rule
+from mini_infer_operator.resource.scaler import InferenceScaler
+from mini_infer_operator.resource.service import InferenceService, Metadata
+from mini_infer_operator.resource.spec import (
+    EngineSpec,
+    InferenceServiceSpec,
+    ModelSpec,
+    PodTemplate,
+    ResourceRequirements,
+    RoleSpec,
+    Scaling,
+    SecretKey,
+    TemplateContainer,
+    TemplateMetadata,
+    TemplateSpec,
+)
+from mini_infer_operator.resource.status import REASONS, Condition, InferenceServiceStatus, Reason, RoleStatus
+
+__all__ = [
+    "ANNOTATION_DRAINING_SINCE",
+    "ANNOTATION_IGNORE_MANAGERS",
+    "ANNOTATION_MODEL",
+    "ANNOTATION_PEER_AUTH",
+    "ANNOTATION_SERVICE_CREATED",
+    "ANSWERING_ROLES",
+    "FIELD_MANAGER",
+    "GROUP",
+    "KIND",
+    "LABEL_DRAINING",
+    "LABEL_GROUP",
+    "LABEL_GROUP_INDEX",
+    "LABEL_REVISION",
+    "LABEL_ROLE",
+    "LABEL_SERVICE",
+    "LABEL_WORKER_INDEX",
+    "PLURAL",
+    "QUANTITY_PATTERN",
+    "REASONS",
+    "RESERVED_ENGINE_FLAGS",
+    "ROLES",
+    "SCALER_KIND",
+    "SCALER_PLURAL",
+    "STATUS_FIELD_MANAGER",
+    "VERSION",
+    "ApiModel",
+    "Condition",
+    "DisruptionBudget",
+    "EngineSpec",
+    "EnvironmentVariable",
+    "InferenceScaler",
+    "InferenceService",
+    "InferenceServiceSpec",
+    "InferenceServiceStatus",
+    "KubernetesType",
+    "Metadata",
+    "ModelSpec",
+    "Parallelism",
+    "PodTemplate",
+    "Quantity",
+    "Reason",
+    "ResourceRequirements",
+    "RoleSpec",
+    "RoleStatus",
+    "Rollout",
+    "Rule",
+    "Scaling",
+    "SecretKey",
+    "TemplateContainer",
+    "TemplateMetadata",
+    "TemplateSpec",
+    "is_gpu",
+    "parse_quantity",
+]

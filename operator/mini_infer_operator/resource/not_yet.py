@@ -1,0 +1,85 @@
+"""What the resource has fields for and the engine cannot do yet: refused with a message, never accepted and broken."""
+
+from typing import Any
+
+from pydantic.alias_generators import to_camel
+
+from mini_infer_contract.resource_names import ROLES
+from mini_infer_operator.resource.rules import Rule
+from mini_infer_operator.resource.spec import TRANSFER_OPTIONS
+
+
+def _above_one(role: str, size: str) -> str:
+    """CEL for: the role has `parallelism.SIZE` above 1."""
+    parallelism = f"self.spec.{role}.parallelism"
+    return f"(has(self.spec.{role}) && has({parallelism}) && has({parallelism}.{size}) && {parallelism}.{size} > 1)"
+
+
+def _is_cut(role: str) -> str:
+    """CEL for: several GPUs compute one pass of the role's engines."""
+    return f"({_above_one(role, 'tensor')} || {_above_one(role, 'pipeline')})"
+
+
+def _speculates(role: str) -> str:
+    """CEL for: a role that there is has speculative options."""
+    engine = f"self.spec.{role}.engine"
+    return f"has({engine}) && (has({engine}.speculativeMethod) || has({engine}.speculativeModel))"
+
+
+def _engine_speculates(role: Any) -> bool:
+    engine = role.engine
+    return engine is not None and (engine.speculative_method is not None or engine.speculative_model is not None)
+
+
+def _sizes(service: Any, size: str) -> dict[str, int]:
+    """By role."""
+    sizes = {name: role.parallelism for name, role in service.roles.items() if role.parallelism is not None}
+    return {name: getattr(parallelism, size) or 1 for name, parallelism in sizes.items()}
+
+
+_TRANSFER_FIELDS = tuple(to_camel(option) for option in TRANSFER_OPTIONS)
+_NAMES_TRANSFER = (
+    f"has(self.spec.unified.engine) && ({' || '.join(f'has(self.spec.unified.engine.{f})' for f in _TRANSFER_FIELDS)})"
+)
+
+NOT_YET = (
+    Rule(
+        f"!({_above_one('prefill', 'pipeline')} || {_above_one('decode', 'pipeline')})",
+        "stages do not hand KV cache on yet: leave parallelism.pipeline of prefill and decode out, and set tensor",
+        lambda s: all(size == 1 for name, size in _sizes(s, "pipeline").items() if name != "unified"),
+    ),
+    Rule(
+        f"!({_above_one('prefill', 'data')} || {_above_one('decode', 'data')})",
+        "engines behind one port do not hand KV cache on yet: leave parallelism.data of prefill and decode out, and "
+        "set replicas",
+        lambda s: all(size == 1 for name, size in _sizes(s, "data").items() if name != "unified"),
+    ),
+    Rule(
+        f"!(({_above_one('unified', 'pipeline')} || {_above_one('unified', 'data')}) && {_NAMES_TRANSFER})",
+        "stages, and engines behind one port, do not read KV cache from other engines yet: leave parallelism.pipeline "
+        f"and data of unified out, or {', '.join(_TRANSFER_FIELDS)} of its engine",
+        lambda s: (
+            all(_sizes(s, size).get("unified", 1) == 1 for size in ("pipeline", "data"))
+            or s.roles["unified"].engine is None
+            or not s.roles["unified"].engine.names_transfer
+        ),
+    ),
+    Rule(
+        f"!({_above_one('unified', 'data')} && {_above_one('unified', 'nodes')})",
+        "parallelism.data and nodes do not go together yet: leave data out, and set replicas",
+        lambda s: _sizes(s, "data").get("unified", 1) == 1 or _sizes(s, "nodes").get("unified", 1) == 1,
+    ),
+    Rule(
+        " && ".join(f"!({_is_cut(role)} && {_speculates(role)})" for role in ROLES),
+        "speculative decoding runs on one GPU only yet: leave out parallelism.tensor and pipeline, or the speculative "
+        "options",
+        lambda s: (
+            not any(
+                _engine_speculates(role)
+                for name, role in s.roles.items()
+                if any(_sizes(s, size).get(name, 1) > 1 for size in ("tensor", "pipeline"))
+            )
+        ),
+    ),
+)
+"""Rules of an InferenceService, each taken away with what makes it needless."""

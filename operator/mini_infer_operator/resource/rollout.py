@@ -1,0 +1,77 @@
+"""`spec.rollout` and `spec.disruptionBudget`: how many engines may be missing or more while things change."""
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, WithJsonSchema
+
+from mini_infer_operator.resource.rules import ApiModel, Rule
+
+PERCENTAGE_PATTERN = r"^(100|[1-9]?[0-9])%$"
+
+
+def _checked_count(value: int | str) -> int | str:
+    if isinstance(value, str) and not re.match(PERCENTAGE_PATTERN, value):
+        raise ValueError(f"{value!r} is no count: write a whole number such as 1, or a percentage such as 25%")
+    if isinstance(value, int) and not 0 <= value <= 1000:
+        raise ValueError(f"{value} is no count: write a whole number from 0 to 1000, or a percentage such as 25%")
+    return value
+
+
+CountOrPercent = Annotated[
+    int | str,
+    AfterValidator(_checked_count),
+    WithJsonSchema(
+        {
+            "anyOf": [{"type": "integer"}, {"type": "string"}],
+            "x-kubernetes-int-or-string": True,
+            "minimum": 0,
+            "maximum": 1000,
+            "maxLength": 4,
+            "pattern": PERCENTAGE_PATTERN,
+        }
+    ),
+]
+
+
+def _is_zero(value: int | str | None) -> bool:
+    return value in {0, "0%"}
+
+
+class Rollout(ApiModel):
+    """How engines of a new revision take the place of old ones; changing it restarts none."""
+
+    rules = (
+        Rule(
+            "!(has(self.maxSurge) && (self.maxSurge == 0 || self.maxSurge == '0%') && "
+            "has(self.maxUnavailable) && (self.maxUnavailable == 0 || self.maxUnavailable == '0%'))",
+            "maxSurge and maxUnavailable are both 0, so no engine could ever be replaced: set one of them to 1",
+            lambda r: not (_is_zero(r.max_surge) and _is_zero(r.max_unavailable)),
+        ),
+    )
+    paused: bool | None = None
+    """While true, edits of the spec wait and engines go on as they were; replicas are scaled all the same, and a
+    rollout that has begun goes on. `mini-infer rollout pause` and `resume` write it."""
+    max_surge: CountOrPercent | None = None
+    """Engines above `replicas` while a rollout runs, as a number or a percentage rounded up; 1 if left out."""
+    max_unavailable: CountOrPercent | None = None
+    """Engines below `replicas` that a rollout may stop before their successors are available, as a number or a
+    percentage rounded down. If left out: 0 as long as the cluster has room for a new engine beside the old ones, and 1
+    where a new engine cannot be scheduled (a full cluster). Write 0 where an autoscaler adds nodes on demand."""
+    on_default_image: Literal["Roll", "Keep"] | None = None
+    """What a new default image of the operator does to a service that names none: Roll (if left out) replaces the
+    engines when it is the service's turn, Keep stays with the image until the spec is edited."""
+    min_ready_seconds: int | None = Field(default=None, ge=0, le=3600)
+    """How long a new engine must stay ready before an old one goes for it; 10 if left out."""
+    progress_deadline_seconds: int | None = Field(default=None, ge=10, le=86400)
+    """After so long without progress `Progressing` is False, and old engines that have been unready all that time are
+    given up; what serves is kept. 600 if left out."""
+
+
+class DisruptionBudget(ApiModel):
+    """How many engines of the service an eviction (`kubectl drain`, a cluster autoscaler) may take at a time."""
+
+    enabled: bool | None = None
+    """false: the operator makes no PodDisruptionBudget; write it where you have one of your own over these pods."""
+    max_unavailable: CountOrPercent | None = None
+    """Engines that may be missing at a time, as a number or a percentage rounded up; 1 if left out."""

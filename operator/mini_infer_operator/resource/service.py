@@ -1,0 +1,77 @@
+"""The InferenceService as a whole: metadata, spec and status."""
+
+import re
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+from pydantic.alias_generators import to_camel
+
+from mini_infer_contract.resource_names import ROLES
+from mini_infer_operator.resource.not_yet import NOT_YET
+from mini_infer_operator.resource.reserved import LONGEST_NAME, LONGEST_NAME_OVER_NODES
+from mini_infer_operator.resource.rules import ApiModel, Rule
+from mini_infer_operator.resource.spec import InferenceServiceSpec, RoleSpec
+from mini_infer_operator.resource.status import InferenceServiceStatus
+
+_SPANS_NODES = " || ".join(
+    f"(has(self.spec.{role}) && has(self.spec.{role}.parallelism) && has(self.spec.{role}.parallelism.nodes) && "
+    f"self.spec.{role}.parallelism.nodes > 1)"
+    for role in ROLES
+)
+
+
+class Metadata(BaseModel):
+    """The part of an object's metadata that the operator reads."""
+
+    model_config = ConfigDict(alias_generator=to_camel, extra="ignore", frozen=True, validate_by_name=True)
+    name: str
+    namespace: str = "default"
+    uid: str = ""
+    generation: int = 0
+    creation_timestamp: str = ""
+    annotations: dict[str, str] = {}
+
+
+class InferenceService(ApiModel):
+    """One model served by engines of one or more roles."""
+
+    rules = (
+        Rule(
+            f"self.metadata.name.size() <= {LONGEST_NAME} && "
+            "self.metadata.name.matches(r'^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+            f"metadata.name must start with a letter, hold only a-z, 0-9 and -, and have at most {LONGEST_NAME} "
+            "characters, such as qwen3-8b (the names of its Service and pods are made from it)",
+            lambda s: (
+                len(s.metadata.name) <= LONGEST_NAME
+                and re.match(r"^[a-z]([-a-z0-9]*[a-z0-9])?$", s.metadata.name) is not None
+            ),
+        ),
+        Rule(
+            f"self.metadata.name.size() <= {LONGEST_NAME_OVER_NODES} || !({_SPANS_NODES})",
+            f"metadata.name must have at most {LONGEST_NAME_OVER_NODES} characters where parallelism.nodes is above 1 "
+            "(the names of its StatefulSets and their labels are made from it)",
+            lambda s: (
+                len(s.metadata.name) <= LONGEST_NAME_OVER_NODES
+                or all(role.parallelism is None or (role.parallelism.nodes or 1) == 1 for role in s.roles.values())
+            ),
+        ),
+        *NOT_YET,
+    )
+    api_version: Literal["serving.mini-infer.io/v1alpha1"]
+    kind: Literal["InferenceService"]
+    metadata: Metadata
+    spec: InferenceServiceSpec
+    """What is wanted."""
+    status: InferenceServiceStatus | None = None
+    """What is so; written by the operator."""
+
+    @property
+    def model_name(self) -> str:
+        """What clients write as `model`."""
+        return self.spec.model.name or self.metadata.name
+
+    @property
+    def roles(self) -> dict[str, RoleSpec]:
+        """The roles that the spec asks for, by name."""
+        named = {name: getattr(self.spec, name) for name in ROLES}
+        return {name: role for name, role in named.items() if role is not None}

@@ -1,0 +1,135 @@
+"""What users are told: `status` of an InferenceService, its conditions, and the closed set of their reasons."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from mini_infer_operator.resource.rules import ApiModel
+
+
+class Reason:
+    """Every `reason` that a condition can have; docs/troubleshooting.md says what to do about each."""
+
+    ALL_REPLICAS_READY = "AllReplicasReady"
+    STARTING = "Starting"
+    ROLLING_OUT = "RollingOut"
+    SCALING_DOWN = "ScalingDown"
+    SCALED_TO_ZERO = "ScaledToZero"
+    REPLACING_ENGINES = "ReplacingEngines"
+    """All engines were ready; one was lost since, and another takes its place."""
+    MODEL_NAME_SHARED = "ModelNameShared"
+    """Several services claim the model name; the oldest owns it (docs/model-names.md)."""
+    AVAILABLE = "Available"
+    NONE_AVAILABLE = "NoneAvailable"
+    COMPLETE = "Complete"
+    PAUSED = "Paused"
+    """spec.rollout.paused: edits wait."""
+    PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
+    """New engines do not become available; what served before goes on serving. Edit the spec, or edit it back."""
+
+    # The API server or a rule says no.
+    INVALID_SPEC = "InvalidSpec"
+    """The stored spec breaks a rule (older than the rule, or written past it)."""
+    REFUSED = "Refused"
+    """The API server refused a child object; the message is its own."""
+    NO_GPU_IMAGE = "NoGpuImage"
+    """Engines ask for a GPU, and the image that they would run from computes on CPUs."""
+    POD_SECURITY = "PodSecurity"
+    """The template asks for rights, or for credentials of the namespace, that the operator does not let pods have."""
+    NO_LEADER_WORKER_SET = "NoLeaderWorkerSet"
+    """Engines are to span several nodes, and the cluster does not serve the kind that runs such groups."""
+    NAME_TAKEN = "NameTaken"
+    """A child's name belongs to an object that this service does not own."""
+    API_ERROR = "ApiError"
+    """Requests of the operator fail again and again; the message is the API server's, or the network's."""
+    PODS_REFUSED = "PodsRefused"
+    """The API server refuses the pods: quota, Pod Security, a missing ServiceAccount or PriorityClass."""
+
+    # Pods exist and do not get ready; the message quotes Kubernetes or the engine.
+    UNSCHEDULABLE = "Unschedulable"
+    IMAGE_PULL_FAILED = "ImagePullFailed"
+    CONTAINER_START_FAILED = "ContainerStartFailed"
+    """The container cannot be made: a missing Secret or ConfigMap, a wrong mount, no such program in the image."""
+    ENGINE_CRASHING = "EngineCrashing"
+    """The engine ends again and again; the message has its last line."""
+    OUT_OF_MEMORY = "OutOfMemory"
+    NODE_LOST = "NodeLost"
+    """A node does not report: nobody knows how its engines are."""
+    ENGINE_NOT_READY = "EngineNotReady"
+    """An engine that ran says that it cannot answer: drained by hand, overloaded, or hung."""
+    POD_FAILED = "PodFailed"
+    """A node refused or evicted a pod."""
+
+
+REASONS = frozenset(value for name, value in vars(Reason).items() if name.isupper())
+
+
+class Condition(ApiModel):
+    """As metav1.Condition."""
+
+    type: Literal["Ready", "Available", "Progressing", "Reconciling", "Stalled", "ModelNameOwned"]
+    """Ready: what the spec asks for runs, all of it. Available: some engine can answer. Progressing: work goes on.
+    Reconciling, Stalled: there only while True, for tools that wait (kstatus): work goes on; it cannot go on.
+    ModelNameOwned: there only where several services claim the model name; True for the one whose it is."""
+    status: Literal["True", "False", "Unknown"]
+    """Whether it holds."""
+    reason: str = Field(min_length=1, max_length=1024)
+    """One word for why, out of a closed set."""
+    message: str = Field(default="", max_length=32768)
+    """A sentence for people, with Kubernetes' or the engine's own words where there are some."""
+    last_transition_time: str
+    """When status last became what it is."""
+    observed_generation: int = Field(default=0, ge=0)
+    """metadata.generation of the service that this speaks of."""
+
+
+class RoleStatus(ApiModel):
+    """The engines of one role."""
+
+    name: str = Field(min_length=1, max_length=63)
+    """unified, prefill or decode."""
+    replicas: int = Field(default=0, ge=0)
+    """Engines that exist, of all revisions."""
+    ready_replicas: int = Field(default=0, ge=0)
+    """Engines of the wanted revision that are ready."""
+    ready: str = Field(default="", max_length=16)
+    """The same beside how many are wanted, such as 1/2."""
+    gpus: int = Field(default=0, ge=0)
+    """GPUs of one engine, over all its pods."""
+
+
+class InferenceServiceStatus(ApiModel):
+    """What the operator saw last."""
+
+    observed_generation: int = Field(default=0, ge=0)
+    """metadata.generation that the status speaks of."""
+    conditions: list[Condition] = Field(
+        default=[],
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+    )
+    """Ready, Available and Progressing, each with its reason."""
+    model: str | None = None
+    """What clients write as `model`: the served name, or namespace/name where that name is another service's."""
+    revision: str | None = None
+    """The revision that the spec asks for."""
+    replicas: int = Field(default=0, ge=0)
+    """Engines that exist, of all revisions."""
+    ready_replicas: int = Field(default=0, ge=0)
+    """Engines that can answer, of all revisions."""
+    roles: list[RoleStatus] = Field(
+        default=[],
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
+    """The engines of each role of the spec."""
+    tensor_parallel: str | None = Field(default=None, max_length=16)
+    """GPUs that share every layer of an engine; prefill/decode where these differ, such as 1/2."""
+    gpus: int = Field(default=0, ge=0)
+    """GPUs of all engines that the spec asks for."""
+    selector: str | None = None
+    """Label selector of the engines that `spec.unified.replicas` counts, for autoscalers."""
+    url: str | None = None
+    """Where an OpenAI client finds the model: the gateway where the operator knows one, else the engines' Service."""
+    operator: str | None = Field(default=None, max_length=253)
+    """The installation of the operator that looks after the service: namespace/release. Others leave it alone."""
+    challenger: str | None = Field(default=None, max_length=253)
+    """Another installation that asks whether `operator` still lives; empty as soon as that has answered."""

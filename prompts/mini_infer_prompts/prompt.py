@@ -1,0 +1,330 @@
+"""From an OpenAI request to token ids, exactly as the engine's model expects them, on every side that needs them.
+
+An engine serves its tokenizer files under a content hash (`PromptAssets`); engine and gateway build the same
+`PromptEncoder` from them. This file knows no HTTP and no sampling.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import msgspec
+from tokenizers import Tokenizer
+
+from mini_infer_prompts.chat_template import ChatTemplate
+from mini_infer_prompts.messages import template_messages, template_tools
+from mini_infer_prompts.segments import MAX_CACHED_BYTES, Piece, SegmentEncoder, encode_whole
+from mini_infer_prompts.text_slices import parts_of
+from mini_infer_prompts.tokenizer_files import TEMPLATE_FOLDER, load_tokenizer
+from mini_infer_web.api_errors import ApiError, FieldPath, refuse_field
+
+FILE_NAMES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "config.json",  # transformers chooses the tokenizer's class by its model_type
+)
+
+MAX_FILE_BYTES = 100_000_000
+"""Of one file: the largest vocabularies have a third of it, and engines send the files to gateways."""
+
+
+class PromptAssets(msgspec.Struct, frozen=True, kw_only=True):
+    """The text files that turn a conversation into token ids, and the hash that names them."""
+
+    revision: str
+    """sha256 over names and texts, hex."""
+    files: dict[str, str]
+    """File name to text; "tokenizer.json" is always there."""
+
+    @classmethod
+    def from_directory(cls, path: str | Path) -> Self:
+        """Reads a model folder in Hugging Face format. ValueError: it has no tokenizer.json, or a file is no text."""
+        folder = Path(path)
+        names = [name for name in FILE_NAMES if (folder / name).is_file()]
+        names += [f"{TEMPLATE_FOLDER}/{file.name}" for file in sorted((folder / TEMPLATE_FOLDER).glob("*.jinja"))]
+        if "tokenizer.json" not in names:
+            raise ValueError("there is no tokenizer.json: save_pretrained() a fast tokenizer there")
+        return cls.from_files({name: _text(folder / name) for name in names})
+
+    @classmethod
+    def from_files(cls, files: dict[str, str]) -> Self:
+        """Names the files by their content."""
+        digest = hashlib.sha256(msgspec.msgpack.encode(sorted(files.items()))).hexdigest()
+        return cls(revision=digest, files=files)
+
+    def with_chat_template(self, source: str) -> Self:
+        """The same with this one chat template, whatever the model's folder has."""
+        kept = {name: text for name, text in self.files.items() if not name.startswith(f"{TEMPLATE_FOLDER}/")}
+        return self.from_files(kept | {"chat_template.jinja": source})
+
+
+def _check_surrogates(text: str) -> None:
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ApiError(400, f"the text holds half of a surrogate pair at character {error.start}") from error
+
+
+def _tokens_around(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
+    """What the post-processor puts before and after every text; None: it may do something else."""
+    known = {"TemplateProcessing", "ByteLevel", "BertProcessing", "RobertaProcessing"}
+    if not all(part["type"] in known for part in parts_of(tokenizer.post_processor)):
+        return None
+    probe, whole = (encode_whole(tokenizer, "a", add_special_tokens=flag) for flag in (False, True))
+    for at in range(len(whole) - len(probe) + 1):
+        if probe and whole[at : at + len(probe)] == probe:
+            return whole[:at], whole[at + len(probe) :]
+    return None
+
+
+def _text(path: Path) -> str:
+    if (size := path.stat().st_size) > MAX_FILE_BYTES:
+        raise ValueError(f"{path.name} has {size:,} bytes, and at most {MAX_FILE_BYTES:,} are read: it is no such file")
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path.name} is no UTF-8 text ({error.reason} at byte {error.start})") from error
+
+
+class PromptText(NamedTuple):
+    """A prompt before it is tokenised."""
+
+    text: str
+    add_special_tokens: bool
+    """BOS and such around it, where the tokenizer has them."""
+
+
+class ChatTemplates:
+    """Renders conversations for one model."""
+
+    def __init__(self, sources: Mapping[str, str], special_tokens: dict[str, str], *, strict: bool = False) -> None:
+        """`sources` by name; `special_tokens` by name, such as "eos_token". ValueError: a source is no template."""
+        self.special_tokens = special_tokens
+        self._templates = {name: ChatTemplate(source, strict) for name, source in sources.items()}
+        self.template_sources = dict(sources)
+
+    def chat_template(self, with_tools: bool) -> ChatTemplate:
+        """The template for a conversation: the model's one for tools, if it has two. ApiError 400: it has none."""
+        name = "tool_use" if with_tools and "tool_use" in self._templates else "default"
+        if name not in self._templates:
+            reason = (
+                f"this model's chat templates ({', '.join(sorted(self._templates))}) have no default"
+                if self._templates
+                else "this model has no chat template"
+            )
+            raise ApiError(400, f"{reason}: use /v1/completions", param="messages", code="no_chat_template")
+        return self._templates[name]
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: dict[str, Any] | None = None,
+    ) -> str:
+        """The whole conversation as text, equal to that of transformers' `apply_chat_template`.
+
+        `messages` go to the template as they are; `chat_prompt_ids` is for what clients send.
+        """
+        return self.chat_template(tools is not None).render(
+            messages,
+            {**self.special_tokens, **(template_kwargs or {}), "tools": tools},
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
+
+
+class PromptEncoder(ChatTemplates):
+    """Renders, encodes and decodes for one model. It may be shared by threads."""
+
+    def __init__(self, assets: PromptAssets, cache_bytes: int = MAX_CACHED_BYTES, *, strict: bool = False) -> None:
+        """ValueError: a file is broken, and which. `cache_bytes`: of pieces of text and their ids.
+
+        `strict`: see `ChatTemplate`.
+        """
+        loaded = load_tokenizer(assets.files)
+        super().__init__(loaded.chat_templates, loaded.special_tokens, strict=strict)
+        self.revision = assets.revision
+        self.tokenizer: Tokenizer = loaded.tokenizer
+        self.segments = SegmentEncoder(loaded.tokenizer, cache_bytes)
+        self._adds_special_tokens = loaded.tokenizer.num_special_tokens_to_add(False) > 0
+        self._around = _tokens_around(loaded.tokenizer) if self._adds_special_tokens else ([], [])
+
+    def special_token_id(self, name: str) -> int | None:
+        """The id of a special token by its name ("eos_token", "bos_token", ...), None where the model has none."""
+        token = self.special_tokens.get(name)
+        token_id: int | None = None if token is None else self.tokenizer.token_to_id(token)
+        return token_id
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text, with special tokens that stand in it; `add_special_tokens`: BOS and such around it."""
+        if add_special_tokens and self._adds_special_tokens:
+            return [number for piece in self.pieces(PromptText(text, True)) for number in piece.ids]
+        _check_surrogates(text)
+        return self.segments.encode(text)
+
+    def pieces(self, prompt: PromptText, start: int = 0) -> Iterator[Piece]:
+        """The ids of a text from `start` on, a few milliseconds of work at a time: see `SegmentEncoder.pieces`.
+
+        ApiError 400: the text cannot be tokenised.
+        """
+        text = prompt.text
+        _check_surrogates(text)
+        if not (prompt.add_special_tokens and self._adds_special_tokens):
+            yield from self.segments.pieces(text, start)
+        elif self._around is None:
+            yield Piece(encode_whole(self.tokenizer, text, add_special_tokens=True), len(text), False)
+        else:
+            before, after = self._around
+            if before and start == 0:
+                yield Piece(before, 0, True)
+            yield from self.segments.pieces(text, start)
+            if after:
+                yield Piece(after, len(text), False)
+
+    def encode_chat(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: dict[str, Any] | None = None,
+    ) -> list[int]:
+        """Token ids of the rendered conversation."""
+        text = self.render(messages, tools, add_generation_prompt, continue_final_message, template_kwargs)
+        return self.encode(text, add_special_tokens=False)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of token ids."""
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+
+def chat_prompt_ids(encoder: PromptEncoder, body: dict[str, Any]) -> list[int]:
+    """Token ids of a /v1/chat/completions body. ApiError 400 names the field at fault; see `chat_prompt_text`."""
+    ids = encoder.encode(*chat_prompt_text(encoder, body))
+    if not ids:
+        refuse_field("messages", "render to an empty prompt")
+    return ids
+
+
+def chat_prompt_text(encoder: ChatTemplates, body: dict[str, Any]) -> PromptText:
+    """The text of a /v1/chat/completions body. ApiError 400 names the field at fault.
+
+    Reads messages, tools, tool_choice, documents, add_generation_prompt, continue_final_message, chat_template_kwargs,
+    reasoning_effort and add_special_tokens, with vLLM's defaults and meaning.
+    """
+    # A model that is shown tools may call them, whatever is asked of it: where none may be called, none are shown.
+    tools = None if body.get("tool_choice") == "none" else template_tools(body.get("tools"))
+    template = encoder.chat_template(tools is not None)
+    messages = template_messages(
+        body.get("messages"),
+        content_parts=template.wants_content_parts,
+        developer_role=template.knows_developer_role,
+        calls=template.call_form,
+    )
+    text = encoder.render(
+        messages,
+        tools,
+        add_generation_prompt=_flag(body, "add_generation_prompt", True),
+        continue_final_message=_flag(body, "continue_final_message", False),
+        template_kwargs=_template_kwargs(body),
+    )
+    return PromptText(text, _flag(body, "add_special_tokens", False))
+
+
+def completion_prompt_ids(encoder: PromptEncoder | None, body: dict[str, Any]) -> list[list[int]]:
+    """Token ids of each prompt of a /v1/completions body; see `completion_prompts`."""
+    prompts = []
+    for index, prompt in enumerate(completion_prompts(body)):
+        where = prompt_path(body, index)
+        if isinstance(prompt, PromptText):
+            if encoder is None:
+                refuse_field(where, "is text, but this server has no tokenizer: send token ids")
+            prompt = encoder.encode(*prompt)
+        if not prompt:
+            refuse_field(where, "is empty: send at least one token")
+        prompts.append(prompt)
+    return prompts
+
+
+def completion_prompts(body: dict[str, Any]) -> list[PromptText | list[int]]:
+    """Each prompt of a /v1/completions body: a string, token ids, or a list of either. ApiError 400 names the field."""
+    prompt = body.get("prompt")
+    add_special_tokens = _flag(body, "add_special_tokens", True)
+    if isinstance(prompt, list) and prompt and not is_token_ids(prompt):
+        return [_prompt(item, prompt_path(body, index), add_special_tokens) for index, item in enumerate(prompt)]
+    return [_prompt(prompt, ("prompt",), add_special_tokens)]
+
+
+def prompt_path(body: dict[str, Any], index: int) -> FieldPath:
+    """Returns where the prompt of this index stands in a body: several are a list."""
+    prompt = body.get("prompt")
+    return ("prompt", index) if isinstance(prompt, list) and prompt and not is_token_ids(prompt) else ("prompt",)
+
+
+def is_token_ids(prompt: object) -> bool:
+    """Whether a `prompt` is one of token ids, by its first: it needs no tokenizer, and is still to be checked."""
+    return isinstance(prompt, list) and bool(prompt) and _is_token_id(prompt[0])
+
+
+_MAX_TOKEN_ID = 2**32 - 1
+"""What block keys can hold; the engine knows the vocabulary and refuses ids outside of it."""
+
+_RESERVED_KWARGS = {
+    "messages",
+    "tools",
+    "documents",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template",
+    "tokenize",
+}
+
+
+def _prompt(prompt: object, where: FieldPath, add_special_tokens: bool) -> PromptText | list[int]:
+    if isinstance(prompt, str):
+        return PromptText(prompt, add_special_tokens)
+    if isinstance(prompt, list) and all(map(_is_token_id, prompt)):
+        return prompt
+    return refuse_field(where, "must be a string or a list of token ids")
+
+
+def _is_token_id(value: object) -> bool:
+    return type(value) is int and 0 <= value <= _MAX_TOKEN_ID
+
+
+def _flag(body: dict[str, Any], name: str, default: bool) -> bool:
+    value = body.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise ApiError(400, f"{name} must be true or false, not {value!r}", param=name)
+    return value
+
+
+def _template_kwargs(body: dict[str, Any]) -> dict[str, Any]:
+    given = body.get("chat_template_kwargs") or {}
+    if not isinstance(given, dict):
+        raise ApiError(400, "chat_template_kwargs must be an object", param="chat_template_kwargs")
+    if reserved := _RESERVED_KWARGS & given.keys():
+        refuse_field(("chat_template_kwargs", min(reserved)), "cannot be set there")
+    kwargs = dict(given)
+    effort = body.get("reasoning_effort")
+    if effort is not None:
+        if not isinstance(effort, str):
+            raise ApiError(400, f"reasoning_effort must be a string, not {effort!r}", param="reasoning_effort")
+        kwargs["reasoning_effort"] = effort
+        kwargs.setdefault("enable_thinking", effort != "none")
+    documents = body.get("documents")
+    if documents is not None:
+        if not isinstance(documents, list) or not all(isinstance(document, dict) for document in documents):
+            raise ApiError(400, "documents must be a list of objects with title and text", param="documents")
+        kwargs["documents"] = documents
+    return kwargs

@@ -1,0 +1,213 @@
+"""Bodies of /v1/responses as chats, as tables."""
+
+import json
+from typing import Any
+
+import pytest
+
+from mini_infer_apis.dialects.response_items import sealed_reasoning
+from mini_infer_apis.dialects.response_tools import namespaced_names
+from mini_infer_apis.dialects.responses import chat_body
+from mini_infer_web.api_errors import ApiError
+
+CALL = {"type": "function_call", "call_id": "call_1", "name": "look", "arguments": '{"at": 1}', "id": "fc_1"}
+CHAT_CALL = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
+USER = {"role": "user", "content": "hi"}
+OUTPUT = {"type": "function_call_output", "call_id": "call_1", "output": "seen"}
+
+
+def assistant(text: str, **more: object) -> dict[str, Any]:
+    return {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}], **more}
+
+
+def thought(text: str, **more: object) -> dict[str, Any]:
+    return {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}], **more}
+
+
+def parts(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
+
+
+@pytest.mark.parametrize(
+    ("given", "messages"),
+    [
+        ("hi", [{"role": "user", "content": parts("hi")}]),
+        ([USER], [USER]),
+        ([{"role": "developer", "content": "be brief"}, USER], [{"role": "developer", "content": "be brief"}, USER]),
+        (
+            [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}],
+            [{"role": "user", "content": parts("hi")}],
+        ),
+        ([USER, assistant("yes"), USER], [USER, {"role": "assistant", "content": parts("yes")}, USER]),
+        (
+            [USER, CALL, OUTPUT],
+            [
+                USER,
+                {"role": "assistant", "content": None, "tool_calls": [CHAT_CALL]},
+                {"role": "tool", "tool_call_id": "call_1", "content": "seen"},
+            ],
+        ),
+        (
+            [USER, thought("hm"), assistant("so"), CALL, CALL | {"call_id": "call_2"}, OUTPUT],
+            [
+                USER,
+                {
+                    "role": "assistant",
+                    "content": parts("so"),
+                    "reasoning": "hm",
+                    "tool_calls": [CHAT_CALL, CHAT_CALL | {"id": "call_2"}],
+                },
+                {"role": "tool", "tool_call_id": "call_1", "content": "seen"},
+            ],
+        ),
+        (
+            [USER, assistant("one"), assistant("two")],
+            [USER, {"role": "assistant", "content": parts("one")}, {"role": "assistant", "content": parts("two")}],
+        ),
+        (
+            [thought("", content=[], encrypted_content=sealed_reasoning("so é")), assistant("x")],
+            [{"role": "assistant", "content": parts("x"), "reasoning": "so é"}],
+        ),
+        (
+            [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "short"}]}, assistant("x")],
+            [{"role": "assistant", "content": parts("x"), "reasoning": "short"}],
+        ),
+        (
+            [{"type": "custom_tool_call", "call_id": "c", "name": "run", "input": 'a "b"'}],
+            [
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "tool_calls": [
+                        {
+                            "id": "c",
+                            "type": "function",
+                            "function": {"name": "run", "arguments": json.dumps({"input": 'a "b"'})},
+                        }
+                    ],
+                }
+            ],
+        ),
+    ],
+)
+def test_items_become_messages(given: object, messages: list[dict[str, Any]]) -> None:
+    assert chat_body({"input": given})["messages"] == messages
+
+
+@pytest.mark.parametrize(
+    ("body", "chat"),
+    [
+        ({"instructions": "be brief"}, {}),
+        ({"max_output_tokens": 5, "temperature": 0.5, "top_p": None}, {"max_completion_tokens": 5, "temperature": 0.5}),
+        ({"reasoning": {"effort": "low", "summary": "auto"}}, {"reasoning_effort": "low"}),
+        ({"text": {"format": {"type": "json_object"}}}, {"response_format": {"type": "json_object"}}),
+        (
+            {
+                "text": {
+                    "format": {"type": "json_schema", "name": "n", "schema": {}, "strict": True, "description": None}
+                }
+            },
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {}, "strict": True}}},
+        ),
+        (
+            {"tools": [{"type": "function", "name": "f", "parameters": {}, "strict": True, "description": None}]},
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}, "strict": True}}]},
+        ),
+        (
+            {"tool_choice": {"type": "function", "name": "f"}},
+            {"tool_choice": {"type": "function", "function": {"name": "f"}}},
+        ),
+        (
+            {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}},
+            {
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]},
+                }
+            },
+        ),
+        ({"include": ["message.output_text.logprobs"], "top_logprobs": 2}, {"logprobs": True, "top_logprobs": 2}),
+        ({"cache_salt": "s", "top_k": 3}, {"cache_salt": "s"}),
+        ({"store": True, "background": True, "previous_response_id": "resp_1", "tools": []}, {}),
+    ],
+)
+def test_fields_become_a_chats(body: dict[str, Any], chat: dict[str, Any]) -> None:
+    made = chat_body({"input": "hi"} | body)
+    messages = made.pop("messages")
+    assert made == chat
+    assert messages[0] == ({"role": "system", "content": "be brief"} if "instructions" in body else messages[-1])
+
+
+NAMESPACE = {
+    "type": "namespace",
+    "name": "mcp",
+    "description": "d",
+    "tools": [{"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": False}],
+}
+
+
+def test_functions_of_a_namespace_are_told_apart_by_it() -> None:
+    call = {"type": "function_call", "call_id": "c", "namespace": "mcp", "name": "look", "arguments": "{}"}
+    chat = chat_body({"input": [call], "tools": [NAMESPACE, {"type": "function", "name": "look"}]})
+    assert [tool["function"]["name"] for tool in chat["tools"]] == ["mcp__look", "look"]
+    assert chat["messages"][0]["tool_calls"][0]["function"]["name"] == "mcp__look"
+    assert namespaced_names([NAMESPACE]) == {"mcp__look": ("mcp", "look")}
+    for wrong, where in (
+        (NAMESPACE | {"tools": []}, "tools[0].tools"),
+        (NAMESPACE | {"tools": [{"type": "custom", "name": "x"}]}, "tools[0].tools[0].type"),
+        (NAMESPACE | {"name": 5}, "tools[0].name"),
+    ):
+        with pytest.raises(ApiError) as raised:
+            chat_body({"input": "x", "tools": [wrong]})
+        assert raised.value.param == where
+
+
+def test_a_custom_tool_is_a_function_of_one_text() -> None:
+    function = chat_body({"input": "x", "tools": [{"type": "custom", "name": "run", "description": "d"}]})["tools"][0]
+    assert function["function"]["name"] == "run"
+    assert function["function"]["parameters"]["required"] == ["input"]
+
+
+def test_an_answer_that_broke_off_is_gone_on_with() -> None:
+    chat = chat_body({"input": [USER, assistant("I am", status="incomplete")]})
+    assert (chat["continue_final_message"], chat["add_generation_prompt"]) == (True, False)
+    assert "continue_final_message" not in chat_body({"input": [USER, assistant("I am", status="incomplete"), USER]})
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "input"),
+        ({"input": 5}, "input"),
+        ({"input": []}, "input"),
+        ({"input": ["x"]}, "input[0]"),
+        ({"input": [{"content": "x"}]}, "input[0].type"),
+        ({"input": [{"role": "alien", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"role": "user"}]}, "input[0].content"),
+        ({"input": [{"role": "user", "content": ["x"]}]}, "input[0].content[0]"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+        ({"input": [USER, {"type": "web_search_call", "id": "ws"}]}, "input[1].type"),
+        ({"input": [USER, OUTPUT]}, "input[1].call_id"),
+        ({"input": [CALL | {"name": None}]}, "input[0].name"),
+        ({"input": [thought("", encrypted_content="gAAA", content=None)]}, "input[0].encrypted_content"),
+        ({"input": "x", "instructions": []}, "instructions"),
+        ({"input": "x", "tools": {}}, "tools"),
+        ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"input": "x", "tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"input": "x", "tools": [{"type": "custom", "name": "f", "format": {"type": "grammar"}}]}, "tools[0].format"),
+        ({"input": "x", "tool_choice": {"type": "mcp"}}, "tool_choice"),
+        ({"input": "x", "reasoning": {"summary": "concise"}}, "reasoning.summary"),
+        ({"input": "x", "reasoning": {"colour": 1}}, "reasoning.colour"),
+        ({"input": "x", "text": {"format": "json"}}, "text.format"),
+        ({"input": "x", "text": {"style": "x"}}, "text.style"),
+        ({"input": "x", "top_logprobs": 2}, "top_logprobs"),
+        ({"input": "x", "metadata": {str(n): "" for n in range(17)}}, "metadata"),
+        ({"input": "x", "metadata": {"k" * 65: ""}}, "metadata"),
+        ({"input": "x", "metadata": {"k": "v" * 513}}, "metadata.k"),
+    ],
+)
+def test_what_is_wrong_is_named_as_the_client_wrote_it(body: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        chat_body(body)
+    assert (caught.value.status, caught.value.param) == (400, param)
+    assert len(caught.value.message) < 400

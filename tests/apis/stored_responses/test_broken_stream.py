@@ -1,0 +1,81 @@
+"""Streams of responses that break off: what their clients get, by the types of openai-python."""
+
+import json
+from typing import Any
+
+import pytest
+from openai.types.responses import responses_server_event
+from openai.types.responses.response_stream_event import ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from mini_infer_apis.dialects.response_object import new_response
+from mini_infer_apis.stored_responses.broken_stream import MAX_FIRST_BYTES, StreamErrors, websocket_error
+from mini_infer_apis.stored_responses.recorder import data_of, events_in, response_in
+from mini_infer_web.api_errors import ApiError
+
+EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+ERROR = ApiError(502, "the engine died", code="upstream_failed").body()
+BROKEN = b"data: " + json.dumps(ERROR).encode() + b"\n\n"
+CREATED = {"type": "response.created", "response": new_response({}, "resp_1", "m", 5, "in_progress")}
+
+
+def event(content: dict[str, Any], number: int) -> bytes:
+    body = json.dumps(content | {"sequence_number": number}, separators=(",", ":"))
+    return f"event: {content['type']}\ndata: {body}\n\n".encode()
+
+
+def told(*pieces: bytes) -> list[dict[str, Any]]:
+    errors = StreamErrors()
+    data = b"".join(errors.told(piece) for piece in pieces)
+    return [json.loads(data_of(one)) for one in events_in(data)]
+
+
+def test_an_error_in_the_stream_ends_it_as_a_responses_stream_ends() -> None:
+    begun = event(CREATED, 0) + event(CREATED | {"type": "response.in_progress"}, 1)
+    delta = {"type": "response.output_text.delta", "item_id": "m", "output_index": 0, "content_index": 0}
+    piece = event(delta | {"delta": 'x,"sequence_number":9}', "logprobs": []}, 2)
+    events = told(begun, b": waiting\n\n", piece, BROKEN)
+    for content in events:
+        EVENT.validate_python(content)
+    assert [content["sequence_number"] for content in events] == list(range(5))
+    error, failed = events[-2:]
+    assert (error["type"], error["code"], error["message"]) == ("error", "upstream_failed", "the engine died")
+    assert (failed["type"], failed["response"]["id"]) == ("response.failed", "resp_1")
+    assert failed["response"]["status"] == "failed"
+    assert failed["response"]["error"] == {"code": "server_error", "message": "the engine died"}
+
+
+def test_an_error_before_the_first_event_has_no_response() -> None:
+    (error,) = told(b": waiting\n\n", BROKEN)
+    assert (error["type"], error["sequence_number"]) == ("error", 0)
+
+
+def test_a_very_long_response_is_not_told_again() -> None:
+    long = CREATED | {"response": CREATED["response"] | {"instructions": "x" * MAX_FIRST_BYTES}}  # type: ignore[operator]
+    events = told(event(long, 0), BROKEN)
+    assert [content["type"] for content in events] == ["response.created", "error"]
+    assert events[-1]["sequence_number"] == 1
+
+
+def test_what_failed_is_noted_as_the_streams_end() -> None:
+    errors = StreamErrors()
+    errors.told(event(CREATED, 0))
+    response = response_in(errors.told(BROKEN))
+    assert response is not None
+    assert response["status"] == "failed"
+
+
+@pytest.mark.parametrize(
+    "piece", [b'{"error": {"message": "x"}}', b'data: {"error": "x"}\n\n', b'data: {"error"\n\n', b""]
+)
+def test_what_is_no_error_in_a_stream_passes_unchanged(piece: bytes) -> None:
+    assert StreamErrors().told(piece) == piece
+
+
+@pytest.mark.parametrize("data", [json.dumps(ERROR).encode(), data_of(StreamErrors().told(BROKEN))])
+def test_over_websocket_an_error_is_an_object_of_its_own(data: bytes) -> None:
+    message = json.loads(websocket_error(data.replace(b'{"error": ', b'{"error":')))
+    error = responses_server_event.ResponseWsError.model_validate(message)
+    assert (error.error.code, error.error.message) == ("upstream_failed", "the engine died")
+    other = b'{"type":"response.created"}'
+    assert websocket_error(other) is other

@@ -1,0 +1,188 @@
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from mini_infer_contract.engine_options import PARALLEL, EngineOptions
+from mini_infer_contract.options import option_rows
+from mini_infer_operator.crd import custom_resource_definition, custom_resource_definitions, scaler_definition
+from mini_infer_operator.parse import InvalidServiceError, parse_service
+from mini_infer_operator.resource import (
+    QUANTITY_PATTERN,
+    RESERVED_ENGINE_FLAGS,
+    ApiModel,
+    InferenceService,
+    parse_quantity,
+)
+from tests.support.services import VALID, changed, failing_examples
+
+ROOT = Path(__file__).parents[3]
+EXAMPLES = failing_examples()
+
+
+def test_the_crd_is_what_the_models_say() -> None:
+    stored = [yaml.safe_load(path.read_text()) for path in sorted((ROOT / "crds").glob("*.yaml"))]
+    made = sorted(custom_resource_definitions(), key=lambda crd: crd["metadata"]["name"])
+    assert stored == made, "run: make crds"
+    assert all(
+        (ROOT / "charts/mini-infer/crds" / p.name).read_text() == p.read_text() for p in (ROOT / "crds").iterdir()
+    )
+
+
+def test_kubectl_explain_describes_every_field() -> None:
+    def undescribed(schema: dict[str, Any], path: str) -> list[str]:
+        properties = schema.get("properties", {}).items()
+        missing = [f"{path}.{name}" for name, field in properties if not field.get("description")]
+        inner = [*properties, ("items", schema.get("items")), ("values", schema.get("additionalProperties"))]
+        return missing + [line for name, child in inner if child for line in undescribed(child, f"{path}.{name}")]
+
+    (version,) = custom_resource_definition()["spec"]["versions"]
+    found = undescribed(version["schema"]["openAPIV3Schema"], "infsvc")
+    (scaler,) = scaler_definition()["spec"]["versions"]
+    assert undescribed(scaler["schema"]["openAPIV3Schema"], "infscaler") == ["infscaler.metadata"]
+    told_once = re.compile(r"infsvc\.spec\.(prefill|decode)\.template\..+")  # described in unified
+    # metadata the API server describes itself, and lets nobody else describe
+    assert [path for path in found if not told_once.fullmatch(path)] == ["infsvc.metadata"]
+
+
+def test_the_crd_is_small() -> None:
+    """`kubectl apply` keeps it in an annotation, as JSON without spaces, and annotations are 256 KB at most."""
+    assert len(json.dumps(custom_resource_definition(), separators=(",", ":"))) < 160_000
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=[str(example["change"])[:100] for example in EXAMPLES])
+def test_a_broken_rule_is_told_with_its_path(example: dict[str, Any]) -> None:
+    with pytest.raises(InvalidServiceError) as caught:
+        parse_service(changed(example["change"]))
+    lines = str(caught.value).splitlines()
+    path = example["path"] or "the document"
+    assert any(line.startswith(f"{path}: ") and example.get("message", "") in line for line in lines), lines
+
+
+def test_every_rule_has_a_failing_example() -> None:
+    def models(base: type[ApiModel]) -> list[type[ApiModel]]:
+        return [model for child in base.__subclasses__() for model in (child, *models(child))]
+
+    messages = [rule.message for model in models(ApiModel) for rule in model.rules]
+    assert len(messages) >= 25
+    shown = [example["message"] for example in EXAMPLES if "message" in example]
+    assert [m for m in messages if not any(part in m for part in shown)] == []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.name)
+def test_examples_are_valid(path: Path) -> None:
+    for document in yaml.safe_load_all(path.read_text()):
+        if document["kind"] == "InferenceService":
+            parse_service(document)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    ["demo", "file:///models/a b", "pvc://claim", "pvc://my-claim/a/b", "hf://Qwen/Qwen3-8B@main", "hf://a/b.c_d"],
+)
+def test_model_uris(uri: str) -> None:
+    assert parse_service(changed({"spec": {"model": {"uri": uri}}})).spec.model.uri == uri
+
+
+def test_every_fault_is_told_at_once() -> None:
+    with pytest.raises(InvalidServiceError) as caught:
+        parse_service(changed({"spec": {"unified": {"replicas": -1, "engine": {"dtype": "int3"}, "extra": 1}}}))
+    assert [line.split(":")[0] for line in str(caught.value).splitlines()] == [
+        "spec.unified.replicas",
+        "spec.unified.engine.dtype",
+        "spec.unified.extra",
+    ]
+
+
+@pytest.mark.parametrize(
+    "image", ["engine", "a/b:1", "r.example.org:5000/a/b_c--d.e:V1.0", "localhost/e:x@sha256:" + "0" * 64]
+)
+def test_images(image: str) -> None:
+    assert parse_service(changed({"spec": {"image": image}})).spec.image == image
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode"),
+    [
+        ({"dtype": "float32"}, {"dtype": "bfloat16"}),
+        ({"pageSize": 64}, {"pageSize": 128}),
+        ({"quantization": "int8"}, {"quantization": "int8", "quantizeLmHead": False, "loadFormat": "auto"}),
+        ({"kvCacheDtype": "auto", "kvTransport": "auto", "loadFormat": "auto"}, {}),
+        ({"kvCacheDtype": "fp8"}, {"kvCacheDtype": "fp8_e4m3", "pageSize": 128}),
+        ({"kvTransport": "nixl"}, {}),
+        ({}, {"kvTransport": "cuda-ipc"}),
+        ({"kvTransport": "shm"}, {"kvTransport": "shm"}),
+    ],
+)
+def test_engines_that_pair(prefill: dict[str, Any], decode: dict[str, Any]) -> None:
+    parse_service(changed({"spec": {"unified": None, "prefill": {"engine": prefill}, "decode": {"engine": decode}}}))
+
+
+def test_ranks_of_engines_that_pair_may_differ() -> None:
+    engine = {"kvTransport": "nixl"}
+    roles = {"prefill": {"engine": engine}, "decode": {"engine": engine, "parallelism": {"tensor": 2}}}
+    parse_service(changed({"spec": {"unified": None, **roles}}))
+
+
+def test_every_flag_of_ranks_is_reserved() -> None:
+    """With its aliases: what `parallelism` says is what GPUs are counted by."""
+    rows = [row for row in option_rows(EngineOptions) if row.option.group == PARALLEL]
+    flags = {flag for row in rows for flag in (row.flag, *row.option.aliases)}
+    assert flags - {*RESERVED_ENGINE_FLAGS} == {"--master-addr", "--master-port"}
+
+
+def test_values_of_extra_args_may_begin_with_a_dash() -> None:
+    parse_service(changed({"spec": {"unified": {"engine": {"extraArgs": ["--seed", "-1", "--dry-run"]}}}}))
+
+
+def test_kubernetes_own_types_are_kept_as_written() -> None:
+    """Also where a field is named otherwise in Python: the text is what revisions are named by."""
+    container = {
+        "env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}, {"name": "B", "value": ""}],
+        "securityContext": {"runAsUser": 0, "capabilities": {"add": ["SYS_PTRACE"]}},
+    }
+    spec = {"volumes": [{"name": "v", "downwardAPI": {"items": []}}], "tolerations": [{"operator": "Exists"}]}
+    service = parse_service(changed({"spec": {"unified": {"template": {"container": container, "spec": spec}}}}))
+    template = service.roles["unified"].template
+    assert template is not None
+    dumped = template.model_dump(mode="json", exclude_defaults=True)
+    assert dumped["container"] == {"env": container["env"], "security_context": container["securityContext"]}
+    assert dumped["spec"] == spec
+
+
+def test_models_are_frozen() -> None:
+    service = InferenceService.model_validate(VALID)
+    with pytest.raises(ValidationError):
+        service.kind = "Other"  # type: ignore[misc, assignment]
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        (3, 3),
+        ("250m", 0.25),
+        ("1Gi", 2**30),
+        ("1e3", 1000),
+        (".5", 0.5),
+        ("2E", 2e18),
+        ("1.5k", 1500),
+        ("3Ei", 3 * 2**60),
+    ],
+)
+def test_quantities(text: int | str, number: float) -> None:
+    assert parse_quantity(text) == number
+
+
+@given(st.text(alphabet="0123456789.eEmkKMGi+-", max_size=8))
+def test_a_quantity_is_read_or_refused_by_name(text: str) -> None:
+    if re.match(QUANTITY_PATTERN, text):
+        assert isinstance(parse_quantity(text), float)
+    else:
+        with pytest.raises(ValueError, match=re.escape(repr(text))):
+            parse_quantity(text)

@@ -1,0 +1,29 @@
+import resource
+import subprocess
+import sys
+
+import pytest
+
+CODE = """
+import resource
+from mini_infer_process.open_files import raise_open_file_limit
+print(raise_open_file_limit({wanted}), *resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "wanted", "in_force"),
+    [(100, 900, 500, 500), (100, 900, 5000, 900), (600, 900, 500, 600), (900, 900, 5000, 900)],
+)
+def test_the_limit_is_raised_as_far_as_it_may_be_and_never_lowered(
+    soft: int, hard: int, wanted: int, in_force: int
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CODE.format(wanted=wanted)],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.split() == [str(in_force), str(in_force), str(hard)]

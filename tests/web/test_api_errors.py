@@ -1,0 +1,82 @@
+import contextlib
+import json
+from typing import Any
+
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mini_infer_web.api_errors import ApiError, read_json_object
+from tests.prompts.conversations import quick
+
+json_objects = st.dictionaries(
+    st.text(),
+    st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers(-(2**63), 2**64 - 1)
+        | st.floats(allow_nan=False, allow_infinity=False)
+        | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        max_leaves=8,
+    ),
+)
+
+
+def test_the_body_has_openais_shape() -> None:
+    error = ApiError(404, "model m does not exist", param="model", code="model_not_found", headers={"retry-after": "1"})
+    assert error.body() == {
+        "error": {
+            "message": "model m does not exist",
+            "type": "not_found_error",
+            "param": "model",
+            "code": "model_not_found",
+        }
+    }
+    assert (str(error), error.headers) == ("model m does not exist", {"retry-after": "1"})
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, "invalid_request_error"),
+        (401, "invalid_request_error"),
+        (403, "permission_error"),
+        (413, "invalid_request_error"),
+        (429, "rate_limit_error"),
+        (500, "server_error"),
+        (503, "server_error"),
+    ],
+)
+def test_types_follow_the_status(status: int, kind: str) -> None:
+    assert ApiError(status, "").body()["error"]["type"] == kind
+
+
+def test_openais_client_reads_every_field() -> None:
+    body = ApiError(400, "no", param="messages[0].content", code="bad").body()
+    error = openai.APIError("no", request=None, body=body["error"])  # type: ignore[arg-type] # only kept
+    assert (error.param, error.code, error.type) == ("messages[0].content", "bad", "invalid_request_error")
+
+
+@quick
+@given(json_objects)
+def test_objects_are_read(value: dict[str, Any]) -> None:
+    assert read_json_object(json.dumps(value).encode()) == value
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b'{"a": NaN}', b'{"a": 1} x', b"\xff", b'{"a": "\xff"}', b"[" * 100_000, b"[]", b"null", b'"text"'],
+)
+def test_anything_else_is_a_400(body: bytes) -> None:
+    with pytest.raises(ApiError, match="the request body") as raised:
+        read_json_object(body)
+    assert (raised.value.status, raised.value.code) == (400, "invalid_json")
+
+
+@quick
+@given(st.binary())
+def test_no_bytes_raise_anything_else(body: bytes) -> None:
+    with contextlib.suppress(ApiError):
+        assert isinstance(read_json_object(body), dict)

@@ -1,0 +1,59 @@
+"""What browsers are told, by what is allowed and by what they ask."""
+
+import pytest
+
+from mini_infer_web.cors import CorsPolicy, Headers
+
+PAGE = (b"origin", b"https://chat.example.com")
+OTHER = (b"origin", b"https://evil.example.com")
+ASKS = (b"access-control-request-method", b"POST")
+ASKS_FOR = (b"access-control-request-headers", b"authorization, content-type")
+NAMED = CorsPolicy(allowed_origins=("https://chat.example.com",))
+
+
+def of(headers: Headers) -> dict[str, str]:
+    told = {name.decode().removeprefix("access-control-"): value.decode() for name, value in headers}
+    assert len(told) == len(headers)
+    return told
+
+
+def test_it_is_off_unless_origins_are_named() -> None:
+    assert CorsPolicy().answer_headers([PAGE]) == CorsPolicy().preflight_headers([PAGE, ASKS]) == []
+
+
+def test_every_page() -> None:
+    policy = CorsPolicy(allowed_origins=("*",))
+    assert of(policy.answer_headers([PAGE]))["allow-origin"] == "*"
+    assert policy.answer_headers([]) == []
+
+
+def test_named_pages_and_caches_are_told_that_it_depends() -> None:
+    assert of(NAMED.answer_headers([PAGE])) == {
+        "vary": "Origin",
+        "allow-origin": "https://chat.example.com",
+        "expose-headers": "x-request-id, request-id, retry-after",
+    }
+    assert of(NAMED.answer_headers([OTHER])) == {"vary": "Origin"}
+    assert NAMED.preflight_headers([OTHER, ASKS]) == []
+
+
+@pytest.mark.parametrize("origins", [("*",), ("https://chat.example.com",)])
+def test_credentials_are_never_for_a_star(origins: tuple[str, ...]) -> None:
+    told = of(CorsPolicy(allowed_origins=origins, allow_credentials=True).answer_headers([PAGE]))
+    assert (told["allow-origin"], told["allow-credentials"]) == ("https://chat.example.com", "true")
+
+
+def test_a_preflight_names_what_was_asked_for_where_all_is_allowed() -> None:
+    assert of(NAMED.preflight_headers([PAGE, ASKS, ASKS_FOR])) == {
+        "allow-methods": "POST",
+        "allow-headers": "authorization, content-type",
+        "max-age": "600",
+    }
+    assert "allow-headers" not in of(NAMED.preflight_headers([PAGE, ASKS]))
+    assert NAMED.preflight_headers([PAGE]) == [], "OPTIONS that no browser asked"
+
+
+def test_a_preflight_names_what_is_allowed_where_that_is_less() -> None:
+    policy = CorsPolicy(allowed_origins=("*",), allowed_methods=("GET", "POST"), allowed_headers=("authorization",))
+    told = of(policy.preflight_headers([PAGE, ASKS, ASKS_FOR]))
+    assert (told["allow-methods"], told["allow-headers"]) == ("GET, POST", "authorization")

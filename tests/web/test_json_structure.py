@@ -1,0 +1,113 @@
+"""What counts is what a JSON decoder would make, not what texts hold; and nobody waits while it is counted."""
+
+import asyncio
+import json
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mini_infer_web import json_structure
+from mini_infer_web.api_errors import ApiError
+from mini_infer_web.json_structure import MAX_FIELDS, MAX_OBJECTS, MAX_TEXTS, MAX_VALUES, check_structure
+
+TEXT = st.text(st.sampled_from('ab"\\{}[]:, \n'), max_size=40)
+VALUES = st.recursive(
+    st.none() | st.integers(0, 9) | TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=15,
+)
+
+
+def counted(value: Any) -> tuple[int, int, int, int]:
+    """Objects and lists, fields, texts, and commas."""
+    if not isinstance(value, dict | list):
+        return 0, 0, int(isinstance(value, str)), 0
+    inner = list(value.values()) if isinstance(value, dict) else value
+    inside = [counted(item) for item in inner]
+    fields = len(value) if isinstance(value, dict) else 0
+    objects, more_fields, texts, commas = map(sum, zip(*inside, strict=True)) if inside else (0, 0, 0, 0)
+    return objects + 1, fields + more_fields, texts + fields, max(0, len(inner) - 1) + commas
+
+
+@given(VALUES, st.booleans(), st.integers(1, 8), st.integers(0, 20))
+def test_what_is_outside_of_strings_is_bounded_from_above(
+    value: Any, ascii_only: bool, backslashes: int, enough: int
+) -> None:
+    """Whatever stands there, and whatever texts hold: no comma, bracket or colon of the structure is missed."""
+    body = json.dumps(value, ensure_ascii=ascii_only).encode()
+    with (
+        patch.object(json_structure, "LONG_STRING_BYTES", 1),
+        patch.object(json_structure, "MOST_BACKSLASHES", backslashes),
+        patch.object(json_structure, "MAX_OBJECTS", enough),
+    ):
+        bound = json_structure._bytes_outside_of_long_strings(body)
+    rest = b"".join(json_structure._outside_of_strings(body)).replace(b'"', b"")
+    assert len(rest) <= bound <= len(body)
+
+
+async def test_a_chat_of_long_texts_is_not_counted() -> None:
+    texts = ['a, "quoted" word: {and [so on]} ' * 40, "x, [y]: {z}. " * 10_000, "\\" * 30 + "é"]
+    body = json.dumps({"messages": [{"role": "user", "content": text} for text in texts * 5]}).encode()
+    with patch.object(json_structure, "_check_counts", side_effect=AssertionError):
+        assert 19 <= await check_structure(body) <= MAX_OBJECTS
+
+
+@given(VALUES, st.booleans(), st.integers(4, 40))
+def test_what_texts_hold_is_not_counted(value: Any, ascii_only: bool, slice_bytes: int) -> None:
+    body = json.dumps(value, ensure_ascii=ascii_only).encode()
+    with patch.object(json_structure, "_SLICE_BYTES", slice_bytes):
+        rest = b"".join(json_structure._outside_of_strings(body))
+    objects = rest.count(b"{") + rest.count(b"[")
+    assert (objects, rest.count(b":"), rest.count(b'"'), rest.count(b",")) == counted(value)
+
+
+@given(st.binary(max_size=60), st.integers(1, 20))
+def test_no_json_is_no_endless_loop(body: bytes, slice_bytes: int) -> None:
+    with patch.object(json_structure, "_SLICE_BYTES", slice_bytes):
+        list(json_structure._outside_of_strings(body))
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ([{}] * MAX_OBJECTS, f"{MAX_OBJECTS} objects and lists"),
+        ([[]] * 1_000_000, f"{MAX_OBJECTS} objects and lists"),
+        ({str(number): 1 for number in range(MAX_FIELDS + 1)}, f"{MAX_FIELDS} fields"),
+        (["a"] * (MAX_TEXTS + 1), f"{MAX_TEXTS} texts"),
+        ([5] * (MAX_VALUES + 2), f"{MAX_VALUES} values"),
+    ],
+)
+async def test_a_body_of_too_many_small_things_is_refused(body: Any, told: str) -> None:
+    with pytest.raises(ApiError, match=told) as caught:
+        await check_structure(json.dumps(body).encode())
+    assert (caught.value.status, caught.value.code) == (400, "too_many_values")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        [{}] * (MAX_OBJECTS - 1),
+        {"prompt": "{[1, 2]: 3}, " * 300_000},
+        {"prompt": '{"a": [1, "b"]},' * 200_000},  # as texts that are JSON stand in JSON
+        {"texts": ["a, b: [c]"] * (MAX_TEXTS - 1)},
+        [5] * MAX_VALUES,
+    ],
+)
+async def test_texts_of_any_length_may_be_sent(body: Any) -> None:
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(others())
+    text = json.dumps(body).encode()
+    await check_structure(text)
+    beside.cancel()
+    if json_structure._bytes_outside_of_long_strings(text) > MAX_OBJECTS:
+        assert turns >= len(text) // (1 << 20), "others had their turns"

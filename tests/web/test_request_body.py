@@ -1,0 +1,68 @@
+import gzip
+import zlib
+
+import pytest
+import zstandard
+
+from mini_infer_web.api_errors import ApiError
+from mini_infer_web.request_body import check_media_type, unpacked
+
+BODY = b'{"model": "m", "prompt": "' + b"hello " * 50_000 + b'"}'
+LIMIT = 10**6
+PACKED = {
+    "gzip": gzip.compress(BODY),
+    "x-gzip": gzip.compress(BODY),
+    "GZIP": gzip.compress(BODY),
+    "deflate": zlib.compress(BODY),
+    "zstd": zstandard.compress(BODY),
+    "identity": BODY,
+    "": BODY,
+    "identity, gzip": gzip.compress(BODY),
+}
+
+
+@pytest.mark.parametrize("encoding", PACKED)
+def test_a_body_comes_out_as_it_was(encoding: str) -> None:
+    assert unpacked(PACKED[encoding], encoding, LIMIT) == BODY
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "zstd"])
+def test_a_bomb_is_given_up_at_the_limit(encoding: str) -> None:
+    bomb = {"gzip": gzip.compress, "deflate": zlib.compress, "zstd": zstandard.compress}[encoding](bytes(50 * LIMIT))
+    assert len(bomb) < LIMIT
+    with pytest.raises(ApiError) as caught:
+        unpacked(bomb, encoding, LIMIT)
+    assert (caught.value.status, caught.value.code) == (413, "body_too_large")
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "zstd"])
+def test_what_is_not_what_it_says_is_a_400(encoding: str) -> None:
+    for damaged in (b"{}", b"x", PACKED[encoding][:8]):
+        with pytest.raises(ApiError) as caught:
+            unpacked(damaged, encoding, LIMIT)
+        assert (caught.value.status, caught.value.code) == (400, "invalid_encoding")
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+def test_half_a_body_is_a_400(encoding: str) -> None:
+    with pytest.raises(ApiError, match="ends too early"):
+        unpacked(PACKED[encoding][: len(PACKED[encoding]) // 2], encoding, LIMIT)
+
+
+@pytest.mark.parametrize("encoding", ["br", "compress", "gzip, gzip"])
+def test_other_encodings_are_a_415(encoding: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        unpacked(BODY, encoding, LIMIT)
+    assert caught.value.status == 415
+
+
+@pytest.mark.parametrize("media_type", ["application/json", "Application/JSON; charset=utf-8", "application/x+json"])
+def test_json_is_taken_by_its_names(media_type: str) -> None:
+    check_media_type(media_type)
+
+
+@pytest.mark.parametrize("media_type", ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
+def test_what_a_web_page_can_post_unasked_is_a_415(media_type: str) -> None:
+    with pytest.raises(ApiError, match="application/json") as caught:
+        check_media_type(media_type)
+    assert caught.value.status == 415

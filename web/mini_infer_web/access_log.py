@@ -1,0 +1,76 @@
+"""One line a request, the same at gateway and engine: what was asked, how it was answered, how long that took."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+from mini_infer_contract import launch
+from mini_infer_process.logs import with_fields
+
+PROBES: Final = frozenset(
+    (launch.HEALTH_PATH, launch.READY_PATH, launch.METRICS_PATH, "/health", "/ping", "/load", "/version")
+)
+"""Asked every few seconds: at level debug as long as all is well, and no warning where a server has yet to start."""
+CLIENT_LEFT: Final = 499
+"""As nginx logs it: the client left before its answer began."""
+LONGEST_ERROR: Final = 200
+_SAID_BY_STATUS = ("ok", "client_error", "server_error")
+_ENDED_BADLY = ("broke", "in_band_error")
+
+
+def log_request(
+    logger: logging.Logger,
+    method: str,
+    path: str,
+    status: int,
+    duration_s: float,
+    request_id: str,
+    facts: Mapping[str, Any],
+    error: str = "",
+) -> None:
+    """`facts`: what is known beside the head, such as model, tokens and times; the names are those of JSON lines."""
+    ended_badly = bool(error) or facts.get("outcome") in _ENDED_BADLY  # in a stream that had begun
+    level = _level(path, failed=status >= 400 or ended_badly)
+    if not logger.isEnabledFor(level):
+        return
+    error = error if len(error) <= LONGEST_ERROR else f"{error[: LONGEST_ERROR - 3]}..."
+    parts = [f"{method} {path} {status} in {duration_s:.3f} s"]
+    if facts.get("model"):
+        parts.append(f"model {facts['model']}")
+    if "prompt_tokens" in facts:
+        completion = f" + {facts['completion_tokens']}" if "completion_tokens" in facts else ""
+        parts.append(f"{facts['prompt_tokens']}{completion} tokens")
+    if "first_token_s" in facts:
+        parts.append(f"first after {facts['first_token_s']:.3f} s")
+    if "key" in facts:
+        parts.append(f"key {facts['key']}")
+    if "endpoint" in facts:
+        parts.append(f"by {facts['endpoint']}")
+    if facts.get("outcome", "ok") not in _SAID_BY_STATUS:
+        parts.append(facts["outcome"])
+    parts.append(f"id {request_id}")
+    if error:
+        parts.append(error)
+    fields = with_fields(
+        method=method,
+        path=path,
+        status=status,
+        duration_s=round(duration_s, 6),
+        request_id=request_id,
+        error=error or None,
+        **facts,
+    )
+    logger.log(level, "%s", _one_line(", ".join(parts)), extra=fields)
+
+
+def _one_line(text: str) -> str:
+    """A client's line breaks and escape sequences as Python writes them: it must not write lines of its own."""
+    if text.isprintable():
+        return text
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
+
+
+def _level(path: str, *, failed: bool) -> int:
+    if path in PROBES:
+        return logging.INFO if failed else logging.DEBUG
+    return logging.WARNING if failed else logging.INFO

@@ -1,0 +1,133 @@
+"""How many objects, fields and values a JSON body may hold. Texts are not counted: those are read in slices.
+
+A server that streams to many reads a body's structure between two tokens of theirs, in one go. A text of megabytes does
+not hold them up, a million small objects would, for seconds.
+"""
+
+import asyncio
+import re
+from collections.abc import Iterator, Sequence
+
+from mini_infer_web.api_errors import ApiError
+
+MAX_OBJECTS = 20_000
+"""Objects and lists: some 5,000 messages with calls of tools. Decoding and checking that many takes about 20 ms."""
+MAX_FIELDS = 100_000
+"""Of all objects together."""
+MAX_TEXTS = 200_000
+"""Names of fields among them."""
+MAX_VALUES = 1_000_000
+"""By commas: a million token ids, say."""
+
+_COUNTED_BYTES = 1 << 20
+"""Counted in one go, in a millisecond."""
+_SLICE_BYTES = 1 << 17
+"""Of text and structure told apart in one go, in a millisecond."""
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_WHOLE_STRINGS = re.compile(rb'(?:[^"]++|"(?:[^"\\]++|\\.)*+")++', re.DOTALL)
+_IN_STRING = re.compile(rb"(?:[^\"\\]++|\\.)*+", re.DOTALL)
+_QUOTE, _BACKSLASH = b'"', 0x5C
+LONG_STRING_BYTES = 512
+"""Of strings of this length on average it is quicker to jump over them than to count what they hold."""
+MOST_JUMPS = 4096
+"""In a millisecond."""
+FIRST_JUMPS, BYTES_A_JUMP = 8, 4096
+"""How many strings are jumped over before their length is looked at: some, and one more for so many bytes of the body,
+which take a tenth of what counting takes."""
+MOST_BACKSLASHES = 64
+"""In a row, before a quote."""
+Limit = tuple[str, bytes, int]
+"""What is limited, the signs that are counted for it, and how many there may be."""
+_LIMITS: Sequence[Limit] = (
+    ("objects and lists", b"{[", MAX_OBJECTS),
+    ("fields", b":", MAX_FIELDS),
+    ("texts", _QUOTE, MAX_TEXTS),
+    ("values", b",", MAX_VALUES),
+)
+
+
+async def check_structure(body: bytes) -> int:
+    """How many commas may stand between values at most. Other tasks run in between.
+
+    ApiError 400: the body holds more than can be read while others wait.
+    """
+    if len(body) <= MAX_OBJECTS:
+        return body.count(b",")
+    if (outside := _bytes_outside_of_long_strings(body)) <= MAX_OBJECTS:
+        return outside
+    await _check_counts(body)
+    return body.count(b",")
+
+
+def _bytes_outside_of_long_strings(body: bytes) -> int:
+    """How much of a body is no text, at most: as much as the body has where its texts are short or many.
+
+    A chat of a megabyte is a few dozen long texts, and to jump from quote to quote takes a twentieth of counting it.
+    """
+    outside = position = jumps = 0
+    at_first = FIRST_JUMPS + len(body) // BYTES_A_JUMP
+    enough = len(body) - MAX_OBJECTS  # of text: all the rest may be structure
+    while jumps < min(MOST_JUMPS, at_first + position // LONG_STRING_BYTES):
+        begin = body.find(_QUOTE, position)
+        if begin < 0:
+            return outside + len(body) - position
+        outside += begin - position
+        end = body.find(_QUOTE, begin + 1)
+        while end > 0 and body[end - 1] == _BACKSLASH and jumps < MOST_JUMPS:
+            before = body[max(begin + 1, end - MOST_BACKSLASHES) : end]
+            backslashes = len(before) - len(before.rstrip(b"\\"))
+            if backslashes == MOST_BACKSLASHES:
+                return len(body)
+            if backslashes % 2 == 0:
+                break
+            end = body.find(_QUOTE, end + 1)
+            jumps += 1
+        if end < 0:
+            return len(body)
+        position = end + 1
+        jumps += 1
+        if position - outside >= enough:
+            return outside + len(body) - position
+    return len(body)
+
+
+async def _check_counts(body: bytes) -> None:
+    whole = (body[start : start + _COUNTED_BYTES] for start in range(0, len(body), _COUNTED_BYTES))
+    possible = [kind for kind in _LIMITS if kind[2] < len(body)]
+    # Nearly every body is within the limits even where both quotes of a text, and what it holds, are counted.
+    if await _above(whole, possible) and (kind := await _above(_outside_of_strings(body), possible)):
+        what, _, limit = kind
+        message = f"the JSON of the request body holds more than {limit} {what}: send less of it at once"
+        raise ApiError(400, message, code="too_many_values")
+
+
+async def _above(parts: Iterator[bytes], limits: Sequence[Limit]) -> Limit | None:
+    """The limit that is exceeded."""
+    counts = [0] * len(limits)
+    for part in parts:
+        for index, (_, signs, _) in enumerate(limits):
+            counts[index] += sum(part.count(sign) for sign in signs)
+        if above := next((kind for kind, count in zip(limits, counts, strict=True) if count > kind[2]), None):
+            return above
+        await asyncio.sleep(0)
+    return None
+
+
+def _outside_of_strings(body: bytes) -> Iterator[bytes]:
+    """The body with a quote in place of each string, slice by slice; of what is no JSON, something."""
+    position = 0
+    while position < len(body):
+        whole = _WHOLE_STRINGS.match(body, position, position + _SLICE_BYTES)
+        if whole is not None:
+            yield _STRING.sub(_QUOTE, whole[0])
+            position = whole.end()
+            continue
+        yield _QUOTE
+        position += 1  # behind the quote of a string that is longer than a slice, or has no end
+        while position < len(body) and body[position] != _QUOTE[0]:
+            found = _IN_STRING.match(body, position, position + _SLICE_BYTES)
+            if found is None or found.end() == position:
+                return  # a backslash at the very end
+            position = found.end()
+            yield b""
+        position += 1

@@ -1,0 +1,109 @@
+"""What a JSON body may be wrapped in: its media type and its compression, the same at an engine and at the gateway.
+
+A compressed body is unpacked up to a limit: a few kilobytes can become gigabytes.
+"""
+
+import zlib
+from collections.abc import Iterator
+
+from mini_infer_web.api_errors import ApiError
+
+_GZIP = 16 + zlib.MAX_WBITS
+"""For zlib: the format is gzip's."""
+_PART_BYTES = 1 << 16
+
+
+def check_media_type(content_type: str) -> None:
+    """ApiError 415: the body does not say that it is JSON.
+
+    A web page can make any browser post forms and plain text to a server on its user's machine, but not JSON.
+    """
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type != "application/json" and not (
+        media_type.startswith("application/") and media_type.endswith("+json")
+    ):
+        shown = repr(content_type[:100]) if content_type else "missing"
+        raise ApiError(
+            415, f"Content-Type is {shown}: send JSON, as application/json", param="Content-Type", code="not_json"
+        )
+
+
+def unpacked(body: bytes, content_encoding: str, max_bytes: int) -> bytes:
+    """The body without its compression: gzip, deflate, zstd, or several in the order of the header (RFC 9110, 8.4).
+
+    ApiError 400: it is broken; 413: it is larger than `max_bytes` then; 415: the encoding is not known here.
+    """
+    encodings = [name.strip().lower() for name in content_encoding.split(",") if name.strip()]
+    if len(encodings) > 1 + encodings.count("identity"):
+        raise ApiError(415, f"Content-Encoding is {content_encoding[:100]!r}: compress once", param="Content-Encoding")
+    for encoding in encodings:
+        if encoding == "identity":
+            continue
+        parts, length = [], 0
+        for part in _parts(body, encoding):
+            length += len(part)
+            if length > max_bytes:
+                raise too_large(max_bytes)
+            parts.append(part)
+        body = b"".join(parts)
+    return body
+
+
+def too_large(max_bytes: int) -> ApiError:
+    """The answer to a body above the limit."""
+    return ApiError(
+        413, f"the body has more than {max_bytes} bytes, this server's limit (--max-body-size)", code="body_too_large"
+    )
+
+
+def _parts(body: bytes, encoding: str) -> Iterator[bytes]:
+    if encoding in ("gzip", "x-gzip"):
+        return _inflated(body, _GZIP, encoding)
+    if encoding == "deflate":
+        return _inflated(body, zlib.MAX_WBITS, encoding)
+    if encoding == "zstd":
+        return _of_zstd(body)
+    raise ApiError(
+        415,
+        f"Content-Encoding is {encoding[:100]!r}: send gzip, deflate or zstd, or no compression",
+        param="Content-Encoding",
+        code="unknown_encoding",
+    )
+
+
+def _inflated(body: bytes, window_bits: int, encoding: str) -> Iterator[bytes]:
+    inflate = zlib.decompressobj(window_bits)
+    rest = body
+    try:
+        while rest and not inflate.eof:
+            yield inflate.decompress(rest, _PART_BYTES)
+            rest = inflate.unconsumed_tail
+        while not inflate.eof and (part := inflate.decompress(b"", _PART_BYTES)):
+            yield part
+    except zlib.error as error:
+        raise _broken(encoding, str(error)) from None
+    if not inflate.eof:
+        raise _broken(encoding, "it ends too early")
+
+
+def _of_zstd(body: bytes) -> Iterator[bytes]:
+    import zstandard  # only here: few clients send it, and a server starts sooner without
+
+    try:
+        with zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW).stream_reader(body) as reader:
+            read = 0
+            while part := reader.read(_PART_BYTES):
+                read += len(part)
+                yield part
+    except zstandard.ZstdError as error:
+        raise _broken("zstd", str(error)) from None
+    if body and not read:
+        raise _broken("zstd", "it ends too early")
+
+
+_LARGEST_WINDOW = 8 << 20
+"""RFC 9659: what a receiver of zstd over HTTP must take at least, and a sender may use at most."""
+
+
+def _broken(encoding: str, reason: str) -> ApiError:
+    return ApiError(400, f"the body is no {encoding}, as Content-Encoding says: {reason}", code="invalid_encoding")
