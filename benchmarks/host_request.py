@@ -74,9 +74,9 @@ class IdleExecutor(cuda_executor.CudaExecutor):
         width = device_state.page_table_width(SETTINGS["max_model_len"], PAGE_SIZE)
         self.state = device_state.DeviceBatchState(settings.max_num_seqs, width, NUM_PAGES, device)
         any_pages = 1 << 30
-        self.ops = None
+        self.ops = self.captured_ops = None
         self.attention = SimpleNamespace(page_size=PAGE_SIZE, most_pages=lambda tokens, sequences: any_pages)
-        self.speculation = self.stage = None
+        self.speculation = self.stage = self.layers = None
         self.max_speculative_rows, self.guess_costs = 0, GuessCosts()
         buckets = decode_buckets(settings.max_num_seqs)
         self.sampling = CudaSampling(self.state, 1, torch.float32, buckets, 1, None)
