@@ -232,7 +232,7 @@ class Engine:
         if self._ended_already:
             outputs, self._ended_already = self._ended_already, []
             return outputs
-        outputs = self._exchange()
+        outputs = self._exchange() if self._transfers.is_present else []
         if outputs:
             return outputs  # first tokens from other engines wait for no launch, and for no pass on its way
         if self._outputs.num_constrained:
@@ -349,7 +349,8 @@ class Engine:
         if self._outputs.num_constrained:
             step.batch.waits_for_masks = has_constrained_rows(step)
         step.launched_s = time.monotonic()  # before: a CPU has computed the pass when the launch returns
-        step.batch.tell_layers = self._layer_teller(self._transfers, step)
+        if self._transfers.is_present:
+            step.batch.tell_layers = self._layer_teller(self._transfers, step)
         try:
             handle = self._runner.launch(step.batch)
         except RunnerLostError:
@@ -420,7 +421,8 @@ class Engine:
             seconds = now_s - max(step.launched_s, self._last_commit_s)
             self._last_commit_s = now_s
             self._speculation.committed(step.kind, step.batch, step.sequences, result.tokens, seconds)
-        self._give(step)
+        if self._transfers.is_present:
+            self._give(step)
         return self._outputs.take(step, result)
 
     @staticmethod

@@ -43,6 +43,11 @@ class GuardedConnector:
         self._stats = NO_TRANSFERS
 
     @property
+    def is_present(self) -> bool:
+        """False if the engine exchanges no keys and values; then nothing here need be called in a step."""
+        return self.connector is not None
+
+    @property
     def falls_back(self) -> bool:
         """True if a prompt that does not come is computed here."""
         return self.connector is None or self.connector.falls_back

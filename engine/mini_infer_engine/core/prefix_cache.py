@@ -49,6 +49,8 @@ class Hit:
 
 
 MISS = Hit(0, [], None)
+_FEW_BLOCKS = 4
+"""Blocks whose keys are computed all at once: the first key alone would be computed a second time with the others."""
 
 
 class PrefixCache:
@@ -69,7 +71,7 @@ class PrefixCache:
         blocks, keys = self._blocks, sequence.keys
         limit = (len(sequence.token_ids) - 1) // BLOCK_SIZE_TOKENS
         count = 0
-        if not keys and limit and sequence.first_key() not in blocks:
+        if not keys and limit > _FEW_BLOCKS and sequence.first_key() not in blocks:
             return 0
         while count < limit:
             if count == len(keys):

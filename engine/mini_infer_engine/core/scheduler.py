@@ -378,9 +378,11 @@ class Scheduler:
         Returns 0, and plans nothing, where there is no room for tokens up to the next multiple of the alignment.
         """
         start = sequence.num_computed
-        count = self._chunk_size(sequence, budget, is_alone=not step.batch.rows)
-        if not count:
-            return 0
+        count = min(sequence.num_prefill - start, budget, self._chunk_limit)
+        if self._chunk_alignment > 1:
+            count = self._aligned(sequence, count, is_alone=not step.batch.rows)
+            if not count:
+                return 0
         if start < sequence.num_prompt_told:
             count = min(count, sequence.num_prompt_told - start)  # what follows is still to be told
         end = start + count
@@ -417,11 +419,12 @@ class Scheduler:
             computing.add(sequence, block)
         return count
 
-    def _chunk_size(self, sequence: Sequence, budget: int, *, is_alone: bool) -> int:
-        """Tokens of the next chunk. One that is alone in its pass is never empty, whatever its alignment."""
-        start = sequence.num_computed
-        count = min(sequence.num_prefill - start, budget, self._chunk_limit)
-        too_many = (start + count) % self._chunk_alignment if start + count < sequence.num_prefill else 0
+    def _aligned(self, sequence: Sequence, count: int, *, is_alone: bool) -> int:
+        """Returns how many of the next `count` tokens make an aligned chunk. One that is alone in its pass is never
+        empty, whatever its alignment.
+        """
+        end = sequence.num_computed + count
+        too_many = end % self._chunk_alignment if end < sequence.num_prefill else 0
         if too_many < count:
             return count - too_many
         return count if is_alone else 0

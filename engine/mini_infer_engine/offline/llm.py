@@ -11,7 +11,7 @@ import time
 import weakref
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from typing import Any
@@ -22,7 +22,7 @@ from tqdm import tqdm
 from mini_infer_engine.config.options.idle_options import idle_options
 from mini_infer_engine.core import request as core_request
 from mini_infer_engine.core.engine import Engine
-from mini_infer_engine.core.request import Request, TokenLogprobs
+from mini_infer_engine.core.request import Output, Request, TokenLogprobs
 from mini_infer_engine.core_process.build import build_engine
 from mini_infer_engine.data_parallel.offline import OfflineEngines
 from mini_infer_engine.dry.dry_run import DryRun
@@ -51,8 +51,7 @@ Params = core_request.SamplingParams
 Message = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionOutput:
+class CompletionOutput(msgspec.Struct, frozen=True):
     """One text that was made."""
 
     index: int
@@ -66,8 +65,7 @@ class CompletionOutput:
     """Of each token, and at its position of the most likely ones, by token id."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
+class RequestOutput(msgspec.Struct, frozen=True):
     """What became of one prompt."""
 
     request_id: str
@@ -104,18 +102,15 @@ class EmbeddingRequestOutput:
 class _Reply(OutputText):
     """What becomes of one request."""
 
-    def __init__(self, request: Request, decoder: Decoder | None) -> None:
+    def __init__(self, request: Request, decoder: Decoder | None, arrival_time: float, arrived_s: float) -> None:
+        """`arrival_time` is the time of day, `arrived_s` the same moment by the monotonic clock."""
         super().__init__(request, decoder)
         self.logprobs_by_token: list[dict[int, Logprob]] = []
         """Of each output token."""
-        self.arrival_time = time.time()
-        self.arrived_s = time.monotonic()
-
-    def stamp(self) -> None:
-        """Takes the time of tokens that have just come."""
-        self.last_token_s = time.monotonic() - self.arrived_s
-        if self.first_token_s is None:
-            self.first_token_s = self.last_token_s
+        self.arrival_time, self.arrived_s = arrival_time, arrived_s
+        self.first_token_ts: float | None = None
+        """By the monotonic clock, and the same of the last token so far."""
+        self.last_token_ts: float | None = None
 
     @property
     def stats(self) -> RequestStateStats:
@@ -126,9 +121,9 @@ class _Reply(OutputText):
             arrival_time=self.arrival_time,
             queued_ts=at,
             scheduled_ts=None if self.queue_time_s is None else at + self.queue_time_s,
-            first_token_ts=None if self.first_token_s is None else at + self.first_token_s,
-            last_token_ts=None if self.last_token_s is None else at + self.last_token_s,
-            first_token_latency=self.first_token_s,
+            first_token_ts=self.first_token_ts,
+            last_token_ts=self.last_token_ts,
+            first_token_latency=None if self.first_token_ts is None else self.first_token_ts - at,
         )
 
 
@@ -376,19 +371,21 @@ class LLM:
 
     def _replies(self, requests: Sequence[Request], use_tqdm: bool) -> list[_Reply]:
         """What became of each. RuntimeError: a pass failed. ValueError: the engine refuses one of them."""
-        replies = [_Reply(request, self._text.decoder) for request in requests]
-        waiting = {reply.request.request_id: reply for reply in replies}
+        arrival_time, arrived_s, decoder = time.time(), time.monotonic(), self._text.decoder
         with self._engine_lock:
             try:
                 for request in requests:
                     if request.leads:
                         self._engine.add(request)
-                finished = self._finished(waiting)
+                outputs = self._engine.step() if requests else []  # a GPU computes while replies are made
+                replies = [_Reply(request, decoder, arrival_time, arrived_s) for request in requests]
+                finished = self._finished({reply.request.request_id: reply for reply in replies}, outputs)
                 for _ in tqdm(finished, "prompts", len(replies), unit="prompt") if use_tqdm else finished:
                     pass
-            finally:
-                for request_id in waiting:
-                    self._engine.abort(request_id)  # after Ctrl-C or an error: the next call finds an idle engine
+            except BaseException:
+                for request in requests:  # after Ctrl-C or an error: the next call finds an idle engine
+                    self._engine.abort(request.request_id)
+                raise
         return replies
 
     def _output(self, replies: Sequence[_Reply], prompt: OfflinePrompt) -> RequestOutput:
@@ -418,15 +415,18 @@ class LLM:
             text = self._decoded_tokens[token_id] = self._token_bytes.text(token_id)
         return text
 
-    def _finished(self, waiting: dict[str, _Reply]) -> Iterator[_Reply]:
-        """Step until nobody waits; yields replies, and takes them out, as they finish."""
+    def _finished(self, waiting: dict[str, _Reply], outputs: list[Output]) -> Iterator[_Reply]:
+        """Takes in the first step's outputs, and steps until nobody waits; yields replies as they finish."""
         while waiting:
-            for output in self._engine.step():
+            now_s = time.monotonic()
+            for output in outputs:
                 reply = waiting.get(output.request_id)
                 if reply is None:
                     continue
                 if output.token_ids:
-                    reply.stamp()
+                    reply.last_token_ts = now_s
+                    if reply.first_token_ts is None:
+                        reply.first_token_ts = now_s
                 if logprobs := reply.push(output).logprobs:  # now, while the device computes the next pass
                     are_named = reply.request.sampling.logprob_token_ids is not None
                     reply.logprobs_by_token += [self._by_token(one, are_named=are_named) for one in logprobs]
@@ -436,6 +436,7 @@ class LLM:
                     if reply.wants_abort:
                         self._engine.abort(output.request_id)
                     yield waiting.pop(output.request_id)
+            outputs = self._engine.step() if waiting else []
         while self._engine.has_work:
             self._engine.step()
 
@@ -486,7 +487,7 @@ def _completion(index: int, reply: _Reply) -> CompletionOutput:
     if reply.request.sampling.logprobs is None:
         return completion
     total = sum(position.logprob for position in reply.logprobs)
-    return replace(completion, cumulative_logprob=total, logprobs=reply.logprobs_by_token)
+    return msgspec.structs.replace(completion, cumulative_logprob=total, logprobs=reply.logprobs_by_token)
 
 
 def _refuse_lora(lora_request: object) -> None:

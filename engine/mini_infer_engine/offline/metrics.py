@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 
+import msgspec
+
 from mini_infer_engine.core.stats import EngineStats
 
 
-@dataclass(frozen=True, slots=True)
-class RequestStateStats:
+class RequestStateStats(msgspec.Struct, frozen=True, gc=False):
     """Times of one request. `arrival_time` is the time of day in seconds, others are seconds of the monotonic clock."""
 
     num_generation_tokens: int

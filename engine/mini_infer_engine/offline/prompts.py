@@ -88,7 +88,9 @@ def _are_ids(prompts: Any) -> bool:
 
 
 def _listed_ids(index: int, token_ids: Any) -> list[int]:
+    if isinstance(token_ids, list):
+        return token_ids
     given = token_ids.tolist() if hasattr(token_ids, "tolist") else token_ids
     if not isinstance(given, Iterable) or isinstance(given, str | Mapping):
         raise ValueError(f"prompt {index}: {given!r} is neither a text nor a list of token ids nor a dict with one")
-    return given if isinstance(given, list) else list(given)
+    return list(given)

@@ -1,6 +1,7 @@
 """Sampling parameters as callers of `LLM` write them, and what the core is asked of them. Knows no engine."""
 
 from copy import copy
+from operator import attrgetter
 from typing import Any, Self
 
 import msgspec
@@ -21,6 +22,7 @@ _REMEDIES = {
     "thinking_token_budget": "over HTTP, /v1/chat/completions has it",
 }
 """Fields that must be None, empty or False."""
+_values_with_remedies = attrgetter(*_REMEDIES)
 _LISTS = ("stop", "stop_token_ids", "bad_words", "bad_words_token_ids")
 """Fields that a caller may leave at None."""
 
@@ -60,6 +62,8 @@ class SamplingParams(request.SamplingParams, frozen=False, kw_only=True, omit_de
 
     def check_neutral(self) -> None:
         """ValueError: a field of vLLM's asks for what is not here, and what to do instead."""
+        if self.spaces_between_special_tokens and not any(_values_with_remedies(self)):
+            return  # nearly all are so, and each is looked at twice
         for name, remedy in _REMEDIES.items():
             if (value := getattr(self, name)) and not (name == "best_of" and value == self.n):
                 raise ValueError(f"SamplingParams: {name} = {str(value)[:200]} is not supported: {remedy}")

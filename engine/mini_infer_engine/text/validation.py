@@ -12,6 +12,8 @@ _MAX_STOP_STRING_LENGTH = 1024
 MAX_LOGPROBS = 20
 """Most likely tokens that are told at a position; vLLM's default of `max_logprobs`."""
 _MAX_BIAS = 100.0
+_FEW_TOKENS = 128
+"""Fewer are compared one by one in less time than numpy needs to begin."""
 _MAX_NAMED_TOKENS = 128
 _LONGEST_PATTERN = 1024
 _MAX_TOLD = 8_000_000
@@ -165,7 +167,9 @@ def check_prompt(token_ids: Sequence[int], max_model_len: int, vocab_size: int, 
 
 def _are_below(token_ids: Sequence[int], limit: int) -> bool:
     """Whether all are from 0 to `limit` - 1."""
-    if isinstance(token_ids, array) and token_ids.typecode == "I":
+    if isinstance(token_ids, array) and token_ids.typecode == "I":  # none is below 0
+        if len(token_ids) < _FEW_TOKENS:
+            return max(token_ids) < limit
         import numpy  # only here: a process that speaks HTTP has lists, and starts sooner without
 
         return bool(numpy.frombuffer(token_ids, dtype=numpy.uint32).max() < limit)

@@ -151,8 +151,10 @@ def _common_length(some: Sequence[int], others: Sequence[int]) -> int:
 
 def refuses_suppressed(params: SamplingParams, eos_token_ids: Iterable[int]) -> str | None:
     """Why these parameters hold back more tokens than a slot has room for on the device; None: they do not."""
+    if not params.min_tokens:
+        return None
     held_back = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
-    if not params.min_tokens or len(held_back) <= SUPPRESSED_WIDTH:
+    if len(held_back) <= SUPPRESSED_WIDTH:
         return None
     return (
         f"min_tokens = {params.min_tokens} with {len(held_back)} stop tokens (stop_token_ids and the model's own): "
