@@ -78,5 +78,7 @@ def test_decodes(
         DecodeConfig(1, block, programs_per_row=1.0, pdl=True, hopper=True),
         DecodeConfig(132, block, pdl=True, hopper=True),
         DecodeConfig(40, 32, stages=3, pdl=True, hopper=True),
+        DecodeConfig(1, max(32, block // 4), programs_per_row=1.0, pdl=True, hopper=True),
+        DecodeConfig(132, max(32, block // 2), stages=3, pdl=True, hopper=True),
     ]
     assert_decodes(DecodeShape(q_heads, kv_heads, head_dim, page_size, window, BF16), configs, with_norm=with_norm)

@@ -159,13 +159,26 @@ def test_what_decode_attention_for_hopper_can_compute(changed: dict[str, Any], b
 
 
 @pytest.mark.parametrize(
-    ("rows", "kv_heads", "block", "programs_per_row"),
-    [(1, 8, 128, 1.5), (64, 1, 64, 1.5), (9, 8, 128, 1.25), (512, 8, 128, 1.25)],
+    ("rows", "kv_heads", "largest", "block", "stages", "programs_per_row"),
+    [
+        (1, 8, 128, 128, 2, 1.5),
+        (64, 1, 64, 64, 2, 1.5),
+        (9, 8, 128, 128, 2, 1.25),
+        (24, 8, 128, 128, 2, 1.25),
+        (25, 8, 128, 64, 3, 1.25),
+        (49, 8, 128, 64, 3, 1.25),
+        (50, 8, 128, 32, 2, 1.25),
+        (512, 8, 128, 32, 2, 1.25),
+        (32, 8, 32, 32, 3, 1.25),
+        (512, 8, 32, 32, 2, 1.25),
+    ],
 )
-def test_decode_attention_for_hopper(rows: int, kv_heads: int, block: int, programs_per_row: float) -> None:
-    config = decode_config(rows, kv_heads, 132, split_kv=True, pdl=True, hopper_block=block)
-    assert config == DecodeConfig(132, block, programs_per_row=programs_per_row, pdl=True, hopper=True)
-    whole = decode_config(rows, kv_heads, 132, split_kv=False, pdl=True, hopper_block=block)
+def test_decode_attention_for_hopper_reads_smaller_blocks_when_programs_share_an_sm(
+    rows: int, kv_heads: int, largest: int, block: int, stages: int, programs_per_row: float
+) -> None:
+    config = decode_config(rows, kv_heads, 132, split_kv=True, pdl=True, hopper_block=largest)
+    assert config == DecodeConfig(132, block, stages=stages, programs_per_row=programs_per_row, pdl=True, hopper=True)
+    whole = decode_config(rows, kv_heads, 132, split_kv=False, pdl=True, hopper_block=largest)
     assert (whole.target_programs, whole.programs_per_row) == (0, 1.0)
-    assert not decode_config(rows, kv_heads, 132, split_kv=True, pdl=False, hopper_block=block).hopper
+    assert not decode_config(rows, kv_heads, 132, split_kv=True, pdl=False, hopper_block=largest).hopper
     assert not decode_config(rows, kv_heads, 132, split_kv=True, pdl=True, hopper_block=None).hopper

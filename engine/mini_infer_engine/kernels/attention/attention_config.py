@@ -18,6 +18,11 @@ rows it is 4 to 23 % longer: its programs then take room that the GEMM needs."""
 _HOPPER_BLOCK_TOKENS, _HOPPER_BLOCK_ELEMENTS, _LEAST_BLOCK_TOKENS = 128, 16_384, 32
 """Of hopper_decode_attention's blocks of keys, of which two fit an SM beside their values. (On an H100 blocks of 64,
 two programs an SM, are up to 10 % better with 8 rows of 512 tokens and 10 % worse from 4,096 on.)"""
+_HOPPER_SOME_PER_SM, _HOPPER_MANY_PER_SM = 1.5, 3.0
+"""Rows times KV heads an SM from which its programs have blocks of half the keys in three stages, and of a quarter in
+two: several of them share an SM, and one of a short sequence does not begin a block of 128. On an H200, with 8 KV heads:
+64 rows take 0.54 to 1.00 of the time with 48 to 4,096 tokens, 256 rows 0.48 to 0.96 with 48 to 1,500, 512 rows 0.45,
+0.70 and 0.95 with 48, 300 and 900; 32 rows, with half the keys, 0.67 to 0.99 with 48 to 4,096."""
 _HOPPER_GROUP = 16
 """Query heads of a KV head that its tile has room for."""
 _HOPPER_HEAD_DIMS = (64, 128, 256)
@@ -149,7 +154,8 @@ def decode_config(
     if pdl and hopper_block is not None:
         one_an_sm = sm_count if split_kv else 0
         row_programs = (1.5 if are_few else 1.25) if split_kv else 1.0
-        return DecodeConfig(one_an_sm, hopper_block, programs_per_row=row_programs, pdl=True, hopper=True)
+        block, stages = _hopper_blocks(rows * kv_heads / sm_count, hopper_block)
+        return DecodeConfig(one_an_sm, block, stages=stages, programs_per_row=row_programs, pdl=True, hopper=True)
     pdl = pdl and are_few and rows <= _MAX_PDL_ROWS
     programs_per_sm = _QUANTIZED_PROGRAMS_PER_SM if quantized and not are_few else 2
     target_programs = programs_per_sm * sm_count if split_kv else 0
@@ -162,8 +168,17 @@ def decode_config(
     )
 
 
+def _hopper_blocks(programs_per_sm: float, largest: int) -> tuple[int, int]:
+    """Keys of a block of hopper_decode_attention, and its stages."""
+    if programs_per_sm >= _HOPPER_MANY_PER_SM:
+        return max(_LEAST_BLOCK_TOKENS, largest // 4), 2
+    if programs_per_sm >= _HOPPER_SOME_PER_SM:
+        return max(_LEAST_BLOCK_TOKENS, largest // 2), 3
+    return largest, 2
+
+
 def hopper_decode_block(shape: PrefillShape) -> int | None:
-    """Keys of a block of hopper_decode_attention; None: it cannot compute this.
+    """Keys of the largest block of hopper_decode_attention; None: it cannot compute this.
 
     It has pages of 16 bits an element and of whole blocks, heads of a power of two, up to 16 of them a KV head, and no
     soft cap.
