@@ -20,9 +20,9 @@ _HOPPER_BLOCK_TOKENS, _HOPPER_BLOCK_ELEMENTS, _LEAST_BLOCK_TOKENS = 128, 16_384,
 two programs an SM, are up to 10 % better with 8 rows of 512 tokens and 10 % worse from 4,096 on.)"""
 _HOPPER_SOME_PER_SM, _HOPPER_MANY_PER_SM = 1.5, 3.0
 """Rows times KV heads an SM from which its programs have blocks of half the keys in three stages, and of a quarter in
-two: several of them share an SM, and one of a short sequence does not begin a block of 128. On an H200, with 8 KV heads:
-64 rows take 0.54 to 1.00 of the time with 48 to 4,096 tokens, 256 rows 0.48 to 0.96 with 48 to 1,500, 512 rows 0.45,
-0.70 and 0.95 with 48, 300 and 900; 32 rows, with half the keys, 0.67 to 0.99 with 48 to 4,096."""
+two: several of them share an SM, and one of a short sequence does not begin a block of 128. On an H200, with 8 KV
+heads, 64 rows take 0.54 to 1.00 of the time with 48 to 4,096 tokens, 256 rows 0.48 to 0.96 with 48 to 1,500, 512 rows
+0.45, 0.70 and 0.95 with 48, 300 and 900; 32 rows, with half the keys, 0.67 to 0.99 with 48 to 4,096."""
 _HOPPER_GROUP = 16
 """Query heads of a KV head that its tile has room for."""
 _HOPPER_HEAD_DIMS = (64, 128, 256)
