@@ -169,7 +169,7 @@ def _are_below(token_ids: Sequence[int], limit: int) -> bool:
     """Whether all are from 0 to `limit` - 1."""
     if isinstance(token_ids, array) and token_ids.typecode == "I":  # none is below 0
         if len(token_ids) < _FEW_TOKENS:
-            return max(token_ids) < limit
+            return bool(max(token_ids) < limit)
         import numpy  # only here: a process that speaks HTTP has lists, and starts sooner without
 
         return bool(numpy.frombuffer(token_ids, dtype=numpy.uint32).max() < limit)
