@@ -16,6 +16,7 @@ import faulthandler
 import json
 import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine
@@ -60,6 +61,7 @@ WAIT_LIMIT = 2.0
 def main() -> int:
     """Runs the fuzz and returns the exit status."""
     faulthandler.enable()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the fleet ends with it
     sys.setrecursionlimit(20_000)  # hostile schemas are deep, and have to be written as JSON
     logging.getLogger("aiohttp").setLevel(logging.CRITICAL)  # the hostile endpoint's clients leave it in mid-answer
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__.split("\n")[0])

@@ -37,6 +37,7 @@ from mini_infer_engine.distributed.exit_reason import say
 from mini_infer_engine.kv_transfer.worker import TransferWorker
 from mini_infer_process import zmq_limits
 from mini_infer_process.curve import PeerAuthenticator
+from mini_infer_process.heap import HeapTrimmer
 from mini_infer_process.interpreter import import_to_stay
 from mini_infer_process.logs import configure_logging, show_crashes
 
@@ -83,6 +84,7 @@ class CoreLoop:
         self._transfer = transfer
         if transfer is not None:
             self._poller.register(transfer.core_woken, zmq.POLLIN)
+        self._heap = HeapTrimmer()
         self._polls_replays = False
         self._refused: list[Output] = []
         self._stopping = False
@@ -111,7 +113,8 @@ class CoreLoop:
         if not self._engine.has_work or self._engine.only_receives:
             self._poll_replays(self._publisher.takes_replays())
             wait_s = min(_PARENT_CHECK_S, self._publisher.load_wait_s(time.time()), self._publisher.replay_wait_s())
-            self._poller.poll(max(1, int(wait_s * 1000)))
+            if not self._poller.poll(max(1, int(wait_s * 1000))):
+                self._heap.trim_if_due(time.monotonic())
         if self._transfer is not None:
             self._transfer.drain_wakes()
         if os.getppid() != self._parent_pid:

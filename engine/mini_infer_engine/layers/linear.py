@@ -3,6 +3,7 @@
 The names of a method's parts are vLLM's (`create_weights`, `process_weights_after_loading`, `apply`).
 """
 
+import os
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -195,6 +196,12 @@ def row_parallel(in_features: int, out_features: int, parallel: TensorParallel, 
     return Linear(columns.count, out_features, bias=bias, columns=columns, adds_bias=parallel.rank == 0)
 
 
+MAX_PRIMITIVES = 128
+"""oneDNN keeps this many compiled products, of 260 kB each, one for each weight's shape and number of rows."""
+_PRIMITIVE_CACHES = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")
+"""Environment variables that torch's ideep and oneDNN read at their first use, each for a cache of its own."""
+
+
 def blocked_weight(weight: Tensor) -> Tensor | None:
     """The weight in oneDNN's order for small batches, or None where there is no gain or no oneDNN.
 
@@ -210,6 +217,8 @@ def blocked_weight(weight: Tensor) -> Tensor | None:
         return None
     if weight.dtype == torch.float16 and not operators._is_mkldnn_fp16_supported():
         return None
+    for name in _PRIMITIVE_CACHES:
+        os.environ.setdefault(name, str(MAX_PRIMITIVES))
     blocked: Tensor = operators._reorder_linear_weight(weight)
     return blocked
 
