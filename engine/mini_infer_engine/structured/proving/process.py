@@ -155,6 +155,15 @@ def _die_with_parent() -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def _give_back_free_memory() -> None:
+    """Returns to the kernel what reading the tokenizer left free: a third of this process with 150,000 tokens.
+
+    Forks take a quarter less time then. Workers would also allocate from what is free, and measure no growth.
+    """
+    with contextlib.suppress(AttributeError):  # only glibc has it
+        _LIBC.malloc_trim(0)
+
+
 def main() -> None:
     """Run as `python -m mini_infer_engine.structured.proving.process FD`; started by prover.py alone."""
     show_crashes()  # of this process: a worker that dies says nothing, for its parent does
@@ -167,6 +176,7 @@ def main() -> None:
         return
     gc.collect()
     gc.freeze()  # or the first collection in a worker would copy every page of this process
+    _give_back_free_memory()
     control.sendall(READY)
     _Workers(control, tokenizer).serve()
 
