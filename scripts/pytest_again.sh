@@ -5,8 +5,10 @@
 set -euo pipefail
 python=$1
 shift
-failed=.pytest_cache/v/cache/lastfailed # pytest's record of failures, to which an earlier run may have added its own
+cache=${AGAIN_CACHE:-.pytest_cache} # two at a time need one each
+failed=$cache/v/cache/lastfailed # pytest's record of failures, to which an earlier run may have added its own
 names=${SECOND_RUNS:-.pytest_cache/second_runs}
+set -- "$@" -o cache_dir="$cache"
 rm -f "$failed"
 "$python" -m pytest "$@" && exit || status=$?
 if [ "$status" != 1 ]; then exit "$status"; fi # 1: tests failed; more: pytest itself did, or was ended
