@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 
 from mini_infer_engine.structured.limits import MAX_WALL_S
 from mini_infer_engine.structured.proving.messages import WorkerEnd, receive_document, send_document
-from mini_infer_engine.structured.proving.worker import limit_this_process, prove
+from mini_infer_engine.structured.proving.worker import limit_this_process, prove, warm_up
 from mini_infer_process.logs import show_crashes
 
 READY = b"r"
@@ -94,13 +94,14 @@ class _Workers:
         """The forked process: it never returns."""
         try:
             _die_with_parent()
+            bytes_before = warm_up(self._tokenizer)
             limit_this_process()
             if (job := _receive_job(self._control)) is None:
                 os._exit(_CONTROL_CLOSED)
             socket.send_fds(parent, [b"j"], [job.fileno()])
             text = receive_document(job).decode()
             try:
-                proof = prove(self._tokenizer, text)
+                proof = prove(self._tokenizer, text, bytes_before)
             except MemoryError:
                 os.kill(os.getpid(), signal.SIGABRT)  # as where the library meets the limit
             send_document(job, msgspec.json.encode(proof))
