@@ -9,7 +9,7 @@ MINUTES ?= 15
 FUZZ_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-to-run up test test-schemas test-features check format e2e e2e-gpu test-gpu test-gpu2 test-real conformance fuzz crds dashboards lock clean
+.PHONY: help install install-to-run up test test-benchmarks test-schemas test-features check format e2e e2e-gpu test-gpu test-gpu2 test-real conformance fuzz crds dashboards lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -26,6 +26,9 @@ up: install-to-run ## the whole platform on this machine; prints a curl line; Ct
 
 test: install ## everything that needs no GPU; skipped tests print the reason; what fails runs once more, alone
 	@OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= scripts/pytest_again.sh $(BIN)/python -n 4 --dist loadfile -m 'not gpu and not gpu2 and not e2e and not schemas and not features and not real' $(PYTEST_ARGS)
+
+test-benchmarks: install ## every benchmark once, tiny, on a CPU; make test has these too
+	@OMP_NUM_THREADS=1 AGAIN_CACHE=.pytest_cache/benchmarks scripts/pytest_again.sh $(BIN)/python tests/benchmarks/test_smoke.py
 
 test-schemas: install ## structured output of 300 JSON schemas, four outputs each; make test has 30
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m schemas tests/engine/structured $(PYTEST_ARGS)

@@ -35,6 +35,7 @@ from mini_infer_engine.core.request import SamplingParams
 from mini_infer_engine.structured.grammar import of_json_schema
 from mini_infer_engine.structured.params import GrammarRequest, StructuredOutputsParams
 from mini_infer_engine.text.grammars import Grammars
+from mini_infer_engine.text.validation import ParameterError
 from tests.support.json_schemas import graded_schemas
 
 VOCAB_SIZE = 151_936
@@ -132,25 +133,33 @@ def host(tokenizer: Tokenizer) -> dict[str, Any]:
     text = tokenizer.to_str()
     started = time.perf_counter()
     compiler = GrammarCompiler(lambda: text, VOCAB_SIZE, EOS)
-    compiler.compile(of_json_schema(True).text).result()
+    compiler.compile(of_json_schema(True)).result()
     tokenizer_s = time.perf_counter() - started
     grammars = Grammars(tokenizer)
-    text_side, core, whole, masks = [], [], [], []
+    prover_s, _ = timed(lambda: grammars.build(GrammarRequest("response_format", lambda special: of_json_schema(True))))
+    text_side, core, whole, masks, later = [], [], [], [], []
     refused = 0
     for schema in schemas():
         request = GrammarRequest("response_format", lambda special, schema=schema: of_json_schema(schema))
-        checked_s, grammar = timed(lambda request=request: grammars.build(request))
+        try:
+            checked_s, grammar = timed(lambda request=request: grammars.build(request))
+        except ParameterError:
+            refused += 1
+            continue
         compiled_s, matcher = timed(lambda grammar=grammar: compiler.compile(grammar).result())
         mask_s, _ = timed(matcher.compute_bitmask)
         text_side.append(checked_s)
         core.append(compiled_s)
         masks.append(mask_s)
         whole.append(checked_s + compiled_s + mask_s)
+        later.append(timed(lambda request=request: compiler.compile(grammars.build(request)).result())[0])
     return {
         "tokenizer_s": tokenizer_s,
+        "prover_start_s": prover_s,
         "schemas": len(whole),
         "refused": refused,
         "first_use_ms": spread(whole),
+        "later_use_ms": spread(later),
         "text_side_ms": spread(text_side),
         "core_ms": spread(core),
         "first_mask_after_ms": spread(masks),

@@ -258,6 +258,12 @@ SECTIONS: dict[str, Sequence[Limit]] = {
             "429 `too_many_grammars`",
         ),
         constant("compiled grammars that are kept", f"{_STRUCTURED}:MAX_KEPT_BYTES", as_bytes, "the oldest go"),
+        constant(
+            "compiled grammars of requests in flight",
+            f"{_STRUCTURED}:MAX_RUNNING_BYTES",
+            as_bytes,
+            "more requests wait",
+        ),
         constant("CPU time before the slow line", f"{_STRUCTURED}:SLOW_COMPILE_S", as_seconds, "it holds up no other"),
         constant(
             "stack of the core's threads", f"{_STRUCTURED}:CORE_STACK_BYTES", as_bytes, "never reached: see above"

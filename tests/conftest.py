@@ -38,7 +38,12 @@ SLOW = (
     "test_docs.py",
     "gateway/test_overhead.py",
     "gateway/pipeline/test_disaggregated.py",
-    "engine/test_llm_swap.py",
+    "engine/server/test_serve_hostile_grammars.py",
+    "engine/server/test_kv_transfer_pins.py",
+    "gateway/test_peers_of_engines.py",
+    "engine/server/test_serve_peers.py",
+    "gateway/pipeline/test_responses.py",
+    "engine/offline/test_llm_swap.py",
 )
 """The longest first; else one of them would begin when all others have ended."""
 

@@ -10,7 +10,13 @@ from typing import Any
 import jinja2
 
 from mini_infer_prompts.call_form import call_form
-from mini_infer_prompts.template_budget import TemplateBudgetError, UnboundedOperationError, one_rendering
+from mini_infer_prompts.template_budget import (
+    PROBE_UNITS,
+    TemplateBudgetError,
+    UnboundedOperationError,
+    one_rendering,
+    rendering_units,
+)
 from mini_infer_prompts.template_environment import is_bounded, template_environment
 from mini_infer_web.api_errors import ApiError
 
@@ -93,7 +99,8 @@ class ChatTemplate:
 
     def _probe(self, messages: list[dict[str, Any]]) -> str | None:
         try:
-            return self._render(messages, _PROBE_TOKENS, add_generation_prompt=True)
+            with rendering_units(PROBE_UNITS):
+                return self._render(messages, _PROBE_TOKENS, add_generation_prompt=True)
         except (ApiError, TemplateBudgetError, UnboundedOperationError):
             return None
 

@@ -15,6 +15,8 @@ OPERATION = 64
 """Units of a node of a template that is evaluated, at least."""
 DEFAULT_UNITS = 1 << 29
 """Of one rendering, about a second: a conversation of 16 MiB takes less than half of it."""
+PROBE_UNITS = 1 << 26
+"""Of a rendering of a few words, which tells what a template makes of messages when it is loaded."""
 MAX_INTEGER_BITS = 256
 """Of the result of a template's arithmetic; templates count messages."""
 
@@ -39,8 +41,8 @@ _budget = _Budget()
 
 @contextmanager
 def rendering_units(units: int) -> Iterator[None]:
-    """Limits each rendering on this thread within the block."""
-    before, _budget.limit = _budget.limit, units
+    """Limits each rendering on this thread within the block, to no more than a block around it does."""
+    before, _budget.limit = _budget.limit, min(_budget.limit, units)
     try:
         yield
     finally:
@@ -75,6 +77,8 @@ def charge_value(value: Any) -> None:
         value = rest.pop()
         if isinstance(value, str | bytes):
             charge(OPERATION + len(value))
+        elif isinstance(value, range):
+            charge(OPERATION * (1 + len(value)))
         elif isinstance(value, list | tuple | set | frozenset):
             charge(OPERATION * (1 + len(value)))
             rest += value

@@ -9,7 +9,12 @@ import tracemalloc
 import pytest
 
 from mini_infer_prompts.chat_template import ChatTemplate
-from mini_infer_prompts.template_budget import TemplateBudgetError, UnboundedOperationError, rendering_units
+from mini_infer_prompts.template_budget import (
+    OPERATION,
+    TemplateBudgetError,
+    UnboundedOperationError,
+    rendering_units,
+)
 from mini_infer_prompts.template_environment import MAX_SOURCE_CHARACTERS, is_bounded
 from mini_infer_web.api_errors import ApiError
 from tests.prompts import templates
@@ -129,6 +134,13 @@ def test_work_and_memory_are_bounded_when_a_template_is_hostile(name: str) -> No
         tracemalloc.stop()
     assert peak < 60_000_000
     assert time.thread_time() - began_s < 10.0, "of seconds that tracing multiplies"
+
+
+def test_a_range_costs_its_length_when_a_filter_reads_it() -> None:
+    """A template that lists ranges within a loop took minutes in place of a second."""
+    source = "{% for a in range(20) %}{% set x = range(99999) | list %}{% endfor %}"
+    with rendering_units(20 * 99_999 * OPERATION), pytest.raises(TemplateBudgetError):
+        ChatTemplate(source, strict=True).render(MESSAGES, {}, add_generation_prompt=True, continue_final_message=False)
 
 
 # A model's own template may use in its own engine what has no bound, such as the filter `center`.

@@ -1,15 +1,20 @@
 """Sequences whose output is held to a grammar: their way into line, and the masks of a pass. Knows no device.
 
-A grammar is compiled while its sequence waits outside the scheduler. Masks follow from the tokens before, so a pass
-with such rows goes as far as its logits until the pass before it is committed. Where the pass guesses tokens, the
-grammar is followed along the guesses, and taken back.
+A grammar is compiled while its sequence waits outside the scheduler; it also waits there while the grammars of requests
+in flight take all memory that they may. Masks follow from the tokens before, so a pass with such rows goes as far as
+its logits until the pass before it is committed. Where the pass guesses tokens, the grammar is followed along the
+guesses, and taken back.
 """
 
+import time
+from bisect import insort
 from collections.abc import Mapping
 from collections.abc import Sequence as Collection
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from itertools import accumulate, takewhile
+from operator import attrgetter
 from types import MappingProxyType
+from weakref import finalize
 
 import numpy as np
 from llguidance import LLMatcher
@@ -22,6 +27,7 @@ from mini_infer_engine.core.grammars.mask_filler import MaskFiller
 from mini_infer_engine.core.grammars.matcher import GrammarMatcher, TokenSet, first_line, has_tokens, words_of
 from mini_infer_engine.core.sequence import Sequence, State
 from mini_infer_engine.core.step import Step
+from mini_infer_engine.structured.grammar import Grammar
 
 NO_GUESSES: Mapping[int, Collection[int]] = MappingProxyType({})
 
@@ -35,6 +41,8 @@ class Constraints:
     def __init__(self, compiler: GrammarCompiler, eos_token_ids: Collection[int]) -> None:
         self._compiler = compiler
         self._eos_token_ids = eos_token_ids
+        self._waiting: list[Sequence] = []
+        """Sequences whose grammar has no place in memory yet, in the scheduler's order."""
         self._compiling: dict[str, tuple[Sequence, Future[LLMatcher]]] = {}
         self._filler = MaskFiller(threads_for(available_cores()))
         self._eos = TokenSet([token for token in eos_token_ids if token < compiler.vocab_size])
@@ -42,39 +50,51 @@ class Constraints:
 
     @property
     def num_compiling(self) -> int:
-        """Sequences that wait for their grammar."""
-        return len(self._compiling)
+        """Sequences that wait for their grammar: for its place in memory, or for its compilation."""
+        return len(self._waiting) + len(self._compiling)
 
     def add(self, sequence: Sequence) -> None:
-        """Have its grammar compiled, and let it take the output that there is already."""
-        grammar = sequence.request.sampling.grammar
-        assert grammar is not None
-        job = self._compiler.compile(grammar, sequence.request.resumed_token_ids)
-        self._compiling[sequence.request.request_id] = (sequence, job)
+        """Has the sequence's grammar compiled, once there is memory for it, and lets it take the output so far."""
+        insort(self._waiting, sequence, key=attrgetter("order"))
+        self._compile_waiting()
+
+    def _compile_waiting(self) -> None:
+        while self._waiting and self._compiler.reserve(grammar := _grammar_of(self._waiting[0])):
+            sequence = self._waiting.pop(0)
+            job = self._compiler.compile(grammar, sequence.request.resumed_token_ids)
+            self._compiling[sequence.request.request_id] = (sequence, job)
 
     def forget(self, request_id: str) -> bool:
-        """Whether it was waiting for its grammar, which nobody wants any more."""
-        waiting = self._compiling.pop(request_id, None)
-        if waiting is None:
-            return False
-        waiting[1].cancel()
-        return True
+        """Forgets a sequence that waits for its grammar. Returns False if none with this id does."""
+        if (compiling := self._compiling.pop(request_id, None)) is not None:
+            sequence, job = compiling
+            job.cancel()
+            self._compiler.release(_grammar_of(sequence))
+            return True
+        num_waiting = len(self._waiting)
+        self._waiting = [sequence for sequence in self._waiting if sequence.request.request_id != request_id]
+        return len(self._waiting) < num_waiting
 
     def take_ready(self, *, may_wait: bool) -> list[tuple[Sequence, str]]:
-        """Sequences whose grammar is compiled, each with what is wrong with it; waits a moment for the first."""
-        if may_wait:
+        """Returns sequences whose grammar is compiled, each with what is wrong with it. May wait a moment."""
+        self._compile_waiting()
+        if may_wait and self._compiling:
             wait([job for _, job in self._compiling.values()], _LONGEST_WAIT_S, FIRST_COMPLETED)
+        elif may_wait:
+            time.sleep(_LONGEST_WAIT_S)  # sequences whose keys are being received have the memory
         ready = [request_id for request_id, (_, job) in self._compiling.items() if job.done()]
         return [self._ready(*self._compiling.pop(request_id)) for request_id in ready]
 
     def _ready(self, sequence: Sequence, job: "Future[LLMatcher]") -> tuple[Sequence, str]:
-        sampling = sequence.request.sampling
-        assert sampling.grammar is not None
+        grammar = _grammar_of(sequence)
         try:
             library = job.result()
         except Exception as error:  # whatever it is, it is this request's alone
-            return sequence, f"{sampling.grammar.param} cannot be enforced: {first_line(str(error))}"
+            self._compiler.release(grammar)
+            return sequence, f"{grammar.param} cannot be enforced: {first_line(str(error))}"
+        sampling = sequence.request.sampling
         sequence.matcher = GrammarMatcher(library, sampling, self._compiler.vocab_size, self._eos_token_ids)
+        finalize(sequence.matcher, self._compiler.release, grammar).atexit = False  # its memory goes with the matcher
         return sequence, ""
 
     def masks(
@@ -147,7 +167,7 @@ class Constraints:
         if guessed := [
             (one.matcher.library, begin, one.guesses) for one, begin in zip(asked, first, strict=False) if one.guesses
         ]:
-            self._filler.fill_behind(guessed, bits)
+            faults |= self._filler.fill_behind(guessed, bits)
         return faults
 
 
@@ -183,6 +203,12 @@ class _Asked:
                 bits[place:] = ~np.uint32(0)  # what is chosen here is thrown away
                 return max(0, place - 1), "" if place else reason
         return len(self.guesses), ""
+
+
+def _grammar_of(sequence: Sequence) -> Grammar:
+    grammar = sequence.request.sampling.grammar
+    assert grammar is not None
+    return grammar
 
 
 def has_constrained_rows(step: Step) -> bool:

@@ -57,6 +57,9 @@ PROOF_STACK_BYTES = 4 << 20
 """The stack of a worker."""
 MAX_KEPT_BYTES = 64 << 20
 """Memory of compiled grammars that the core keeps for requests to come; the oldest goes first."""
+MAX_RUNNING_BYTES = 512 << 20
+"""Memory of the compiled grammars of requests in flight, as measured when they were checked. Requests with the same
+grammar share it. A request whose grammar does not fit waits."""
 SLOW_COMPILE_S = 0.1
 """CPU seconds from which on a grammar is compiled in a line of its own, behind which no other waits."""
 CORE_STACK_BYTES = 64 << 20

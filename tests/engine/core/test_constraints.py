@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pytest
 
 from mini_infer_engine.config.options.settings import EngineSettings
@@ -71,7 +72,9 @@ class Bench:
         self.runner.references = self.engine.scheduler.pool.references
         self.answers: dict[str, Answer] = {}
 
-    def add(self, request_id: str, grammar: Grammar | None, resumed: Sequence[int] = (), **asks: Any) -> None:
+    def add(
+        self, request_id: str, grammar: Grammar | None, resumed: Sequence[int] = (), *, priority: int = 0, **asks: Any
+    ) -> None:
         sampling = SamplingParams(**({"max_tokens": 100, "grammar": grammar} | asks))
         prompt = [ord(character) for character in f"prompt of {request_id}"]
         noise_seed = random.Random(request_id).randrange(2**31)
@@ -83,6 +86,7 @@ class Bench:
                 sampling=sampling,
                 noise_seed=noise_seed,
                 resumed_token_ids=resumed,
+                priority=priority,
             )
         )
 
@@ -373,3 +377,48 @@ def test_what_is_aborted_behind_a_forward_that_waits_for_masks_leaves_nothing_be
     assert len(answers["a"].token_ids) < 20
     assert 20 <= len(answers["b"].text) <= 30
     assert not any(bench.engine.scheduler.pool.references)
+
+
+@DEPTHS
+def test_requests_wait_when_the_grammars_in_flight_take_all_memory_that_they_may(
+    depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mini_infer_engine.core.grammars.compiler.MAX_RUNNING_BYTES", 2000)
+    bench = Bench(depth=depth)
+    grammars = [msgspec.structs.replace(of_regex(f"{index}[a-z]{{3}}"), num_bytes=900) for index in range(6)]
+    for index, grammar in enumerate([*grammars, *grammars]):
+        bench.add(str(index), grammar)
+    bench.add("free", None)
+    bench.engine.abort("11")
+    compiler, most = bench.engine._constraints._compiler, 0
+    while bench.engine.has_work:
+        bench.step()
+        most = max(most, compiler.running_bytes)
+    assert 0 < most <= 2000
+    assert compiler.running_bytes == 0
+    for index in range(11):
+        assert bench.answers[str(index)].text.startswith(str(index % 6)), bench.answers[str(index)]
+    assert bench.answers["free"].finish_reason
+    assert not bench.answers["11"].finish_reason
+
+
+def test_a_request_of_higher_priority_is_compiled_first_when_several_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mini_infer_engine.core.grammars.compiler.MAX_RUNNING_BYTES", 1000)
+    bench, ended = Bench(), []
+    for index, priority in enumerate([0, 0, -1]):
+        grammar = msgspec.structs.replace(of_regex(f"{index}[a-z]{{3}}"), num_bytes=900)
+        bench.add(str(index), grammar, priority=priority)
+    while bench.engine.has_work:
+        bench.step()
+        ended += [name for name, answer in bench.answers.items() if answer.finish_reason and name not in ended]
+    assert ended == ["0", "2", "1"]
+
+
+def test_memory_is_free_again_when_a_grammar_cannot_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mini_infer_engine.core.grammars.compiler.MAX_RUNNING_BYTES", 1000)
+    bench = Bench()
+    bench.add("bad", Grammar('{"grammars": [{"lark_grammar": "start: missing"}]}', num_bytes=900))
+    bench.add("good", msgspec.structs.replace(DIGITS, num_bytes=900))
+    answers = bench.run()
+    assert answers["bad"].error
+    assert answers["good"].text.isdigit()

@@ -84,7 +84,8 @@ class Tamperer:
 
 _WRITES = ("job", "jobs", "serial", "slot", "pages")
 """Fields that say where an engine writes, and which job's writes have ended. Members of a service are trusted with each
-other's pools (docs/security.md): one that lies here can make other texts wrong, and no engine can tell. It may end none.
+other's pools (docs/security.md): one that lies here can make other texts wrong, and no engine can tell. It may end
+none.
 """
 
 

@@ -26,6 +26,9 @@ async def test_a_message_without_an_end_ends_its_connection_and_takes_bounded_me
     async def publish(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal sent
         writer.write(GREETING + b"\x04" + bytes([len(READY)]) + READY)
+        await reader.readexactly(len(GREETING))
+        _, length = await reader.readexactly(2)
+        await reader.readexactly(length)  # its READY: what comes sooner than that fails the handshake
         burst = parts * max(1, (1 << 18) // len(parts))
         with contextlib.suppress(ConnectionError):
             while True:

@@ -17,7 +17,7 @@ import pytest
 
 from mini_infer_contract.launch import Endpoint
 from mini_infer_gateway.pipeline.continuation import DONE, Continuation, can_be_continued, split_engine_death
-from tests.engine.server.dry_server import environment, free_port, serve_command
+from tests.engine.server.dry_server import HANG_S, environment, free_port, serve_command
 from tests.support.fake_engine import FakeEngine
 from tests.support.running_gateway import RunningGateway, running_gateway, until
 
@@ -157,7 +157,7 @@ class Engine:
 
     async def ready(self) -> None:
         """Waits until it serves."""
-        async with asyncio.timeout(60.0), aiohttp.ClientSession() as client:
+        async with asyncio.timeout(HANG_S), aiohttp.ClientSession() as client:
             for _ in range(10_000):
                 with contextlib.suppress(aiohttp.ClientError):
                     async with client.get(self.endpoint.url + "/readyz") as response:

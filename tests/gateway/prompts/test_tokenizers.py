@@ -60,7 +60,7 @@ async def prompt_tokens(gateway: RunningGateway, text: str, model: str) -> int:
 async def test_a_hostile_template_costs_its_own_model_when_two_models_share_a_gateway(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(template_workers, "RENDER_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(template_workers, "RENDER_TIMEOUT_S", 0.2)
     async with FakeEngine("bad", model="bad") as bad, FakeEngine("good") as good:
         bad.assets = with_template(HOSTILE[name])
         bad.tokenizes = False

@@ -1,7 +1,7 @@
 """Grammars to matchers over one model's vocabulary, on threads of their own. Knows neither requests nor batches."""
 
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -10,7 +10,12 @@ from tokenizers import Tokenizer
 
 from mini_infer_engine.core.grammars.stacks import deep_stacks, deepen_mask_threads
 from mini_infer_engine.structured.grammar import Grammar
-from mini_infer_engine.structured.limits import MAX_KEPT_BYTES, SLOW_COMPILE_S, GrammarError
+from mini_infer_engine.structured.limits import (
+    MAX_KEPT_BYTES,
+    MAX_RUNNING_BYTES,
+    SLOW_COMPILE_S,
+    GrammarError,
+)
 from mini_infer_engine.structured.parser_limits import parser_limits
 
 REMEMBERED = 128
@@ -37,13 +42,43 @@ class GrammarCompiler:
             self._tokenizer = self._threads.submit(_tokenizer, tokenizer_json, vocab_size, eos_token_ids)
         self._compiled: OrderedDict[str, tuple[LLMatcher, int]] = OrderedDict()
         """Matchers at the beginning of an output, by the grammar's text, and their memory."""
-        self._kept_bytes = 0
-        self._lock = threading.Lock()
+        self._users: Counter[str] = Counter()
+        """Requests in flight by the text of their grammar: they share what is compiled, which stays until they end."""
+        self._running_bytes = 0
+        self._lock = threading.RLock()  # a matcher's end releases its grammar wherever that happens
 
     @property
     def kept_bytes(self) -> int:
         """Memory of the compiled grammars that are kept for requests to come."""
-        return self._kept_bytes
+        with self._lock:
+            return sum(size for text, (_, size) in self._compiled.items() if text not in self._users)
+
+    @property
+    def running_bytes(self) -> int:
+        """Memory of the grammars of requests in flight, as the checker measured it."""
+        return self._running_bytes
+
+    def reserve(self, grammar: Grammar) -> bool:
+        """Counts a request in flight with this grammar. Returns False if all of them would take too much memory.
+
+        One request has its place whatever it takes. The caller calls `release` once for each reservation.
+        """
+        with self._lock:
+            if grammar.text not in self._users:
+                if self._users and self._running_bytes + _bytes_of(grammar) > MAX_RUNNING_BYTES:
+                    return False
+                self._running_bytes += _bytes_of(grammar)
+            self._users[grammar.text] += 1
+            return True
+
+    def release(self, grammar: Grammar) -> None:
+        """Ends a reservation: the request's matcher is gone."""
+        with self._lock:
+            self._users[grammar.text] -= 1
+            if not self._users[grammar.text]:
+                del self._users[grammar.text]
+                self._running_bytes -= _bytes_of(grammar)
+                self._evict()
 
     @property
     def mask_tokens(self) -> int:
@@ -75,15 +110,24 @@ class GrammarCompiler:
             return found[0].deep_copy()
 
     def _remember(self, grammar: Grammar, matcher: LLMatcher) -> LLMatcher:
-        size = grammar.num_bytes or _UNKNOWN_BYTES
         with self._lock:
-            _, before = self._compiled.pop(grammar.text, (None, 0))  # two threads may have compiled the same
-            self._compiled[grammar.text] = (matcher, size)
-            self._kept_bytes += size - before
-            while len(self._compiled) > REMEMBERED or (self._kept_bytes > MAX_KEPT_BYTES and len(self._compiled) > 1):
-                _, (_, dropped) = self._compiled.popitem(last=False)
-                self._kept_bytes -= dropped
+            self._compiled.pop(grammar.text, None)  # two threads may have compiled the same
+            self._compiled[grammar.text] = (matcher, _bytes_of(grammar))
+            self._evict()
             return matcher.deep_copy()
+
+    def _evict(self) -> None:
+        """Forgets the grammars that were used longest ago, but none of a request in flight, and not the newest."""
+        idle = [text for text in self._compiled if text not in self._users]
+        kept_bytes = self.kept_bytes
+        for text in idle[:-1]:
+            if len(self._compiled) <= REMEMBERED and kept_bytes <= MAX_KEPT_BYTES:
+                return
+            kept_bytes -= self._compiled.pop(text)[1]
+
+
+def _bytes_of(grammar: Grammar) -> int:
+    return grammar.num_bytes or _UNKNOWN_BYTES
 
 
 def _tokenizer(tokenizer_json: Callable[[], str], vocab_size: int, eos_token_ids: Sequence[int]) -> LLTokenizer:

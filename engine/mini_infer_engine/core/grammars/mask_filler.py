@@ -5,7 +5,8 @@ core's cache takes twice its time: with few rows, or slow wakes, no pool pays. K
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher
@@ -46,8 +47,57 @@ class FastestWay:
         self._counts[way] += 1
 
 
+Job = tuple[LLMatcher, int]
+"""A matcher, and the line of its mask."""
+DraftJob = tuple[LLMatcher, int, Sequence[int]]
+"""A matcher, the line of its mask, and its draft tokens, whose masks are in the lines after it."""
+AnyJob = TypeVar("AnyJob", bound=Job | DraftJob)
+
+
+class GuardedFill(Generic[AnyJob]):
+    """Fills the masks of several matchers together, or one by one where that finds the matcher that is at fault.
+
+    A mask that takes too long is found by the second fill in a row that does.
+    """
+
+    def __init__(
+        self, together: Callable[[Sequence[AnyJob], np.ndarray], None], alone: Callable[[AnyJob, np.ndarray], None]
+    ) -> None:
+        self._together = together
+        self._alone = alone
+        self._was_slow = False
+        """The last fill took so long that one of its masks may be to blame: the next goes one by one."""
+
+    def fill(self, jobs: Sequence[AnyJob], bits: np.ndarray) -> dict[int, str]:
+        """Fills `bits`. Returns the first lines of matchers that cannot go on, and why: each costs its own request."""
+        started = time.perf_counter()
+        try:
+            if self._was_slow:
+                return self._one_by_one(jobs, bits)
+            self._together(jobs, bits)
+        except Exception:  # one matcher's, whatever it is, which going one by one finds
+            return self._one_by_one(jobs, bits)
+        finally:
+            self._was_slow = time.perf_counter() - started > MAX_MASK_S
+        return {}
+
+    def _one_by_one(self, jobs: Sequence[AnyJob], bits: np.ndarray) -> dict[int, str]:
+        faults: dict[int, str] = {}
+        for job in jobs:
+            started = time.thread_time()
+            try:
+                self._alone(job, bits)
+            except Exception as error:  # of the library: its request ends with it
+                faults[job[1]] = f"{type(error).__name__}: {first_line(str(error))}"
+            else:
+                took = (time.thread_time() - started) / _masks_of(job)
+                if took > MAX_MASK_S:
+                    faults[job[1]] = f"one token takes {took:.2f} s of CPU, and {MAX_MASK_S:g} are allowed; simplify it"
+        return faults
+
+
 class MaskFiller:
-    """Of one engine."""
+    """Fills the masks of one engine's steps."""
 
     def __init__(self, threads: int) -> None:
         """`threads`: that a pool may have; with one there is none."""
@@ -55,40 +105,30 @@ class MaskFiller:
         self._behind = self._pools[-1] if self._pools else LLExecutor(num_threads=1)
         self._ways: dict[int, FastestWay] = {}
         """By the number of masks, to the next power of two."""
-        self._was_slow = False
-        """The last fill took so long that one of its masks may be to blame; the next goes one by one and finds it."""
+        self._plain = GuardedFill[Job](self._by_the_fastest_way, _fill_one)
+        self._drafts = GuardedFill[DraftJob](self._drafts_by_pool, _fill_drafts_of_one)
 
-    def fill(self, jobs: Sequence[tuple[LLMatcher, int]], bits: np.ndarray) -> dict[int, str]:
-        """The mask of each matcher into its line of bits [lines, words] uint32, dense; the whole line.
+    def fill(self, jobs: Sequence[Job], bits: np.ndarray) -> dict[int, str]:
+        """Fills the line of each matcher in bits [lines, words] uint32, dense; the whole line.
 
-        Returns the lines of matchers that cannot go on, and why: each costs its own request. A mask that takes too long
-        is found by the second fill in a row that does.
+        Returns the lines of matchers that cannot go on, and why.
         """
-        started = time.perf_counter()
-        try:
-            if self._was_slow:
-                return self._one_by_one(jobs, bits)
-            self._by_the_fastest_way(jobs, bits)
-        except Exception:  # one matcher's, whatever it is, which going one by one finds
-            return self._one_by_one(jobs, bits)
-        finally:
-            self._was_slow = time.perf_counter() - started > MAX_MASK_S
-        return {}
+        return self._plain.fill(jobs, bits)
 
-    def _one_by_one(self, jobs: Sequence[tuple[LLMatcher, int]], bits: np.ndarray) -> dict[int, str]:
-        faults: dict[int, str] = {}
+    def fill_behind(self, jobs: Sequence[DraftJob], bits: np.ndarray) -> dict[int, str]:
+        """Fills the same lines and, in the lines after each, the masks behind its draft tokens.
+
+        Matchers have taken no draft token afterwards. Lines behind a token that ends an output stay as they are.
+        """
+        return self._drafts.fill(jobs, bits)
+
+    @staticmethod
+    def fill_alone(jobs: Sequence[Job], bits: np.ndarray) -> None:
+        """Fills the same lines as `fill` on this thread, without a guard."""
         for job in jobs:
-            started = time.thread_time()
-            try:
-                self.fill_alone([job], bits)
-            except Exception as error:  # of the library: its request ends with it
-                faults[job[1]] = f"{type(error).__name__}: {first_line(str(error))}"
-            else:
-                if (took := time.thread_time() - started) > MAX_MASK_S:
-                    faults[job[1]] = f"one token takes {took:.2f} s of CPU, and {MAX_MASK_S:g} are allowed; simplify it"
-        return faults
+            _fill_one(job, bits)
 
-    def _by_the_fastest_way(self, jobs: Sequence[tuple[LLMatcher, int]], bits: np.ndarray) -> None:
+    def _by_the_fastest_way(self, jobs: Sequence[Job], bits: np.ndarray) -> None:
         if len(jobs) < 2 or not self._pools:
             self.fill_alone(jobs, bits)
             return
@@ -103,14 +143,29 @@ class MaskFiller:
             self.fill_alone(jobs, bits)
         self._ways[size].took(way, (time.perf_counter() - start) / len(jobs))
 
-    def fill_behind(self, jobs: Sequence[tuple[LLMatcher, int, Sequence[int]]], bits: np.ndarray) -> None:
-        """The same and, in the lines after it, behind each of a matcher's guesses, of which it has taken none then."""
-        asked = [(library, line, list(guesses)) for library, line, guesses in jobs]
-        self._behind.unsafe_compute_mask_ptr_with_draft_token(asked, bits.ctypes.data, bits.strides[0], len(bits))
+    def _drafts_by_pool(self, jobs: Sequence[DraftJob], bits: np.ndarray) -> None:
+        listed = [(library, line, list(drafts)) for library, line, drafts in jobs]
+        self._behind.unsafe_compute_mask_ptr_with_draft_token(listed, bits.ctypes.data, bits.strides[0], len(bits))
 
-    @staticmethod
-    def fill_alone(jobs: Sequence[tuple[LLMatcher, int]], bits: np.ndarray) -> None:
-        """The same as `fill` on this thread."""
-        address, stride, size = bits.ctypes.data, bits.strides[0], bits.shape[1] * bits.itemsize
-        for library, line in jobs:
-            library.unsafe_compute_mask_ptr(address + line * stride, size)
+
+def _fill_one(job: Job, bits: np.ndarray) -> None:
+    library, line = job
+    library.unsafe_compute_mask_ptr(bits.ctypes.data + line * bits.strides[0], bits.shape[1] * bits.itemsize)
+
+
+def _fill_drafts_of_one(job: DraftJob, bits: np.ndarray) -> None:
+    library, line, drafts = job
+    _fill_one((library, line), bits)
+    num_taken = 0
+    try:
+        for number, token in enumerate(drafts, start=1):
+            if library.is_stopped() or not library.consume_token(token):
+                return
+            num_taken = number
+            _fill_one((library, line + number), bits)
+    finally:
+        library.rollback(num_taken)
+
+
+def _masks_of(job: Job | DraftJob) -> int:
+    return 1 + len(job[2]) if len(job) == 3 else 1

@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 
 from mini_infer_engine.structured.limits import MAX_WALL_S
 from mini_infer_engine.structured.proving.messages import WorkerEnd, receive_document, send_document
-from mini_infer_engine.structured.proving.worker import limit_this_process, prove
+from mini_infer_engine.structured.proving.worker import limit_this_process, prove, warm_up
 from mini_infer_process.logs import show_crashes
 
 READY = b"r"
@@ -94,13 +94,14 @@ class _Workers:
         """The forked process: it never returns."""
         try:
             _die_with_parent()
+            bytes_before = warm_up(self._tokenizer)
             limit_this_process()
             if (job := _receive_job(self._control)) is None:
                 os._exit(_CONTROL_CLOSED)
             socket.send_fds(parent, [b"j"], [job.fileno()])
             text = receive_document(job).decode()
             try:
-                proof = prove(self._tokenizer, text)
+                proof = prove(self._tokenizer, text, bytes_before)
             except MemoryError:
                 os.kill(os.getpid(), signal.SIGABRT)  # as where the library meets the limit
             send_document(job, msgspec.json.encode(proof))
@@ -155,6 +156,15 @@ def _die_with_parent() -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def _give_back_free_memory() -> None:
+    """Returns to the kernel what reading the tokenizer left free: a third of this process with 150,000 tokens.
+
+    Forks take a quarter less time then. Workers would also allocate from what is free, and measure no growth.
+    """
+    with contextlib.suppress(AttributeError):  # only glibc has it
+        _LIBC.malloc_trim(0)
+
+
 def main() -> None:
     """Run as `python -m mini_infer_engine.structured.proving.process FD`; started by prover.py alone."""
     show_crashes()  # of this process: a worker that dies says nothing, for its parent does
@@ -167,6 +177,7 @@ def main() -> None:
         return
     gc.collect()
     gc.freeze()  # or the first collection in a worker would copy every page of this process
+    _give_back_free_memory()
     control.sendall(READY)
     _Workers(control, tokenizer).serve()
 

@@ -16,7 +16,7 @@ from mini_infer_engine.core.grammars.compiler import GrammarCompiler
 from mini_infer_engine.core.request import Output, Request, SamplingParams
 from mini_infer_engine.dry.vocabulary import EOS_TOKEN_IDS, VOCAB_SIZE, dry_assets
 from mini_infer_engine.structured.grammar import Grammar, of_json_schema, of_regex
-from mini_infer_engine.structured.limits import MAX_KEPT_BYTES
+from mini_infer_engine.structured.limits import MAX_KEPT_BYTES, MAX_RUNNING_BYTES
 from mini_infer_engine.structured.params import GrammarRequest
 from mini_infer_engine.structured.thinking import within_budget
 from tests.support.random_runner import RandomRunner
@@ -111,6 +111,42 @@ def test_kept_grammars_are_bounded_by_their_bytes(monkeypatch: pytest.MonkeyPatc
     assert len(compiles) == 6, "those that fit are kept"
     grammars.compile(large[0]).result()
     assert len(compiles) == 7
+
+
+def test_grammars_of_requests_in_flight_are_bounded_by_their_bytes() -> None:
+    grammars, half = made(), MAX_RUNNING_BYTES // 2
+    first, second, third = (Grammar(of_regex(f"b{{{index + 1}}}").text, num_bytes=half) for index in range(3))
+    assert grammars.reserve(first)
+    assert grammars.reserve(second)
+    assert not grammars.reserve(third)
+    assert grammars.reserve(first), "it shares what is there"
+    grammars.release(first)
+    assert not grammars.reserve(third), "another request has the same grammar"
+    grammars.release(first)
+    assert grammars.reserve(third)
+    assert grammars.running_bytes == 2 * half
+
+
+def test_a_grammar_has_its_place_when_it_is_alone_and_larger_than_the_bound() -> None:
+    grammars = made()
+    assert grammars.reserve(Grammar(of_regex("b").text, num_bytes=2 * MAX_RUNNING_BYTES))
+
+
+def test_a_compiled_grammar_is_kept_when_a_request_in_flight_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiles: list[str] = []
+    compile_one = compiler_module._compiled
+    monkeypatch.setattr(
+        compiler_module, "_compiled", lambda tokenizer, text: compiles.append(text) or compile_one(tokenizer, text)
+    )
+    grammars = made()
+    running, *others = (Grammar(of_regex(f"c{{{index + 1}}}").text, num_bytes=MAX_KEPT_BYTES) for index in range(4))
+    assert grammars.reserve(running)
+    for grammar in [running, *others, running]:
+        grammars.compile(grammar).result()
+    assert compiles.count(running.text) == 1
+    assert grammars.kept_bytes <= MAX_KEPT_BYTES
+    grammars.release(running)
+    assert grammars.kept_bytes <= MAX_KEPT_BYTES
 
 
 def test_grammars_that_take_long_hold_up_no_others() -> None:

@@ -107,3 +107,81 @@ def test_a_mask_that_takes_too_long_costs_its_own_line(matchers: list[LLMatcher]
     faults = filler.fill(jobs, bits)
     assert list(faults) == [1]
     assert "of CPU" in faults[1]
+
+
+class _Drafted:
+    """A matcher that goes wrong at its first draft token, or is slow there."""
+
+    def __init__(self, *, is_slow: bool) -> None:
+        self._is_slow = is_slow
+        self._masks = 0
+
+    def unsafe_compute_mask_ptr(self, address: int, size: int) -> None:
+        self._masks += 1
+        if self._is_slow:
+            end = time.thread_time() + 1.2 * MAX_MASK_S
+            while time.thread_time() < end:
+                pass
+        elif self._masks == 2:
+            raise RuntimeError("a lock is poisoned\nand more")
+
+    def is_stopped(self) -> bool:
+        return False
+
+    def consume_token(self, token: int) -> bool:
+        return True
+
+    def rollback(self, count: int) -> bool:
+        return True
+
+
+def with_drafts(matchers: list[LLMatcher], line: int) -> tuple[Any, int, list[int]]:
+    return matchers[0].deep_copy(), line, [ord("1"), ord("2")]
+
+
+def masks_along(matcher: LLMatcher, drafts: list[int]) -> list[np.ndarray]:
+    output, found = matcher.deep_copy(), []
+    for token in [*drafts, None]:
+        found.append(np.frombuffer(output.compute_bitmask(), dtype=np.uint32))
+        if token is not None:
+            output.consume_token(token)
+    return found
+
+
+def test_a_matcher_that_raises_at_a_draft_costs_its_own_lines(matchers: list[LLMatcher]) -> None:
+    jobs: list[Any] = [with_drafts(matchers, 0), (_Drafted(is_slow=False), 3, [1]), with_drafts(matchers, 5)]
+    bits = np.zeros((8, words_of(VOCAB_SIZE)), dtype=np.uint32)
+    assert MaskFiller(1).fill_behind(jobs, bits) == {3: "RuntimeError: a lock is poisoned"}
+    for matcher, line, drafts in (jobs[0], jobs[2]):
+        assert all(map(np.array_equal, bits[line:], masks_along(matcher, drafts)))
+
+
+def test_drafts_whose_masks_take_too_long_cost_their_own_lines(
+    matchers: list[LLMatcher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filler = MaskFiller(1)
+    monkeypatch.setattr(filler._drafts, "_together", lambda jobs, bits: time.sleep(1.2 * MAX_MASK_S))
+    jobs: list[Any] = [with_drafts(matchers, 0), (_Drafted(is_slow=True), 3, [1])]
+    bits = np.zeros((5, words_of(VOCAB_SIZE)), dtype=np.uint32)
+    assert filler.fill_behind(jobs, bits) == {}
+    faults = filler.fill_behind(jobs, bits)
+    assert list(faults) == [3]
+    assert "of CPU" in faults[3]
+    assert all(map(np.array_equal, bits, masks_along(jobs[0][0], jobs[0][2])))
+
+
+@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize(("index", "text"), [(0, ""), (0, "12"), (0, "123456"), (1, "yes"), (2, "aaa")])
+def test_masks_of_drafts_are_the_same_when_they_are_filled_one_by_one(
+    matchers: list[LLMatcher], index: int, text: str, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matcher, drafts = matchers[index].deep_copy(), [*text.encode(), *(EOS_TOKEN_IDS[:1] if ends else ())]
+    drafts = drafts[: matcher.validate_tokens(drafts)]
+    shape = (len(drafts) + 1, words_of(VOCAB_SIZE))
+    together, alone = np.zeros(shape, dtype=np.uint32), np.zeros(shape, dtype=np.uint32)
+    MaskFiller(1).fill_behind([(matcher, 0, drafts)], together)
+    filler = MaskFiller(1)
+    monkeypatch.setattr(filler._drafts, "_was_slow", True)
+    assert filler.fill_behind([(matcher, 0, drafts)], alone) == {}
+    assert np.array_equal(together, alone)
+    assert matcher.compute_bitmask() == matchers[index].compute_bitmask(), "it has taken none of them"
