@@ -35,8 +35,38 @@ _LONGEST_WAIT_S = 0.005
 """For a grammar, while nothing else is to be done: the caller has sockets to look at."""
 
 
+class NoConstraints:
+    """Stands in for `Constraints` where there is no tokenizer: no output can be held to a grammar."""
+
+    are_supported = False
+    num_compiling = 0
+
+    def add(self, sequence: Sequence) -> None:
+        """Raises ValueError: requests with a grammar are refused before."""
+        raise ValueError(f"{sequence.request.request_id} has a grammar, and this engine has no tokenizer")
+
+    def forget(self, request_id: str) -> bool:
+        """Returns False: no request waits for its grammar."""
+        del request_id
+        return False
+
+    def take_ready(self, *, may_wait: bool) -> list[tuple[Sequence, str]]:
+        """Returns no sequences."""
+        del may_wait
+        return []
+
+    def masks(
+        self, step: Step, guesses: Mapping[int, Collection[int]] = NO_GUESSES
+    ) -> tuple[TokenMasks, list[tuple[Sequence, str]]]:
+        """Returns the masks of no rows."""
+        del step, guesses
+        return TokenMasks([], np.empty((0, 0), dtype=np.uint32)), []
+
+
 class Constraints:
     """All constrained sequences of one engine."""
+
+    are_supported = True
 
     def __init__(self, compiler: GrammarCompiler, eos_token_ids: Collection[int]) -> None:
         self._compiler = compiler

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -20,7 +21,7 @@ from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.config.options.speculation import speculation_of
 from mini_infer_engine.core.batch import Runner, RunnerLostError
 from mini_infer_engine.core.beam_search.group import BeamGroup, request_of_beams, rules_of
-from mini_infer_engine.core.constraints import NO_GUESSES, Constraints, has_constrained_rows
+from mini_infer_engine.core.constraints import NO_GUESSES, Constraints, NoConstraints, has_constrained_rows
 from mini_infer_engine.core.grammars.compiler import GrammarCompiler
 from mini_infer_engine.core.guarded_connector import FAULT, GuardedConnector
 from mini_infer_engine.core.kv_transfer import KVConnector, LayerProgress, NotReceived, Received
@@ -31,7 +32,7 @@ from mini_infer_engine.core.prefix_cache import PrefixCache
 from mini_infer_engine.core.request import Output, Request
 from mini_infer_engine.core.scheduler import Scheduler
 from mini_infer_engine.core.sequence import Sequence, State
-from mini_infer_engine.core.speculation.planner import SpeculationPlanner, may_speculate
+from mini_infer_engine.core.speculation.planner import NoSpeculation, SpeculationPlanner
 from mini_infer_engine.core.stats import EngineStats
 from mini_infer_engine.core.step import Step
 
@@ -43,6 +44,16 @@ MAX_KEPT_OUT_S = 60.0
 pages for as long as it lives, and a prompt must not wait for ever."""
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Turn:
+    """What one step has made and done so far."""
+
+    outputs: list[Output] = field(default_factory=list)
+    has_launched: bool = False
+    """A pass was launched, or one that is launched is still to be sampled."""
+    has_committed: bool = False
 
 
 class RunnerFailedError(RuntimeError):
@@ -79,7 +90,7 @@ class Engine:
         pool.check_fits(max_model_len)
         token_budget = settings.resolved().max_num_batched_tokens
         speculation = speculation_of(settings)
-        self._speculation: SpeculationPlanner | None = None
+        self._speculation: SpeculationPlanner | NoSpeculation = NoSpeculation()
         if speculation is not None and runner.max_speculative_rows:
             self._speculation = SpeculationPlanner(
                 speculation,
@@ -111,7 +122,7 @@ class Engine:
         """The last pass in flight has logits, and is to be sampled before another one is launched."""
         self._launches_ahead = settings.step_depth == 1 and self._num_stages == 1
         """The forward after a pass that was sampled within grammars is launched in the same step."""
-        self._constraints = None if grammars is None else Constraints(grammars, eos_token_ids)
+        self._constraints = NoConstraints() if grammars is None else Constraints(grammars, eos_token_ids)
         self._arrivals = 0
         self._record_events = record_events
         self._accepted: list[str] = []
@@ -162,14 +173,14 @@ class Engine:
             last_position=min(num_prompt + max_tokens, self._max_model_len) - 2,
             stops=stops,
             suppressed=tuple(sorted(stops)) if sampling.min_tokens else (),
-            speculates=self._speculation is not None and may_speculate(request),
+            speculates=self._speculation.speculates(request),
         )
         self._arrivals += 1
         if len(sequence.token_ids) > num_prompt and (reason := sequence.finish_reason(sequence.token_ids[-1])):
             self._ended_already.append(Output(request_id=request.request_id, token_ids=[], finish_reason=reason))
             return
         beams = None if rules is None else BeamGroup(sequence, rules, asked)
-        if sampling.grammar is None or self._constraints is None:
+        if sampling.grammar is None:
             self.scheduler.add(sequence)
         else:
             self._constraints.add(sequence)
@@ -190,7 +201,7 @@ class Engine:
         sampling = request.sampling
         if sampling.max_tokens is not None and sampling.max_tokens < 1:
             raise ValueError(f"request {request.request_id!r} has max_tokens {sampling.max_tokens}: ask for at least 1")
-        if sampling.grammar is not None and self._constraints is None:
+        if sampling.grammar is not None and not self._constraints.are_supported:
             raise ValueError(f"{sampling.grammar.param} needs a tokenizer, and this engine runs without: leave it out")
         if sampling.grammar is not None and request.beam_search is not None:
             raise ValueError(f"{sampling.grammar.param} does not go with use_beam_search: leave out one of them")
@@ -211,7 +222,7 @@ class Engine:
         """It gets no more rows."""
         if sequence.state is State.RECEIVING:
             self._transfers.cancel(sequence)
-        if self._constraints is None or not self._constraints.forget(sequence.request.request_id):
+        if not self._constraints.forget(sequence.request.request_id):
             self.scheduler.leave(sequence, State.FINISHED)
 
     @property
@@ -221,56 +232,73 @@ class Engine:
         return has_requests or self._transfers.has_news(time.monotonic())
 
     def step(self) -> list[Output]:
-        """Launch the next pass, then commit the one before it (depth 1), the same one (depth 0), or an older one.
+        """Runs one step: launches the next pass, then commits the one before it, and returns what it made.
 
-        What can only be planned once that is committed is launched after it, before its outputs are returned.
+        With `step_depth` 0 the same pass is committed. A pipeline of P stages has up to P - 1 passes more in flight.
         """
-        return self._transfers.divert(self._step())
+        turn = Turn()
+        self._take_in(turn)
+        if not turn.outputs:  # outputs that are known already wait for no launch, and for no pass in flight
+            self._launch_next(turn)
+            self._sample_within_grammars(turn)
+            self._commit_oldest(turn)
+            self._check_progress(turn)
+        return self._transfers.divert(turn.outputs)
 
-    def _step(self) -> list[Output]:
+    def _take_in(self, turn: Turn) -> None:
+        """Takes in what came since the last step: ended requests, other engines' messages, compiled grammars."""
         self._waits_for_peers = False
-        if self._ended_already:
-            outputs, self._ended_already = self._ended_already, []
-            return outputs
-        outputs = self._exchange() if self._transfers.is_present else []
-        if outputs:
-            return outputs  # first tokens from other engines wait for no launch, and for no pass on its way
-        if self._outputs.num_constrained:
-            self._admit_compiled()
-        if self._speculation is not None:
+        turn.outputs, self._ended_already = self._ended_already, []
+        if not turn.outputs and self._transfers.is_present:
+            turn.outputs = self._exchange()
+        if not turn.outputs:
+            if self._outputs.num_constrained:
+                self._admit_compiled()
             self._speculation.may_be_masked = self._outputs.num_constrained > 0
-        has_launched = self._waits_for_masks or self._launch_next(outputs)
-        if self._waits_for_masks:
-            outputs += self._sample_within_grammars(*self._in_flight[-1])
-            if self._launches_ahead and self._in_flight:
-                self._launch_next(outputs)  # the device goes on with it while the caller looks at outputs
-                if self._waits_for_masks:
-                    return outputs
-        if len(self._in_flight) > self._depth or (self._in_flight and not has_launched):
-            outputs += self._commit(*self._in_flight.popleft())
-            if self._outputs.sequences and not has_launched and not self._in_flight:
-                self._launch_next(outputs)  # what waited for the commit, as beams do, need not wait longer
-            return outputs
-        idle = not self._in_flight and not outputs and not self._num_compiling
-        self._waits_for_peers = idle and bool(self._outputs.sequences)
-        may_wait = self.scheduler.receiving or self._transfers.stats.pinned_pages
-        assert may_wait or not self._waits_for_peers, "requests are left and none can run: pages or slots leaked"
-        return outputs
 
-    def _launch_next(self, outputs: list[Output]) -> bool:
-        """Plan the next pass and launch it; what that makes goes to `outputs`. Whether anything was launched."""
+    def _launch_next(self, turn: Turn) -> None:
+        """Plans the next pass and launches it, unless the last one is still to be sampled within grammars."""
+        if self._waits_for_masks:
+            turn.has_launched = True
+            return
         planned = self.scheduler.plan()
         if planned.admitted:
             self._stats.count_admissions(planned, time.monotonic())
         for sequence in planned.receiving:
             self._transfers.receive(sequence)
         if planned.kept_out:
-            outputs += self._end_kept_out(planned.kept_out, time.monotonic())
-        before = len(self._in_flight)
-        outputs += self._launch(planned) if planned.batch.rows else []
-        has_launched = len(self._in_flight) > before
-        self._waits_for_masks = has_launched and planned.batch.waits_for_masks
-        return has_launched
+            turn.outputs += self._end_kept_out(planned.kept_out, time.monotonic())
+        if planned.batch.rows:
+            self._launch(planned, turn)
+
+    def _sample_within_grammars(self, turn: Turn) -> None:
+        """Has the last pass sampled, where its masks follow from tokens that are committed first.
+
+        The forward after it is then launched in the same step: the device goes on while the caller looks at outputs.
+        """
+        if self._waits_for_masks:
+            turn.outputs += self._sample(*self._in_flight[-1])
+            if self._launches_ahead and self._in_flight:
+                self._launch_next(turn)
+
+    def _commit_oldest(self, turn: Turn) -> None:
+        """Commits the oldest pass in flight if there are more than the depth allows, or if nothing was launched."""
+        is_due = len(self._in_flight) > self._depth or (self._in_flight and not turn.has_launched)
+        if not is_due or self._waits_for_masks:  # a pass that is launched ahead is sampled first
+            return
+        turn.has_committed = True
+        turn.outputs += self._commit(*self._in_flight.popleft())
+        if self._outputs.sequences and not turn.has_launched and not self._in_flight:
+            self._launch_next(turn)  # what waited for the commit, as beams do, need not wait longer
+
+    def _check_progress(self, turn: Turn) -> None:
+        """Notes if nothing can run before another engine has done something; without such a reason pages leaked."""
+        if self._in_flight or turn.outputs or turn.has_committed or self._constraints.num_compiling:
+            return
+        self._waits_for_peers = bool(self._outputs.sequences)
+        if self._waits_for_peers:
+            may_wait = self.scheduler.receiving or self._transfers.stats.pinned_pages
+            assert may_wait, "requests are left and none can run: pages or slots leaked"
 
     def _end_kept_out(self, kept_out: Iterable[Sequence], now_s: float) -> list[Output]:
         """End prompts that have waited too long for pages that other engines pin."""
@@ -344,8 +372,8 @@ class Engine:
         sequence.num_prefill = len(sequence.token_ids)  # the new token is the host's: it comes as a chunk of one
         return [output]
 
-    def _launch(self, step: Step) -> list[Output]:
-        """Launch a pass. Where that fails, its rows end with an error, which is returned; all else goes on."""
+    def _launch(self, step: Step, turn: Turn) -> None:
+        """Launches a pass. If that fails, its rows end with an error, and all else goes on."""
         if self._outputs.num_constrained:
             step.batch.waits_for_masks = has_constrained_rows(step)
         step.launched_s = time.monotonic()  # before: a CPU has computed the pass when the launch returns
@@ -357,17 +385,16 @@ class Engine:
             raise
         except Exception as error:
             self._unwind(step)
-            return self._fail(step.sequences, error)
+            turn.outputs += self._fail(step.sequences, error)
+            return
         self._in_flight.append((handle, step))
-        if self._speculation is not None:
-            step.kind = self._speculation.launched(step.batch)
+        step.kind = self._speculation.launched(step.batch)
         self.scheduler.launched(step)
         self._stats.count_launch(step)
-        return []
+        turn.has_launched, self._waits_for_masks = True, step.batch.waits_for_masks
 
     def _admit_compiled(self) -> None:
         """Sequences whose grammar is compiled get in line, or end if it cannot be, or if its output is complete."""
-        assert self._constraints is not None
         if not self._constraints.num_compiling:
             return
         is_idle = not (self._in_flight or self.scheduler.running or self.scheduler.waiting)
@@ -382,9 +409,8 @@ class Engine:
             else:
                 self.scheduler.add(sequence)
 
-    def _sample_within_grammars(self, handle: Any, step: Step) -> list[Output]:
+    def _sample(self, handle: Any, step: Step) -> list[Output]:
         """Commit what its rows follow, for its masks follow from those tokens, and have it sampled."""
-        assert self._constraints is not None
         self._waits_for_masks = False
         outputs = []
         while len(self._in_flight) > self._num_stages:  # the others in flight have none of the rows that sample here
@@ -416,11 +442,10 @@ class Engine:
         self._failed_passes, now_s = 0, time.monotonic()
         self.scheduler.unpin(step)
         self._rate.committed(step, now_s)
-        if self._speculation is not None:
-            # Passes follow each other on the device: one begins when it is launched, or when the one before has ended.
-            seconds = now_s - max(step.launched_s, self._last_commit_s)
-            self._last_commit_s = now_s
-            self._speculation.committed(step.kind, step.batch, step.sequences, result.tokens, seconds)
+        # Passes follow each other on the device: one begins when it is launched, or when the one before has ended.
+        seconds = now_s - max(step.launched_s, self._last_commit_s)
+        self._last_commit_s = now_s
+        self._speculation.committed(step.kind, step.batch, step.sequences, result.tokens, seconds)
         if self._transfers.is_present:
             self._give(step)
         return self._outputs.take(step, result)
@@ -459,8 +484,7 @@ class Engine:
                 self._runner.collect(handle)
             self._unwind(later)
         outputs = self._fail(list(self.scheduler.running), error)
-        if self.scheduler.cache is not None:
-            self.scheduler.cache.forget_all()
+        self.scheduler.cache.forget_all()
         return outputs
 
     def _unwind(self, step: Step) -> None:
@@ -492,17 +516,16 @@ class Engine:
         """Forgets what is cached of prompts. Returns False, and forgets nothing, while there is work."""
         if self.has_work:
             return False
-        if self.scheduler.cache is not None:
-            self.scheduler.cache.forget_all()
+        self.scheduler.cache.forget_all()
         return True
 
     def take_events(self) -> list[KVEvent]:
         """What changed in the prefix cache since the last call, in order."""
-        return self.scheduler.cache.take_events() if self.scheduler.cache is not None else []
+        return self.scheduler.cache.take_events()
 
     def snapshot(self) -> list[BlockStored]:
         """All cached blocks, parents first: the state after the events taken so far and those still to take."""
-        return self.scheduler.cache.snapshot() if self.scheduler.cache is not None else []
+        return self.scheduler.cache.snapshot()
 
     def load(self) -> LoadReport:
         """What there is to do, for gateways. `accepted` are the request ids added since the last call."""
@@ -526,9 +549,9 @@ class Engine:
         scheduler, speculation = self.scheduler, self._speculation
         return dataclasses.replace(
             self._stats,
-            drafts=0 if speculation is None else speculation.num_drafts,
-            draft_tokens=0 if speculation is None else speculation.num_draft_tokens,
-            accepted_tokens_by_position=[] if speculation is None else list(speculation.accepted_by_position),
+            drafts=speculation.num_drafts,
+            draft_tokens=speculation.num_draft_tokens,
+            accepted_tokens_by_position=list(speculation.accepted_by_position),
             running=len(scheduler.running),
             waiting=len(scheduler.waiting) + len(scheduler.receiving) + self._num_compiling,
             kv_usage=scheduler.pool.usage,
@@ -541,7 +564,7 @@ class Engine:
     @property
     def _num_compiling(self) -> int:
         """Requests whose grammar is being compiled: they wait, too."""
-        return 0 if self._constraints is None else self._constraints.num_compiling
+        return self._constraints.num_compiling
 
 
 def _failed(request_id: str, reason: str) -> Output:

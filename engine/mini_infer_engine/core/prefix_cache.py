@@ -49,12 +49,16 @@ class Hit:
 
 
 MISS = Hit(0, [], None)
+NEVER = 1 << 62
+"""A number of tokens that no sequence reaches."""
 _FEW_BLOCKS = 4
 """Blocks whose keys are computed all at once: the first key alone would be computed a second time with the others."""
 
 
 class PrefixCache:
     """Blocks by key and by page. It is the pool's `Contents`: what a page holds is forgotten when it is given away."""
+
+    is_present = True
 
     def __init__(self, num_pages: int, page_size: int, *, record_events: bool = True) -> None:
         if page_size % BLOCK_SIZE_TOKENS:
@@ -182,6 +186,42 @@ class PrefixCache:
     def snapshot(self) -> list[BlockStored]:
         """All that is cached now, parents before children (a parent always outlives its children)."""
         return chains(self._blocks.values())
+
+
+class NoPrefixCache:
+    """Stands in for a `PrefixCache` where prefix caching is off: nothing is found, remembered or reported."""
+
+    is_present = False
+
+    def match_length(self, sequence: Sequence) -> int:
+        """Returns 0 blocks."""
+        del sequence
+        return 0
+
+    def match(self, sequence: Sequence) -> Hit:
+        """Returns no pages."""
+        del sequence
+        return MISS
+
+    def publish(self, sequence: Sequence) -> None:
+        """Remembers nothing. The sequence has no block whose end is to be watched for."""
+        sequence.next_block_end = NEVER
+
+    def knows(self, page: int) -> bool:
+        """Returns False: no page has cached blocks."""
+        del page
+        return False
+
+    def forget_all(self) -> None:
+        """Forgets nothing, for nothing is known."""
+
+    def take_events(self) -> list[KVEvent]:
+        """Returns no events."""
+        return []
+
+    def snapshot(self) -> list[BlockStored]:
+        """Returns no blocks."""
+        return []
 
 
 def chains(blocks: Iterable[Block]) -> list[BlockStored]:

@@ -4,23 +4,19 @@ It plans on upper bounds: rows of launched passes count as computed though their
 sequence are given up only when no launched pass has a row of it. The scheduler knows no tokens' meaning and no runner.
 """
 
-import sys
 from array import array
 from bisect import bisect_left, insort
 from copy import copy
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
 from mini_infer_engine.core.batch import NO_SWAP, Batch, PageCopy, PageSwap, Row, SwapSpace
 from mini_infer_engine.core.page_allocator import PageAllocator
 from mini_infer_engine.core.pipeline_turns import PipelineTurns
-from mini_infer_engine.core.prefix_cache import MISS, Hit, PrefixCache
+from mini_infer_engine.core.prefix_cache import MISS, NEVER, Hit, NoPrefixCache, PrefixCache
 from mini_infer_engine.core.sequence import Sequence, State
+from mini_infer_engine.core.speculation.planner import NoSpeculation, SpeculationPlanner
 from mini_infer_engine.core.step import Step
-
-if TYPE_CHECKING:  # it plans over the same rows and sequences
-    from mini_infer_engine.core.speculation.planner import SpeculationPlanner
 
 HELD_BACK_LIMIT = 8
 """Waiting sequences that one plan passes over because a running one is computing what they need: bounds the search."""
@@ -28,7 +24,6 @@ HELD_BACK_LIMIT = 8
 HASHED_AHEAD = 512
 """Tokens of prompts on their way here whose keys are hashed in one step: about 0.1 ms."""
 
-_NEVER = sys.maxsize
 
 _order = attrgetter("order")
 
@@ -45,7 +40,7 @@ class Scheduler:
         token_budget: int,
         chunk_limit: int,
         swap_space: SwapSpace = NO_SWAP,
-        speculation: "SpeculationPlanner | None" = None,
+        speculation: SpeculationPlanner | NoSpeculation | None = None,
         num_stages: int = 1,
         chunk_alignment: int = 1,
     ) -> None:
@@ -53,7 +48,7 @@ class Scheduler:
         `chunk_alignment`, as far as a pass has room for so many tokens, or with their prompt.
         """
         self.pool = pool
-        self.cache = cache
+        self.cache = NoPrefixCache() if cache is None else cache
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.receiving: list[Sequence] = []
@@ -61,7 +56,7 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_swaps = 0
         """Preemptions whose pages went to main memory."""
-        self._speculation = speculation
+        self._speculation = NoSpeculation() if speculation is None else speculation
         self._swap_space = swap_space
         self._free_host_pages = list(range(swap_space.num_pages - 1, -1, -1))
         self._swapping: list[Sequence] = []
@@ -84,7 +79,7 @@ class Scheduler:
     def _expected_cached(self, sequence: Sequence) -> int:
         """Known tokens that a waiting sequence should find in the cache; looked up once, and only if asked."""
         if sequence.num_expected_cached is None:
-            num_blocks = 0 if self.cache is None or not sequence.may_hit else self.cache.match_length(sequence)
+            num_blocks = self.cache.match_length(sequence) if sequence.may_hit else 0
             sequence.num_expected_cached = num_blocks * BLOCK_SIZE_TOKENS
         return sequence.num_expected_cached
 
@@ -145,7 +140,7 @@ class Scheduler:
             sequence.state = State.SWAPPED if may_swap and self._swaps(sequence) else State.WAITING
         self._give_back(sequence)
         if goes_back:
-            sequence.num_expected_cached = sequence.num_computed if self.cache is not None else 0
+            sequence.num_expected_cached = sequence.num_computed if self.cache.is_present else 0
             insort(self.waiting, sequence, key=_order)
 
     def _give_back(self, sequence: Sequence) -> None:
@@ -164,8 +159,7 @@ class Scheduler:
         sequence.state = State.RUNNING
         sequence.num_received = max(0, num_tokens - sequence.num_computed)
         sequence.num_computed = max(num_tokens, sequence.num_computed)
-        if self.cache is not None:
-            self.cache.publish(sequence)
+        self.cache.publish(sequence)
 
     def not_received(self, sequence: Sequence) -> None:
         """Nothing came: it goes back in line, to be computed here, in other pages than those that may be written to."""
@@ -214,7 +208,7 @@ class Scheduler:
 
     def _may_write(self, page: int) -> bool:
         """Whether a page is its only user's to fill with something else: the prefix cache knows nothing of it."""
-        return self.pool.references[page] == 1 and (self.cache is None or not self.cache.knows(page))
+        return self.pool.references[page] == 1 and not self.cache.knows(page)
 
     def _share(self, fork: Sequence, source: Sequence, token_ids: "array[int]", num_shared: int) -> None:
         """What `fork` says of pages and tokens. Nobody but its group hits what follows, so that is not published."""
@@ -225,7 +219,7 @@ class Scheduler:
         fork.token_ids = token_ids
         fork.num_computed = num_shared
         fork.keys = source.keys[: num_shared // BLOCK_SIZE_TOKENS]
-        fork.next_block_end = _NEVER
+        fork.next_block_end = NEVER
         fork.only_known_tokens()
 
     def drop(self, member: Sequence) -> None:
@@ -278,8 +272,7 @@ class Scheduler:
                     budget -= self._plan_chunk(step, sequence, budget, computing)
         self._hash_ahead()
         self._plan_admissions(step, budget, computing)
-        if self._speculation is not None:
-            self._speculation.plan(step.batch, step.sequences, self.pool)
+        self._speculation.plan(step.batch, step.sequences, self.pool)
         if step.batch.rows:
             step.swapped, self._swapping = self._swapping, []
             step.batch.transfers.swap_out, self._swap_out = self._swap_out, []
@@ -289,10 +282,9 @@ class Scheduler:
         """The pass is on its way: what its prefill chunks compute can be hit by later passes."""
         if self._turns is not None:
             self._turns.launched(step)
-        if self.cache is not None:
-            for sequence in step.sequences[step.batch.num_decodes :]:
-                if sequence.num_computed >= sequence.next_block_end:
-                    self.cache.publish(sequence)
+        for sequence in step.sequences[step.batch.num_decodes :]:
+            if sequence.num_computed >= sequence.next_block_end:
+                self.cache.publish(sequence)
 
     def append(self, sequence: Sequence, token: int) -> None:
         """A sampled token is known: the block that is full by it can be hit as soon as a launched pass computes it."""
@@ -302,10 +294,7 @@ class Scheduler:
 
     def publish(self, sequence: Sequence) -> None:
         """The blocks of its known tokens that launched passes compute can be hit from now on."""
-        if self.cache is None:
-            sequence.next_block_end = _NEVER
-        else:
-            self.cache.publish(sequence)
+        self.cache.publish(sequence)
 
     def unpin(self, step: Step) -> None:
         """The pass is done: the sources of its copies may be given away.
@@ -415,7 +404,7 @@ class Scheduler:
         sequence.num_computed = end
         sequence.in_flight += 1
         block = start // BLOCK_SIZE_TOKENS
-        if self.cache is not None and (block + 1) * BLOCK_SIZE_TOKENS <= sequence.num_prefill:
+        if self.cache.is_present and (block + 1) * BLOCK_SIZE_TOKENS <= sequence.num_prefill:
             computing.add(sequence, block)
         return count
 
@@ -462,8 +451,7 @@ class Scheduler:
             if self._was_refused(sequence):
                 return
             is_swapped = sequence.state is State.SWAPPED
-            searches = self.cache is not None and sequence.may_hit and not is_swapped
-            hit = self.cache.match(sequence) if self.cache is not None and searches else MISS
+            hit = self.cache.match(sequence) if sequence.may_hit and not is_swapped else MISS
             if sequence.kv_source is not None:
                 self._prefer_own(sequence, hit)
             if sequence.kv_source is not None:
@@ -495,7 +483,7 @@ class Scheduler:
     def _is_being_received(self, sequence: Sequence) -> bool:
         """Whether another sequence receives all of its blocks, as copies of a prompt do: then it hits them soon."""
         num_tokens = len(sequence.token_ids) // BLOCK_SIZE_TOKENS * BLOCK_SIZE_TOKENS
-        if self.cache is None or not num_tokens or not sequence.may_hit:
+        if not self.cache.is_present or not num_tokens or not sequence.may_hit:
             return False
         # Tokens, not their keys: those are hashed while they are on their way.
         return any(
@@ -506,11 +494,11 @@ class Scheduler:
     @property
     def lacks_keys(self) -> bool:
         """Whether keys of what is on its way here can be hashed meanwhile."""
-        return self.cache is not None and any(sequence.lacks_keys for sequence in self.receiving)
+        return self.cache.is_present and any(sequence.lacks_keys for sequence in self.receiving)
 
     def _hash_ahead(self) -> None:
         """Keys of what is on its way, some in each step: hashed all at once they would delay others' next tokens."""
-        if self.cache is None:
+        if not self.cache.is_present:
             return
         waiting = next((sequence for sequence in self.receiving if sequence.lacks_keys), None)
         if waiting is not None:

@@ -18,6 +18,7 @@ from mini_infer_contract.blocks import root_key
 from mini_infer_engine.core.faults import FaultLog
 from mini_infer_engine.core.guarded_connector import FAULT
 from mini_infer_engine.core.kv_transfer import NO_TRANSFERS, KVTransferStats, LayerProgress, NotReceived, Received, Work
+from mini_infer_engine.core.prefix_cache import NoPrefixCache
 from mini_infer_engine.core.request import Output, Request
 from mini_infer_engine.core.scheduler import Scheduler
 from mini_infer_engine.core.sequence import Sequence
@@ -429,7 +430,7 @@ class TransferConnector:
 
     def _grant_prefix(self, asked: events.KVAsked) -> None:
         cache = self._scheduler.cache
-        if cache is None:
+        if isinstance(cache, NoPrefixCache):
             self._worker.do(events.Refuse(asked.key, "no_prefix_cache", "this engine has no prefix cache"))
             return
         pages, num_tokens = cache.longest(asked.token_ids, root_key(self._model_revision, salt=asked.cache_salt))

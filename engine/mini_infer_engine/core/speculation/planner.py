@@ -29,6 +29,38 @@ def may_speculate(request: Request) -> bool:
     return request.beam_search is None and not request.embeds
 
 
+class NoSpeculation:
+    """Stands in for a `SpeculationPlanner` where speculation is off: no pass guesses tokens."""
+
+    def __init__(self) -> None:
+        self.may_be_masked = False
+        self.num_drafts = self.num_draft_tokens = 0
+        self.accepted_by_position: list[int] = []
+
+    def speculates(self, request: Request) -> bool:
+        """Returns False: tokens are guessed for no request."""
+        del request
+        return False
+
+    def plan(self, batch: Batch, sequences: list[Sequence], pool: PageAllocator) -> None:
+        """Leaves the planned pass as it is."""
+
+    def launched(self, batch: Batch) -> PassKind | None:
+        """Returns None: nobody asks how long a pass of this kind takes."""
+        del batch
+        return None
+
+    def committed(
+        self,
+        kind: PassKind | None,
+        batch: Batch,
+        sequences: list[Sequence],
+        tokens: Collection[Collection[int]],
+        seconds: float,
+    ) -> None:
+        """Learns nothing from a pass."""
+
+
 class SpeculationPlanner:
     """Of one engine."""
 
@@ -62,6 +94,10 @@ class SpeculationPlanner:
         """Passes of this rest, so far and at most."""
         self._launched: list[PassKind | None] = []
         """Passes since the last commit."""
+
+    def speculates(self, request: Request) -> bool:
+        """Returns True if tokens may be guessed for a request."""
+        return may_speculate(request)
 
     def plan(self, batch: Batch, sequences: list[Sequence], pool: PageAllocator) -> None:
         """Give rows of a planned pass guesses, where that is possible and worth it."""
