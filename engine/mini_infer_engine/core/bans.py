@@ -1,10 +1,10 @@
-"""Tokens that would complete one of a request's `bad_words`, after tokens that are all known."""
+"""Finds the tokens that would complete one of a request's `bad_words`, after tokens that are all known."""
 
 from collections.abc import Sequence
 
 
 def completed_bans(words: Sequence[Sequence[int]], tokens: Sequence[int]) -> list[int]:
-    """The last tokens of those words (token sequences) whose other tokens are the last of `tokens`."""
+    """Returns the last token of each word (a token sequence) whose other tokens are the last of `tokens`."""
     return [
         last
         for *before, last in words
@@ -13,5 +13,5 @@ def completed_bans(words: Sequence[Sequence[int]], tokens: Sequence[int]) -> lis
 
 
 def longest_before(words: Sequence[Sequence[int]]) -> int:
-    """How many of the last tokens decide what may not follow."""
+    """Returns how many of the last tokens decide which tokens may not follow."""
     return max((len(word) - 1 for word in words), default=0)

@@ -1,9 +1,9 @@
-"""Sequences whose output is held to a grammar: their way into line, and the masks of a pass. Knows no device.
+"""Prepares sequences whose output must match a grammar, and computes the token masks of a pass. Knows no device.
 
-A grammar is compiled while its sequence waits outside the scheduler; it also waits there while the grammars of requests
-in flight take all memory that they may. Masks follow from the tokens before, so a pass with such rows goes as far as
-its logits until the pass before it is committed. Where the pass guesses tokens, the grammar is followed along the
-guesses, and taken back.
+A grammar is compiled while its sequence waits outside the scheduler. The sequence also waits there while the grammars
+of requests in flight use all memory that they may. Masks depend on the tokens before, so a pass with such rows stops at
+its logits until the pass before it is committed. Where the pass has draft tokens, the matcher advances along them and
+is rolled back.
 """
 
 import time
@@ -32,7 +32,7 @@ from mini_infer_engine.structured.grammar import Grammar
 NO_GUESSES: Mapping[int, Collection[int]] = MappingProxyType({})
 
 _LONGEST_WAIT_S = 0.005
-"""For a grammar, while nothing else is to be done: the caller has sockets to look at."""
+"""Longest wait for a grammar while there is nothing else to do: the caller has sockets to look at."""
 
 
 class NoConstraints:
@@ -106,7 +106,9 @@ class Constraints:
         return len(self._waiting) < num_waiting
 
     def take_ready(self, *, may_wait: bool) -> list[tuple[Sequence, str]]:
-        """Returns sequences whose grammar is compiled, each with what is wrong with it. May wait a moment."""
+        """Returns sequences whose grammar is compiled, each with an error message, empty if it has none. May wait a
+        moment.
+        """
         self._compile_waiting()
         if may_wait and self._compiling:
             wait([job for _, job in self._compiling.values()], _LONGEST_WAIT_S, FIRST_COMPLETED)
@@ -130,9 +132,10 @@ class Constraints:
     def masks(
         self, step: Step, guesses: Mapping[int, Collection[int]] = NO_GUESSES
     ) -> tuple[TokenMasks, list[tuple[Sequence, str]]]:
-        """Masks of the pass's constrained rows, all tokens before which are known; and rows that may choose none.
+        """Returns the masks of the pass's constrained rows, and sequences that may choose no token, with the reason.
 
-        `guesses`: of rows of the batch, each of which gets masks behind its guesses too, up to one that is forbidden.
+        All tokens before these rows are known. `guesses` has the draft tokens of rows of the batch: such a row also
+        gets a mask after each of its draft tokens, up to the first forbidden one.
         """
         pairs = zip(step.batch.rows, step.sequences, strict=True)
         asked = [
@@ -159,7 +162,9 @@ class Constraints:
         return TokenMasks(rows, bits, places, limits), failed
 
     def _masks_without_guesses(self, asked: "list[_Asked]") -> tuple[TokenMasks, list[tuple[Sequence, str]]]:
-        """One mask a row. The device may wait for them: only rows with rules cost Python's time."""
+        """Computes one mask a row. The device may be waiting for them, so Python time is spent only on rows that need
+        it.
+        """
         bits = self._lines(len(asked))
         faults = self._filler.fill([(one.matcher.library, line) for line, one in enumerate(asked)], bits)
         bits = self._cut(bits)
@@ -174,7 +179,9 @@ class Constraints:
         return TokenMasks([one.row for one in asked], bits), failed
 
     def _lines(self, count: int) -> np.ndarray:
-        """[count, words] uint32, in memory that the next call has again: a fresh half megabyte a step has its price."""
+        """Returns a [count, words] uint32 view of memory that the next call reuses: allocating half a megabyte a step
+        is costly.
+        """
         if count > len(self._bits):
             self._bits = np.empty((count, words_of(self._compiler.mask_tokens)), dtype=np.uint32)
         return self._bits[:count]
@@ -190,7 +197,7 @@ class Constraints:
         return cut
 
     def _compute(self, asked: "list[_Asked]", first: list[int], bits: np.ndarray) -> dict[int, str]:
-        """The library's masks, those of several rows at a time. Returns the lines that have none, and why."""
+        """Computes the library's masks of several rows at a time. Returns the lines that have none, with the reason."""
         faults: dict[int, str] = {}
         if plain := [(one.matcher.library, begin) for one, begin in zip(asked, first, strict=False) if not one.guesses]:
             faults = self._filler.fill(plain, bits)
@@ -202,7 +209,9 @@ class Constraints:
 
 
 class _Asked:
-    """One row's masks: of what follows its known tokens, and of what follows each guess that its grammar has there."""
+    """One row's masks: for the token after its known tokens, and for the token after each draft token that fits its
+    grammar.
+    """
 
     __slots__ = ("guesses", "has_rules", "matcher", "num_guessed", "row", "sequence")
 
@@ -216,9 +225,11 @@ class _Asked:
         self.guesses = known[: matcher.library.validate_tokens(known)] if known else []
 
     def restrict(self, bits: np.ndarray, fault: str = "") -> tuple[int, str]:
-        """Take from the masks [1 + guesses] what the request forbids. `fault` says why there are none.
+        """Removes the tokens that the request forbids from the masks [1 + guesses]. `fault` says why there are no
+        masks.
 
-        How many of the guesses may count, and why even the first token may be none; empty: it may be some.
+        Returns how many draft tokens may be accepted, and the reason why even the first token may not be chosen, which
+        is empty if some token may.
         """
         if fault:
             bits[:] = ~np.uint32(0)  # what is chosen here is thrown away
@@ -242,6 +253,6 @@ def _grammar_of(sequence: Sequence) -> Grammar:
 
 
 def has_constrained_rows(step: Step) -> bool:
-    """Whether a row of the pass samples within a grammar."""
+    """Returns True if a row of the pass samples within a grammar."""
     pairs = zip(step.batch.rows, step.sequences, strict=True)
     return any(sequence.matcher is not None and row.sampling is not None for row, sequence in pairs)

@@ -1,7 +1,7 @@
 """Continuous batching over any `Runner`: requests in, tokens out, one step at a time. No torch, no text, no sockets.
 
 With `step_depth` 1 the host plans and launches a pass before it knows the tokens of the one before; with 0 it waits.
-Both make the same tokens. With a pipeline of P stages, P - 1 passes more are in flight, of other sequences.
+Both generate the same tokens. A pipeline of P stages has P - 1 more passes in flight, of other sequences.
 """
 
 import dataclasses
@@ -37,11 +37,12 @@ from mini_infer_engine.core.stats import EngineStats
 from mini_infer_engine.core.step import Step
 
 MAX_FAILED_PASSES = 10
-"""Passes that fail one after the other before the device counts as broken, and the engine as lost."""
+"""Consecutive failed passes after which the device counts as broken, and the engine as lost."""
 
 MAX_KEPT_OUT_S = 60.0
-"""For which a prompt waits for pages that only transfers use before it ends with an error: a peer that hangs keeps its
-pages for as long as it lives, and a prompt must not wait for ever."""
+"""Seconds for which a prompt waits for pages that only transfers use, before it ends with an error. A peer that hangs
+keeps its pages for as long as it lives, and a prompt must not wait forever.
+"""
 
 logger = logging.getLogger(__name__)
 
@@ -57,13 +58,14 @@ class Turn:
 
 
 class RunnerFailedError(RuntimeError):
-    """No pass succeeds any more: only a new process, perhaps another device, can help."""
+    """Raised when passes keep failing: only a new process, perhaps another device, can help."""
 
 
 class Engine:
     """One runner, its page pool and all requests. Not thread-safe: one owner calls everything.
 
-    Who never calls `take_events` and `load` says so with `record_events=False`, or what they tell of piles up.
+    Pass `record_events=False` if you never drain `take_events()` and `load()`: both buffers grow without bound
+    otherwise.
     """
 
     def __init__(
@@ -78,9 +80,10 @@ class Engine:
         grammars: GrammarCompiler | None = None,
         chunk_alignment: int = 1,
     ) -> None:
-        """`grammars`: None where there is no tokenizer; then no output can be held to one.
+        """Creates an engine without requests. `grammars` is None without a tokenizer: then no output can be
+        constrained.
 
-        `chunk_alignment`: prompts are cut into chunks at multiples of so many tokens.
+        Prompts are cut into chunks at multiples of `chunk_alignment` tokens.
         """
         self._transfers = GuardedConnector(None)
         cache = None
@@ -119,26 +122,28 @@ class Engine:
         self._outputs = OutputProcessor(self.scheduler)
         self._in_flight: deque[tuple[Any, Step]] = deque()
         self._waits_for_masks = False
-        """The last pass in flight has logits, and is to be sampled before another one is launched."""
+        """True if the last pass in flight has only its logits, and must be sampled before another one is launched."""
         self._launches_ahead = settings.step_depth == 1 and self._num_stages == 1
-        """The forward after a pass that was sampled within grammars is launched in the same step."""
+        """True if the pass after one that was sampled within grammars is launched in the same step."""
         self._constraints = NoConstraints() if grammars is None else Constraints(grammars, eos_token_ids)
         self._arrivals = 0
         self._record_events = record_events
         self._accepted: list[str] = []
         self._ended_already: list[Output] = []
-        """Of requests that were resumed after their last token."""
+        """Final outputs that the next step returns, of requests that were complete before they ran."""
         self._waits_for_peers = False
-        """The last step could launch nothing, and the next one cannot before another engine has done something."""
+        """True if the last step could launch nothing, and the next one cannot before another engine has acted."""
         self._failed_passes = 0
-        """Since the last one that was committed."""
+        """Failed passes since the last one that was committed."""
         self._last_commit_s = 0.0
         self._stats = EngineStats()
         self._rate = PrefillRate()
 
     @property
     def kv_connector(self) -> KVConnector | None:
-        """Moves keys and values from and to other engines; who builds the engine sets it. None: nothing moves."""
+        """The connector that moves keys and values from and to other engines. Whoever builds the engine sets it. None:
+        no transfers.
+        """
         return self._transfers.connector
 
     @kv_connector.setter
@@ -146,9 +151,9 @@ class Engine:
         self._transfers = GuardedConnector(connector)
 
     def add(self, request: Request) -> None:
-        """Put a request in line.
+        """Queues a request.
 
-        ValueError: its id is in use, it is longer than the model allows, or the runner cannot do what it asks for.
+        Raises ValueError if its id is in use, if it is longer than the model allows, or if the runner cannot serve it.
         """
         self._waits_for_peers = False
         self._check(request)
@@ -189,7 +194,7 @@ class Engine:
             self._accepted.append(request.request_id)
 
     def _check(self, request: Request) -> None:
-        """ValueError: no engine with this model could serve it."""
+        """Raises ValueError if no engine with this model could serve the request."""
         num_prompt = len(request.prompt_token_ids)
         if request.request_id in self._outputs.sequences:
             raise ValueError(f"request id {request.request_id!r} is in use: choose another")
@@ -207,9 +212,9 @@ class Engine:
             raise ValueError(f"{sampling.grammar.param} does not go with use_beam_search: leave out one of them")
 
     def abort(self, request_id: str) -> None:
-        """Forget a request, within two steps, of a pipeline two for each stage; no output tells of it.
+        """Drops a request within two steps, in a pipeline within two for each stage. No output reports it.
 
-        An unknown id has ended already: no error.
+        An unknown id is no error: its request has ended already.
         """
         self._waits_for_peers = False
         sequence = self._outputs.forget(request_id)
@@ -219,7 +224,7 @@ class Engine:
                 self._transfers.drop(request_id)
 
     def _leave(self, sequence: Sequence) -> None:
-        """It gets no more rows."""
+        """Stops scheduling the sequence."""
         if sequence.state is State.RECEIVING:
             self._transfers.cancel(sequence)
         if not self._constraints.forget(sequence.request.request_id):
@@ -227,7 +232,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` has something to do."""
+        """True if `step` has something to do."""
         has_requests = bool(self._outputs.sequences or self._in_flight or self._ended_already)
         return has_requests or self._transfers.has_news(time.monotonic())
 
@@ -301,7 +306,7 @@ class Engine:
             assert may_wait, "requests are left and none can run: pages or slots leaked"
 
     def _end_kept_out(self, kept_out: Iterable[Sequence], now_s: float) -> list[Output]:
-        """End prompts that have waited too long for pages that other engines pin."""
+        """Ends prompts that have waited too long for pages that other engines pin."""
         outputs = []
         for sequence in kept_out:
             if sequence.kept_out_s is None:
@@ -319,7 +324,7 @@ class Engine:
         return waits and not self._transfers.has_news(time.monotonic())
 
     def _exchange(self) -> list[Output]:
-        """Take in what other engines have sent, and what they request. What raises costs its own request alone."""
+        """Processes what other engines have sent and requested. An exception fails only its own request."""
         work, outputs = self._transfers.take(time.monotonic(), self._rate.tokens_per_s), list[Output]()
         if self._record_events:
             self._accepted += work.accepted
@@ -336,7 +341,7 @@ class Engine:
         return outputs
 
     def _add_for_peer(self, request: Request) -> None:
-        """Put another engine's prompt in line, or tell that engine why not."""
+        """Queues another engine's prompt, or reports to that engine why it cannot be served."""
         try:
             self.add(request)
         except ValueError as error:
@@ -346,7 +351,7 @@ class Engine:
             self._transfers.accept_failed(request.request_id, f"this engine cannot read it ({type(error).__name__})")
 
     def _end_receiving(self, sequence: Sequence, event: Received | NotReceived) -> list[Output]:
-        """Go on with what came, or without it: then the prompt is computed here, or its request ends."""
+        """Continues a sequence after its transfer. If that failed, its prompt is computed here, or its request ends."""
         request_id, source = sequence.request.request_id, sequence.kv_source
         if isinstance(event, Received):
             try:
@@ -363,7 +368,7 @@ class Engine:
         return [Output(request_id=request_id, token_ids=[], kv_fallback=event.reason)]
 
     def _go_on_after(self, sequence: Sequence, event: Received) -> list[Output]:
-        """Its known tokens, or most of them, need not be computed here; the first new one may have come along."""
+        """Continues a sequence whose known tokens, or most of them, were received, perhaps with the first new token."""
         self.scheduler.received(sequence, event.num_tokens)
         sequence.num_cached = max(sequence.num_cached or 0, event.num_cached)
         if event.token_id is None:
@@ -373,7 +378,7 @@ class Engine:
         return [output]
 
     def _launch(self, step: Step, turn: Turn) -> None:
-        """Launches a pass. If that fails, its rows end with an error, and all else goes on."""
+        """Launches a pass. If that fails, its rows end with an error, and everything else continues."""
         if self._outputs.num_constrained:
             step.batch.waits_for_masks = has_constrained_rows(step)
         step.launched_s = time.monotonic()  # before: a CPU has computed the pass when the launch returns
@@ -394,7 +399,7 @@ class Engine:
         turn.has_launched, self._waits_for_masks = True, step.batch.waits_for_masks
 
     def _admit_compiled(self) -> None:
-        """Sequences whose grammar is compiled get in line, or end if it cannot be, or if its output is complete."""
+        """Queues sequences whose grammar is compiled. Ends those with an invalid grammar or a complete output."""
         if not self._constraints.num_compiling:
             return
         is_idle = not (self._in_flight or self.scheduler.running or self.scheduler.waiting)
@@ -410,7 +415,7 @@ class Engine:
                 self.scheduler.add(sequence)
 
     def _sample(self, handle: Any, step: Step) -> list[Output]:
-        """Commit what its rows follow, for its masks follow from those tokens, and have it sampled."""
+        """Commits the pass that this one follows, since its masks depend on those tokens, and has this one sampled."""
         self._waits_for_masks = False
         outputs = []
         while len(self._in_flight) > self._num_stages:  # the others in flight have none of the rows that sample here
@@ -452,7 +457,9 @@ class Engine:
 
     @staticmethod
     def _layer_teller(connector: GuardedConnector, step: Step) -> Callable[[LayerProgress], None] | None:
-        """Has the connector send on what this pass makes for other engines while it computes. None: nobody waits."""
+        """Returns a function by which the connector sends prompts of this pass to other engines layer by layer, or None
+        if no engine waits for them.
+        """
         batch = step.batch
         rows = zip(batch.rows[batch.num_decodes :], step.sequences[batch.num_decodes :], strict=True)
         given = [(sequence, row.start + row.count) for row, sequence in rows if connector.gives(sequence)]
@@ -466,16 +473,19 @@ class Engine:
         return tell
 
     def _give(self, step: Step) -> None:
-        """What this pass has made of prompts may go to other engines; before sequences end and pages with them."""
+        """Reports the prompt tokens that this pass computed to the connector, before sequences end and their pages are
+        freed.
+        """
         num_decodes = step.batch.num_decodes
         for row, sequence in zip(step.batch.rows[num_decodes:], step.sequences[num_decodes:], strict=True):
             if sequence.state is State.RUNNING:
                 self._transfers.computed(sequence, row.start + row.count)
 
     def _fail_all_running(self, step: Step, error: Exception) -> list[Output]:
-        """What a pass computed is unknown when its result cannot be had, and so is all that later passes made of it.
+        """Fails all running sequences: without this pass's result, all that it and later passes computed is unknown.
 
-        Nothing that is cached may be hit any more. What still waits, or was preempted, has lost nothing.
+        The prefix cache is emptied, since its contents are suspect. Sequences that wait or were preempted have lost
+        nothing.
         """
         self._unwind(step)
         while self._in_flight:
@@ -488,7 +498,7 @@ class Engine:
         return outputs
 
     def _unwind(self, step: Step) -> None:
-        """The pass will not be committed: let go of what it holds, and of what it was to bring to main memory."""
+        """Releases what a pass that will not be committed has pinned, and what it was to copy to main memory."""
         self.scheduler.unpin(step)
         self.scheduler.forget_swapped(step)
         for sequence in step.sequences:
@@ -497,7 +507,7 @@ class Engine:
                 self.scheduler.release(sequence, may_swap=False)
 
     def _fail(self, sequences: Iterable[Sequence], error: Exception) -> list[Output]:
-        """End these with an error, those that have ended already in silence."""
+        """Ends these sequences with an error. Sequences that have ended already get no output."""
         self._failed_passes += 1
         self._stats.failed_passes += 1
         logger.error("a forward pass fails, and the requests in it with it", exc_info=error)
@@ -513,22 +523,22 @@ class Engine:
         return outputs
 
     def reset_prefix_cache(self) -> bool:
-        """Forgets what is cached of prompts. Returns False, and forgets nothing, while there is work."""
+        """Empties the prefix cache. Returns False, and changes nothing, while there is work."""
         if self.has_work:
             return False
         self.scheduler.cache.forget_all()
         return True
 
     def take_events(self) -> list[KVEvent]:
-        """What changed in the prefix cache since the last call, in order."""
+        """Returns the changes of the prefix cache since the last call, in order."""
         return self.scheduler.cache.take_events()
 
     def snapshot(self) -> list[BlockStored]:
-        """All cached blocks, parents first: the state after the events taken so far and those still to take."""
+        """Returns all cached blocks, parents first: the state after the events taken so far and those still to take."""
         return self.scheduler.cache.snapshot()
 
     def load(self) -> LoadReport:
-        """What there is to do, for gateways. `accepted` are the request ids added since the last call."""
+        """Returns the current load, for gateways. Its `accepted` has the ids of requests added since the last call."""
         scheduler = self.scheduler
         accepted, self._accepted = self._accepted, []
         transfers = self._transfers.stats
@@ -545,7 +555,7 @@ class Engine:
         )
 
     def stats(self) -> EngineStats:
-        """Counters since the start, and gauges of this moment."""
+        """Returns counters since the start, and current gauges."""
         scheduler, speculation = self.scheduler, self._speculation
         return dataclasses.replace(
             self._stats,
@@ -563,7 +573,7 @@ class Engine:
 
     @property
     def _num_compiling(self) -> int:
-        """Requests whose grammar is being compiled: they wait, too."""
+        """Requests whose grammar is being compiled: they count as waiting."""
         return self._constraints.num_compiling
 
 

@@ -6,9 +6,9 @@ import time
 import msgspec
 
 _EVERY_S = 10.0
-"""Between two log lines about one place: whoever causes faults must not fill the disk with them."""
+"""Seconds between two log lines about one place: a peer that causes faults must not fill the disk with them."""
 _MAX_PLACES = 1000
-"""Places name peers, which come and go."""
+"""Most places that are remembered: they name peers, which come and go."""
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""What a committed pass made of each sequence, as outputs, and which requests still wait for their last one.
+"""Turns the result of a committed pass into outputs, and tracks which requests still wait for their last one.
 
 Knows neither passes nor runners. An output with a finish reason is the last of its request.
 """
@@ -19,25 +19,25 @@ if TYPE_CHECKING:  # with numpy and llguidance, which the HTTP process needs not
     from mini_infer_engine.core.grammars.matcher import GrammarMatcher
 
 Accept = Callable[[Sequence, Iterable[int], list[TokenLogprobs]], Output]
-"""`OutputProcessor._accept`, or the same within grammars."""
+"""The signature of `OutputProcessor._accept` and `_accept_within_grammar`."""
 
 
 class OutputProcessor:
-    """Of one engine."""
+    """The outputs of one engine's requests."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self.sequences: dict[str, Sequence] = {}
-        """Of requests that have not got their last output."""
+        """The sequences of requests that have not had their last output, by request id."""
         self._beam_groups: dict[str, BeamGroup] = {}
-        """Of those that search with beams."""
+        """The beam groups of requests with beam search, by request id."""
         self.num_constrained = 0
-        """Of `sequences`: those that are held to a grammar."""
+        """Number of `sequences` whose output must match a grammar."""
         self.num_tokens = 0
-        """In all outputs since the start."""
+        """Tokens in all outputs since the start."""
 
     def expect(self, sequence: Sequence, beams: BeamGroup | None) -> None:
-        """Its request gets outputs from now on."""
+        """Registers a sequence, whose request gets outputs from now on."""
         request = sequence.request
         self.sequences[request.request_id] = sequence
         self.num_constrained += request.sampling.grammar is not None
@@ -45,7 +45,7 @@ class OutputProcessor:
             self._beam_groups[request.request_id] = beams
 
     def forget(self, request_id: str) -> Sequence | None:
-        """Its request gets no more outputs. None: it has got its last one already."""
+        """Unregisters a request, which gets no more outputs. Returns its sequence, or None if it had ended already."""
         sequence = self.sequences.pop(request_id, None)
         if sequence is not None:
             self.num_constrained -= sequence.request.sampling.grammar is not None
@@ -53,12 +53,12 @@ class OutputProcessor:
         return sequence
 
     def end(self, sequence: Sequence) -> None:
-        """The output that is made of it now is its last, and it gets no more rows."""
+        """Ends a sequence: it gets no more rows, and the output that is being made is its last."""
         self.forget(sequence.request.request_id)
         self._scheduler.leave(sequence, State.FINISHED)
 
     def take(self, step: Step, result: PassResult) -> list[Output]:
-        """The outputs of a committed pass. Sequences that leave are released when their last row is in."""
+        """Returns the outputs of a committed pass. Leaving sequences are released when their last row is committed."""
         outputs: list[Output] = []
         num_tokens = 0
         running, finished = State.RUNNING, State.FINISHED
@@ -84,7 +84,7 @@ class OutputProcessor:
         return outputs
 
     def _accept_token(self, sequence: Sequence, token: int) -> Output:
-        """The same as `_accept` of one token without log probabilities, in fewer steps."""
+        """Does what `_accept` does for one token without log probabilities, faster."""
         token_ids = sequence.token_ids
         token_ids.append(token)
         if sequence.num_computed >= sequence.next_block_end:
@@ -94,7 +94,7 @@ class OutputProcessor:
         return Output(sequence.request.request_id, [token], sequence.num_cached or 0)
 
     def _accept_masked_token(self, sequence: Sequence, token: int) -> Output:
-        """The same as `_accept_within_grammar` of one token: masks of the next pass wait for it."""
+        """Does what `_accept_within_grammar` does for one token, faster: masks of the next pass wait for it."""
         matcher = sequence.matcher
         if matcher is None:
             return self._accept_token(sequence, token)
@@ -103,7 +103,7 @@ class OutputProcessor:
         return self._accept_token(sequence, token)
 
     def _accept(self, sequence: Sequence, tokens: Iterable[int], logprobs: list[TokenLogprobs]) -> Output:
-        """Append sampled tokens up to the first that ends the sequence; what was sampled after it is thrown away."""
+        """Appends sampled tokens up to the first that ends the sequence; those after it are discarded."""
         accepted: list[int] = []
         for token in tokens:
             self._scheduler.append(sequence, token)
@@ -113,7 +113,7 @@ class OutputProcessor:
         return Output(sequence.request.request_id, accepted, sequence.num_cached or 0, logprobs=logprobs)
 
     def _last_output(self, sequence: Sequence, tokens: list[int], logprobs: list[TokenLogprobs]) -> Output:
-        """The output of a sequence that ends with the last of these tokens."""
+        """Returns the output of a sequence that ends with the last of these tokens."""
         reason = sequence.finish_reason(tokens[-1])
         self.end(sequence)
         return Output(
@@ -127,14 +127,16 @@ class OutputProcessor:
         )
 
     def accept_received(self, sequence: Sequence, token: int, logprobs: list[TokenLogprobs]) -> Output:
-        """Append a token that another engine has sampled after it had computed the prompt."""
+        """Appends a token that another engine has sampled after computing the prompt."""
         self.num_tokens += 1
         return self._accept_within_grammar(sequence, [token], logprobs)
 
     def _accept_within_grammar(
         self, sequence: Sequence, tokens: Iterable[int], logprobs: list[TokenLogprobs]
     ) -> Output:
-        """The same up to the end of the sequence's grammar, where it has one: there the output is complete."""
+        """Appends sampled tokens as `_accept` does. If the sequence has a grammar, the output ends where the grammar
+        ends.
+        """
         matcher = sequence.matcher
         if matcher is None:
             return self._accept(sequence, tokens, logprobs)
@@ -146,7 +148,7 @@ class OutputProcessor:
         return self._ended_by_grammar(sequence, matcher, self._accept(sequence, taken, logprobs[: len(taken)]))
 
     def _ended_by_grammar(self, sequence: Sequence, matcher: "GrammarMatcher", output: Output) -> Output:
-        """The output as its last one, where the grammar has come to its end or cannot go on."""
+        """Marks the output as the last one if the grammar has come to its end or cannot continue."""
         if output.finish_reason is None and (matcher.error or matcher.has_ended):
             self.end(sequence)
         if matcher.error:
@@ -156,7 +158,7 @@ class OutputProcessor:
         return output
 
     def _told(self, sequence: Sequence, row: int, result: PassResult, accept: Accept) -> list[Output]:
-        """The outputs of a row that may tell more than tokens."""
+        """Returns the outputs of a row that may have results beside tokens."""
         outputs: list[Output] = []
         logprobs = result.logprobs.get(row)
         if row in result.prompt_logprobs:
@@ -171,7 +173,7 @@ class OutputProcessor:
         return outputs
 
     def _take_beam(self, sequence: Sequence, told: list[TokenLogprobs] | None) -> list[Output]:
-        """What may follow one beam of a search; None: it is still a prompt, computed in part."""
+        """Takes the candidates after one beam of a search, or None while only a part of its prompt is computed."""
         group = self._beam_groups.get(sequence.request.request_id)  # none of one that was preempted, and then aborted
         outputs = group.take(sequence, told[0], self._scheduler) if group is not None and told else []
         if outputs:
@@ -179,7 +181,7 @@ class OutputProcessor:
         return outputs
 
     def _embedded(self, sequence: Sequence, embedding: bytes) -> Output:
-        """All that a request for an embedding asks for is there; the token that was sampled is thrown away."""
+        """Ends a request for an embedding, which is now complete. The sampled token is discarded."""
         self.end(sequence)
         return Output(
             request_id=sequence.request.request_id,
@@ -191,7 +193,7 @@ class OutputProcessor:
         )
 
     def refused(self, sequence: Sequence, reason: str) -> Output:
-        """The last output of a request that asks for what cannot be done."""
+        """Returns the last output of a request that asks for what cannot be done."""
         request_id = sequence.request.request_id
         self.forget(request_id)
         return Output(request_id=request_id, token_ids=[], finish_reason="error", error=reason, is_refusal=True)

@@ -1,7 +1,7 @@
-"""The page pool: which pages are in use, by how many, and in what order unused ones are given away.
+"""Tracks which pages of the pool are in use, by how many users, and in what order unused ones are reused.
 
-It counts references and knows nothing of tokens, keys or sequences; whoever remembers what a page holds is its
-`Contents`.
+It counts references and knows nothing of tokens, keys or sequences; the component that knows what a page contains is
+its `Contents`.
 """
 
 from collections import Counter, OrderedDict
@@ -10,21 +10,21 @@ from typing import Protocol
 
 
 class PoolTooSmallError(ValueError):
-    """The page pool cannot hold one sequence of the model's length; the settings are at fault."""
+    """Raised when the page pool is too small for one sequence of the model's length; the settings are at fault."""
 
 
 class Contents(Protocol):
-    """What the pool asks of whoever knows the contents of pages."""
+    """The pool's interface to the component that knows the contents of pages."""
 
     def wants(self, page: int) -> bool:
-        """Whether a page that nobody uses any more should keep its contents for as long as possible."""
+        """Returns True if an unused page should keep its contents for as long as possible."""
 
     def forget(self, page: int) -> None:
-        """The page is about to get new contents."""
+        """Called when the page is about to get new contents."""
 
 
 class PageAllocator:
-    """Pages 0 .. num_pages - 1 with reference counts; free pages with wanted contents go in LRU order."""
+    """Pages 0 .. num_pages - 1 with reference counts; free pages with wanted contents are reused in LRU order."""
 
     def __init__(self, num_pages: int, page_size: int, contents: Contents | None = None) -> None:
         self.num_pages = num_pages
@@ -37,7 +37,7 @@ class PageAllocator:
 
     @property
     def num_free(self) -> int:
-        """Pages that `allocate` can hand out, blank or cached."""
+        """Pages that `allocate` can return, blank or cached."""
         return len(self._blank) + len(self._cached)
 
     @property
@@ -51,11 +51,11 @@ class PageAllocator:
         return 1 - self.num_free / self.num_pages
 
     def pages_for(self, num_tokens: int) -> int:
-        """Pages that hold this many tokens."""
+        """Returns the number of pages for this many tokens."""
         return -(-num_tokens // self.page_size)
 
     def check_fits(self, max_model_len: int) -> None:
-        """Raise PoolTooSmallError unless one sequence of the model's length fits: then none can be stuck for ever."""
+        """Raises PoolTooSmallError unless one sequence of the model's length fits: then none can be stuck forever."""
         capacity = self.num_pages * self.page_size
         if capacity < max_model_len:
             raise PoolTooSmallError(
@@ -65,7 +65,7 @@ class PageAllocator:
             )
 
     def allocate(self) -> int:
-        """A page of one's own: a blank one, else the least recently used. The caller knows that num_free > 0."""
+        """Returns a page with no other user: a blank one, or else the least recently used. Requires num_free > 0."""
         if self._blank:
             page = self._blank.pop()
         else:
@@ -76,17 +76,19 @@ class PageAllocator:
         return page
 
     def acquire(self, page: int) -> None:
-        """Use a page together with those who use it already, or bring a cached one back."""
+        """Adds a user to a page that is in use or cached."""
         if not self.references[page]:
             del self._cached[page]
         self.references[page] += 1
 
     def num_unused(self, pages: Sequence[int]) -> int:
-        """How many of these pages nobody uses."""
+        """Returns how many of these pages nobody uses."""
         return list(map(self.references.__getitem__, pages)).count(0)
 
     def acquire_all(self, pages: Sequence[int]) -> None:
-        """`acquire` of each, in one loop: a first token waits for it, and a long prompt has dozens of pages."""
+        """Calls `acquire` for each page, in one loop: a first token waits for it, and a long prompt has dozens of
+        pages.
+        """
         references = self.references
         for page in pages:
             if not references[page]:
@@ -94,11 +96,11 @@ class PageAllocator:
             references[page] += 1
 
     def release(self, page: int) -> None:
-        """Give up one use. The last one out leaves the page cached if its contents are wanted, else blank."""
+        """Removes a user. After the last one the page stays cached if its contents are wanted, or becomes blank."""
         self.release_all((page,))
 
     def release_all(self, pages: Iterable[int]) -> None:
-        """`release` of each, in this order: the first is given away first."""
+        """Calls `release` for each page, in this order: the first is reused first."""
         references, contents = self.references, self._contents
         for page in pages:
             references[page] -= 1
@@ -110,12 +112,12 @@ class PageAllocator:
                 self._blank.append(page)
 
     def pin(self, pages: Sequence[int]) -> None:
-        """Uses each of these pages for a transfer to or from another engine, together with whoever else uses it."""
+        """Adds a transfer to or from another engine as a user of each of these pages."""
         self.acquire_all(pages)
         self._pins.update(pages)
 
     def unpin(self, pages: Sequence[int]) -> None:
-        """Ends the use of these pages that began with `pin`. The last one is the first to be given away."""
+        """Removes the user that `pin` added from each of these pages. The last page is the first to be reused."""
         self._pins.subtract(pages)
         for page in pages:
             if not self._pins[page]:
@@ -124,10 +126,10 @@ class PageAllocator:
 
     @property
     def num_only_pinned(self) -> int:
-        """Pages that nothing but transfers uses: no sequence that ends or is preempted sets them free."""
+        """Pages that nothing but transfers uses: no sequence that ends or is preempted frees them."""
         return sum(self.references[page] == pins for page, pins in self._pins.items())
 
     def touch(self, page: int) -> None:
-        """Make a page the most recently used one, if it is free."""
+        """Makes a page the most recently used one, if it is free."""
         if page in self._cached:
             self._cached.move_to_end(page)

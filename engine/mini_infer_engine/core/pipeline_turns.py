@@ -1,9 +1,9 @@
-"""Which sequences decode in the next pass, where several passes are in flight at once because a pipeline has stages.
+"""Chooses which sequences decode in the next pass, where a pipeline's stages keep several passes in flight at once.
 
 A decode row's token is sampled by the last stage, long after the first one could have begun the next pass. So sequences
-take turns: each decodes in every P-th pass of P stages, and passes have equally many of them, as far as that goes. With
-too few sequences for that a pass follows the one before it: its first stage waits for the token, which is sooner there
-than the host would know of it. It knows neither pages nor budgets.
+take turns: each decodes in every P-th pass of P stages, and passes have as equal numbers of them as possible. With too
+few sequences for that, a pass depends on the one before it: its first stage waits for the token, which gets there
+sooner than through the host. It knows neither pages nor budgets.
 """
 
 from collections import deque
@@ -13,25 +13,25 @@ from mini_infer_engine.core.step import Step
 
 
 class PipelineTurns:
-    """Of one scheduler."""
+    """The turns of one scheduler's sequences."""
 
     def __init__(self, num_stages: int) -> None:
         self._num_stages = num_stages
         self._num_launched = 0
         self._in_flight: deque[tuple[int, Step]] = deque()
-        """Of launched passes that are not committed, the number and the plan."""
+        """Number and plan of each launched pass that is not committed."""
 
     def launched(self, step: Step) -> None:
-        """The pass is on its way."""
+        """Records that the pass is launched."""
         self._in_flight.append((self._num_launched, step))
         self._num_launched += 1
 
     def ended(self, step: Step) -> None:
-        """The pass is committed, or has failed."""
+        """Records that the pass is committed, or has failed."""
         self._in_flight = deque(pair for pair in self._in_flight if pair[1] is not step)
 
     def take(self, running: list[Sequence]) -> list[Sequence]:
-        """Those of the running sequences, in order, that the next pass may have: all that prefill, and some others."""
+        """Returns the running sequences that the next pass may have, in order: all that prefill, and some others."""
         resting = self._resting()
         decoding = [one for one in running if one.num_prefill <= one.num_computed <= one.last_position]
         most = -(-len(decoding) // self._num_stages)
@@ -42,7 +42,7 @@ class PipelineTurns:
         return [one for one in running if one in taken or one.num_computed < one.num_prefill]
 
     def _resting(self) -> set[Sequence]:
-        """Sequences whose newest token the first stage cannot have when it begins the next pass."""
+        """Returns the sequences whose newest token the first stage cannot have when it begins the next pass."""
         first = self._num_launched - self._num_stages + 1
         return {
             sequence
@@ -54,5 +54,5 @@ class PipelineTurns:
 
 
 def _may_follow_itself(sequence: Sequence) -> bool:
-    """Whether a row may be planned while one token before it is unknown: masks need all, bans all but one."""
+    """True if a row may be planned while one token before it is unknown: masks need all tokens, bans all but one."""
     return sequence.in_flight <= 1 and sequence.matcher is None

@@ -1,9 +1,9 @@
-"""Which blocks of sixteen tokens are in which pages: hits for new prompts, and the events that tell others.
+"""Tracks which blocks of sixteen tokens are in which pages: hits for new prompts, and events for other components.
 
-A key names a block and everything before it, so it fixes the block's offset in a page too. It is registered once for
-each page that holds it (a copy): Stored is told when the first copy appears, Removed when the last goes. A page holds
-its blocks in order and without gaps, so whoever has a page's later block has its earlier ones. Nothing here decides
-who runs; references are the pool's.
+A key names a block and everything before it, so it also fixes the block's offset in a page. It is registered once for
+each page that has it (a copy): Stored is emitted when the first copy appears, Removed when the last one goes. A page
+has its blocks in order and without gaps, so any user of a page's later block has its earlier ones. Nothing here decides
+which sequences run; references are the pool's.
 """
 
 from array import array
@@ -22,15 +22,15 @@ from mini_infer_engine.core.sequence import Sequence
 
 
 class Block(msgspec.Struct, eq=False, gc=False):
-    """A cached block and where it is."""
+    """A cached block and its pages."""
 
     key: bytes
     parent: bytes | None
     packed_tokens: bytes
-    """Four bytes a token, as `array("I")` holds them: a fifth of the memory of a tuple."""
+    """Token ids of four bytes each, as in an `array("I")`: a fifth of the memory of a tuple."""
     salt: str
     pages: list[int]
-    """Every page that holds it, first copy first."""
+    """All pages that contain it, first copy first."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -41,10 +41,10 @@ class Hit:
     pages: list[int]
     """Whole pages that can be shared."""
     tail_page: int | None
-    """The page that begins with the num_tokens % page_size tokens after them."""
+    """The page that begins with the num_tokens % page_size tokens after the whole pages."""
 
     def without_tail(self, page_size: int) -> "Hit":
-        """The whole pages alone."""
+        """Returns the hit of the whole pages alone."""
         return Hit(len(self.pages) * page_size, self.pages, None)
 
 
@@ -52,11 +52,11 @@ MISS = Hit(0, [], None)
 NEVER = 1 << 62
 """A number of tokens that no sequence reaches."""
 _FEW_BLOCKS = 4
-"""Blocks whose keys are computed all at once: the first key alone would be computed a second time with the others."""
+"""Number of blocks whose keys are computed all at once: a lookup of the first key alone would compute it twice."""
 
 
 class PrefixCache:
-    """Blocks by key and by page. It is the pool's `Contents`: what a page holds is forgotten when it is given away."""
+    """Cached blocks by key and by page. It is the pool's `Contents`: it forgets a page's blocks when that is reused."""
 
     is_present = True
 
@@ -71,7 +71,9 @@ class PrefixCache:
         self._changes: list[Block | list[bytes]] = []  # blocks that were stored, or keys that were removed together
 
     def match_length(self, sequence: Sequence) -> int:
-        """Blocks of the longest cached prefix. The last known token is left out: it has to be computed for logits."""
+        """Returns the blocks of the longest cached prefix, without the last known token, which must be computed for its
+        logits.
+        """
         blocks, keys = self._blocks, sequence.keys
         limit = (len(sequence.token_ids) - 1) // BLOCK_SIZE_TOKENS
         count = 0
@@ -87,10 +89,10 @@ class PrefixCache:
         return count
 
     def match(self, sequence: Sequence) -> Hit:
-        """The longest cached prefix and the pages that hold it; nothing is acquired.
+        """Returns the longest cached prefix and its pages, none of which is acquired.
 
-        A tail inside a page is worth a copy from one block on: moving 16 tokens is a few microseconds of memory
-        traffic on a device, computing them again is a pass through the model's layers.
+        A tail inside a page is worth a copy from one block on: moving 16 tokens is a few microseconds of memory traffic
+        on a device, computing them again is a pass through the model's layers.
         """
         count = self.match_length(sequence)
         step, blocks, keys = self._blocks_per_page, self._blocks, sequence.keys
@@ -99,9 +101,10 @@ class PrefixCache:
         return Hit(count * BLOCK_SIZE_TOKENS, pages, tail_page)
 
     def longest(self, token_ids: Items[int], root: bytes) -> tuple[list[int], int]:
-        """The pages that hold the longest cached prefix of any tokens, in order, and how many tokens; none is acquired.
+        """Returns the pages of the longest cached prefix of any tokens, in order, and its number of tokens. Acquires no
+        page.
 
-        The last page may hold only a beginning of what a page has room for.
+        The last page may be used only in part.
         """
         keys, count = block_keys(token_ids, root), 0
         while count < len(keys) and keys[count] in self._blocks:
@@ -111,9 +114,10 @@ class PrefixCache:
         return [self._blocks[keys[index]].pages[0] for index in last_of_pages], count * BLOCK_SIZE_TOKENS
 
     def publish(self, sequence: Sequence) -> None:
-        """Register the blocks that launched passes fill and whose tokens are known.
+        """Registers the blocks that launched passes fill and whose tokens are known.
 
-        Whoever hits them is launched later, so it runs after the pass that writes them, whatever becomes of the writer.
+        A sequence that hits them is launched later, so it runs after the pass that writes them, whatever becomes of the
+        writer.
         """
         begin = sequence.num_published
         end = min(sequence.num_computed, len(sequence.token_ids)) // BLOCK_SIZE_TOKENS
@@ -137,13 +141,13 @@ class PrefixCache:
         sequence.num_published = end
 
     def knows(self, page: int) -> bool:
-        """Whether blocks of the page can be hit."""
+        """Returns True if blocks of the page can be hit."""
         return bool(self._in_page[page])
 
     def wants(self, page: int) -> bool:
-        """Contents, for the pool: a page nobody uses is kept unless another page holds the same.
+        """Implements `Contents` for the pool: an unused page is kept unless another page has the same contents.
 
-        The other one counts as used now, so that it outlives the blocks that continue this one.
+        The other page counts as used now, so that it outlives the blocks that continue this one.
         """
         blocks = self._in_page[page]
         if not blocks:
@@ -156,7 +160,7 @@ class PrefixCache:
         return False
 
     def forget(self, page: int) -> None:
-        """Contents, for the pool: the page is about to get new contents."""
+        """Implements `Contents` for the pool: the page is about to get new contents."""
         gone = []
         for block in self._in_page[page]:
             block.pages.remove(page)
@@ -168,12 +172,14 @@ class PrefixCache:
             self._changes.append(gone)
 
     def forget_all(self) -> None:
-        """No page's contents can be relied on any more. Nothing may be running: who runs still counts on its blocks."""
+        """Forgets all blocks, because pages' contents cannot be relied on. Nothing may be running, as it would use its
+        blocks.
+        """
         for page in range(self.pool.num_pages):
             self.forget(page)
 
     def take_events(self) -> list[KVEvent]:
-        """What changed since the last call, in order."""
+        """Returns the changes since the last call, in order."""
         changes, self._changes = self._changes, []
         events: list[KVEvent] = []
         for are_stored, group in groupby(changes, lambda change: isinstance(change, Block)):
@@ -184,7 +190,7 @@ class PrefixCache:
         return events
 
     def snapshot(self) -> list[BlockStored]:
-        """All that is cached now, parents before children (a parent always outlives its children)."""
+        """Returns all blocks that are cached now, parents before children (a parent always outlives its children)."""
         return chains(self._blocks.values())
 
 
@@ -225,7 +231,7 @@ class NoPrefixCache:
 
 
 def chains(blocks: Iterable[Block]) -> list[BlockStored]:
-    """One event for each run of blocks that continue each other."""
+    """Returns one event for each run of blocks that continue each other."""
     runs: list[list[Block]] = []
     for block in blocks:
         if runs and block.parent == runs[-1][-1].key:
@@ -244,7 +250,7 @@ def chains(blocks: Iterable[Block]) -> list[BlockStored]:
 
 
 def _block_of(sequence: Sequence, index: int) -> Block:
-    """A block that no page holds yet."""
+    """Returns a block that is in no page yet."""
     keys, start = sequence.keys, index * BLOCK_SIZE_TOKENS
     tokens = sequence.token_ids[start : start + BLOCK_SIZE_TOKENS].tobytes()
     return Block(keys[index], keys[index - 1] if index else None, tokens, sequence.request.cache_salt, [])

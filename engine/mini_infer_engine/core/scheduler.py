@@ -1,7 +1,8 @@
-"""What runs in the next pass: decodes first, then prefill chunks, under one token budget; who waits, who is preempted.
+"""Plans the next pass: decodes first, then prefill chunks, under one token budget. Decides who waits and who is
+preempted.
 
 It plans on upper bounds: rows of launched passes count as computed though their tokens are not known yet. Pages of a
-sequence are given up only when no launched pass has a row of it. The scheduler knows no tokens' meaning and no runner.
+sequence are released only when no launched pass has a row of it. The scheduler knows no tokens' meaning and no runner.
 """
 
 from array import array
@@ -19,17 +20,17 @@ from mini_infer_engine.core.speculation.planner import NoSpeculation, Speculatio
 from mini_infer_engine.core.step import Step
 
 HELD_BACK_LIMIT = 8
-"""Waiting sequences that one plan passes over because a running one is computing what they need: bounds the search."""
+"""Most waiting sequences that one plan skips because a running one is computing what they need: bounds the search."""
 
 HASHED_AHEAD = 512
-"""Tokens of prompts on their way here whose keys are hashed in one step: about 0.1 ms."""
+"""Tokens of prompts in transfer whose keys are hashed in one step: about 0.1 ms."""
 
 
 _order = attrgetter("order")
 
 
 class Scheduler:
-    """Waiting and running sequences, both by `order`. The cache, where there is one, is that of the pool."""
+    """Waiting and running sequences, both sorted by `order`. If there is a cache, it is the pool's."""
 
     def __init__(
         self,
@@ -44,15 +45,17 @@ class Scheduler:
         num_stages: int = 1,
         chunk_alignment: int = 1,
     ) -> None:
-        """`num_stages`: of the pipeline that passes go through. Chunks of prompts end at multiples of
-        `chunk_alignment`, as far as a pass has room for so many tokens, or with their prompt.
+        """Creates a scheduler for passes through a pipeline of `num_stages` stages.
+
+        Prompt chunks end at multiples of `chunk_alignment` tokens, as far as a pass has room for so many, or with their
+        prompt.
         """
         self.pool = pool
         self.cache = NoPrefixCache() if cache is None else cache
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.receiving: list[Sequence] = []
-        """With slot and pages, and without rows until what they wait for has come."""
+        """Sequences with slot and pages that get no rows before their transfer has ended."""
         self.num_preemptions = 0
         self.num_swaps = 0
         """Preemptions whose pages went to main memory."""
@@ -61,7 +64,7 @@ class Scheduler:
         self._free_host_pages = list(range(swap_space.num_pages - 1, -1, -1))
         self._swapping: list[Sequence] = []
         self._swap_out: list[PageSwap] = []
-        """Of `_swapping`: what the next launched pass copies before anything may write to those pages."""
+        """Pages of `_swapping` that the next launched pass copies out before anything may write to them."""
         self._max_num_seqs = max_num_seqs
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
         self._token_budget = token_budget
@@ -72,23 +75,25 @@ class Scheduler:
 
     @property
     def num_queued_tokens(self) -> int:
-        """Known tokens that are not computed yet, less what waiting sequences should find in the cache."""
+        """Known tokens that are not computed yet, less those that waiting sequences should find in the cache."""
         waiting = sum(len(sequence.token_ids) - self._expected_cached(sequence) for sequence in self.waiting)
         return waiting + sum(max(0, sequence.num_prefill - sequence.num_computed) for sequence in self.running)
 
     def _expected_cached(self, sequence: Sequence) -> int:
-        """Known tokens that a waiting sequence should find in the cache; looked up once, and only if asked."""
+        """Returns the known tokens that a waiting sequence should find in the cache. It is looked up once, and only on
+        demand.
+        """
         if sequence.num_expected_cached is None:
             num_blocks = self.cache.match_length(sequence) if sequence.may_hit else 0
             sequence.num_expected_cached = num_blocks * BLOCK_SIZE_TOKENS
         return sequence.num_expected_cached
 
     def add(self, sequence: Sequence) -> None:
-        """Put a new sequence in line."""
+        """Queues a new sequence."""
         insort(self.waiting, sequence, key=_order)
 
     def check_group_fits(self, width: int, num_shared: int, num_tokens: int) -> None:
-        """ValueError: a group of so many sequences, which share their first tokens, could be stuck for ever."""
+        """Raises ValueError if a group of so many sequences, which share their first tokens, could be stuck forever."""
         if width > self._max_num_seqs:
             raise ValueError(f"n is {width}, and this engine runs {self._max_num_seqs} sequences at most: ask for less")
         num_pages = num_shared // self.pool.page_size
@@ -100,7 +105,7 @@ class Scheduler:
             )
 
     def leave(self, sequence: Sequence, why: State) -> None:
-        """Give a sequence no more rows, and take its pages as soon as no launched pass uses them.
+        """Gives a sequence no more rows, and releases its pages as soon as no launched pass uses them.
 
         `why` is PREEMPTED or FINISHED. A group leaves as a whole.
         """
@@ -127,9 +132,9 @@ class Scheduler:
             self.release(sequence)
 
     def release(self, sequence: Sequence, *, may_swap: bool = True) -> None:
-        """Take slot and pages from a leaving sequence; a preempted one goes back in line, by its old order.
+        """Releases slot and pages of a leaving sequence. A preempted one goes back in line, by its old order.
 
-        `may_swap`: its pages hold what they should, and may wait for it in main memory.
+        `may_swap` is True if its pages have valid contents, so that they may be kept in main memory.
         """
         self._free_slots.append(sequence.slot)
         goes_back = sequence.state is State.PREEMPTED and sequence.leads
@@ -144,7 +149,7 @@ class Scheduler:
             insort(self.waiting, sequence, key=_order)
 
     def _give_back(self, sequence: Sequence) -> None:
-        """Take it out of those that run, and take its pages; its slot is the caller's to give away."""
+        """Removes a sequence from the running ones and releases its pages. The caller reuses its slot."""
         _remove(self.running, sequence)
         self.pool.release_all(reversed(sequence.pages))  # the end of a prefix is the first to be evicted
         sequence.slot = -1
@@ -154,7 +159,7 @@ class Scheduler:
         sequence.forked_page = None
 
     def received(self, sequence: Sequence, num_tokens: int) -> None:
-        """Keys and values of its first `num_tokens` tokens are in its pages: it runs from here on."""
+        """Runs a sequence from now on: its pages have received the keys and values of its first `num_tokens` tokens."""
         self._end_receiving(sequence)
         sequence.state = State.RUNNING
         sequence.num_received = max(0, num_tokens - sequence.num_computed)
@@ -162,7 +167,9 @@ class Scheduler:
         self.cache.publish(sequence)
 
     def not_received(self, sequence: Sequence) -> None:
-        """Nothing came: it goes back in line, to be computed here, in other pages than those that may be written to."""
+        """Puts a sequence that received nothing back in line. It is computed here in other pages, as the old ones may
+        still be written to.
+        """
         self._end_receiving(sequence)
         sequence.state = State.WAITING
         self._free_slots.append(sequence.slot)
@@ -175,10 +182,11 @@ class Scheduler:
         insort(self.running, sequence, key=_order)
 
     def fork(self, source: Sequence, token_ids: "array[int]", num_shared: int) -> Sequence:
-        """A new member of the group of `source`, which runs: it has the first `num_shared` tokens in common with it.
+        """Adds a member to the group of `source`, which runs. It has the first `num_shared` tokens in common with
+        `source`.
 
-        Full pages are shared from now on. The one after them is copied before the next chunk, which computes the rest
-        of `token_ids`; until that has been launched `source` must stay.
+        Full pages are shared from now on. The page after them is copied before the next chunk, which computes the rest
+        of `token_ids`; `source` must stay until that chunk has been launched.
         """
         group = source.group
         assert group is not None
@@ -192,10 +200,11 @@ class Scheduler:
         return fork
 
     def move(self, member: Sequence, source: Sequence, token_ids: "array[int]", num_shared: int) -> Sequence:
-        """As if a member of the group, none of whose rows is in flight, were dropped, and `source` forked; returns it.
+        """Replaces a member of a group by a fork of `source`, and returns it. None of the member's rows may be in
+        flight.
 
-        It keeps its slot, its place among those that run and, to be copied into, the page that only it uses: so most
-        moves leave its page table as a runner's device has it.
+        It keeps its slot, its place among the running sequences and, as target of the copy, the page that only it uses.
+        So most moves leave its page table as a runner's device has it.
         """
         assert not member.in_flight
         pages = member.pages
@@ -207,11 +216,13 @@ class Scheduler:
         return member
 
     def _may_write(self, page: int) -> bool:
-        """Whether a page is its only user's to fill with something else: the prefix cache knows nothing of it."""
+        """True if only one sequence uses the page, and the prefix cache knows nothing of it, so that it may be
+        overwritten.
+        """
         return self.pool.references[page] == 1 and not self.cache.knows(page)
 
     def _share(self, fork: Sequence, source: Sequence, token_ids: "array[int]", num_shared: int) -> None:
-        """What `fork` says of pages and tokens. Nobody but its group hits what follows, so that is not published."""
+        """Sets pages and tokens of `fork`. Only its group can hit what follows, so its blocks are not published."""
         num_pages = num_shared // self.pool.page_size
         fork.pages = source.pages[:num_pages]
         self.pool.acquire_all(fork.pages)
@@ -223,7 +234,7 @@ class Scheduler:
         fork.only_known_tokens()
 
     def drop(self, member: Sequence) -> None:
-        """End a member of a group, none of whose rows is in flight; the group keeps its slot."""
+        """Ends a member of a group. None of its rows may be in flight. The group keeps its slot."""
         assert member.group is not None
         assert not member.in_flight
         member.group.free_slots.append(member.slot)
@@ -231,7 +242,9 @@ class Scheduler:
         self._give_back(member)
 
     def _swaps(self, sequence: Sequence) -> bool:
-        """Have the next pass bring its pages to main memory, where there is room and computing them costs more."""
+        """Has the next pass copy a sequence's pages to main memory, if there is room and recomputing them would cost
+        more.
+        """
         tokens, space = sequence.num_computed, self._swap_space
         num_pages = self.pool.pages_for(tokens)
         costs_more = tokens * space.compute_s_per_token > 2 * tokens * space.swap_s_per_token
@@ -249,14 +262,14 @@ class Scheduler:
         sequence.host_pages = []
 
     def forget_swapped(self, step: Step) -> None:
-        """What this pass was to bring to main memory is not there: it is computed again."""
+        """Marks what a failed pass was to copy to main memory as missing, so that it is recomputed."""
         for sequence in step.swapped:
             if sequence.state is State.SWAPPED:
                 self._drop_host_pages(sequence)
                 sequence.state = State.WAITING
 
     def plan(self) -> Step:
-        """The next pass; without rows if nothing can run before a launched pass is committed."""
+        """Returns the next pass, which has no rows if nothing can run before a launched pass is committed."""
         step = Step(Batch([], 0))
         budget, prefills = self._plan_decodes(step)
         computing = _Computing()
@@ -279,7 +292,7 @@ class Scheduler:
         return step
 
     def launched(self, step: Step) -> None:
-        """The pass is on its way: what its prefill chunks compute can be hit by later passes."""
+        """Publishes what the prefill chunks of a launched pass compute: later passes can hit it."""
         if self._turns is not None:
             self._turns.launched(step)
         for sequence in step.sequences[step.batch.num_decodes :]:
@@ -287,26 +300,27 @@ class Scheduler:
                 self.cache.publish(sequence)
 
     def append(self, sequence: Sequence, token: int) -> None:
-        """A sampled token is known: the block that is full by it can be hit as soon as a launched pass computes it."""
+        """Appends a sampled token. A block that it completes can be hit as soon as a launched pass computes it."""
         sequence.token_ids.append(token)
         if sequence.num_computed >= sequence.next_block_end:
             self.publish(sequence)
 
     def publish(self, sequence: Sequence) -> None:
-        """The blocks of its known tokens that launched passes compute can be hit from now on."""
+        """Publishes the blocks of known tokens that launched passes compute: they can be hit from now on."""
         self.cache.publish(sequence)
 
     def unpin(self, step: Step) -> None:
-        """The pass is done: the sources of its copies may be given away.
+        """Releases the sources of a finished pass's copies.
 
-        Before any of its sequences leaves: the pages before a source, which those hold, are to be evicted after it.
+        Call it before any of its sequences leaves: the pages before a source, which those use, are to be evicted after
+        it.
         """
         self.pool.release_all(step.pinned_pages)
         if self._turns is not None:
             self._turns.ended(step)
 
     def _plan_decodes(self, step: Step) -> tuple[int, list[Sequence]]:
-        """One row for each sequence that decodes. Returns the budget left and the sequences that still prefill."""
+        """Plans a row for each sequence that decodes. Returns the budget left and the sequences that still prefill."""
         rows, sequences, prefills = step.batch.rows, step.sequences, []
         budget, page_size = self._token_budget, self.pool.page_size
         running = State.RUNNING
@@ -336,7 +350,9 @@ class Scheduler:
         return budget, prefills
 
     def _grow(self, sequence: Sequence) -> bool:
-        """One more page, by preempting the last in order if there is none; False: the sequence sits this pass out."""
+        """Adds a page, preempting the last sequence in order if none is free. Returns False if the sequence sits this
+        pass out.
+        """
         while not self.pool.num_free:
             if any(other.is_leaving for other in self.running):
                 return False  # pages come with the next commit
@@ -348,7 +364,9 @@ class Scheduler:
         return True
 
     def _has_room(self, step: Step, sequence: Sequence) -> bool:
-        """Pages for the next chunk of a group's member, and what it shares of another's page; False: it sits out."""
+        """Allocates pages for the next chunk of a group's member, and has a shared page copied. Returns False if it
+        sits out.
+        """
         pool, start = self.pool, sequence.num_computed
         while len(sequence.pages) * pool.page_size < sequence.num_prefill:
             if not self._grow(sequence):
@@ -362,9 +380,10 @@ class Scheduler:
         return True
 
     def _plan_chunk(self, step: Step, sequence: Sequence, budget: int, computing: "_Computing") -> int:
-        """The next chunk of a prefill. Returns its tokens, notes in `computing` the block that it fills first.
+        """Plans the next chunk of a prefill. Returns its number of tokens, and records the block that it fills first in
+        `computing`.
 
-        Returns 0, and plans nothing, where there is no room for tokens up to the next multiple of the alignment.
+        Returns 0, and plans nothing, if there is no room for tokens up to the next multiple of the alignment.
         """
         start = sequence.num_computed
         count = min(sequence.num_prefill - start, budget, self._chunk_limit)
@@ -420,7 +439,9 @@ class Scheduler:
 
     @staticmethod
     def _plan_next_token(step: Step, sequence: Sequence) -> int:
-        """The same of a beam whose newest token alone is to be computed, in fewer steps: beams exclude no tokens."""
+        """Plans the row of a beam of which only the newest token is to be computed. Faster than a chunk: beams exclude
+        no tokens.
+        """
         start, request = sequence.num_computed, sequence.request
         token_ids, output_index = sequence.token_ids[start:], start + 1 - sequence.num_prompt
         step.batch.rows.append(
@@ -441,9 +462,9 @@ class Scheduler:
         return 1
 
     def _plan_admissions(self, step: Step, budget: int, computing: "_Computing") -> None:
-        """Let waiting sequences in, in order; none overtakes one that lacks pages, or the long ones would starve.
+        """Admits waiting sequences in order. None overtakes one that lacks pages, or long ones would starve.
 
-        One that waits for pages that other engines pin is overtaken: those pages come back whatever runs here.
+        A sequence that waits for pages that other engines pin is overtaken: those pages come back whatever runs here.
         """
         index = 0
         while budget and self._free_slots and index < len(self.waiting) and index < HELD_BACK_LIMIT:
@@ -476,12 +497,12 @@ class Scheduler:
                 return
 
     def _prefer_own(self, sequence: Sequence, hit: Hit) -> None:
-        """What is missing beside the cached pages is less than a page: it is computed sooner than it would come."""
+        """Cancels a transfer if all but less than a page is cached: computing the rest is faster."""
         if len(sequence.token_ids) - hit.without_tail(self.pool.page_size).num_tokens <= self.pool.page_size:
             sequence.kv_source = None
 
     def _is_being_received(self, sequence: Sequence) -> bool:
-        """Whether another sequence receives all of its blocks, as copies of a prompt do: then it hits them soon."""
+        """True if another sequence with the same prompt receives all of its blocks, so that it will hit them soon."""
         num_tokens = len(sequence.token_ids) // BLOCK_SIZE_TOKENS * BLOCK_SIZE_TOKENS
         if not self.cache.is_present or not num_tokens or not sequence.may_hit:
             return False
@@ -493,11 +514,11 @@ class Scheduler:
 
     @property
     def lacks_keys(self) -> bool:
-        """Whether keys of what is on its way here can be hashed meanwhile."""
+        """True if keys of prompts in transfer can be hashed meanwhile."""
         return self.cache.is_present and any(sequence.lacks_keys for sequence in self.receiving)
 
     def _hash_ahead(self) -> None:
-        """Keys of what is on its way, some in each step: hashed all at once they would delay others' next tokens."""
+        """Hashes some keys of prompts in transfer in each step: all at once they would delay others' next tokens."""
         if not self.cache.is_present:
             return
         waiting = next((sequence for sequence in self.receiving if sequence.lacks_keys), None)
@@ -510,21 +531,23 @@ class Scheduler:
         return num_needed > self.pool.num_pages - self.pool.num_only_pinned
 
     def _was_refused(self, sequence: Sequence) -> bool:
-        """Whether it lacked pages before and nothing got better: saves the search for its prefix in every step."""
+        """True if it lacked pages before and nothing has improved since: saves a prefix lookup in every step."""
         if self._refused is None:
             return False
         refused, num_free, num_running = self._refused
         return refused is sequence and self.pool.num_free <= num_free and len(self.running) == num_running
 
     def _is_being_computed(self, sequence: Sequence, hit: Hit, computing: "_Computing") -> bool:
-        """Whether a row of this very pass computes the block that the sequence lacks first: one pass later it hits."""
+        """True if a row of this pass computes the first block that the sequence lacks, so that it will hit it one pass
+        later.
+        """
         block = hit.num_tokens // BLOCK_SIZE_TOKENS
         if not computing or (block + 1) * BLOCK_SIZE_TOKENS >= len(sequence.token_ids):
             return False
         return computing.includes(sequence.key(block))
 
     def _place(self, step: Step, sequence: Sequence, hit: Hit) -> bool:
-        """Slot and pages for all known tokens and the next one; False: there are not enough free slots or pages."""
+        """Allocates a slot and pages for all known tokens and the next one. Returns False if too few are free."""
         if sequence.num_slots > len(self._free_slots):
             return False
         pool = self.pool
@@ -561,9 +584,9 @@ class Scheduler:
         return True
 
     def _headroom(self) -> int:
-        """Free pages that an admission must leave: sixteen more tokens for each running sequence.
+        """Returns the free pages that an admission must leave: sixteen more tokens for each running sequence.
 
-        Without it the newcomer would be preempted a few steps later, and its prefill would have been for nothing.
+        Without them the newcomer would be preempted a few steps later, and its prefill would have been for nothing.
         """
         return self.pool.pages_for(len(self.running) * BLOCK_SIZE_TOKENS)
 
@@ -573,9 +596,10 @@ def _remove(ordered: list[Sequence], sequence: Sequence) -> None:
 
 
 class _Computing:
-    """The block that each prompt chunk of a pass fills first. A key is computed once somebody else may want the block.
+    """The block that each prompt chunk of a pass fills first. Keys are computed once another sequence may want the
+    block.
 
-    Alone in its pass, a new prompt does not wait for its keys.
+    A new prompt that is alone in its pass does not wait for its keys.
     """
 
     __slots__ = ("_chunks", "_keys")
@@ -588,11 +612,11 @@ class _Computing:
         return bool(self._chunks or self._keys)
 
     def add(self, sequence: Sequence, block: int) -> None:
-        """A chunk of this sequence begins in this block, and fills it."""
+        """Records that a chunk of this sequence begins in this block, and fills it."""
         self._chunks.append((sequence, block))
 
     def includes(self, key: bytes) -> bool:
-        """Whether some chunk fills the block of this key."""
+        """Returns True if some chunk fills the block with this key."""
         self._keys.update(sequence.key(block) for sequence, block in self._chunks)
         self._chunks.clear()
         return key in self._keys

@@ -1,4 +1,4 @@
-"""One request on its way through the scheduler: its tokens, its pages, how far it has been computed. No decisions."""
+"""Defines a request's state in the scheduler: its tokens, its pages, and how much of it is computed. No decisions."""
 
 from array import array
 from dataclasses import dataclass, field
@@ -13,20 +13,20 @@ if TYPE_CHECKING:  # with numpy and llguidance, which the HTTP process needs not
 
 
 class State(Enum):
-    """Where a sequence is on its way through the scheduler."""
+    """States of a sequence in the scheduler."""
 
     WAITING = "waiting"
     """In line, without slot and pages."""
     SWAPPED = "swapped"
     """In line, with its keys and values in main memory."""
     RECEIVING = "receiving"
-    """It has a slot and pages, which another engine's keys and values are on their way to; it gets no rows."""
+    """It has a slot and pages, into which another engine's keys and values are being transferred; it gets no rows."""
     RUNNING = "running"
     """It has a slot and pages, and gets rows."""
     PREEMPTED = "preempted"
     """It gets no more rows, loses its pages as soon as no launched pass uses them, and goes back in line."""
     FINISHED = "finished"
-    """The same, for good."""
+    """It gets no more rows, and loses its pages as soon as no launched pass uses them, for good."""
     ENDED = "ended"
     """It has given back everything that it had."""
 
@@ -35,28 +35,28 @@ class State(Enum):
 class SequenceGroup:
     """Sequences of one request that share pages. They are admitted and preempted together.
 
-    Only the first is ever in line: the others fork from it when it has been computed.
+    Only the first is ever in line: the others are forked from it when it has been computed.
     """
 
     num_slots: int
-    """That it has from admission on."""
+    """Slots that the group has from admission on."""
     members: "list[Sequence]" = field(default_factory=list)
     free_slots: list[int] = field(default_factory=list)
-    """Of its slots, those without a member."""
+    """Slots of the group that have no member."""
     num_forks: int = 0
-    """Since its beginning."""
+    """Forks since the group was created."""
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request and its state. `num_computed` counts what has been launched; the rest counts what is known."""
+    """A request and its state. `num_computed` counts launched passes too; the other counts are of known tokens."""
 
     request: Request
     order: tuple[int, ...]
-    """(priority, arrival): the lower runs first, the highest is preempted first. Forks have their number after it."""
+    """(priority, arrival): the lowest runs first, the highest is preempted first. Forks append their number."""
     arrival_s: float
     root: bytes
-    """The parent key of the first block: differs by salt."""
+    """Parent key of the first block, which depends on the salt."""
     last_position: int
     """Position of the last token that may have to be computed: the token after it ends the sequence at the latest."""
     stops: frozenset[int]
@@ -64,60 +64,64 @@ class Sequence:
     """Token ids that may not be chosen before min_tokens."""
 
     token_ids: "array[int]" = field(init=False)
-    """Prompt and output so far, as far as committed. Packed: slices, keys and device copies are memory copies."""
+    """Prompt and committed output so far. Packed, so that slices, keys and device copies are memory copies."""
     num_prompt: int = field(init=False)
     excludes_tokens: bool = field(init=False)
-    """Some tokens may not be chosen at some positions: see `suppressed_at` and `banned`."""
+    """True if some tokens may not be chosen at some positions, which `suppressed_at` and `banned` report."""
     num_expected_cached: int | None = None
-    """While it waits: tokens that were in the prefix cache when a load report first asked, which is all it is for."""
+    """Tokens in the prefix cache when a load report first looked, while it waits. Only load reports use it."""
     num_cached: int | None = None
-    """Set at first admission: prompt tokens found in the prefix cache."""
+    """Prompt tokens found in the prefix cache; set at first admission."""
 
     queue_time_s: float | None = None
-    """Set at first admission: since its arrival."""
+    """Seconds from its arrival to its first admission; set then."""
     matcher: "GrammarMatcher | None" = None
-    """What its output is held to, as far as the output is known; None: nothing, or not compiled yet."""
+    """Matcher of its grammar, advanced to the known output; None without grammar, or before it is compiled."""
     state: State = State.WAITING
     slot: int = -1
-    """Set while it runs."""
+    """Index of its slot, set while it runs."""
     pages: list[int] = field(default_factory=list)
     num_prompt_told: int = 0
-    """Tokens whose chunks have told the log probabilities of what follows: after preemption they are not told again."""
+    """Tokens whose chunks have reported the log probabilities of the next tokens: preemption does not report them
+    again.
+    """
     num_prefill: int = 0
-    """Set at admission: tokens known then; they are computed in chunks, and what follows is decoding."""
+    """Tokens known at admission, set then: they are computed in chunks, and everything after them is decoding."""
     num_computed: int = 0
     """Tokens that are in the KV cache once all launched passes have run; `num_uncertain` of them may be rejected.
 
-    None of them is ever evicted, so that it is the next token's position as well as its cache index.
+    None of them is ever evicted, so this is the next token's position as well as its cache index.
     """
     num_uncertain: int = 0
-    """Guesses of passes in flight."""
+    """Draft tokens of passes in flight."""
     speculates: bool = False
-    """Tokens may be guessed for it."""
+    """True if tokens may be drafted for it."""
     acceptance: float | None = None
-    """The chance that a guess is right, once any was made."""
+    """Estimated chance that a draft token is accepted; None before any was drafted."""
     num_drafted: int = 0
-    """While it runs: tokens that whatever guesses has been told."""
+    """Tokens that the draft has read, while the sequence runs."""
     last_guessed: int = 0
-    """The number of the planned pass that guessed for it last."""
+    """Number of the last planned pass that had draft tokens for it."""
     in_flight: int = 0
     """Rows in passes that are launched and not yet committed."""
     host_pages: list[int] = field(default_factory=list)
-    """While it is swapped: pages in main memory that hold its first `num_computed` tokens, in order."""
+    """Pages in main memory that have its first `num_computed` tokens, in order, while it is swapped."""
     keys: list[bytes] = field(default_factory=list)
-    """Keys of the first blocks, as far as anybody asked."""
+    """Keys of its first blocks, as far as they were requested."""
     next_block_end: int = BLOCK_SIZE_TOKENS
-    """Tokens at which the first block is full that the prefix cache does not know of its pages."""
+    """Number of tokens that fills the first block of its pages that the prefix cache does not know yet."""
     group: SequenceGroup | None = None
-    """None: it is alone."""
+    """None if the sequence is alone."""
     kv_source: KVSource | None = None
-    """Where keys and values of its known tokens are to come from; None: computed here, also once that has failed."""
+    """Engine from which keys and values of its known tokens are to come. None if they are computed here, also after a
+    failure.
+    """
     num_received: int = 0
-    """Tokens whose keys and values came from there."""
+    """Tokens whose keys and values came from another engine."""
     kept_out_s: float | None = None
-    """Since when pages that only transfers use have kept it waiting."""
+    """Time since which pages that only transfers use have kept it waiting."""
     forked_page: int | None = None
-    """Another sequence's page whose tokens up to `num_computed` it shares: copied before its next chunk."""
+    """Another sequence's page whose tokens up to `num_computed` it shares. It is copied before its next chunk."""
 
     def __post_init__(self) -> None:
         self.token_ids = array("I", self.request.prompt_token_ids)
@@ -127,7 +131,7 @@ class Sequence:
         self.kv_source = self.request.kv_source
 
     def __copy__(self) -> "Sequence":
-        """The same fields; as beams fork in every step, without the detour by `__reduce_ex__`."""
+        """Returns a shallow copy. Beams fork in every step, so this avoids the slower `__reduce_ex__`."""
         other = object.__new__(Sequence)
         for name in self.__slots__:
             setattr(other, name, getattr(self, name))
@@ -135,22 +139,22 @@ class Sequence:
 
     @property
     def is_in_line(self) -> bool:
-        """Whether it waits for slot and pages."""
+        """True if it waits for slot and pages."""
         return self.state in (State.WAITING, State.SWAPPED)
 
     @property
     def is_leaving(self) -> bool:
-        """Whether it gets no more rows, and its pages go as soon as no launched pass uses them."""
+        """True if it gets no more rows, and its pages are released as soon as no launched pass uses them."""
         return self.state in (State.PREEMPTED, State.FINISHED)
 
     @property
     def leads(self) -> bool:
-        """Whether it stands in line for itself and for its group."""
+        """True if it stands in line for itself and for its group."""
         return self.group is None or self.group.members[0] is self
 
     @property
     def num_slots(self) -> int:
-        """That it needs to be admitted."""
+        """Slots that it needs to be admitted."""
         return 1 if self.group is None else self.group.num_slots
 
     @property
@@ -163,33 +167,35 @@ class Sequence:
         self.next_block_end = (num_blocks + 1) * BLOCK_SIZE_TOKENS
 
     def only_known_tokens(self) -> None:
-        """Have its known tokens computed, and nothing after them before more are known."""
+        """Limits computation to the known tokens, until more are known."""
         self.num_prefill = length = len(self.token_ids)
         self.last_position = length - 1
 
     def known_keys(self, count: int) -> list[bytes]:
-        """The keys of the first `count` blocks at least, all of whose tokens are known."""
+        """Returns the keys of at least the first `count` blocks, all of whose tokens are known."""
         while len(self.keys) < count:
             self.add_keys()
         return self.keys
 
     def key(self, index: int) -> bytes:
-        """The key of block `index`, all of whose tokens are known."""
+        """Returns the key of block `index`, all of whose tokens are known."""
         return self.known_keys(index + 1)[index]
 
     def first_key(self) -> bytes:
-        """The key of the first block, where no others are wanted yet: of a prompt that is new no more is looked up."""
+        """Returns the first block's key without computing the others: a lookup of a new prompt needs no more."""
         return block_keys(self.token_ids[:BLOCK_SIZE_TOKENS], self.root)[0]
 
     @property
     def lacks_keys(self) -> bool:
-        """Whether it has whole blocks of known tokens without keys."""
+        """True if some whole blocks of known tokens have no keys."""
         return len(self.keys) < len(self.token_ids) // BLOCK_SIZE_TOKENS
 
     def add_keys(self, num_tokens: int = 0) -> None:
-        """The next keys, of so many tokens, or first of a span, then of as many tokens again as have them.
+        """Computes the keys of the next `num_tokens` tokens; with 0 first those of a span, then as many again as there
+        are.
 
-        One by one they cost three times as much; all at once they delay the first pass of a prompt that is not cached.
+        One by one they would cost three times as much; all at once they would delay the first pass of a prompt that is
+        not cached.
         """
         start = len(self.keys) * BLOCK_SIZE_TOKENS
         parent = self.keys[-1] if self.keys else self.root
@@ -197,24 +203,27 @@ class Sequence:
 
     @property
     def may_hit(self) -> bool:
-        """Whether cached blocks serve it: not while log probabilities of its prompt are to be computed."""
+        """True if cached blocks may serve it: not while log probabilities of its prompt are to be computed."""
         return self.request.sampling.prompt_logprobs is None or self.num_prompt_told >= self.num_prompt
 
     def prompt_targets(self, start: int, end: int) -> "array[int] | tuple[()]":
-        """Prompt tokens that follow those from `start` to `end`, where their log probabilities are still to be told."""
+        """Returns the prompt tokens that follow those from `start` to `end`, if their log probabilities are still to be
+        reported.
+        """
         if self.request.sampling.prompt_logprobs is None or start < self.num_prompt_told:
             return ()
         self.num_prompt_told = end
         return self.token_ids[start + 1 : min(end + 1, self.num_prompt)]
 
     def suppressed_at(self, output_index: int) -> tuple[int, ...]:
-        """Token ids that may not be chosen as the output token of this index."""
+        """Returns the token ids that may not be chosen as the output token of this index."""
         return self.suppressed if output_index < self.request.sampling.min_tokens else ()
 
     def banned(self, position: int) -> list[tuple[int | None, int]]:
-        """(token before, token): what may not stand at `position`, since it would complete one of `bad_words`.
+        """Returns pairs (token before, token) that may not stand at `position`, as they would complete one of
+        `bad_words`.
 
-        The token before is None where it does not matter or is known to fit; where it is not known yet, it is told.
+        The token before is None where it does not matter or is known to match. It is given if it is not known yet.
         """
         bans: list[tuple[int | None, int]] = []
         num_known = min(len(self.token_ids), position)
@@ -226,11 +235,11 @@ class Sequence:
         return bans
 
     def finish_reason(self, token: int) -> FinishReason | None:
-        """Whether `token`, which has just been appended, ends the sequence."""
+        """Returns the reason why `token`, which has just been appended, ends the sequence, or None if it does not."""
         if token in self.stops:
             return "stop"
         return "length" if len(self.token_ids) > self.last_position + 1 else None
 
     def stop_reason(self, token: int) -> int | None:
-        """The token that ended it, if it was one of the request's own and not EOS."""
+        """Returns `token` if it is one of the request's own stop tokens, or None."""
         return token if token in self.request.sampling.stop_token_ids else None

@@ -1,4 +1,4 @@
-"""Plain counters of an engine, for whoever exports metrics; no metric names here."""
+"""Defines plain counters of an engine, for exporters of metrics. No metric names here."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -10,7 +10,7 @@ from mini_infer_engine.core.step import Step
 
 @dataclass(slots=True)
 class EngineStats:
-    """Gauges hold now; all else counts since the start, so rates are differences."""
+    """Counters since the start, from which rates are differences, and gauges of this moment."""
 
     running: int = 0
     waiting: int = 0
@@ -26,31 +26,33 @@ class EngineStats:
     decode_tokens: int = 0
     """Decode rows launched, those thrown away too."""
     generation_tokens: int = 0
-    """Tokens given out."""
+    """Output tokens."""
     last_step_prefill_tokens: int = 0
     last_step_decode_tokens: int = 0
     prompt_tokens: int = 0
-    """Of admitted requests: the tokens looked up in the prefix cache."""
+    """Prompt tokens of admitted requests: those that were looked up in the prefix cache."""
     cached_prompt_tokens: int = 0
-    """Of those, the ones that were found."""
+    """Prompt tokens that were found in the prefix cache."""
     admissions: int = 0
     """First admissions."""
     queue_time_s: float = 0.0
     """Summed over first admissions, from arrival to admission."""
     drafts: int = 0
-    """Rows for which tokens were guessed."""
+    """Rows with draft tokens."""
     draft_tokens: int = 0
-    """Guesses."""
+    """Draft tokens."""
     accepted_tokens_by_position: list[int] = field(default_factory=list)
-    """Guesses that were right and counted, by their place behind the last known token; empty: nothing is guessed."""
+    """Accepted draft tokens by their position after the last known token; empty if nothing is drafted."""
 
     prefill_tokens_per_s: float = 0.0
-    """Of passes with prompts, as measured lately; 0: not yet."""
+    """Gauge: recent rate of passes with prompts; 0 before any was measured."""
     kv_transfer: KVTransferStats = NO_TRANSFERS
 
     @classmethod
     def total(cls, parts: Sequence["EngineStats"]) -> "EngineStats":
-        """Of engines beside each other: sums, the mean of `kv_usage`. They move no keys and values between engines."""
+        """Returns the total of engines that run side by side: sums, and the mean of `kv_usage`. They must have no KV
+        transfers.
+        """
         if len(parts) == 1:
             return parts[0]
         summed = {name: sum(getattr(part, name) for part in parts) for name in _SUMMED}
@@ -62,7 +64,7 @@ class EngineStats:
         )
 
     def count_launch(self, step: Step) -> None:
-        """Count a launched pass."""
+        """Counts a launched pass."""
         decodes = step.batch.num_decodes
         prefill = sum(row.count for row in step.batch.rows[decodes:])
         self.steps += 1
@@ -72,7 +74,7 @@ class EngineStats:
         self.last_step_decode_tokens = decodes
 
     def count_admissions(self, step: Step, now_s: float) -> None:
-        """Count sequences that a plan lets in for the first time."""
+        """Counts sequences that a plan admits for the first time."""
         for sequence in step.admitted:
             self.admissions += 1
             sequence.queue_time_s = now_s - sequence.arrival_s

@@ -1,4 +1,4 @@
-"""What a plan is: a pass to launch, and what else its launch and its commit need. Decides nothing."""
+"""Defines a plan: a pass to launch, and what else its launch and its commit need. Decides nothing."""
 
 from dataclasses import dataclass, field
 
@@ -13,18 +13,18 @@ class Step:
 
     batch: Batch
     sequences: list[Sequence] = field(default_factory=list)
-    """Of the batch's rows, in their order."""
+    """The sequences of the batch's rows, in their order."""
     pinned_pages: list[int] = field(default_factory=list)
-    """Sources of the batch's copies, held until commit."""
+    """Sources of the batch's copies, pinned until commit."""
     swapped: list[Sequence] = field(default_factory=list)
-    """Sequences whose pages this pass brings to main memory."""
+    """Sequences whose pages this pass copies to main memory."""
     admitted: list[Sequence] = field(default_factory=list)
     """Sequences that run for the first time."""
     launched_s: float = 0.0
-    """Set at its launch."""
+    """Monotonic time of its launch, set then."""
     kind: PassKind | None = None
-    """Set at its launch, where tokens may be guessed."""
+    """Kind of the pass, set at its launch if tokens may be drafted."""
     receiving: list[Sequence] = field(default_factory=list)
-    """Sequences that have got pages, and wait from now on for what another engine puts into them."""
+    """Sequences that have been given pages, and from now on wait for another engine to fill them."""
     kept_out: list[Sequence] = field(default_factory=list)
-    """Waiting sequences that would not fit if they were alone, for pages that only transfers use."""
+    """Waiting sequences that would not fit even alone, because of pages that only transfers use."""

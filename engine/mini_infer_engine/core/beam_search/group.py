@@ -1,8 +1,7 @@
-"""The beams of one request as sequences: each pass tells how they may go on, and when all have, they go on together.
+"""Represents the beams of one request as sequences: each pass yields their candidates, and they advance together.
 
-A beam that goes on as one keeps its sequence, one that goes on as several is forked; the sequence of one that does not
-go on becomes such a fork, or is dropped. It knows no passes, and of pages only what `Scheduler.fork`, `move` and `drop`
-do.
+A beam with one continuation keeps its sequence; one with several is forked. The sequence of a beam without continuation
+becomes such a fork, or is dropped. This module knows no passes, and of pages only `Scheduler.fork`, `move` and `drop`.
 """
 
 from array import array
@@ -16,7 +15,7 @@ from mini_infer_engine.core.sequence import Sequence, SequenceGroup, State
 
 
 class BeamGroup:
-    """One request's search. Its sequence is the first beam's, and its first output the best one's."""
+    """One request's beam search. Its sequence is the first beam's, and its first output is the best beam's."""
 
     def __init__(self, leader: Sequence, rules: BeamRules, asked: Request) -> None:
         self._rules = rules
@@ -24,12 +23,12 @@ class BeamGroup:
         """The request as its client sent it."""
         self._state = BeamState()
         self._told: dict[Sequence, TokenLogprobs] = {}
-        """What may follow the beams that this round has computed."""
+        """The candidates after each beam that this round has computed."""
         self._group = leader.group = SequenceGroup(rules.width, [leader])
         leader.only_known_tokens()
 
     def take(self, member: Sequence, told: TokenLogprobs, scheduler: Scheduler) -> list[Output]:
-        """A pass has told what may follow a member. Outputs come once, when the search is over."""
+        """Takes the candidates after a member from a pass. Returns outputs only once, when the search is over."""
         if member.state is not State.RUNNING:
             return []  # it was preempted, and will be computed again
         if len(self._group.members) < len(self._state.running):
@@ -46,7 +45,7 @@ class BeamGroup:
         return []
 
     def _fork_others(self, scheduler: Scheduler) -> None:
-        """The group was preempted, and its first member has been computed again: the others share its prompt."""
+        """Forks the other members after a preemption: the first has been recomputed, and they share its prompt."""
         first = self._group.members[0]
         for beam in self._state.running[1:]:
             token_ids = first.token_ids[: first.num_prompt] + array("I", beam.token_ids())
@@ -54,7 +53,7 @@ class BeamGroup:
             self._group.members.append(fork)
 
     def _go_on(self, scheduler: Scheduler) -> None:
-        """Members become those of the beams that run now, in their order."""
+        """Replaces the members by those of the beams that run now, in their order."""
         before, beams = self._group.members, self._state.running
         parents = {beam.parent_index for beam in beams}
         free = [member for index, member in enumerate(before) if index not in parents]
@@ -104,7 +103,9 @@ class BeamGroup:
 
 
 def request_of_beams(request: Request, rules: BeamRules) -> Request:
-    """The request that each beam's rows ask for: the most likely next tokens, whatever the row itself would choose."""
+    """Returns the request that each beam's rows use: it asks for the most likely next tokens and ignores the sampled
+    one.
+    """
     asked = request.sampling
     tells_all = asked.logprobs == -1
     sampling = SamplingParams(
@@ -117,7 +118,7 @@ def request_of_beams(request: Request, rules: BeamRules) -> Request:
 
 
 def rules_of(request: Request, stops: frozenset[int], max_tokens: int) -> BeamRules | None:
-    """What a request asks for; None: no beam search."""
+    """Returns the rules of a request's beam search, or None if it does not ask for one."""
     asked = request.beam_search
     if asked is None:
         return None

@@ -1,8 +1,9 @@
-"""Which continuations of a prompt go on, which are finished, and when a beam search is over. No pages and no passes.
+"""Decides which continuations of a prompt advance, which are finished, and when a beam search is over.
 
-The rules are those of transformers' `GenerationMixin._beam_search`, so that `num_beams` there and the width here give
-the same texts and scores: candidates are ranked by the sum of their log probabilities, finished ones by that sum
-divided by `length ** length_penalty`, and `early_stopping` says what may still improve the finished ones.
+Knows no pages and no passes. The rules are those of transformers' `GenerationMixin._beam_search`, so that `num_beams`
+there and the width here give the same texts and scores: candidates are ranked by the sum of their log probabilities,
+finished ones by that sum divided by `length ** length_penalty`, and `early_stopping` says what may still improve the
+finished ones.
 """
 
 import math
@@ -14,38 +15,40 @@ from mini_infer_engine.core.request import EarlyStopping, TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class BeamRules:
-    """What stays the same during one search."""
+    """The parameters of one search."""
 
     width: int
     length_penalty: float
     early_stopping: EarlyStopping
     max_tokens: int
-    """Of output, EOS included."""
+    """Most output tokens, EOS included."""
     min_tokens: int
-    """No stop token before so many tokens of output."""
+    """Output tokens before which no stop token may be chosen."""
     stops: frozenset[int]
     """EOS and stop tokens."""
 
     @property
     def num_candidates(self) -> int:
-        """The best continuations to rank: so many that `width` of them go on, whichever stop tokens are among them."""
+        """Number of best continuations to rank: enough that `width` of them continue even if all stop tokens are among
+        them.
+        """
         return max(2, 1 + len(self.stops)) * self.width
 
 
 @dataclass(slots=True, eq=False)
 class Beam:
-    """A continuation of the prompt: its last token, and the beam before that token. Nothing of it ever changes.
+    """A continuation of the prompt: its last token, and the beam before that token. It never changes.
 
-    Not frozen, for a frozen one takes three times as long to make, and a step makes dozens.
+    The class is not frozen: that would triple the cost of creating one, and a step creates dozens.
     """
 
     length: int
     """Tokens of output."""
     cumulative_logprob: float
     parent: "Beam | None" = None
-    """None: nothing follows the prompt yet, and `token_id` means nothing."""
+    """None for the empty continuation, whose `token_id` is meaningless."""
     parent_index: int = 0
-    """Of the parent in its `BeamState.running`."""
+    """Index of the parent in its `BeamState.running`."""
     token_id: int = -1
     rank: int = 0
     """1 for the token that was most likely after `parent`."""
@@ -53,7 +56,7 @@ class Beam:
     """The most likely tokens after `parent`, shared with its other children."""
 
     def path(self) -> "list[Beam]":
-        """The beams from the first token of output to this one."""
+        """Returns the beams from the first output token to this one."""
         return list(self._backwards())[::-1]
 
     def _backwards(self) -> "Iterator[Beam]":
@@ -63,11 +66,11 @@ class Beam:
             beam = beam.parent
 
     def token_ids(self) -> list[int]:
-        """Its output."""
+        """Returns the output tokens of this beam."""
         return [beam.token_id for beam in self.path()]
 
     def logprobs(self, most: int) -> list[TokenLogprobs]:
-        """Of each token of its output, with so many of the most likely ones; -1: all."""
+        """Returns the log probability of each output token, each with the `most` most likely tokens; -1 means all."""
         end = None if most < 0 else most
         return [
             TokenLogprobs(
@@ -82,29 +85,29 @@ class Beam:
         ]
 
     def score(self, length_penalty: float) -> float:
-        """What finished beams are ranked by."""
+        """Returns the score by which finished beams are ranked."""
         return float(self.cumulative_logprob / self.length**length_penalty)
 
 
 PROMPT = Beam(0, 0.0)
-"""Where every search begins."""
+"""The root of every search: no output yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class BeamState:
-    """A search between two passes."""
+    """The state of a search between two passes."""
 
     running: Sequence[Beam] = (PROMPT,)
-    """The best first; all of one length."""
+    """The running beams, the best first; all have the same length."""
     finished: Sequence[Beam] = ()
-    """The best `width` that ended, the best first."""
+    """The best `width` finished beams, the best first."""
     is_over: bool = False
 
 
 def advance(state: BeamState, told: Sequence[TokenLogprobs], rules: BeamRules) -> BeamState:
-    """The state after one more token. `told`: what may follow each running beam.
+    """Returns the state after one more token. `told` has the candidates after each running beam.
 
-    Each tells the `rules.num_candidates` most likely tokens, or all that the vocabulary has.
+    Each entry has the `rules.num_candidates` most likely tokens, or the whole vocabulary if it is smaller.
     """
     length = state.running[0].length + 1
     width, are_last = rules.width, length >= rules.max_tokens
@@ -127,10 +130,11 @@ def advance(state: BeamState, told: Sequence[TokenLogprobs], rules: BeamRules) -
 def _best_candidates(
     running: Sequence[Beam], told: Sequence[TokenLogprobs], rules: BeamRules, *, may_stop: bool
 ) -> Iterator[tuple[float, int, int, int]]:
-    """The best continuations by one token: sum of log probabilities, index of the beam, token and its rank after it.
+    """Yields the best continuations by one token: sum of log probabilities, index of the beam, token, and its rank
+    after it.
 
-    A merge of the beams' lists, each of which has its best first: most rounds need a few of them. Of equal sums the
-    better beam's is first.
+    This merges the beams' lists, each of which has its best first: most rounds need only a few entries. Among equal
+    sums the better beam's comes first.
     """
     most = rules.num_candidates
     ends = [min(most, len(after.top_token_ids)) for after in told]
@@ -159,9 +163,9 @@ def _ranked(beams: list[Beam], rules: BeamRules) -> list[Beam]:
 
 
 def _may_improve(best: Beam, worst_finished: Beam, rules: BeamRules) -> bool:
-    """Whether the best running beam may still become better than the worst of `width` finished ones.
+    """Returns True if the best running beam may still become better than the worst of `width` finished ones.
 
-    With "never", by the length that would suit it best; else as if it ended here, which is a heuristic.
+    With "never" it is scored at the length that suits it best, otherwise at its current length, which is a heuristic.
     """
     if rules.early_stopping is True:
         return False

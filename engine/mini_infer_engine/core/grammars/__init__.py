@@ -1,1 +1,1 @@
-"""Which tokens may come next in outputs that are held to grammars."""
+"""Computes which tokens may come next in outputs that must match grammars."""

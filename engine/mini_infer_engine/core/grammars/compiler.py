@@ -1,4 +1,4 @@
-"""Grammars to matchers over one model's vocabulary, on threads of their own. Knows neither requests nor batches."""
+"""Compiles grammars to matchers over one model's vocabulary, on threads of its own. Knows no requests or batches."""
 
 import threading
 from collections import Counter, OrderedDict
@@ -19,9 +19,9 @@ from mini_infer_engine.structured.limits import (
 from mini_infer_engine.structured.parser_limits import parser_limits
 
 REMEMBERED = 128
-"""Compiled grammars, whatever their size."""
+"""Most compiled grammars that are kept, whatever their size."""
 _UNKNOWN_BYTES = 1 << 20
-"""Memory of a grammar that was not measured: a megabyte is much."""
+"""Assumed memory of a grammar that was not measured: a megabyte is much."""
 _THREADS = 2
 
 
@@ -41,9 +41,11 @@ class GrammarCompiler:
             self._slow_thread = ThreadPoolExecutor(1, thread_name_prefix="grammar-slow")
             self._tokenizer = self._threads.submit(_tokenizer, tokenizer_json, vocab_size, eos_token_ids)
         self._compiled: OrderedDict[str, tuple[LLMatcher, int]] = OrderedDict()
-        """Matchers at the beginning of an output, by the grammar's text, and their memory."""
+        """Matchers at the beginning of an output and their memory, by the grammar's text."""
         self._users: Counter[str] = Counter()
-        """Requests in flight by the text of their grammar: they share what is compiled, which stays until they end."""
+        """Number of requests in flight by the text of their grammar. They share its matcher, which is kept until they
+        end.
+        """
         self._running_bytes = 0
         self._lock = threading.RLock()  # a matcher's end releases its grammar wherever that happens
 
@@ -72,7 +74,7 @@ class GrammarCompiler:
             return True
 
     def release(self, grammar: Grammar) -> None:
-        """Ends a reservation: the request's matcher is gone."""
+        """Ends a reservation, when the request's matcher is gone."""
         with self._lock:
             self._users[grammar.text] -= 1
             if not self._users[grammar.text]:

@@ -1,4 +1,4 @@
-"""Masks of several matchers into one array: on the caller's thread or by a pool of threads, whichever is the fastest.
+"""Fills the masks of several matchers into one array, on the caller's thread or a pool of threads, whichever is faster.
 
 A mask takes from 4 to 300 us. Waking threads takes tens of microseconds each, and a matcher whose memory is in another
 core's cache takes twice its time: with few rows, or slow wakes, no pool pays. Knows neither sequences nor devices.
@@ -15,24 +15,24 @@ from mini_infer_engine.core.grammars.matcher import first_line
 from mini_infer_engine.structured.limits import MAX_MASK_S
 
 POOLS = (2, 4, 8)
-"""Threads of the pools to choose from, as far as there are cores: more threads take longer to wake."""
+"""Sizes of the thread pools to choose from, as far as there are cores: more threads take longer to wake."""
 _TRIALS = 4
-"""Fills in a row by a way that is tried."""
+"""Consecutive fills by a variant that is tried."""
 _TRIED_EVERY = 512
-"""Fills of one size until another way is tried again: that costs a hundredth of them."""
+"""Fills of one size until another variant is tried again, which costs a hundredth of them."""
 _WEIGHT = 0.2
-"""Of the newest fill in a way's mean."""
+"""Weight of the newest fill in a variant's mean."""
 
 
 class FastestWay:
-    """Which of several ways to go, by the time that each has taken."""
+    """Chooses among several variants by the time that each has taken."""
 
     def __init__(self, num_ways: int) -> None:
         self._means_s = [0.0] * num_ways
         self._counts = [0] * num_ways
 
     def choose(self) -> int:
-        """The way to go now: the fastest, every now and then one of the others, and each of them at the beginning."""
+        """Returns the variant to use now: first each in turn, then the fastest, and now and then one of the others."""
         if min(self._counts) < _TRIALS:
             return self._counts.index(min(self._counts))
         fastest = self._means_s.index(min(self._means_s))
@@ -41,7 +41,7 @@ class FastestWay:
         return others[trial % len(others)] if others and fill < _TRIALS else fastest
 
     def took(self, way: int, seconds: float) -> None:
-        """What the way that was chosen has taken."""
+        """Records the time of a fill by the chosen variant."""
         mean = self._means_s[way] if self._counts[way] else seconds
         self._means_s[way] = mean + _WEIGHT * (seconds - mean)
         self._counts[way] += 1
@@ -55,9 +55,9 @@ AnyJob = TypeVar("AnyJob", bound=Job | DraftJob)
 
 
 class GuardedFill(Generic[AnyJob]):
-    """Fills the masks of several matchers together, or one by one where that finds the matcher that is at fault.
+    """Fills the masks of several matchers together, or one by one to find a matcher that is at fault.
 
-    A mask that takes too long is found by the second fill in a row that does.
+    A mask that takes too long is found by the second consecutive fill that is slow.
     """
 
     def __init__(
@@ -66,10 +66,12 @@ class GuardedFill(Generic[AnyJob]):
         self._together = together
         self._alone = alone
         self._was_slow = False
-        """The last fill took so long that one of its masks may be to blame: the next goes one by one."""
+        """True if the last fill took so long that one of its masks may be to blame: the next fill goes one by one."""
 
     def fill(self, jobs: Sequence[AnyJob], bits: np.ndarray) -> dict[int, str]:
-        """Fills `bits`. Returns the first lines of matchers that cannot go on, and why: each costs its own request."""
+        """Fills `bits`. Returns the first lines of matchers that cannot continue, with the reason: each fails its own
+        request.
+        """
         started = time.perf_counter()
         try:
             if self._was_slow:
@@ -100,25 +102,25 @@ class MaskFiller:
     """Fills the masks of one engine's steps."""
 
     def __init__(self, threads: int) -> None:
-        """`threads`: that a pool may have; with one there is none."""
+        """Creates pools of at most `threads` threads; with one there is no pool."""
         self._pools = [LLExecutor(num_threads=count) for count in POOLS if count <= threads]
         self._behind = self._pools[-1] if self._pools else LLExecutor(num_threads=1)
         self._ways: dict[int, FastestWay] = {}
-        """By the number of masks, to the next power of two."""
+        """The variants' times, by the number of masks to the next power of two."""
         self._plain = GuardedFill[Job](self._by_the_fastest_way, _fill_one)
         self._drafts = GuardedFill[DraftJob](self._drafts_by_pool, _fill_drafts_of_one)
 
     def fill(self, jobs: Sequence[Job], bits: np.ndarray) -> dict[int, str]:
-        """Fills the line of each matcher in bits [lines, words] uint32, dense; the whole line.
+        """Fills each matcher's whole line of bits [lines, words] uint32, dense.
 
-        Returns the lines of matchers that cannot go on, and why.
+        Returns the lines of matchers that cannot continue, with the reason.
         """
         return self._plain.fill(jobs, bits)
 
     def fill_behind(self, jobs: Sequence[DraftJob], bits: np.ndarray) -> dict[int, str]:
-        """Fills the same lines and, in the lines after each, the masks behind its draft tokens.
+        """Fills the same lines as `fill` and, in the lines after each, the masks after its draft tokens.
 
-        Matchers have taken no draft token afterwards. Lines behind a token that ends an output stay as they are.
+        Matchers are rolled back to before the draft tokens. Lines after a token that ends an output stay as they are.
         """
         return self._drafts.fill(jobs, bits)
 

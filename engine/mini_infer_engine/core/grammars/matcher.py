@@ -1,4 +1,4 @@
-"""How far one output is within its grammar, and which tokens it may go on with. Knows neither batches nor devices."""
+"""Follows one output through its grammar and finds the tokens that may come next. Knows neither batches nor devices."""
 
 from collections.abc import Collection, Iterable, Sequence
 
@@ -11,20 +11,22 @@ Mask = np.ndarray
 """[ceil(vocabulary / 32)] uint32: bit t % 32 of word t // 32 is set where token t may be chosen."""
 
 _NO_SUCH_TOKEN = "doesn't satisfy the grammar"
-"""In the library's error about a token that the grammar does not have; its other errors are about limits."""
+"""Part of the library's error about a token that does not fit the grammar; its other errors are about limits."""
 
 
 _FIRST_WORDS = 64
-"""Two thousand tokens of lowest id, among which vocabularies have those of one byte."""
+"""Words of the mask for the two thousand lowest token ids, among which vocabularies have their one-byte tokens."""
 
 
 class GrammarMatcher:
-    """Of one sequence. What its sampling parameters forbid beside the grammar is part of its masks."""
+    """The matcher of one sequence. Its masks also exclude tokens that the sampling parameters forbid beside the
+    grammar.
+    """
 
     def __init__(
         self, library: LLMatcher, sampling: SamplingParams, vocab_size: int, eos_token_ids: Collection[int]
     ) -> None:
-        """`library`: has taken what the output has already."""
+        """Wraps `library`, which has consumed the output so far."""
         assert sampling.grammar is not None
         self.library = library
         self._param = sampling.grammar.param
@@ -34,16 +36,18 @@ class GrammarMatcher:
         self._allowed = None if allowed is None else mask_of(allowed, vocab_size)
         self.ignores_eos = sampling.ignore_eos
         self.has_rules = bool(self._other_stops) or allowed is not None
-        """Beside the grammar, and beside what `ignore_eos` asks and what depends on the output."""
+        """True if sampling parameters restrict tokens beside the grammar; leaves out `ignore_eos` and what depends on
+        the output.
+        """
 
     @property
     def has_ended(self) -> bool:
-        """Whether the output is complete, and nothing can follow."""
+        """True if the output is complete, and nothing can follow."""
         return self.library.is_stopped() and not self.library.is_error()
 
     @property
     def error(self) -> str:
-        """Why it cannot go on; empty: it can."""
+        """The reason why the output cannot continue; empty if it can."""
         if not self.library.is_error():
             return ""
         fault = first_line(self.library.get_error())
@@ -55,15 +59,17 @@ class GrammarMatcher:
 
     @property
     def is_too_complex(self) -> bool:
-        """Whether it cannot go on since its grammar outgrew the limits on one, which is the request's fault."""
+        """True if it cannot continue because its grammar outgrew the limits on one, which is the request's fault."""
         return self.library.is_error() and _NO_SUCH_TOKEN not in self.library.get_error()
 
     def goes_on_after(self, token: int) -> bool:
-        """Take a token; False: the output ends with it, for it is complete or, as `error` says, cannot go on."""
+        """Consumes a token. Returns False if the output ends with it: it is complete or, as `error` says, cannot
+        continue.
+        """
         return self.library.consume_token(token) and not self.library.is_stopped()
 
     def is_end(self, token: int) -> bool:
-        """Whether the token is no part of the text, but an end of sequence."""
+        """Returns True if the token is no part of the text, but an end of sequence."""
         return token in self._eos
 
     @property
@@ -72,9 +78,10 @@ class GrammarMatcher:
         return self.library.is_accepting()
 
     def may_end_along(self, guesses: Sequence[int], masks: np.ndarray) -> list[bool]:
-        """Whether the output may end now, and behind each of these tokens, of which the library keeps none.
+        """Returns whether the output may end now, and after each of these draft tokens, which the library does not
+        keep.
 
-        False also where no token that would end it may be chosen by `masks` [1 + guesses, words].
+        All are False if no token that would end the output may be chosen by `masks` [1 + guesses, words].
         """
         if not self._other_stops and not any(_has(mask, token) for mask in masks for token in self._eos):
             return [False] * (len(guesses) + 1)
@@ -86,10 +93,11 @@ class GrammarMatcher:
         return found
 
     def restrict(self, mask: Mask, suppressed: Iterable[int], banned: Iterable[int], *, may_end: bool) -> str:
-        """Take from the library's mask what the request forbids. Why nothing is left; empty: something is.
+        """Removes forbidden tokens from the library's mask. Returns the reason why none is left, or an empty string if
+        some are.
 
-        `may_end`: the output may end here. There EOS and stop tokens may be chosen, and nowhere else, also where the
-        grammar has any token: an output that they end is complete. With `ignore_eos`, EOS may be chosen only where
+        `may_end` is True if the output may end here. EOS and stop tokens may only be chosen there, even where the
+        grammar allows any token: an output that they end is complete. With `ignore_eos`, EOS may only be chosen where
         nothing else may.
         """
         if not mask.any():
@@ -135,37 +143,39 @@ class GrammarMatcher:
 
 
 class TokenSet:
-    """Tokens that are looked for in many masks."""
+    """A set of tokens that is looked up in many masks."""
 
     def __init__(self, token_ids: Collection[int]) -> None:
         tokens = np.array(sorted(token_ids), dtype=np.uint32)
         self._words, self._bits = tokens >> np.uint32(5), np.uint32(1) << (tokens & np.uint32(31))
 
     def are_in(self, masks: np.ndarray) -> np.ndarray:
-        """[masks] bool: whether one of them may be chosen, of masks [masks, words]."""
+        """Returns [masks] bool: True where one of the tokens may be chosen, by masks [masks, words]."""
         return np.asarray((masks[:, self._words] & self._bits).any(axis=1))
 
 
 def has_tokens(masks: np.ndarray) -> np.ndarray:
-    """[masks] bool: whether some token may be chosen, of masks [masks, words]; nearly all allow one of the first."""
+    """Returns [masks] bool: True where some token may be chosen, by masks [masks, words]; nearly all allow one of the
+    first.
+    """
     found = np.asarray(masks[:, :_FIRST_WORDS].any(axis=1))
     return found if found.all() else np.asarray(masks.any(axis=1))
 
 
 def mask_of(token_ids: Sequence[int], vocab_size: int) -> Mask:
-    """These tokens may be chosen and no others."""
+    """Returns a mask by which these tokens may be chosen and no others."""
     bits = np.zeros(words_of(vocab_size) * 32, dtype=np.uint8)
     bits[token_ids] = 1
     return np.packbits(bits, bitorder="little").view(np.uint32)
 
 
 def words_of(vocab_size: int) -> int:
-    """Length of a mask."""
+    """Returns the number of words of a mask."""
     return -(-vocab_size // 32)
 
 
 def first_line(text: str) -> str:
-    """Of an error of the library, which goes on with the state of its parser."""
+    """Returns the first line of a library error, which continues with the state of its parser."""
     return text.partition("\n")[0]
 
 

@@ -1,1 +1,1 @@
-"""How many tokens to guess in which rows: decisions alone, by acceptance and measured times. No torch."""
+"""Decides how many tokens to draft in which rows, by acceptance and measured times. Decisions alone; no torch."""

@@ -1,6 +1,6 @@
-"""How many tokens a pass guesses: from what was accepted of each sequence, and from what passes were measured to take.
+"""Chooses how many tokens a pass drafts, by each sequence's acceptance and the measured times of passes.
 
-Pure arithmetic on what it is told; seconds come from outside. It knows neither sequences nor devices.
+Pure arithmetic on its inputs; seconds come from outside. It knows neither sequences nor devices.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,52 +10,56 @@ from mini_infer_engine.core.speculation.batch_account import CREDIT, PROBE_AFTER
 from mini_infer_engine.core.speculation.pass_times import GuessCosts, PassKind, ReadingTimes, assumed_seconds, pass_kind
 
 _STEADY, _STEADY_KNOWN = 4, 32
-"""Passes without guesses, one like the other, that are looked at together: a window of measurements.
+"""Length of a window of measurements over uniform passes without drafts.
 
-At first, and where it is known what such passes take.
+The first is used while the time of such passes is unknown, the second once it is known.
 """
 _YIELD_WEIGHT = 0.02
-"""Of the newest observation in the running mean."""
+"""Weight of the newest observation in the running mean of `_yield`."""
 _LIKENESS = 0.85
-"""How far costs of one size of batch are those of another, for each power of two between them."""
+"""Share of the extra cost of drafts that is assumed for another batch size, for each power of two between the two
+sizes.
+"""
 _PLAIN_DUE_AT_MOST = 8_192
-"""Passes with guesses after which some without are measured again: 128 at first, twice as many each time.
+"""Most passes with drafts after which some without are measured again: 128 at first, twice as many each time.
 
-What there is to be beaten was measured in the first passes of a batch, which may have been slow ones.
+The baseline was measured in the first passes of a batch, which may have been slow ones.
 """
 _HOLD = 8
-"""Passes for which a choice stands: to choose anew for each would cost the host more than it brings."""
+"""Passes for which a choice stands: choosing anew for each would cost the host more than it gains."""
 _HOLD_TRIAL = 3
-"""The same where it is not known what a pass takes: the second of them tells."""
+"""Passes for which a choice stands if their time is unknown: the second of them measures it."""
 _HOLD_PROBE, _FEW_ROWS = 3, 4
-"""The same where easier texts are looked for, with more rows than a few."""
+"""Passes for which a choice stands while it probes for easier texts, with more than a few rows."""
 _HOLD_PLAIN, _HOLD_PLAIN_AT_MOST = 32, 256
-"""The same where nothing is guessed, or as many as there are rows, or a quarter of those that have guessed nothing.
+"""Passes for which the choice not to draft stands, at least. It is the number of rows, or a quarter of the passes since
+the last draft (up to the second value), if that is more.
 
-Until something is guessed, acceptances stay as they are.
+Until something is drafted, acceptances stay as they are.
 """
 _PROBE_AFTER_AT_MOST = 65_536
-"""Passes without guesses after which some are made all the same, or it would never be known that texts are easier now:
+"""Most passes without drafts after which some with drafts are tried all the same, or easier texts would never be
+noticed.
 
-64 at first, twice as many after each time in vain.
+The number is 64 at first, and doubles after each vain attempt.
 """
 _EASY = 0.9
-"""Acceptance of texts that are easy: where guesses would lose even with these, nothing is tried."""
+"""Acceptance of easy texts: if drafts would lose even with these, nothing is tried."""
 _REST = 512
-"""Passes without guesses after a trial that would have taken too long."""
+"""Passes without drafts after a trial that would have taken too long."""
 _LEAST_GAIN = 1.02
-"""Of guessing, as it is expected, for it to be done: measurements are not exact."""
+"""Least expected gain for which tokens are drafted: measurements are not exact."""
 _STEPS = 32
-"""Acceptances are told apart by this share of one."""
+"""Number of steps to which acceptances are rounded."""
 _READING_MARGIN = 1.25
-"""What a draft's reading may take, as a share of what is expected."""
+"""Time that is reserved for a draft's reading, as a share of its expected time."""
 
 
 class DraftController:
-    """Chooses the number of guesses of each pass of one engine.
+    """Chooses the number of draft tokens in each pass of one engine.
 
-    Beside what it expects it keeps an account of what guessing has won and lost, in seconds of wall time: however wrong
-    expectations are, it never loses more than its allowance, but for the first few passes of each size of batch.
+    Beside its expectations it keeps an account of what speculation has won and lost, in seconds of wall time: however
+    wrong expectations are, it never loses more than its allowance, except in the first few passes of each batch size.
     """
 
     def __init__(self, most: int, costs: GuessCosts | None = None) -> None:
@@ -72,23 +76,23 @@ class DraftController:
         self._yield = dict.fromkeys(self.levels, 1.0)
         """Tokens that passes have made, as a share of those that were expected."""
         self._foreseen = 0.0
-        """Tokens of a pass that the choice in force should make."""
+        """Tokens of a pass that the current choice should make."""
         self._passes = 0
         self._level = self._size = self._left = 0
-        """The choice in force, the size of batch that it is for, and passes for which it stands."""
+        """The current choice, its batch size, and the passes for which it still stands."""
         self.is_trial = False
-        """Whether the choice in force is to find out what it is worth."""
+        """True if the current choice is made to find out what it is worth."""
         self._before: PassKind | None = None
         self._steady_s, self._steady_passes = 0.0, 0
-        """Of the latest passes without guesses, what nothing was made of yet."""
+        """Seconds and number of the latest passes without drafts that are not recorded yet."""
         self._steady_window = _STEADY
         self._reading_s = 0.0
-        """What the draft's reading that is under way has taken so far."""
+        """Seconds that the draft's current reading has taken so far."""
 
     # -- Choosing
 
     def stays_plain(self, num_rows: int, *, masked: bool = False) -> bool:
-        """Whether the choice not to guess still stands: then nobody need look at the rows."""
+        """Returns True if the choice not to draft still stands, so that the rows need not be examined."""
         if self._level or self._left <= 0 or self._size != pass_kind(num_rows, 0, masked).size:
             return False
         self._left -= 1
@@ -97,11 +101,11 @@ class DraftController:
 
     @property
     def plain_passes_left(self) -> int:
-        """For how many passes of this kind the choice not to guess stands."""
+        """Number of passes of this kind for which the choice not to draft stands."""
         return 0 if self._level else max(0, self._left)
 
     def rested(self, passes: int) -> None:
-        """So many passes went by without being asked about, since that choice stood, and now comes another kind."""
+        """Records passes that relied on the current choice without asking, before a pass of another kind."""
         self._left = min(self._left - passes, _HOLD_PLAIN)
         self._passes += passes
 
@@ -113,10 +117,10 @@ class DraftController:
         masked: bool = False,
         to_read: Callable[[], int] = lambda: 0,
     ) -> int:
-        """Guesses for a pass over sequences of these acceptances; 0: it is faster without.
+        """Returns the number of draft tokens for a pass over sequences of these acceptances; 0 if it is faster without.
 
-        `num_rows`: of the whole pass, where it has sequences for which nothing is guessed. `masked`: see `PassKind`.
-        `to_read`: tells how many tokens a draft has to read before it can guess.
+        `num_rows` is that of the whole pass, if it has sequences that do not speculate. `masked`: some rows have
+        grammars. `to_read` returns how many tokens a draft has to read before it can draft.
         """
         rows = len(acceptances) if num_rows is None else num_rows
         kind = pass_kind(rows, 0, masked)
@@ -131,12 +135,12 @@ class DraftController:
         return self._level
 
     def prepares(self) -> None:
-        """The pass that was chosen now prepares others and guesses nothing: the choice stands for one more."""
+        """Extends the current choice by one pass: the chosen pass prepares others and drafts nothing."""
         if self._level:
             self._left += 1
 
     def rest(self) -> None:
-        """A trial would cost too much now: no guesses for a while."""
+        """Stops drafting for a while, because a trial would cost too much now."""
         self._level, self._left = 0, _REST
 
     def _passes_to_hold(self, rows: int, known: BatchAccount, *, had_guesses: bool) -> int:
@@ -188,7 +192,7 @@ class DraftController:
         return best
 
     def _best(self, kind: PassKind, known: BatchAccount, plain_s: float, steps: list[int]) -> tuple[int, float]:
-        """The number of guesses that makes the most tokens a second, and the tokens of such a pass."""
+        """Returns the number of draft tokens that makes the most tokens a second, and the tokens of such a pass."""
         others = kind.rows - len(steps)
         best, best_rate, best_foreseen = 0, kind.rows / plain_s * _LEAST_GAIN, 0.0
         for level in self.levels:
@@ -199,7 +203,9 @@ class DraftController:
         return best, best_foreseen
 
     def _may_probe(self, kind: PassKind, known: BatchAccount, plain_s: float, steps: list[int], entry_s: float) -> bool:
-        """Whether easier texts would make guessing worth it, and the account bears to find out that they are not."""
+        """Returns True if drafts would pay off for easier texts, and the account can afford to find out that they do
+        not.
+        """
         easy = [int(_EASY * _STEPS)] * len(steps)
         loss_s = _HOLD * max(0.0, self._seconds(kind, known, plain_s, self.levels[0]) - plain_s)
         affordable = known.account_s >= 2 * entry_s + min(loss_s, CREDIT * plain_s)
@@ -210,9 +216,10 @@ class DraftController:
         return sum([expected[step] for step in steps]) * self._yield[level]
 
     def _seconds(self, kind: PassKind, known: BatchAccount, plain_s: float, drafts: int) -> float:
-        """Measured; else between what was measured of fewer and of more guesses, or as batches of other sizes have it.
+        """Returns the time of a pass: measured, or estimated from fewer and more drafts, or from batches of other
+        sizes.
 
-        In no case less than the device takes.
+        It is never less than the device takes.
         """
         own = known.seconds(drafts, self._passes)
         if own is not None:
@@ -226,7 +233,7 @@ class DraftController:
         return max(assumed_s, self._costs.least_s(kind.rows, drafts))
 
     def _cost_elsewhere(self, size: int, drafts: int) -> float:
-        """Passes without guesses that one with them takes, judged by the nearest other size of batch; at least 1."""
+        """Returns the cost of a pass with drafts in passes without, by the nearest other size of batch; at least 1."""
         nearest, cost = 64, 1.0
         for other, known in self._sizes.items():
             guessing_s, plain_s = known.seconds(drafts, self._passes), known.seconds(0, self._passes)
@@ -244,10 +251,10 @@ class DraftController:
     # -- Learning
 
     def observe(self, done: PassKind | None, launched: Sequence[PassKind | None], seconds: float, tokens: int) -> None:
-        """From one commit to the next so much time has passed.
+        """Records the time from one commit to the next.
 
-        `done`: the pass that was committed, which made so many tokens; `launched`: what was launched meanwhile, whose
-        launches took a part of the time. None: other passes than of decodes alone.
+        `done` is the committed pass, which made so many tokens. `launched` are the passes launched meanwhile, whose
+        launches took a part of the time. None stands for passes that do not consist of decodes alone.
         """
         before = self._before
         if done is before and len(launched) == 1 and launched[0] is done and done is not None and done.is_plain:
@@ -273,7 +280,7 @@ class DraftController:
             known.measure(done.drafts, seconds, self._passes, reading_s=self._reading.mean_s)
 
     def _observe_steady(self, kind: PassKind) -> None:
-        """So many passes without guesses, one like the other: told a few at a time, for they must cost nothing."""
+        """Records uniform passes without drafts. They are collected and recorded a few at a time, to cost nothing."""
         passes, self._steady_passes = self._steady_passes, 0
         seconds, self._steady_s = self._steady_s, 0.0
         if passes:
@@ -286,7 +293,9 @@ class DraftController:
         return _STEADY if known.seconds(0, self._passes) is None else _STEADY_KNOWN
 
     def _observe_reading(self, known: BatchAccount, done: PassKind, seconds: float) -> None:
-        """A part of the time was a draft's reading: its launch, or what the device took before this pass."""
+        """Attributes a part of the time to a draft's reading: its launch, or what the device spent on it before this
+        pass.
+        """
         plain_s = known.seconds(0, self._passes)
         if plain_s is None:
             return
@@ -299,7 +308,7 @@ class DraftController:
     def _charge(
         self, known: BatchAccount, before: PassKind | None, done: PassKind, seconds: float, tokens: int, *, reads: bool
     ) -> None:
-        """What this time has won or lost against passes without guesses that make as many tokens."""
+        """Records what this time has won or lost against passes without drafts that make as many tokens."""
         plain_s = known.seconds(0, self._passes)
         if plain_s is None:
             return
@@ -318,5 +327,5 @@ class DraftController:
 
 
 def _alike(one: PassKind | None, other: PassKind) -> bool:
-    """Whether their times are of one kind."""
+    """Returns True if the times of the two passes are comparable."""
     return one is not None and not one.read and one.drafts == other.drafts and one.size == other.size

@@ -1,7 +1,7 @@
-"""What passes take, as measured: of each kind the wall time of a few passes in a row, and of a draft's reading.
+"""Records measured times: the wall time of a few consecutive passes of each kind, and of a draft's reading.
 
-Wall time from commit to commit has the host's part in it, which a single pass's own time has not. It knows neither
-devices nor what the times are for.
+Wall time from commit to commit includes the host's part, which a single pass's own time does not. It knows neither
+devices nor the purpose of the times.
 """
 
 from dataclasses import dataclass, field
@@ -11,24 +11,24 @@ _PASSES, _WINDOWS = 3, 4
 """Passes of a window, and windows that are kept."""
 
 _PRIOR_COST = 0.05
-"""Of one more guess, as a share of a pass without any, until it is measured: low, so that it is measured."""
+"""Assumed cost of one more draft token, as a share of a pass without any, until it is measured: low, so that it is."""
 
 
 @dataclass(frozen=True, slots=True)
 class PassKind:
-    """A pass over decodes alone, as far as its time depends on it."""
+    """A pass over decodes alone, by the properties that determine its time."""
 
     rows: int
     drafts: int
     masked: bool = False
-    """Some of its rows are held to grammars, which takes the host time for each guess."""
+    """True if some of its rows have grammars, which takes the host time for each draft token."""
     read: int = 0
     """Tokens that a draft reads before it."""
 
     size: int = field(init=False)
-    """The same number for batches of about one size, two halves of each power of two from 32 on, and of one kind."""
+    """Class of the batch size and of `masked`: one for each power of two, and two halves of each from 32 on."""
     is_plain: bool = field(init=False)
-    """Nothing is guessed, and nothing prepared for it."""
+    """True if nothing is drafted, and nothing prepared for it."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "is_plain", not (self.drafts or self.read))
@@ -39,47 +39,48 @@ class PassKind:
 
 @lru_cache(maxsize=1024)
 def pass_kind(rows: int, drafts: int, masked: bool = False, read: int = 0) -> PassKind:
-    """The same object for the same pass: one is asked for with each pass, and compared with the one before."""
+    """Returns one shared object for equal passes: each pass needs one, and compares it with the one before."""
     return PassKind(rows, drafts, masked, read)
 
 
 @dataclass(frozen=True, slots=True)
 class GuessCosts:
-    """What a runner has measured of its own before the first request."""
+    """A runner's measurements from before the first request."""
 
     pass_s: dict[tuple[int, int], float] = field(default_factory=dict)
-    """Seconds of the device for passes of up to so many rows and so many guesses: no pass takes less."""
+    """Device seconds of passes, by (rows, draft tokens), which are upper bounds of a pass's own: no pass takes less."""
     reading: tuple[tuple[int, float], ...] = ()
-    """Tokens that the draft has read, and the seconds that it took."""
+    """Pairs of the number of tokens that the draft has read, and the seconds that it took."""
 
     def least_s(self, rows: int, drafts: int) -> float:
-        """Of a pass; 0: it was not measured."""
+        """Returns the least seconds of a pass, or 0 if they were not measured."""
         fitting = [known for known, guesses in self.pass_s if guesses == drafts and known >= rows]
         return self.pass_s[min(fitting), drafts] if fitting else 0.0
 
 
 @dataclass(slots=True)
 class PassTimes:
-    """Of passes of one kind."""
+    """The measured times of passes of one kind."""
 
     measured_at: int = 0
-    """By the clock of who measures."""
+    """Number of passes, by the caller's count, at which the last window was closed."""
     windows: list[float] = field(default_factory=list)
-    """Seconds of a pass, by the mean of each window, the latest last."""
+    """Mean seconds of a pass in each window, the latest last."""
     seconds: float = 0.0
-    """Of a pass that nothing holds up: the lower quartile of these. The first passes of a process are slow ones."""
+    """Seconds of a pass that nothing delays: the lower quartile of the windows. The first passes of a process are slow.
+    """
     _sum_s: float = 0.0
     _passes: int = 0
 
     def add(self, seconds: float, now: int, passes: int = 1) -> None:
-        """One more pass, or a few in a row, all of whose time is their own kind's."""
+        """Records one more pass, or a few in a row, all of whose time belongs to this kind."""
         self._sum_s += seconds
         self._passes += passes
         if self._passes >= _PASSES:
             self.close(now)
 
     def close(self, now: int) -> None:
-        """The window is as long as it gets."""
+        """Closes the current window, even if it is not full."""
         if self._passes:
             self.windows = [*self.windows[1 - _WINDOWS :], self._sum_s / self._passes]
             self.seconds = sorted(self.windows)[len(self.windows) // 4]
@@ -87,16 +88,16 @@ class PassTimes:
 
 
 class ReadingTimes:
-    """Seconds that a draft's reading of text adds, by its tokens: a straight line through what was measured."""
+    """Seconds that a draft's reading of text adds, by its tokens: a straight line fitted to measurements."""
 
     _FORGETS = 0.9
-    """Of the weight of all before, with each measurement."""
+    """Factor by which each measurement shrinks the weight of all earlier ones."""
 
     def __init__(self) -> None:
         self._weight = self._tokens = self._seconds = self._tokens_2 = self._product = 0.0
 
     def add(self, tokens: int, seconds: float) -> None:
-        """So many tokens took so long."""
+        """Records a reading of so many tokens."""
         keep = self._FORGETS
         self._weight = keep * self._weight + 1
         self._tokens = keep * self._tokens + tokens
@@ -105,7 +106,7 @@ class ReadingTimes:
         self._product = keep * self._product + tokens * seconds
 
     def seconds(self, tokens: int) -> float:
-        """Expected; nothing before anything was measured."""
+        """Returns the expected seconds of a reading, 0 before any was measured."""
         if not tokens or not self._weight:
             return 0.0
         mean_tokens, mean_s = self._tokens / self._weight, self._seconds / self._weight
@@ -116,12 +117,14 @@ class ReadingTimes:
 
     @property
     def mean_s(self) -> float:
-        """Of a reading."""
+        """Mean seconds of a reading."""
         return self._seconds / self._weight if self._weight else 0.0
 
 
 def assumed_seconds(drafts: int, measured: dict[int, float]) -> float:
-    """Of a pass with so many guesses, from those with fewer and more; of none at least it is known."""
+    """Estimates the seconds of a pass with so many drafts from those with fewer and more; `measured` must have an entry
+    for 0.
+    """
     below = max(level for level in measured if level <= drafts)
     above = min((level for level in measured if level > drafts), default=None)
     if above is None:

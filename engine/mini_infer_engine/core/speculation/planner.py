@@ -1,7 +1,7 @@
-"""Which rows of a planned pass guess tokens, how many, and what their draft must be told before. Knows no device.
+"""Chooses which rows of a planned pass draft tokens, how many, and which tokens their draft must read. Knows no device.
 
-A row that guesses has room for all its guesses: the scheduler goes on from there, and what was rejected is taken back
-when the pass is committed. Rows of prompts and of guesses never share a pass, which would read the weights twice.
+A row that drafts has room for all its draft tokens: the scheduler continues after them, and rejected ones are taken
+back when the pass is committed. Rows of prompts and of drafts never share a pass, which would read the weights twice.
 """
 
 from collections.abc import Collection
@@ -21,11 +21,11 @@ from mini_infer_engine.core.speculation.controller import DraftController
 from mini_infer_engine.core.speculation.pass_times import GuessCosts, PassKind, pass_kind
 
 _FIRST_OUTCOMES = 10
-"""Rows with guesses that what is assumed before any counts for."""
+"""Rows with drafts that the initially assumed acceptance weighs as much as."""
 
 
 def may_speculate(request: Request) -> bool:
-    """Whether tokens are guessed for it."""
+    """Returns True if tokens may be drafted for the request."""
     return request.beam_search is None and not request.embeds
 
 
@@ -62,7 +62,7 @@ class NoSpeculation:
 
 
 class SpeculationPlanner:
-    """Of one engine."""
+    """Plans the draft tokens of one engine's passes."""
 
     def __init__(
         self,
@@ -73,7 +73,9 @@ class SpeculationPlanner:
         token_budget: int,
         costs: GuessCosts | None = None,
     ) -> None:
-        """`max_rows`: sequences of a pass with guesses, at most, and `costs` of such passes, as the runner says."""
+        """Creates a planner. The runner gives `max_rows`, the most sequences of a pass with drafts, and `costs` of such
+        passes.
+        """
         self.controller = DraftController(config.num_tokens, costs)
         self._typical_acceptance = FIRST_ACCEPTANCE
         self.num_drafts = self.num_draft_tokens = 0
@@ -84,14 +86,16 @@ class SpeculationPlanner:
         self._max_model_len = max_model_len
         self._token_budget = token_budget
         self.may_be_masked = False
-        """Whether some request's output is held to a grammar."""
+        """True if some request's output must match a grammar."""
         self._num_passes = 1  # sequences begin with 0: no pass has guessed for them
         self._has_guessed = False
-        """In the pass before, which may be in flight."""
+        """True if the pass before, which may be in flight, has draft tokens."""
         self._rest_kind: PassKind | None = None
-        """Of passes that nobody looks at, one like the other: it is settled that nothing is guessed in them."""
+        """Kind of the uniform passes that skip planning, because it is settled that they draft nothing; None if there
+        are none.
+        """
         self._rested = self._rests_for = 0
-        """Passes of this rest, so far and at most."""
+        """Passes of this rest so far, and the most that it may have."""
         self._launched: list[PassKind | None] = []
         """Passes since the last commit."""
 
@@ -100,7 +104,7 @@ class SpeculationPlanner:
         return may_speculate(request)
 
     def plan(self, batch: Batch, sequences: list[Sequence], pool: PageAllocator) -> None:
-        """Give rows of a planned pass guesses, where that is possible and worth it."""
+        """Adds draft tokens to rows of a planned pass, where that is possible and worth it."""
         rows = len(batch.rows)
         if not rows:
             return
@@ -178,7 +182,7 @@ class SpeculationPlanner:
             sequence.num_drafted = row.position + row.count + 1  # until it is settled: the pass adds its own tokens
 
     def _catch_up(self, batch: Batch, chosen: list[tuple[Row, Sequence]], budget: int) -> bool:
-        """Tell the draft tokens that it does not know; False: there are too many for one pass."""
+        """Has the draft read the tokens that it does not know. Returns False if there are too many for one pass."""
         is_complete = True
         for row, sequence in chosen:
             if self._is_head and not sequence.request.sampling.bad_words_token_ids:
@@ -194,7 +198,7 @@ class SpeculationPlanner:
         return is_complete
 
     def launched(self, batch: Batch) -> PassKind | None:
-        """The pass that was planned last is on its way: what its time depends on."""
+        """Records that the last planned pass is launched. Returns the kind of pass on which its time depends."""
         kind = self._kind_of(batch) if self._rest_kind is None else self._rest_kind
         self._launched.append(kind)
         return kind
@@ -207,9 +211,9 @@ class SpeculationPlanner:
         tokens: Collection[Collection[int]],
         seconds: float,
     ) -> None:
-        """Take back what rows with guesses had room for and did not need, and learn what passes take.
+        """Takes back what rows with drafts had room for and did not need, and records the pass's time.
 
-        `tokens`: those that each row has made; `seconds`: since the commit before, or since the launch.
+        `tokens` are those that each row has made; `seconds` is the time since the commit before, or since the launch.
         """
         made = len(batch.rows)
         if batch.num_drafts:
@@ -228,7 +232,7 @@ class SpeculationPlanner:
         return pass_kind(rows, batch.num_drafts, batch.waits_for_masks, read)
 
     def settle(self, row: Row, sequence: Sequence, num_tokens: int) -> None:
-        """A pass with guesses is done, and its row has made `num_tokens`: before they are appended."""
+        """Settles a row with drafts that has made `num_tokens`, before they are appended."""
         drafts, accepted = row.count - 1, num_tokens - 1
         sequence.num_computed -= row.count - num_tokens
         sequence.num_uncertain -= drafts
@@ -246,9 +250,9 @@ class SpeculationPlanner:
 
 
 def _put_off_rows_with_unknown_bans(batch: Batch, sequences: list[Sequence]) -> None:
-    """Take out decode rows that wait to know how many guesses in flight are right: `bad_words` depend on the tokens.
+    """Removes decode rows whose `bad_words` depend on how many draft tokens in flight are accepted.
 
-    Rows that guess have their tokens on the device, and those within grammars wait for them anyway.
+    Rows that draft have their tokens on the device, and those with grammars wait for them anyway.
     """
     for index in range(batch.num_decodes - 1, -1, -1):
         row, sequence = batch.rows[index], sequences[index]
@@ -266,7 +270,7 @@ def _put_off_rows_with_unknown_bans(batch: Batch, sequences: list[Sequence]) -> 
 
 
 def _reserve(chosen: list[tuple[Row, Sequence]], most: int, pool: PageAllocator) -> bool:
-    """Pages for `most` guesses of each, none taken from anybody; False: there are not enough."""
+    """Allocates pages for `most` draft tokens of each row, preempting nobody. Returns False if there are not enough."""
     missing = [pool.pages_for(row.start + most + 1) - len(sequence.pages) for row, sequence in chosen]
     if sum(max(0, count) for count in missing) > pool.num_free:
         return False
