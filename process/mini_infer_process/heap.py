@@ -8,6 +8,20 @@ import ctypes
 
 TRIM_EVERY_S = 60.0
 """A trim reads the whole heap: some milliseconds, for which an idle process has time once a minute."""
+MIN_FREE_BYTES = 64 << 20
+"""A busy process trims its heap only if at least this much of it is free."""
+
+
+class _MallocInfo(ctypes.Structure):
+    """`struct mallinfo2`, see mallinfo(3)."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    )
 
 
 def trim_heap() -> None:
@@ -16,16 +30,31 @@ def trim_heap() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+def free_heap_bytes() -> int:
+    """Returns the bytes of the heap that are free, or 0 if the C library does not say."""
+    try:
+        mallinfo = ctypes.CDLL(None).mallinfo2
+    except (AttributeError, OSError):
+        return 0
+    mallinfo.restype = _MallocInfo
+    return int(mallinfo().fordblks)
+
+
 class HeapTrimmer:
     """Trims the heap of a process that lasts, at most once in `TRIM_EVERY_S`."""
 
     def __init__(self) -> None:
         self._next_s = 0.0
 
-    def trim_if_due(self, now_s: float) -> bool:
-        """Trims the heap unless it was trimmed lately. Returns True if it did. `now_s` is a monotonic time."""
+    def trim_if_due(self, now_s: float, *, is_idle: bool) -> bool:
+        """Trims the heap unless it was trimmed lately, or the process is busy and little is free.
+
+        Returns True if it did. `now_s` is a monotonic time in seconds.
+        """
         if now_s < self._next_s:
             return False
         self._next_s = now_s + TRIM_EVERY_S
+        if not is_idle and free_heap_bytes() < MIN_FREE_BYTES:
+            return False
         trim_heap()
         return True

@@ -110,11 +110,12 @@ class CoreLoop:
                 self._publisher.publish_load(msgspec.structs.replace(load, accepted=accepted, role=self._role), now)
 
     def _receive(self) -> None:
+        is_idle = False
         if not self._engine.has_work or self._engine.only_receives:
             self._poll_replays(self._publisher.takes_replays())
             wait_s = min(_PARENT_CHECK_S, self._publisher.load_wait_s(time.time()), self._publisher.replay_wait_s())
-            if not self._poller.poll(max(1, int(wait_s * 1000))):
-                self._heap.trim_if_due(time.monotonic())
+            is_idle = not self._poller.poll(max(1, int(wait_s * 1000)))
+        self._heap.trim_if_due(time.monotonic(), is_idle=is_idle)
         if self._transfer is not None:
             self._transfer.drain_wakes()
         if os.getppid() != self._parent_pid:
