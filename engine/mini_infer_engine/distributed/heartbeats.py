@@ -1,7 +1,7 @@
 """Exchanges heartbeats between ranks: each rank sends its state to the first rank, which answers.
 
-Silence is counted in this process's own ticks: a process that was stopped together with the others, or gets no CPU
-time, blames nobody. This module does not know what ranks compute.
+Silence is counted in this process's own ticks. A process that was stopped together with the others, or gets no CPU
+time, therefore detects no false losses. This module does not know what ranks compute.
 """
 
 import logging

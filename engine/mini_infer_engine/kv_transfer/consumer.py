@@ -505,7 +505,7 @@ class Taker:
             self._settle_when_still(peer, job)
 
     def _give_up(self, peer: _Peer, job: _Job) -> None:
-        """Asks the producer to stop a job. Its writes may arrive until it reports that it has."""
+        """Requests that the producer stops a job. Its writes may arrive until it reports that it has stopped."""
         was_asked = job.stage != "connecting"
         job.stage = "given_up"
         if not was_asked:

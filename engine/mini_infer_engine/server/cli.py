@@ -1,6 +1,4 @@
-"""Runs `mini-infer-serve`: converts flags to settings, and checks all that can be checked before
-anything slow begins.
-"""
+"""Runs `mini-infer-serve`: converts flags to settings, and checks all that it can before anything slow begins."""
 
 import argparse
 import logging
