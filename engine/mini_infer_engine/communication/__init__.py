@@ -1,1 +1,1 @@
-"""What ranks compute together: sums, gathers and hand-overs, over gloo, NCCL or each other's memory."""
+"""Communication between ranks: all-reduce, gather and pipeline hand-over, by gloo, NCCL or peer memory."""

@@ -1,4 +1,4 @@
-"""What ranks of a tensor-parallel group compute together, in lock-step: every rank calls the same in the same order.
+"""Defines the collective operations of a tensor-parallel group. Every rank calls the same ones in the same order.
 
 All ranks get the same bits, so that they go on with equal activations and sample equal tokens.
 """
@@ -15,44 +15,44 @@ if TYPE_CHECKING:
 
 
 class Collectives(Protocol):
-    """One group, as a rank sees it."""
+    """The collective operations of one group, as one of its ranks calls them."""
 
     parallel: TensorParallel
 
     @property
     def kind(self) -> str:
-        """For people."""
+        """Name of the implementation, for people."""
 
     @property
     def peers(self) -> "PeerMemory | None":
-        """Memory that all ranks read, for verbs that leave their results there."""
+        """Memory that all ranks read, for kernels that leave their results there. None if there is none."""
 
     def begin(self, hidden: Tensor) -> Tensor:
-        """`all_reduce` of embeddings, with which every pass begins."""
+        """Sums the embeddings of all ranks, with which every pass begins. Returns the same as `all_reduce`."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum of all ranks' x, which may be written over."""
+        """Returns the sum of all ranks' x, which may be overwritten."""
 
     def gather_columns(self, x: Tensor, width: int, out: Tensor | None = None) -> Tensor:
-        """The first `width` columns of all ranks' x [rows, columns] side by side, into `out` where one is given."""
+        """Returns the first `width` columns of all ranks' x [rows, columns] side by side, in `out` if it is given."""
 
 
 class WithoutPeerMemory:
-    """What is the same for all collectives that move messages."""
+    """The common part of all implementations that send messages instead of reading peer memory."""
 
     peers: "PeerMemory | None" = None
 
     def begin(self, hidden: Tensor) -> Tensor:
-        """See `Collectives.begin`."""
+        """Sums the embeddings like any other tensor."""
         return self.all_reduce(hidden)
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """See `Collectives.all_reduce`."""
+        """Sums x over all ranks. Subclasses implement it."""
         raise NotImplementedError
 
 
 class NoCollectives(WithoutPeerMemory):
-    """Of a rank that is alone, or that passes over the others for a while."""
+    """Collectives of a single rank, or of one that leaves out the others for a while."""
 
     kind = "none"
 
@@ -60,11 +60,11 @@ class NoCollectives(WithoutPeerMemory):
         self.parallel = parallel
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """See `Collectives.all_reduce`: x itself."""
+        """Returns x itself."""
         return x
 
     def gather_columns(self, x: Tensor, width: int, out: Tensor | None = None) -> Tensor:
-        """See `Collectives.gather_columns`: of other ranks, what is there by chance."""
+        """Returns the first columns of x. Columns of other ranks are zero, or left as they are in `out`."""
         if x.shape[1] >= width:
             x = x[:, :width]
             return x if out is None else out.copy_(x)
@@ -77,7 +77,7 @@ NO_COLLECTIVES = NoCollectives()
 
 
 class GlooCollectives(WithoutPeerMemory):
-    """Between CPUs."""
+    """Collectives between CPUs, by gloo."""
 
     kind = "gloo"
 
@@ -85,13 +85,13 @@ class GlooCollectives(WithoutPeerMemory):
         self.parallel, self._group = parallel, group
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """See `Collectives.all_reduce`."""
+        """Sums x in place if it is contiguous, and waits for the result."""
         x = x.contiguous()
         self._group.allreduce([x]).wait()
         return x
 
     def gather_columns(self, x: Tensor, width: int, out: Tensor | None = None) -> Tensor:
-        """See `Collectives.gather_columns`."""
+        """Gathers whole parts by an all-gather, and then cuts them to `width` columns."""
         x = x.contiguous()
         parts = x.new_empty((self.parallel.size, *x.shape))
         self._group.allgather([list(parts.unbind(0))], [x]).wait()

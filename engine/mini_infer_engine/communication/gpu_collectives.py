@@ -1,4 +1,4 @@
-"""Collectives of ranks with a GPU each: NCCL for large messages, kernels over peer memory for small ones."""
+"""Implements collectives of ranks with a GPU each: NCCL for large messages, kernels over peer memory for small ones."""
 
 import logging
 import os
@@ -20,37 +20,42 @@ from mini_infer_engine.kernels.policy import kernel_policy
 logger = logging.getLogger(__name__)
 
 _UNTAKEN = timedelta(days=365)
-"""For what a stage has sent and the other takes with its next pass, which may be tomorrow: NCCL's watchdog would end
-the process. Ranks that are gone are missed by their signs of life."""
+"""Time-out of sends between stages: the receiver takes them with its next pass, which may be tomorrow, and NCCL's
+watchdog would end the process. Heartbeats detect lost ranks instead.
+"""
 
 
 class GpuCollectives:
-    """See `collectives.Collectives`. Usable in CUDA graphs, which all ranks capture and replay in the same order."""
+    """Implements `Collectives` on GPUs. It works in CUDA graphs, which all ranks capture and replay in
+    the same order.
+    """
 
     def __init__(
         self, parallel: TensorParallel, peers: PeerMemory | None, group: torch.distributed.ProcessGroup | None = None
     ) -> None:
-        """`group`: of these ranks; None: they are all that there are."""
+        """Wraps the group of these ranks; None means all ranks of the process group."""
         self.parallel, self.peers, self._group = parallel, peers, group
 
     @property
     def kind(self) -> str:
-        """For the log and /metrics."""
+        """Name of the implementation, for the log and /metrics."""
         return "nccl" if self.peers is None else "one_shot+nccl"
 
     def release(self) -> None:
-        """Break off what waits for a rank that is gone, so that the main thread can say so; another thread calls."""
+        """Aborts operations that wait for a lost rank, so that the main thread can report it. Another thread calls
+        this.
+        """
         if self.peers is not None:
             self.peers.release()
         _abort()
 
     def begin(self, hidden: Tensor) -> Tensor:
-        """See `Collectives.begin`."""
+        """Sums the embeddings over peer memory if they fit, else by NCCL."""
         total = None if self.peers is None else self.peers.sum_embeddings(hidden)
         return self.all_reduce(hidden) if total is None else total
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """See `Collectives.all_reduce`."""
+        """Sums x over peer memory if it lies there, else by NCCL."""
         if not x.numel():
             return x
         if self.peers is not None and self.peers.holds(x):
@@ -60,7 +65,7 @@ class GpuCollectives:
         return x
 
     def gather_columns(self, x: Tensor, width: int, out: Tensor | None = None) -> Tensor:
-        """See `Collectives.gather_columns`."""
+        """Gathers over peer memory if x lies there, else by NCCL."""
         rows = x.shape[0]
         if out is None:
             out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
@@ -77,10 +82,10 @@ class GpuCollectives:
 
 
 class NoGpuCollectives(NoCollectives):
-    """Of a rank that is alone in its stage of a pipeline."""
+    """Collectives of a rank that is alone in its pipeline stage."""
 
     def release(self) -> None:
-        """See `GpuCollectives.release`."""
+        """Aborts operations that wait for a lost stage."""
         _abort()
 
 
@@ -97,11 +102,10 @@ def connect_gpus(
     disabled: tuple[str, ...],
     link: LateLink | None = None,
 ) -> Collectives:
-    """Form the group, with all ranks at the same time, and say by which paths it will talk.
+    """Forms the group, with all ranks at the same time, and logs which implementation it uses.
 
-    `link`: of a pipeline, whose stages have groups of their own within the one of all ranks; it is connected too.
-
-    ValueError: this process is in another group already.
+    `link` is that of a pipeline, which is connected, too: its stages have groups of their own within the group of all
+    ranks. Raises ValueError if this process is in another group already.
     """
     if torch.distributed.is_initialized():
         raise ValueError("this process has a group of GPUs already: run one parallel model in a process")
@@ -141,7 +145,7 @@ def connect_gpus(
 def _connect_stages(
     link: LateLink, parallel: TensorParallel, rank: int, num_ranks: int, device: torch.device
 ) -> torch.distributed.ProcessGroup | None:
-    """Connect the link; returns the group of this rank's stage. Every rank makes all groups, in the same order."""
+    """Connects the link, and returns the group of this rank's stage. Every rank makes all groups, in the same order."""
     everybody = list(range(num_ranks))
     forwards, backwards = (torch.distributed.new_group(everybody, backend="nccl", timeout=_UNTAKEN) for _ in range(2))
     link.connect(NcclLink(link.index, link.size, rank, forwards, backwards, device))
@@ -154,7 +158,7 @@ def _connect_stages(
 
 
 def _obstacle(parallel: TensorParallel, device: torch.device, *, one_host: bool, disabled: tuple[str, ...]) -> str:
-    """Why GPUs of the group cannot read each other's memory, or are not to; empty: they can."""
+    """Returns the reason why the GPUs of the group cannot or may not read each other's memory, or an empty string."""
     if Mechanism.ONE_SHOT_ALL_REDUCE in disabled:
         return "it is disabled"
     if not one_host:
@@ -169,7 +173,7 @@ def _obstacle(parallel: TensorParallel, device: torch.device, *, one_host: bool,
 
 
 def _on_all_ranks(is_so: bool, device: torch.device, group: torch.distributed.ProcessGroup | None) -> bool:
-    """Whether it is so on every rank; the first call also shows that the GPUs reach each other at all."""
+    """Returns True if `is_so` holds on every rank. The first call also checks that the GPUs reach each other at all."""
     count = torch.tensor([int(is_so)], device=device)
     torch.distributed.all_reduce(count, op=torch.distributed.ReduceOp.MIN, group=group)
     return bool(count.item())

@@ -1,7 +1,8 @@
-"""How stages with a GPU each hand on hidden states and tokens: NCCL's send and receive, beside what is computed.
+"""Hands on hidden states and tokens between pipeline stages with a GPU each, by NCCL send and receive beside the
+computation.
 
-Hidden states and tokens have a communicator each, and so a stream: on one of them a stage that sends hidden states
-would wait for the next one, which waits on its own stream with tokens for this one.
+Hidden states and tokens have a communicator each, and therefore a stream each. On a single one, a stage that sends
+hidden states would wait for the next stage, which waits on its own stream with tokens for this one.
 """
 
 from typing import TYPE_CHECKING
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
 
 
 class NcclLink(GroupLink):
-    """See `GroupLink`. What is sent or received waits for what was launched before it; the host waits for nothing."""
+    """Implements `GroupLink` by NCCL. A send or receive runs after the work launched before it; the host
+    never waits.
+    """
 
     def __init__(
         self,
@@ -33,7 +36,9 @@ class NcclLink(GroupLink):
         self._device = device
 
     def open(self) -> None:
-        """Send something each way, with all ranks at the same time: communicators are made when they are first used."""
+        """Sends a tensor in each direction, with all ranks at the same time, because communicators are created at first
+        use.
+        """
         something = torch.zeros(1, dtype=torch.int64, device=self._device)
         if self.index > 0:
             self.receive_hidden(something)
@@ -46,13 +51,13 @@ class NcclLink(GroupLink):
         torch.cuda.synchronize(self._device)
 
     def begin_send(self, tensor: Tensor, rank: int, *, forwards: bool) -> "Work":
-        """See `GroupLink.begin_send`."""
+        """Queues a send on the communicator of this direction."""
         work = torch.distributed.isend(tensor, rank, group=self._groups[forwards])
         assert work is not None
         return work
 
     def begin_receive(self, out: Tensor, rank: int, *, forwards: bool) -> "Work":
-        """See `GroupLink.begin_receive`."""
+        """Queues a receive on the communicator of this direction."""
         work = torch.distributed.irecv(out, rank, group=self._groups[forwards])
         assert work is not None
         return work

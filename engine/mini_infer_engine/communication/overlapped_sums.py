@@ -1,6 +1,6 @@
-"""Sums of two ranks that copy engines carry while products run: see `kernels.all_reduce.overlapped_sum`.
+"""Sums tensors of two ranks by copy engines while matrix products run (see `kernels.all_reduce.overlapped_sum`).
 
-Knows streams and who waits for whom. Where summands come to stand in a rank's memory is the caller's to know.
+It orders streams and flags. The caller decides where in a rank's memory the summands lie.
 """
 
 import torch
@@ -12,33 +12,37 @@ _FLAG_WORDS = FLAG_BYTES // 4
 
 
 class OverlappedSums:
-    """Of one rank. Made by both at the same time, over flags that are zero."""
+    """Creates the overlapped sums of one rank. Both ranks construct it at the same time, over flags that are zero."""
 
     def __init__(self, flags: Tensor, peer_flags: Tensor, released: Tensor) -> None:
-        """Flags [FLAGS * FLAG_BYTES] uint8 of this rank's memory and of its peer's; `released`: see `one_shot`."""
+        """Takes flags [FLAGS * FLAG_BYTES] uint8 of this rank's memory and of its peer's. `one_shot` explains
+        `released`.
+        """
         self.flags = flags.view(torch.int32).view(FLAGS, _FLAG_WORDS)
         self.released = released
         self._peer_flags = peer_flags.view(torch.uint32)
         self._copies = torch.cuda.Stream(flags.device)  # type: ignore[no-untyped-call]  # torch's
         self._number = 0
         self.num_pending = 0
-        """Halves of the newest sum that have not been added."""
+        """Halves of the newest sum that have not been added yet."""
 
     def begin(self, received: Tensor, place: Tensor) -> "OverlappedSum":
-        """The next sum. `received` [rows, width] is where the peer writes its summand, `place` where this rank does."""
+        """Begins the next sum. The peer writes its summand to `received` [rows, width], and this rank writes its own to
+        `place`.
+        """
         self.check_added()
         self._number = (self._number + 1) % 2**32
         self.num_pending = FLAGS
         return OverlappedSum(self, self._number, received, place)
 
     def check_added(self) -> None:
-        """An assertion, before any other exchange of the ranks."""
+        """Asserts that no sum is pending, before any other exchange of the ranks."""
         assert not self.num_pending, "a pending sum was forgotten"
 
     def send(self, half: int, number: int, summand: Tensor, place: Tensor) -> torch.cuda.Event:
-        """Copy to the peer when all kernels that have been launched are over, then raise its flag.
+        """Copies a summand to the peer after all kernels launched before, and then raises the peer's flag.
 
-        Returns the end of the copy. Both tensors are dense, so that a copy engine does it.
+        Returns the event of the copy's end. Both tensors are dense, so that a copy engine does it.
         """
         self._copies.wait_stream(torch.cuda.current_stream(summand.device))
         with torch.cuda.stream(self._copies):
@@ -50,7 +54,7 @@ class OverlappedSums:
 
 
 class OverlappedSum:
-    """One of them, from its first product to the norm of its second half."""
+    """One overlapped sum, from its first product to the norm of its second half."""
 
     def __init__(self, sums: OverlappedSums, number: int, received: Tensor, place: Tensor) -> None:
         self._sums, self._number = sums, number
@@ -58,18 +62,18 @@ class OverlappedSum:
         self._copied: list[torch.cuda.Event] = []
         self.halves = halves(*received.shape)
         self.summand = torch.empty_like(received)
-        """[rows, width]: what this rank's products are written to."""
+        """The summand [rows, width], to which this rank's products are written."""
 
     def send(self, half: int) -> None:
-        """The product of this half has been launched; the first half goes first."""
+        """Sends a half whose product has been launched. The first half goes first."""
         rows = self.halves[half]
         self._copied.append(self._sums.send(half, self._number, self.summand[rows], self._place[rows]))
 
     def add_norm(self, half: int, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-        """Add this half to its rows of the residual stream [rows, width] in place; out becomes their RMSNorm.
+        """Adds this half to its rows of the residual stream [rows, width] in place, and writes their RMSNorm to out.
 
-        The GPU waits for the peer's summand, and for the copy of this rank's: the allocator does not know of it, and
-        gives the memory to kernels that are launched from here on.
+        The GPU waits for the peer's summand, and for the copy of this rank's own: the allocator does not know of that
+        copy, and reuses the memory for kernels that are launched from here on.
         """
         rows = self.halves[half]
         torch.cuda.current_stream(out.device).wait_event(self._copied[half])

@@ -1,8 +1,9 @@
-"""Memory of every GPU of a host that all of them reach: summands and parts of logits for the kernels of `all_reduce`.
+"""Allocates memory that all GPUs of a host reach, for the kernels of `all_reduce`: it holds summands and parts of
+logits.
 
-By torch's symmetric memory, without NVLink multicast. What is written, and when it may be written again, follows from
-the order in which every rank calls these methods, which is the same on all: `one_shot`, `pushed_sum` and
-`overlapped_sum` say why.
+It uses torch's symmetric memory, without NVLink multicast. All ranks call these methods in the same order, which
+determines when a buffer is written and when it may be overwritten; `one_shot`, `pushed_sum` and `overlapped_sum`
+explain why.
 """
 
 from functools import partial
@@ -25,19 +26,24 @@ from mini_infer_engine.kernels.all_reduce.pushed_sum import (
 )
 
 LARGEST_SUM_BYTES = {2: 96 << 20, 4: 1 << 20, 8: 512 << 10}
-"""By ranks. Here every GPU reads what all others have: of two no more bytes than any algorithm moves, else too many."""
+"""The largest sum in bytes, by the number of ranks. Every GPU reads the summands of all others: for two ranks no more
+bytes than any algorithm moves, for more ranks too many if the sum is large.
+"""
 _BUFFER_BYTES = {2: 96 << 20, 4: 24 << 20, 8: 24 << 20}
-"""Also for a rank's part of the logits of some hundred rows, which every algorithm moves."""
+"""Bytes of a buffer, by the number of ranks. It also takes a rank's part of the logits of some hundred rows, which
+every algorithm moves.
+"""
 PUSHED_ROWS = 256
-"""Of sums that are written into the peers' memory; those of more rows are read from it."""
+"""The most rows of sums that are written into the peers' memory; those of more rows are read from it."""
 OVERLAPPED_ROWS = 6144
-"""From which on sums of two ranks are hidden behind products. Twice as many launches take the host some 40 ms, for
-which passes of fewer rows would wait: of 4,096 tokens 7B took 50 ms on a quiet machine, as without, and up to 70 where
-the transfer thread ran beside it. (Measured with 7B alone.)"""
+"""The fewest rows at which sums of two ranks overlap with products. The host needs some 40 ms for twice as many
+launches, for which passes of fewer rows would wait: passes of 4,096 tokens of a 7B model took 50 ms on a quiet machine,
+as without, and up to 70 ms beside the transfer thread. (Measured with 7B alone.)
+"""
 
 
 class PeerMemory:
-    """One for each rank, made by all at the same time."""
+    """The memory of one rank. All ranks construct it at the same time."""
 
     def __init__(
         self,
@@ -47,7 +53,9 @@ class PeerMemory:
         pdl: bool,
         group: torch.distributed.ProcessGroup | None = None,
     ) -> None:
-        """`pdl`: kernels are launched with programmatic dependent launch; `group`: of these ranks, None: of all."""
+        """Allocates the memory and meets all ranks of `group` (None: of the process group). `pdl` launches kernels with
+        programmatic dependent launch.
+        """
         from torch.distributed import _symmetric_memory as symmetric_memory
 
         self._rank, self._world, self._pdl = parallel.rank, parallel.size, pdl
@@ -85,24 +93,32 @@ class PeerMemory:
         torch.distributed.barrier(group=group, device_ids=[device.index])  # nobody signals before all pads are zero
 
     def pushes(self, rows: int, width: int, dtype: torch.dtype) -> bool:
-        """Whether such a sum is written into the peers' memory: what this rank adds may stand anywhere."""
+        """Returns True if a sum of this shape is written into the peers' memory. Its summand may then be
+        in any memory.
+        """
         return 0 < rows <= self.pushed_rows and width * dtype.itemsize <= MAX_ROW_BYTES
 
     def can_sum(self, summands: Tensor) -> bool:
-        """Whether `sum` and `sum_add_norm` take these [rows, width], or [N, rows, width] where they are pushed."""
+        """Returns True if `sum` and `sum_add_norm` accept these [rows, width], or [N, rows, width] if
+        they are pushed.
+        """
         rows, width = summands.shape[-2:]
         return self.holds(summands) or self.pushes(rows, width, summands.dtype)
 
     def summand(self, rows: int, width: int, dtype: torch.dtype) -> Tensor | None:
-        """Memory [rows, width] for what this rank adds to the next sum; None: it is too much for one shot."""
+        """Returns memory [rows, width] for this rank's summand of the next sum, or None if it is too large for a
+        one-shot sum.
+        """
         return self._next(rows, width, dtype) if rows * width * dtype.itemsize <= self._sum_bytes else None
 
     def overlaps(self, rows: int, width: int, dtype: torch.dtype) -> bool:
-        """Whether such a sum is to be hidden behind the products around it, outside of CUDA graphs."""
+        """Returns True if a sum of this shape is to overlap with the products around it, outside of CUDA graphs."""
         return self.overlaps_sums and rows >= OVERLAPPED_ROWS and rows * width * dtype.itemsize <= self._sum_bytes
 
     def begin_overlapped(self, rows: int, width: int, dtype: torch.dtype) -> OverlappedSum:
-        """A sum that `overlaps`. Both halves are to be sent, then added, before anything else is asked for here."""
+        """Begins a sum for which `overlaps` is True. Send and add both of its halves before any other call of this
+        object.
+        """
         received = self._next(rows, width, dtype)
         assert received is not None, "a sum of no rows does not overlap"
         assert not torch.cuda.is_current_stream_capturing(), "the numbers of sums are the host's"
@@ -110,7 +126,7 @@ class PeerMemory:
         return self._overlapped.begin(received, place)
 
     def logits_part(self, rows: int, columns: int, dtype: torch.dtype) -> Tensor | None:
-        """Memory [rows, columns] for this rank's part of logits; None: they are too many."""
+        """Returns memory [rows, columns] for this rank's part of the logits, or None if they are too many."""
         return self._next(rows, columns, dtype) if rows * columns * dtype.itemsize <= self._buffer_bytes else None
 
     def _next(self, rows: int, width: int, dtype: torch.dtype) -> Tensor | None:
@@ -121,14 +137,15 @@ class PeerMemory:
         return self._view(self._turn, rows, width, dtype)
 
     def holds(self, x: Tensor) -> bool:
-        """Whether x stands here."""
+        """Returns True if x lies in this memory."""
         begin = self._memory.data_ptr()
         return begin <= x.data_ptr() < begin + self._memory.numel()
 
     def sum_embeddings(self, hidden: Tensor) -> Tensor | None:
-        """The sum of all ranks' hidden [tokens, width], at the start of a pass; None: it is too much for one shot.
+        """Returns the sum of all ranks' hidden [tokens, width], at the start of a pass, or None if it is too large for
+        one shot.
 
-        In memory of its own, so that a pass may begin while a peer is still in the last sum of the one before.
+        It has a buffer of its own, so that a pass may begin while a peer is still in the last sum of the previous one.
         """
         if not hidden.shape[0] or hidden.nbytes > self._sum_bytes:
             return None
@@ -138,11 +155,11 @@ class PeerMemory:
         return self.sum(place)
 
     def sum(self, summands: Tensor) -> Tensor:
-        """The sum of all ranks' summands, see `can_sum`: [rows, width] in new memory."""
+        """Returns the sum of all ranks' summands as [rows, width] in new memory; `can_sum` must be True for them."""
         return self._reduced(summands, summands.new_empty(summands.shape[-2:]))
 
     def sum_add_norm(self, summands: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Add the sum to the residual [rows, width], dense, in place: what is returned is its RMSNorm."""
+        """Adds the sum to the residual [rows, width], dense, in place, and returns the RMSNorm of the result."""
         return self._reduced(summands, torch.empty_like(residual), residual, weight, eps)
 
     def _reduced(
@@ -172,20 +189,20 @@ class PeerMemory:
         )
 
     def gather(self, part: Tensor, out: Tensor) -> Tensor:
-        """All ranks' parts [rows, columns] side by side in out [rows, width], dense."""
+        """Writes all ranks' parts [rows, columns] side by side to out [rows, width], dense."""
         return launch_gather(
             self._peers, self._offset(part), out, part.shape[1], rank=self._rank, world=self._world, pdl=self._pdl
         )
 
     def release(self) -> None:
-        """Let this GPU's kernels that wait for a peer go on, with whatever is there: the group is over.
+        """Lets kernels of this GPU that wait for a peer go on, with arbitrary data, because the group has ended.
 
-        Without a word to the driver: a thread that has it load a kernel may itself wait for them.
+        It does not call the driver: a thread that makes it load a kernel may itself wait for them.
         """
         self._released.fill_(1)
 
     def _view(self, buffer: int, rows: int, width: int, dtype: torch.dtype, memory: Tensor | None = None) -> Tensor:
-        """`memory`: another rank's."""
+        """Returns a view of a buffer in this rank's memory, or in `memory` of another rank."""
         place, memory = buffer * self._buffer_bytes, self._memory if memory is None else memory
         return memory[place : place + rows * width * dtype.itemsize].view(dtype).view(rows, width)
 

@@ -1,4 +1,4 @@
-"""A rank's group as loading sees it: what it computes together with the others, and what all of them must agree on."""
+"""Defines a rank's group for model loading: the communication between ranks, and the values on which all must agree."""
 
 from typing import Protocol
 
@@ -10,35 +10,35 @@ class RankGroup(Protocol):
     """The processes that share one model."""
 
     collectives: Collectives
-    """With those that have other parts of the same layers."""
+    """Collectives with the ranks that have other parts of the same layers."""
     link: StageLink
-    """With those that have other layers."""
+    """Link to the ranks that have other layers."""
 
     def begin_together(self) -> None:
-        """Wait until every rank has its weights; from then on all ranks do the same at the same time."""
+        """Waits until every rank has its weights. From then on all ranks run the same operations at the same time."""
 
     def smallest(self, number: int) -> int:
-        """The least of one number from each rank."""
+        """Returns the smallest of one number from each rank."""
 
     def share_of(self, total: int) -> int:
-        """Of main memory that all ranks of a machine have together."""
+        """Returns this rank's share of main memory that all ranks of a machine have together."""
 
 
 class AloneInGroup:
-    """One process has the whole model."""
+    """A group of one process that has the whole model."""
 
     collectives: Collectives = NO_COLLECTIVES
     link: StageLink = NO_LINK
 
     def begin_together(self) -> None:
-        """See `RankGroup.begin_together`: there is nobody else."""
+        """Returns at once."""
 
     def smallest(self, number: int) -> int:
-        """See `RankGroup.smallest`."""
+        """Returns the number itself."""
         return number
 
     def share_of(self, total: int) -> int:
-        """See `RankGroup.share_of`."""
+        """Returns the whole of it."""
         return total
 
 

@@ -1,7 +1,7 @@
-"""What stages of a pipeline hand on: hidden states to the next one, sampled tokens from the last one to the first.
+"""Hands on data between pipeline stages: hidden states to the next stage, sampled tokens from the last to the first.
 
-Each rank talks with its own tensor-parallel rank of other stages, in the order of passes, which is the same on all. A
-sender never waits for a receiver: what it has sent is kept until it has left.
+Each rank communicates with the same tensor-parallel rank of other stages, in the order of passes, which is the same on
+all. A sender never waits for a receiver: sent tensors are kept until they have left.
 """
 
 from collections import deque
@@ -14,54 +14,56 @@ if TYPE_CHECKING:
     from torch.distributed import Work
 
 _SENT_KEPT = 4
-"""For each stage, tensors that may still be on their way. The engine has about as many passes in flight as stages."""
+"""Sent tensors that are kept, for each stage, because they may still be in flight. The engine has about as many passes
+in flight as stages.
+"""
 
 
 class StageLink(Protocol):
-    """One rank's connections. Tensors that are sent are the link's from then on."""
+    """One rank's connections to other stages. A tensor that is sent belongs to the link from then on."""
 
     index: int
-    """Of this rank's stage."""
+    """Index of this rank's stage."""
     size: int
-    """Stages."""
+    """Number of stages."""
 
     def open(self) -> None:
-        """All ranks have loaded, and passes follow: until now nothing is sent, and zeros are received."""
+        """Begins to transfer, once all ranks have loaded: until then nothing is sent, and zeros are received."""
 
     def send_hidden(self, hidden: Tensor) -> None:
-        """To the next stage: [tokens, hidden], dense."""
+        """Sends hidden states [tokens, hidden], dense, to the next stage."""
 
     def receive_hidden(self, out: Tensor) -> Tensor:
-        """From the stage before, into `out`, which is returned."""
+        """Receives hidden states from the previous stage into `out`, and returns it."""
 
     def send_tokens(self, tokens: Tensor) -> None:
-        """From the last stage to the first: [tokens] int64."""
+        """Sends tokens [tokens] int64 from the last stage to the first."""
 
     def receive_tokens(self, out: Tensor) -> Tensor:
-        """On the first stage, the oldest that it has not received, into `out`, which is returned."""
+        """Receives the oldest outstanding tokens into `out` on the first stage, and returns it."""
 
 
 class NoLink:
-    """Of a model that is not split into stages, or not linked yet."""
+    """The link of a model without stages, or one that is not connected yet."""
 
     def __init__(self, index: int = 0, size: int = 1) -> None:
         self.index, self.size = index, size
 
     def open(self) -> None:
-        """See `StageLink.open`."""
+        """Does nothing."""
 
     def send_hidden(self, hidden: Tensor) -> None:
-        """See `StageLink.send_hidden`: to nobody."""
+        """Drops the hidden states."""
 
     def receive_hidden(self, out: Tensor) -> Tensor:
-        """See `StageLink.receive_hidden`: zeros."""
+        """Returns zeros."""
         return out.zero_()
 
     def send_tokens(self, tokens: Tensor) -> None:
-        """See `StageLink.send_tokens`: to nobody."""
+        """Drops the tokens."""
 
     def receive_tokens(self, out: Tensor) -> Tensor:
-        """See `StageLink.receive_tokens`: zeros."""
+        """Returns zeros."""
         return out.zero_()
 
 
@@ -69,13 +71,13 @@ NO_LINK = NoLink()
 
 
 class GroupLink:
-    """Over two groups of all ranks of all stages, in which the ranks of a stage follow each other.
+    """A link over two process groups of all ranks of all stages, in which the ranks of a stage are consecutive.
 
-    Hidden states and tokens have a group each: neither ever waits for the other, which goes the other way.
+    Hidden states and tokens have a group each, so that neither waits for the other, which goes in the other direction.
     """
 
     def __init__(self, index: int, size: int, rank: int, num_ranks: int) -> None:
-        """`rank`: this one's among all."""
+        """Computes the neighbours of `rank`, which counts among all ranks."""
         self.index, self.size = index, size
         ranks_per_stage = num_ranks // size
         self._next, self._before = rank + ranks_per_stage, rank - ranks_per_stage
@@ -83,59 +85,65 @@ class GroupLink:
         self._sent: deque[tuple[Work, Tensor]] = deque()
 
     def begin_send(self, tensor: Tensor, rank: int, *, forwards: bool) -> "Work":
-        """To a rank; of one group what is sent first arrives first. Does not wait for the receiver."""
+        """Begins to send to a rank, without waiting for it. Within a group, tensors arrive in the order in which they
+        were sent.
+        """
         raise NotImplementedError
 
     def begin_receive(self, out: Tensor, rank: int, *, forwards: bool) -> "Work":
-        """From a rank; `out` may be read after the call of `wait`, on a GPU by what is launched after it."""
+        """Begins to receive from a rank. `out` may be read after `wait`, on a GPU by kernels that are launched after
+        it.
+        """
         raise NotImplementedError
 
     def open(self) -> None:
-        """See `StageLink.open`."""
+        """Does nothing: the groups are ready."""
 
     def send_hidden(self, hidden: Tensor) -> None:
-        """See `StageLink.send_hidden`."""
+        """Sends to the same tensor-parallel rank of the next stage."""
         self._keep(self.begin_send(hidden, self._next, forwards=True), hidden)
 
     def receive_hidden(self, out: Tensor) -> Tensor:
-        """See `StageLink.receive_hidden`."""
+        """Receives from the same tensor-parallel rank of the previous stage."""
         self.begin_receive(out, self._before, forwards=True).wait()
         return out
 
     def send_tokens(self, tokens: Tensor) -> None:
-        """See `StageLink.send_tokens`."""
+        """Sends to the same tensor-parallel rank of the first stage."""
         self._keep(self.begin_send(tokens, self._first, forwards=False), tokens)
 
     def receive_tokens(self, out: Tensor) -> Tensor:
-        """See `StageLink.receive_tokens`."""
+        """Receives from the same tensor-parallel rank of the last stage."""
         self.begin_receive(out, self._last, forwards=False).wait()
         return out
 
     def _keep(self, work: "Work", tensor: Tensor) -> None:
-        """What is sent stays until it has left: what was sent so long ago has, so that nothing waits here."""
+        """Keeps a sent tensor until it has left. The oldest one has left long ago, so that waiting for it takes no
+        time.
+        """
         self._sent.append((work, tensor))
         if len(self._sent) > _SENT_KEPT * self.size:
             self._sent.popleft()[0].wait()
 
 
 class GlooLink(GroupLink):
-    """Between CPUs; one group is enough, for its messages have tags."""
+    """A link between CPUs, by gloo. One group is enough, because its messages have tags."""
 
     def __init__(self, index: int, size: int, rank: int, group: torch.distributed.ProcessGroup) -> None:
         super().__init__(index, size, rank, group.size())
         self._group = group
 
     def begin_send(self, tensor: Tensor, rank: int, *, forwards: bool) -> "Work":
-        """See `GroupLink.begin_send`."""
+        """Begins to send, with the direction as the tag."""
         return self._group.send([tensor], rank, int(forwards))
 
     def begin_receive(self, out: Tensor, rank: int, *, forwards: bool) -> "Work":
-        """See `GroupLink.begin_receive`."""
+        """Begins to receive, with the direction as the tag."""
         return self._group.recv([out], rank, int(forwards))
 
 
 class LateLink:
-    """A link of a group that forms once all ranks have their weights, and is used from the first pass on."""
+    """A link whose group forms once all ranks have their weights, and which is used from the first pass on."""
 
     def __init__(self, index: int, size: int) -> None:
         self.index, self.size = index, size
@@ -143,26 +151,26 @@ class LateLink:
         self._used: StageLink = NoLink(index, size)
 
     def connect(self, link: StageLink) -> None:
-        """The group has formed."""
+        """Sets the link of the group that has formed. It is used after `open`."""
         self._connected = link
 
     def open(self) -> None:
-        """See `StageLink.open`."""
+        """Opens the connected link, and uses it from now on."""
         self._connected.open()
         self._used = self._connected
 
     def send_hidden(self, hidden: Tensor) -> None:
-        """See `StageLink.send_hidden`."""
+        """Sends by the connected link once it is open."""
         self._used.send_hidden(hidden)
 
     def receive_hidden(self, out: Tensor) -> Tensor:
-        """See `StageLink.receive_hidden`."""
+        """Receives by the connected link once it is open; zeros before."""
         return self._used.receive_hidden(out)
 
     def send_tokens(self, tokens: Tensor) -> None:
-        """See `StageLink.send_tokens`."""
+        """Sends by the connected link once it is open."""
         self._used.send_tokens(tokens)
 
     def receive_tokens(self, out: Tensor) -> Tensor:
-        """See `StageLink.receive_tokens`."""
+        """Receives by the connected link once it is open; zeros before."""
         return self._used.receive_tokens(out)

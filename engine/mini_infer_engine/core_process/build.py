@@ -1,4 +1,4 @@
-"""From settings to an engine with its runner: the one place where a process decides whether it needs torch."""
+"""Builds an engine with its runner from settings. Only here does a process decide if it needs torch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,14 +40,14 @@ _DRY_KV_CACHE_BYTES = 2 * 10**9
 
 @dataclass(frozen=True, slots=True)
 class BuiltEngine:
-    """An engine that is ready to run, and what its text side must know."""
+    """An engine that is ready to run, with the facts that its text side needs."""
 
     engine: Engine
     model: ModelInfo
     model_revision: str
-    """What the keys of cached blocks begin with."""
+    """Root of the keys of cached blocks."""
     memory: KVMemory
-    """The page pool, for KV transfer; of a tensor-parallel group the first rank's."""
+    """The page pool, for KV transfer; in a tensor-parallel group the first rank's."""
     open_transport: OpenTransport
 
 
@@ -59,10 +59,11 @@ def build_engine(
     watched: "Watched | None" = None,
     moves_kv: bool = False,
 ) -> BuiltEngine:
-    """Load the model and make its engine. ValueError: the model or the settings are at fault, and why.
+    """Loads the model and creates its engine. Raises ValueError with the reason if the model or the settings are at
+    fault.
 
-    `watched`: how this process is told of the end of a group of ranks, beside the engine's exceptions; `moves_kv`: it
-    is to exchange keys and values with other engines.
+    `watched` reports the end of a group of ranks to this process, beside the engine's exceptions. `moves_kv` prepares
+    the engine to exchange keys and values with other engines.
     """
     if dry_run is not None:
         return _build_dry(settings, dry_run, record_events)
@@ -141,14 +142,14 @@ def _load(settings: EngineSettings, watched: "Watched | None", moves_kv: bool) -
 def _grammars(
     settings: EngineSettings, assets: Callable[[], PromptAssets], vocab_size: int, eos_token_ids: tuple[int, ...]
 ) -> GrammarCompiler | None:
-    """None: there is no tokenizer, and an output can be held to nothing."""
+    """Returns the compiler of grammars, or None if there is no tokenizer: then outputs cannot be constrained."""
     if settings.skip_tokenizer_init:
         return None
     return GrammarCompiler(lambda: load_tokenizer(assets().files).tokenizer.to_str(), vocab_size, eos_token_ids)
 
 
 def _kernels(device: str, settings: EngineSettings, kv_cache: str, weights: str) -> dict[str, str]:
-    """Which kernels run: said in the log, returned for /metrics."""
+    """Logs the kernels that run, and returns them as labels for /metrics."""
     from mini_infer_engine.kernels.report import kernel_report, log_kernels
 
     report = kernel_report(device, settings.attention_backend, settings.disable, kv_cache, weights)
@@ -157,7 +158,7 @@ def _kernels(device: str, settings: EngineSettings, kv_cache: str, weights: str)
 
 
 def describe_kernels() -> str:
-    """Which kernels an engine would run on this machine, in one line; without torch it says that."""
+    """Names the kernels that an engine would run on this machine, in one line, or says that torch is not installed."""
     if find_spec("torch") is None:
         return "none: torch is not installed"
     from mini_infer_engine.kernels.report import kernel_report

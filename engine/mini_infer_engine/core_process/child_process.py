@@ -1,4 +1,4 @@
-"""The core process as its parent sees it: started, watched, ended. Knows nothing of what is said to it."""
+"""Starts, watches and ends the core process from its parent. It knows nothing of the messages between the two."""
 
 import asyncio
 import os
@@ -19,12 +19,12 @@ _KILL_AFTER_S = 3.0
 
 
 class CoreProcess:
-    """A child that never outlives this process: it dies by the kernel's hand, or sees that its parent is gone."""
+    """A child that never outlives this process: the kernel kills it, or it notices that its parent is gone."""
 
     def __init__(self, config: CoreConfig, variables: dict[str, str] | None = None) -> None:
-        """Starts it; `variables` are more of its environment.
+        """Starts the process. `variables` are added to its environment.
 
-        The socket and its settings lie in a folder of its own that only this user can enter.
+        Its socket and its settings are in a folder of its own that only this user can enter.
         """
         self._folder = socket_folder("mini-infer-")
         self.address = f"ipc://{self._folder}/core"
@@ -45,15 +45,15 @@ class CoreProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Process id of the child."""
         return self._process.pid
 
     def status(self) -> int | None:
-        """Its exit status; None: it runs."""
+        """Returns the exit status, or None while the process runs."""
         return self._process.poll()
 
     def watch(self) -> "asyncio.Future[int]":
-        """Its exit status, once it has ended."""
+        """Returns a future of the exit status, which a thread sets once the process has ended."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[int] = loop.create_future()
 
@@ -73,7 +73,9 @@ class CoreProcess:
         return self
 
     def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
-        """After a normal end it has been told to leave and gets a moment; after an error it is killed."""
+        """Waits a moment for the process, which has been sent `Stop`, after a normal end. Kills it after an error or a
+        time-out.
+        """
         try:
             self._process.wait(_KILL_AFTER_S if error_type is None else 0)
         except subprocess.TimeoutExpired:

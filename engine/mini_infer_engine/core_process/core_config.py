@@ -1,4 +1,4 @@
-"""All that the front tells the core before they can talk; written to a file that the core reads when it starts."""
+"""Defines the configuration of a core process, which reads it from a file before it can connect to the HTTP process."""
 
 import msgspec
 
@@ -10,7 +10,7 @@ from mini_infer_process.logs import LogFormat
 
 
 class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the front tells the core before they can talk."""
+    """The configuration of a core process."""
 
     settings: EngineSettings
     dry_run: DryRun | None
@@ -19,12 +19,13 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     replay_port: int
     transfer: TransferPort = TransferPort()
     engine: int | None = None
-    """Its number among the engines of a server that has several: its front publishes for all of them, and its lines in
-    the log have the number. None: it is the only one."""
+    """Number of this engine in a server with several, which is added to its log lines; the HTTP process then publishes
+    events for all of them. None if it is the only engine.
+    """
     log_level: str
     log_format: LogFormat
     address: str = ""
-    """Of the core's ROUTER socket; this and the next ones are core_process.py's to fill."""
+    """Address of the core's ROUTER socket. `CoreProcess` sets this and the fields below."""
     parent_pid: int = 0
     last_words_fd: int = -1
-    """Where the core says why it ends when it cannot say it over its socket."""
+    """File descriptor to which the core writes the reason of its end if it cannot send it over its socket."""

@@ -1,4 +1,4 @@
-"""KV transfer of one engine, put together: identity, transport, port, thread, connector."""
+"""Assembles the KV transfer of one engine: identity, transport, port, thread, connector."""
 
 import hashlib
 import logging
@@ -36,7 +36,7 @@ _ANY_HOST = ("0.0.0.0", "::", "*")
 
 
 def begin_identity(settings: EngineSettings, dry_run: DryRun | None) -> "Future[str]":
-    """What the engine's keys and values depend on, computed while its weights are loaded."""
+    """Begins to compute the identity of the engine's keys and values, while its weights are loaded."""
     future: Future[str] = Future()
 
     def compute() -> None:
@@ -63,7 +63,7 @@ def _weights(settings: EngineSettings, dry_run: DryRun | None) -> str:
 
 
 def _rounding(settings: EngineSettings) -> str:
-    """What is made of the checkpoint's weights when they are loaded."""
+    """Names the quantisation that is applied to the checkpoint's weights when they are loaded."""
     kind = settings.quantization
     if kind is None:
         return ""
@@ -86,10 +86,11 @@ def start_transfer(
     vocab_size: int = ANY_VOCABULARY,
     secret: PeerSecret | None = None,
 ) -> TransferWorker:
-    """Listen, and let the engine exchange keys and values from now on. `memory`: of this rank.
+    """Opens the transfer port, and lets the engine exchange keys and values from now on. `memory` is this rank's page
+    pool.
 
-    `check` raises ValueError if another engine requests what no client may.
-    ValueError: the port is taken, or the transport that was asked for is not there.
+    `check` raises ValueError if another engine requests what no client may request. Raises ValueError if the port is
+    taken, or the chosen transport is not available.
     """
     engine_id = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
     router = _bind(context, where, secret)
@@ -132,7 +133,7 @@ def _bind(context: zmq.Context[zmq.Socket[bytes]], where: TransferPort, secret: 
 
 
 def _advertised(host: str) -> str:
-    """By what other machines reach this one: its pod's address where there is one."""
+    """Returns the address by which other machines reach this one: the pod's address if it has one."""
     if host not in _ANY_HOST:
         return host
     return os.environ.get("POD_IP") or socket.gethostname()

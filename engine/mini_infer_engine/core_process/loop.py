@@ -1,7 +1,7 @@
-"""The core process: schedule, run, commit, publish, again and again. It knows no HTTP and no text.
+"""Runs the core process: schedules, runs, commits and publishes in a loop. It knows neither HTTP nor text.
 
-The engine is its own, made by build.py. Between steps it takes what the front sent without waiting; with nothing to
-do it sleeps in poll.
+build.py creates its engine. Between steps it handles the HTTP process's messages without waiting; with nothing to do it
+sleeps in poll.
 """
 
 import ctypes
@@ -48,22 +48,26 @@ logger = logging.getLogger(__name__)
 
 _PARENT_CHECK_S = 1.0
 _LINGER_MS = 500
-"""For the last words to the front."""
+"""Milliseconds for the last messages to the HTTP process."""
 _HEARTBEAT_S = 5.0
-"""Between two messages of a core that has work and can do none before another engine gives back pages: it waits, and
-does not hang."""
+"""Seconds between two messages of a core that waits: it has work, but needs pages that are blocked until another engine
+settles its transfers. They show that it does not hang.
+"""
 _LOST_S = 0.5
-"""From the end of a group of ranks until the process is ended, if it does not leave by itself: its last words are said
-already, and a hung rank has taken three of the five seconds in which all is over (see `signs`)."""
+"""Seconds from the end of a group of ranks until this process is ended, if it does not end by itself. The reason has
+been written already, and the detection of a hung rank has taken three of the five seconds within which everything has
+to end (see `heartbeats`).
+"""
 _SWITCH_S = 0.0005
-"""For which one of the core's thread and the transfer thread computes while the other waits: Python's 5 ms are longer
-than a step."""
+"""Seconds that the core's thread and the transfer thread wait for each other's interpreter lock. Python's default of 5
+ms is longer than a step.
+"""
 _PR_SET_PDEATHSIG = 1
-"""<sys/prctl.h>: the signal that the kernel sends when the parent dies."""
+"""Option of prctl (<sys/prctl.h>) for the signal that the kernel sends when the parent dies."""
 
 
 class CoreLoop:
-    """Between the sockets and the engine."""
+    """Connects the sockets and the engine."""
 
     def __init__(
         self,
@@ -89,13 +93,13 @@ class CoreLoop:
         self._refused: list[Output] = []
         self._stopping = False
         self._front = front
-        """The HTTP process's identity on the ROUTER socket."""
+        """Identity of the HTTP process at the ROUTER socket."""
         self._sent_stats = EngineStats()
         self._sent_s = 0.0
         self._role = role
 
     def run(self) -> None:
-        """Until the front says stop or the parent is gone."""
+        """Runs until the HTTP process sends `Stop`, or the parent process is gone."""
         while not self._stopping:
             self._receive()
             outputs = self._engine.step() if self._engine.has_work else []
@@ -129,7 +133,9 @@ class CoreLoop:
         self._publisher.answer_replays()
 
     def _poll_replays(self, wanted: bool) -> None:
-        """Wakes for requests for replays, unless those that came have used up what they may: else it would spin."""
+        """Polls the socket for replay requests, or stops polling it if they have used up their allowance: the loop
+        would spin.
+        """
         if self._publisher.replay is None or wanted == self._polls_replays:
             return
         self._polls_replays = wanted
@@ -166,7 +172,9 @@ class CoreLoop:
                 logger.warning("a second hello is ignored: a core serves the front that started it")
 
     def _send(self, outputs: list[Output]) -> None:
-        """All outputs of a step in one message; the numbers go with them, or alone where they have changed."""
+        """Sends all outputs of a step in one message with the statistics, or the statistics alone if
+        they have changed.
+        """
         stats, now_s = self._engine.stats(), time.monotonic()
         is_due = self._engine.only_receives and now_s - self._sent_s >= _HEARTBEAT_S
         if outputs or is_due or stats != self._sent_stats:
@@ -183,12 +191,14 @@ def _failure(request_id: str, reason: str) -> Output:
 
 
 def send(router: zmq.Socket[bytes], front: bytes, message: messages.CoreMessage) -> None:
-    """Hand a message to ZMQ, which drops it if the front is gone."""
+    """Passes a message to ZMQ, which drops it if the HTTP process is gone."""
     router.send_multipart([front, messages.encode(message)])
 
 
 def serve(config: CoreConfig, folder: Path) -> None:
-    """Build the engine while the front waits, then run it. What goes wrong is told to the front before it is raised."""
+    """Builds the engine while the HTTP process waits, then runs it. Reports failures to the HTTP process before it
+    exits.
+    """
     context = zmq.Context()
     transfer: TransferWorker | None = None
     router = context.socket(zmq.ROUTER)
@@ -250,7 +260,7 @@ def serve(config: CoreConfig, folder: Path) -> None:
 def _publisher(
     context: zmq.Context[zmq.Socket[bytes]], config: CoreConfig, tell: Callable[[bytes, bytes], None]
 ) -> EventPublisher:
-    """To gateways, or to the front where that publishes for several cores."""
+    """Returns a publisher to gateways, or to the HTTP process if that publishes for several cores."""
     if config.engine is not None:
         return EventPublisher(context, config.peers.host, 0, 0, tell)
     return EventPublisher(
@@ -263,7 +273,9 @@ def _publish(router: zmq.Socket[bytes], front: bytes, topic: bytes, payload: byt
 
 
 def _watched(config: CoreConfig, folder: Path) -> "Watched":
-    """How the end of a group of ranks ends this process, whatever its main thread is waiting for."""
+    """Returns callbacks by which the end of a group of ranks ends this process, even while its main
+    thread is blocked.
+    """
     from mini_infer_engine.distributed.parallel_runner import Watched
 
     def end(reason: str) -> None:
@@ -283,7 +295,7 @@ def _watched(config: CoreConfig, folder: Path) -> "Watched":
 
 
 def main() -> None:
-    """Run as `python -m mini_infer_engine.core_process.loop CONFIG`; started by core_process.py alone."""
+    """Runs as `python -m mini_infer_engine.core_process.loop CONFIG`, which only `CoreProcess` starts."""
     show_crashes()
     config_path = Path(sys.argv[1])
     config = msgspec.json.decode(config_path.read_bytes(), type=CoreConfig)

@@ -1,7 +1,7 @@
-"""What the HTTP process and the core process say to each other, as msgpack over ZMQ. No torch, no text, no sockets.
+"""Messages between the HTTP process and the core process, as msgpack over ZMQ. No torch, no text, no sockets.
 
-The front (the HTTP process) sends one `FrontMessage` a ZMQ message on its DEALER, the core one `CoreMessage` on
-its ROUTER; all outputs of a step travel together, so that the front wakes once a step. A core has one front.
+The front (the HTTP process) sends one `FrontMessage` in each ZMQ message on its DEALER, and the core one `CoreMessage`
+on its ROUTER. All outputs of a step are in one message, so that the front wakes once a step. A core has one front.
 """
 
 from collections.abc import Iterable
@@ -13,105 +13,105 @@ from mini_infer_engine.core.stats import EngineStats
 
 
 def core_id(client_id: str, serial: int) -> str:
-    """The core's name for one choice of a client's request.
+    """Returns the core's id for one choice of a client's request.
 
-    Clients repeat their ids, above all when they try again; outputs that are still on their way must not find the
-    second request.
+    Clients reuse their ids, above all in retries. Outputs of the first request that are still in flight must not be
+    taken for those of the second.
     """
     return f"{client_id}#{serial}"
 
 
 def client_ids(core_ids: Iterable[str]) -> list[str]:
-    """The clients' ids behind these, once each; requests of other engines have none."""
+    """Returns the clients' ids of these core ids, without duplicates. Requests of other engines have none."""
     return list(dict.fromkeys(name.rpartition("#")[0] for name in core_ids if "#" in name))
 
 
 class Add(msgspec.Struct, frozen=True, tag=True):
-    """Serve this request."""
+    """Adds a request."""
 
     request: Request
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
-    """Nobody waits for these any more. Unknown ids are ignored: they may have finished meanwhile."""
+    """Aborts requests. Unknown ids are ignored: the requests may have finished meanwhile."""
 
     request_ids: list[str]
 
 
 class SnapshotWanted(msgspec.Struct, frozen=True, tag=True):
-    """Send a `SnapshotTaken` with this ticket."""
+    """Requests a snapshot of the prefix cache. `SnapshotTaken` answers with the same ticket."""
 
     ticket: int
 
 
 class SwitchRole(msgspec.Struct, frozen=True, tag=True):
-    """The engine is for something else from now on (launch.Role); what it works on ends as it has begun."""
+    """Changes the engine's role (launch.Role). Requests that are running finish as they have begun."""
 
     role: str
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
-    """Leave, whatever is running."""
+    """Ends the core at once, whatever is running."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
-    """The front's first message: from here on the core knows where to send; `Ready` follows when it is."""
+    """Opens the connection: the core answers with `Ready` once it has loaded."""
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the text side must know of the model that the core runs."""
+    """The facts of the core's model that the text side needs."""
 
     max_model_len: int
-    """Tokens of prompt and output together."""
+    """The most tokens of prompt and output together."""
     vocab_size: int
     page_size: int
-    """Tokens a page."""
+    """Tokens per page."""
     num_pages: int
     revision: str = ""
-    """What the keys of cached blocks begin with (contract.blocks.root_key)."""
+    """Root of the keys of cached blocks (contract.blocks.root_key)."""
     hidden_size: int = 0
-    """Numbers of an embedding; 0: there are none."""
+    """Numbers in an embedding; 0 if the model has none."""
     kv_transport: str = ""
-    """What moves keys and values from and to other engines; empty: nothing does."""
+    """Name of the transport for KV transfer; empty if it is off."""
     tensor_parallel_size: int = 1
     """Ranks that share each layer."""
     pipeline_parallel_size: int = 1
-    """Stages that share the layers."""
+    """Pipeline stages that share the layers."""
     data_parallel_size: int = 1
-    """Engines of the server, each with a copy of it."""
+    """Engines of the server, each with a copy of the model."""
     kernels: dict[str, str] = {}
-    """Which kernels run, by the labels of the metric `mini_infer_engine_kernels_info`; empty for a pretended model."""
+    """The kernels that run, by labels of the metric `mini_infer_engine_kernels_info`; empty for a dry run."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """Requests are welcome."""
+    """Reports that the model is loaded and requests are accepted."""
 
     model: ModelInfo
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag=True):
-    """What one step made; also sent without outputs when the stats have changed."""
+    """Reports the outputs of one step. It is also sent without outputs if the statistics have changed."""
 
     outputs: list[Output]
     stats: EngineStats
 
 
 class SnapshotTaken(msgspec.Struct, frozen=True, tag=True):
-    """An encoded contract.events.Snapshot."""
+    """Returns a snapshot, as an encoded contract.events.Snapshot."""
 
     ticket: int
     payload: bytes
 
 
 class Published(msgspec.Struct, frozen=True, tag=True):
-    """What a core would publish to gateways, where its front publishes for several: a topic and its payload."""
+    """Passes a topic and payload for gateways to the front, which publishes for several cores."""
 
     topic: bytes
     payload: bytes
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """The core cannot start or go on, and leaves; the reason is for people."""
+    """Reports that the core cannot start or go on, and ends; the reason is for people."""
 
     reason: str
 

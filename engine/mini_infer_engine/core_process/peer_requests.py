@@ -1,4 +1,6 @@
-"""What another engine may request to be computed: the same as a client over HTTP, less what has no first token."""
+"""Checks requests of other engines for a prefill: they may request the same as a client over HTTP, except for requests
+without a first token.
+"""
 
 import msgspec
 
@@ -12,7 +14,7 @@ _PRIORITIES = range(-(2**31), 2**31)
 
 
 def check_peer_request(request: Request, max_model_len: int, vocab_size: int) -> None:
-    """Raises ValueError if a client could not request this, with the parameter's name."""
+    """Raises ValueError with the parameter's name if a client could not send this request."""
     sampling = request.sampling
     check_prompt(request.prompt_token_ids, max_model_len, vocab_size)
     if request.resumed_token_ids:

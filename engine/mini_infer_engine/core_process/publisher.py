@@ -1,6 +1,6 @@
-"""Tells the world what is cached and how much there is to do: KV events, their replay, load reports, over ZMQ.
+"""Publishes the engine's cached blocks and its load over ZMQ: KV events, their replay, and load reports.
 
-It forms no event and decides nothing about the cache; formats are contract.events'.
+It creates no events and decides nothing about the cache; contract.events defines the formats.
 """
 
 import math
@@ -19,17 +19,17 @@ from mini_infer_process.listening import tcp_address
 from mini_infer_process.zmq_limits import SocketLimits
 
 _LOAD_INTERVAL_S = 0.02
-"""Between two load reports, at least."""
+"""The least seconds between two load reports."""
 _HEARTBEAT_S = 1.0
-"""Between two load reports, at most: a silent engine is a dead one."""
+"""The most seconds between two load reports: gateways take a silent engine for a dead one."""
 
 
 class PortInUseError(ValueError):
-    """An event socket's port belongs to somebody else."""
+    """The port of an event socket is used by another process."""
 
 
 class EventPublisher:
-    """The sockets of one engine. A port of 0 is no socket: what would be sent there is dropped."""
+    """The event sockets of one engine. A port of 0 means no socket: messages for it are dropped."""
 
     def __init__(
         self,
@@ -41,15 +41,16 @@ class EventPublisher:
         secret: PeerSecret | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`tell` is given each topic and payload, too. PortInUseError: a port belongs to somebody else.
+        """Binds the sockets. `tell` is called with each topic and payload, too. Raises PortInUseError if a port is
+        taken.
 
-        With a secret both sockets let the service's peers alone in, by a `PeerAuthenticator` of the context.
+        With a secret both sockets admit only the service's peers, by a `PeerAuthenticator` of the context.
         """
         self._tell = tell
         self._events = _bind(context, zmq.PUB, host, events_port, "--events-port", zmq_limits.EVENTS, secret)
         self.replay = _bind(context, zmq.ROUTER, host, replay_port, "--replay-port", zmq_limits.REPLAY, secret)
         self.last_sequence = -1
-        """Of the last batch of KV events."""
+        """Sequence number of the last batch of KV events; -1 if there was none."""
         self._ring = EventRing()
         self._replays = ReplayServer(self.replay, self._ring, clock) if self.replay is not None else None
         self._load_sequence = -1
@@ -57,7 +58,7 @@ class EventPublisher:
         self._load_postponed = False
 
     def publish_events(self, new: Sequence[events.KVEvent], now: float) -> None:
-        """Send the events of a step as one batch; no events, no batch."""
+        """Sends the events of a step as one batch. Does nothing if there are none."""
         if not new:
             return
         self.last_sequence += 1
@@ -67,20 +68,20 @@ class EventPublisher:
         self._send(events.EVENTS_TOPIC, self.last_sequence, payload)
 
     def load_is_due(self, now: float) -> bool:
-        """Whether `publish_load` may send: ask before each, for making a report costs time."""
+        """Returns True if `publish_load` may send now. Call it before making a report, which costs time."""
         due = self._last_load is None or now - self._last_load.ts >= _LOAD_INTERVAL_S
         self._load_postponed = not due
         return due
 
     def load_wait_s(self, now: float) -> float:
-        """How long until `publish_load` should be called again if nothing happens."""
+        """Returns the seconds until `publish_load` should be called again if nothing happens."""
         if self._last_load is None:
             return 0.0
         interval = _LOAD_INTERVAL_S if self._load_postponed else _HEARTBEAT_S
         return max(0.0, self._last_load.ts + interval - now)
 
     def publish_load(self, report: events.LoadReport, now: float) -> None:
-        """Send the report if it says something new, or as a heartbeat."""
+        """Sends the report if it differs from the last one, or as a heartbeat."""
         last = self._last_load
         unchanged = last is not None and not report.accepted and _numbers(report) == _numbers(last)
         if unchanged and last is not None and now - last.ts < _HEARTBEAT_S:
@@ -96,24 +97,24 @@ class EventPublisher:
             self._events.send_multipart([topic, events.sequence_frame(sequence), payload])
 
     def answer_replays(self) -> None:
-        """Reads some requests for replays and sends one slice of what peers are due; see `ReplayServer`."""
+        """Reads some replay requests, and sends one slice of the pending batches; see `ReplayServer`."""
         if self._replays is not None:
             self._replays.serve()
 
     def replay_wait_s(self) -> float:
-        """Returns how long `answer_replays` has nothing to do if no request comes."""
+        """Returns the seconds for which `answer_replays` has nothing to do if no request comes."""
         return math.inf if self._replays is None else self._replays.wait_s()
 
     def has_replay_requests(self) -> bool:
-        """Returns True if a request for a replay waits in the socket."""
+        """Returns True if a replay request waits in the socket."""
         return self.replay is not None and bool(self.replay.poll(0, zmq.POLLIN))
 
     def takes_replays(self) -> bool:
-        """Returns True if a request for a replay would be read now: only then is the socket worth polling."""
+        """Returns True if a replay request would be read now; only then should the socket be polled."""
         return self._replays is not None and self._replays.is_open()
 
     def close(self) -> None:
-        """Close the sockets, what they hold unsent included."""
+        """Closes the sockets, and drops messages that are not sent yet."""
         for socket in (self._events, self.replay):
             if socket is not None:
                 socket.close(linger=0)

@@ -1,7 +1,7 @@
-"""Replay of KV events by sequence number: a bounded buffer of batches, and a server that sends them in slices.
+"""Replays KV events by sequence number: a bounded buffer of batches, and a server that sends them in slices.
 
-The core calls `serve` between two steps. What one call may cost is bounded, whatever peers send and however many there
-are: bytes a second over all of them, one replay a peer, and few requests read at a time.
+The core calls `serve` between two steps. Its cost is bounded, whatever peers send and however many there are: by bytes
+per second over all peers, one replay for each peer, and a few requests read in a call.
 """
 
 import logging
@@ -18,33 +18,39 @@ from mini_infer_contract import events
 logger = logging.getLogger(__name__)
 
 RING_BATCHES: Final = 10_000
-"""Batches kept for replay, at most; who missed more than are kept reads /kv_snapshot."""
+"""The most batches that are buffered for replay. A peer that missed more than these reads /kv_snapshot."""
 RING_BYTES: Final = 64_000_000
-"""Of all batches kept: one has up to 8,192 token ids, so that their number alone would bound nothing."""
+"""The most bytes of all buffered batches: a batch has up to 8,192 token ids, so their number alone
+bounds too little.
+"""
 BYTES_PER_S: Final = 16_000_000
-"""Sent to all peers together: about two percent of a step's time, and a gateway's usual gap within milliseconds."""
+"""Bytes per second for all peers together: it costs about two percent of a step's time, and fills a gateway's usual gap
+within milliseconds.
+"""
 BURST_BYTES: Final = 256 << 10
-"""What one call sends at most: under a millisecond."""
+"""The most bytes that one call sends: they take less than a millisecond."""
 MESSAGE_COST_BYTES: Final = 1 << 10
-"""What a message costs beside its bytes, so that ten thousand small ones are as slow as the time that they take."""
+"""Cost of a message beside its bytes, so that ten thousand small messages are throttled by the time that they take."""
 MAX_REPLAYS: Final = 16
-"""Peers that are sent to at a time; requests of more are dropped, and their senders read /kv_snapshot."""
+"""The most peers with a replay at a time. Requests of further peers are dropped, and their senders read
+/kv_snapshot.
+"""
 READS: Final = 4
-"""Requests that one call reads; the rest waits in the socket, whose queues are bounded."""
+"""The most requests that one call reads. Others wait in the socket, whose queues are bounded."""
 STALL_S: Final = 10.0
-"""A peer that has read nothing for so long loses its replay."""
+"""Seconds after which a peer that has read nothing loses its replay."""
 _COMPLAIN_EVERY_S: Final = 60.0
 
 
 class EventRing:
-    """The latest batches, by consecutive sequence numbers."""
+    """A buffer of the latest batches, with consecutive sequence numbers."""
 
     def __init__(self) -> None:
         self._batches: deque[tuple[int, bytes]] = deque()
         self._bytes = 0
 
     def append(self, sequence: int, payload: bytes) -> None:
-        """Keeps a batch, in place of the oldest where there is no more room."""
+        """Buffers a batch, and drops the oldest ones if there is no more room."""
         self._batches.append((sequence, payload))
         self._bytes += len(payload)
         while len(self._batches) > RING_BATCHES or (self._bytes > RING_BYTES and len(self._batches) > 1):
@@ -52,11 +58,11 @@ class EventRing:
 
     @property
     def last(self) -> int:
-        """The last sequence number; -1 if nothing was kept yet."""
+        """The last sequence number; -1 if nothing was buffered yet."""
         return self._batches[-1][0] if self._batches else -1
 
     def next_from(self, sequence: int) -> tuple[int, bytes] | None:
-        """Returns the first batch that is kept of those from `sequence` on, or None if there is none."""
+        """Returns the first buffered batch from `sequence` on, or None if there is none."""
         if sequence > self.last:
             return None
         return self._batches[max(0, sequence - self._batches[0][0])]
@@ -64,25 +70,25 @@ class EventRing:
 
 @dataclass(slots=True)
 class _Replay:
-    """What one peer is still to be sent."""
+    """The rest of a replay to one peer."""
 
     peer: bytes
     next: int
     end: int
-    """The last sequence number when the peer asked: what came later, it hears as an event."""
+    """The last sequence number at the time of the request: the peer gets later batches as events."""
     moved_s: float
-    """When it last took a message."""
+    """Time at which the peer last accepted a message."""
 
 
 class ReplayServer:
-    """Answers requests for replays at a bound ROUTER socket, which must have ROUTER_MANDATORY set."""
+    """Answers replay requests at a bound ROUTER socket, which must have ROUTER_MANDATORY set."""
 
     def __init__(self, socket: zmq.Socket[bytes], ring: EventRing, clock: Callable[[], float]) -> None:
         self._socket, self._ring, self._clock = socket, ring, clock
         self._replays: deque[_Replay] = deque()
         self._allowance, self._refilled_s = float(BURST_BYTES), clock()
         self.dropped = 0
-        """Requests that were not served: too many peers, a second one of a peer, or no request at all."""
+        """Number of requests that were dropped: too many peers, a second request of a peer, or a malformed one."""
         self._complained_s, self._complained = -math.inf, 0
 
     @property
@@ -91,19 +97,19 @@ class ReplayServer:
         return bool(self._replays)
 
     def is_open(self) -> bool:
-        """Returns True if `serve` would read requests now: only then is the socket worth polling."""
+        """Returns True if `serve` would read requests now; only then should the socket be polled."""
         self._refill()
         return self._allowance > 0
 
     def wait_s(self) -> float:
-        """Returns how long `serve` has nothing to do if no request comes."""
+        """Returns the seconds for which `serve` has nothing to do if no request comes."""
         self._refill()
         if self._allowance <= 0:
             return (MESSAGE_COST_BYTES - self._allowance) / BYTES_PER_S
         return 0.001 if self._replays else math.inf  # a peer that does not read is tried again so soon
 
     def serve(self) -> None:
-        """Reads a few requests, and sends one slice of what peers are due."""
+        """Reads a few requests, and sends one slice of the pending batches."""
         self._refill()
         self._read()
         for _ in range(len(self._replays)):
@@ -153,7 +159,7 @@ class ReplayServer:
             self._complained_s, self._complained = now_s, self.dropped
 
     def _send_some(self, replay: _Replay) -> bool:
-        """Sends until the allowance is used up or the peer's queue is full. Returns False once the replay is over."""
+        """Sends until the allowance is used up or the peer's queue is full. Returns False once the replay has ended."""
         try:
             while self._allowance > 0:
                 batch = self._ring.next_from(replay.next) if replay.next <= replay.end else None

@@ -1,1 +1,1 @@
-"""Several engines behind one port: which one gets a request, and what they tell the outside together."""
+"""Runs several engines behind one port: routes requests to them, and publishes their events and load as one engine."""

@@ -1,4 +1,4 @@
-"""Which GPUs each engine of a server sees: the server's own, dealt out in their order."""
+"""Assigns GPUs to the engines of a server: the visible GPUs are divided among them in order."""
 
 import ctypes
 from collections.abc import Mapping
@@ -9,10 +9,11 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 def devices_of_engine(
     engine: int, engines: int, ranks: int, environment: Mapping[str, str], machine_gpus: int
 ) -> dict[str, str]:
-    """More environment for the engine with this number; empty: there are no GPUs, and all compute on the CPU.
+    """Returns environment variables for the engine with this number; none if there are no GPUs, and all compute on the
+    CPU.
 
-    `ranks`: GPUs of one engine. `machine_gpus`: how many there are where the environment names none. ValueError: they
-    are too few.
+    `ranks` is the number of GPUs of one engine. `machine_gpus` is the number of GPUs if the environment names none.
+    Raises ValueError if there are too few.
     """
     named = environment.get(VISIBLE)
     if named is None:
@@ -30,7 +31,7 @@ def devices_of_engine(
 
 
 def count_gpus() -> int:
-    """NVIDIA GPUs that this process may use, as the driver's library says; without the library there are none."""
+    """Counts the NVIDIA GPUs that this process may use, by NVML; 0 without its library."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:

@@ -1,4 +1,4 @@
-"""Which engine of a server holds which blocks, from the events of each, and what the server as a whole holds.
+"""Tracks which engine of a server holds which blocks, from the events of each, and merges the events for gateways.
 
 Blocks are named by the engines' own hashes: all engines of a server run the same model, so equal hashes mean equal
 prefixes. Pure: no sockets, no clock.
@@ -17,23 +17,25 @@ _root_key = lru_cache(maxsize=1024)(root_key)
 
 
 def prompt_hashes(token_ids: Sequence[int], revision: str, salt: str) -> list[int]:
-    """The names of the full blocks that a prompt can be served from: its last token has to be computed anyway."""
+    """Returns the names of the full blocks from which a prompt can be served. Its last token must be
+    computed anyway.
+    """
     whole = (len(token_ids) - 1) // BLOCK_SIZE_TOKENS * BLOCK_SIZE_TOKENS
     return [wire_hash(key) for key in block_keys(token_ids[:whole], _root_key(revision, "", salt))]
 
 
 class HeldBlocks:
-    """The blocks of each engine, and those that it will hold when it has computed what was sent to it."""
+    """The blocks of each engine, and those that it will hold once it has computed the prompts that were sent to it."""
 
     def __init__(self, engines: int) -> None:
         self._held: list[set[BlockHash]] = [set() for _ in range(engines)]
         self._promised: list[Counter[BlockHash]] = [Counter() for _ in range(engines)]
 
     def apply(self, engine: int, events: Iterable[KVEvent]) -> list[KVEvent]:
-        """Take an engine's events in order; what they mean for the server as a whole.
+        """Applies an engine's events in order, and returns the resulting events of the server as a whole.
 
-        Every stored block is told, also one that another engine holds: who reads a snapshot made while events went on
-        needs each of them. A removed block is told when no engine holds it any more.
+        It emits every stored block, even if another engine holds it: a gateway that reads a snapshot made between
+        events needs each of them. It emits the removal of a block when no engine holds it any more.
         """
         told: list[KVEvent] = []
         for event in events:
@@ -60,11 +62,11 @@ class HeldBlocks:
         return [BlockRemoved(gone)] if gone else []
 
     def promise(self, engine: int, hashes: Sequence[int]) -> None:
-        """A prompt with these blocks was sent there."""
+        """Adds the blocks of a prompt that was sent to an engine."""
         self._promised[engine].update(hashes)
 
     def settle(self, engine: int, hashes: Sequence[int]) -> None:
-        """That prompt was computed, of which events tell, or never will be."""
+        """Removes the blocks of a prompt that was computed, which events report, or never will be."""
         promised = self._promised[engine]
         for name in hashes:
             if promised[name] > 1:
@@ -73,7 +75,7 @@ class HeldBlocks:
                 del promised[name]
 
     def depth(self, engine: int, hashes: Sequence[int]) -> int:
-        """Tokens that a prompt with these blocks need not compute there."""
+        """Returns the number of prompt tokens in these blocks that an engine need not compute."""
         held, promised, blocks = self._held[engine], self._promised[engine], 0
         for name in hashes:
             if name not in held and name not in promised:

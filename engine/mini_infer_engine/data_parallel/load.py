@@ -1,4 +1,4 @@
-"""The load reports of a server's engines as one, for gateways. Pure."""
+"""Merges the load reports of a server's engines, for gateways. Pure."""
 
 from collections.abc import Sequence
 
@@ -6,9 +6,9 @@ from mini_infer_contract.events import LoadReport
 
 
 def total_load(reports: Sequence[LoadReport], accepted: list[str], role: str) -> LoadReport:
-    """The last report of each engine, one at least, as the report of all: sums, and the mean share of the pages.
+    """Merges the last report of each engine, at least one: sums, and the mean of the shares of used pages.
 
-    `accepted`: requests that arrived since the last such report.
+    `accepted` are the requests that arrived since the last such report.
     """
     return LoadReport(
         ts=max(report.ts for report in reports),

@@ -1,4 +1,4 @@
-"""What the text side must know of a model that several engines run. Pure."""
+"""Merges the descriptions of a model that several engines run, for the text side. Pure."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,9 @@ from mini_infer_engine.core_process.messages import ModelInfo
 
 
 def model_of_all(models: Sequence[ModelInfo]) -> ModelInfo:
-    """Of each engine, as one: a request must fit whichever engine it goes to; pages are those of all."""
+    """Merges the descriptions of all engines: a request must fit whichever engine gets it, and the pages
+    are added up.
+    """
     return replace(
         models[0],
         max_model_len=min(model.max_model_len for model in models),

@@ -1,4 +1,6 @@
-"""Several engines for a program without a server: cores as processes, with the calls of an engine in this process."""
+"""Runs several engines for a program without a server: core processes, with the interface of an engine
+in this process.
+"""
 
 import weakref
 from collections.abc import Sequence
@@ -21,14 +23,16 @@ from mini_infer_engine.dry.dry_run import DryRun
 from mini_infer_process import zmq_limits
 
 _LOOK_S = 0.5
-"""How often a process that says nothing is looked at: it may have ended."""
+"""Seconds between two checks for ended processes, while none sends a message."""
 
 
 class OfflineEngines:
-    """As `core.engine.Engine` to whoever adds requests and steps. Not thread-safe."""
+    """Offers the interface of `core.engine.Engine` for adding requests and stepping. Not thread-safe."""
 
     def __init__(self, settings: EngineSettings, dry_run: DryRun | None) -> None:
-        """Start them and wait until all are ready. ValueError: the model or the settings are at fault, and why."""
+        """Starts the engines, and waits until all are ready. Raises ValueError with the reason if the model or the
+        settings are at fault.
+        """
         stack = ExitStack()
         self._close = weakref.finalize(self, stack.close)
         config = CoreConfig(
@@ -58,16 +62,16 @@ class OfflineEngines:
         self.model = model_of_all([self._ready[engine] for engine in range(len(self._cores))])
 
     def close(self) -> None:
-        """End all processes."""
+        """Ends all processes."""
         self._close()
 
     @property
     def has_work(self) -> bool:
-        """Whether a step may bring something."""
+        """True if a step may return outputs."""
         return self._router.has_work
 
     def add(self, request: Request) -> None:
-        """Send it to one of the engines. RunnerLostError: one has ended."""
+        """Sends a request to one of the engines. Raises RunnerLostError if an engine has ended."""
         if self._failure is not None:
             raise self._failure
         engine = self._router.route(request, self.model.revision)
@@ -75,14 +79,16 @@ class OfflineEngines:
         self._send(engine, messages.Add(replace(request, prompt_token_ids=list(request.prompt_token_ids))))
 
     def abort(self, request_id: str) -> None:
-        """Stop working on it; unknown ids are ignored."""
+        """Aborts a request. Unknown ids are ignored."""
         engine = self._router.engine_of(request_id)
         if engine is not None and self._failure is None:
             self._router.ended([request_id])
             self._send(engine, messages.Abort([request_id]))
 
     def step(self) -> list[Output]:
-        """What any of them made; waits for that. RunnerLostError: one has ended. ValueError: one refused a request."""
+        """Waits for outputs of any engine, and returns them. Raises RunnerLostError if an engine has ended, and
+        ValueError if an engine has refused a request.
+        """
         if self._failure is not None:
             raise self._failure
         while self.has_work and not self._outputs:
@@ -101,7 +107,7 @@ class OfflineEngines:
         self._sockets[engine].send(messages.encode(message))
 
     def _receive(self) -> None:
-        """Take what has come; wait for something, but not for processes that have ended."""
+        """Waits for messages, and handles them. Raises an error if a process has ended."""
         ready = dict(self._poller.poll(int(_LOOK_S * 1000)))
         for engine, socket in enumerate(self._sockets):
             while socket in ready:
@@ -127,7 +133,9 @@ class OfflineEngines:
                 self._lost(RunnerLostError(f"engine {engine}: {reason}") if is_ready else ValueError(reason))
 
     def _lost(self, error: Exception) -> None:
-        """One engine has ended: what it had is lost, and the call that waits for it cannot end."""
+        """Ends all engines and raises the error: the requests of the ended engine are lost, and the caller waits for
+        them.
+        """
         self._failure = error
         self.close()
         raise error

@@ -1,4 +1,4 @@
-"""The core processes of one server or one LLM: one alone, or several with devices of their own."""
+"""Starts the core processes of a server or an LLM: a single one, or several with devices of their own."""
 
 import os
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from mini_infer_engine.data_parallel.devices import count_gpus, devices_of_engin
 
 
 def environments(settings: EngineSettings, *, has_model: bool) -> list[dict[str, str]]:
-    """Of each engine, what it has beside the environment of this process. ValueError: there are too few GPUs."""
+    """Returns additional environment variables for each engine. Raises ValueError if there are too few GPUs."""
     engines = settings.data_parallel_size
     if settings.device == "cpu" or not has_model:
         return [{} for _ in range(engines)]
@@ -23,7 +23,7 @@ def environments(settings: EngineSettings, *, has_model: bool) -> list[dict[str,
 
 @contextmanager
 def core_processes(config: CoreConfig) -> Iterator[list[CoreProcess]]:
-    """Started; they end with the block. ValueError: there are too few GPUs."""
+    """Starts the core processes, and ends them after the block. Raises ValueError if there are too few GPUs."""
     if config.settings.data_parallel_size == 1:
         with CoreProcess(config) as core:
             yield [core]

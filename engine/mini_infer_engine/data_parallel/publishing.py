@@ -1,4 +1,4 @@
-"""What the engines of a server publish, as one endpoint: gateways see one engine. Owns the sockets, decides nothing."""
+"""Publishes events and load of a server's engines at one endpoint, as one engine. Owns the sockets, decides nothing."""
 
 import asyncio
 import math
@@ -15,14 +15,14 @@ from mini_infer_engine.data_parallel.router import EngineRouter
 from mini_infer_process.curve import PeerAuthenticator
 
 _SLICE_S = 0.002
-"""Between two slices of replays: requests go on meanwhile."""
+"""Seconds between two slices of replays, in which requests are served."""
 
 
 class UnitedPublisher:
-    """Takes what each engine would publish; keeps the router's picture of their caches, too."""
+    """Publishes the messages of all engines for gateways, and updates the router's record of their caches."""
 
     def __init__(self, router: EngineRouter, peers: PeerPorts, events_port: int, replay_port: int) -> None:
-        """Raises PortInUseError if a port belongs to somebody else."""
+        """Opens the sockets. Raises PortInUseError if a port is taken."""
         self._context = zmq.Context()
         self._router = router
         self._publisher = EventPublisher(self._context, peers.host, events_port, replay_port, secret=peers.secret)
@@ -34,17 +34,19 @@ class UnitedPublisher:
 
     @property
     def last_sequence(self) -> int:
-        """Of the last batch of KV events."""
+        """Sequence number of the last batch of KV events."""
         return self._publisher.last_sequence
 
     def answer_replays(self) -> None:
-        """Answers them from now on, in the running event loop."""
+        """Answers replay requests from now on, in the running event loop."""
         if self._publisher.replay is not None:
             asyncio.get_running_loop().add_reader(self._publisher.replay.FD, self._answer)
             self._answer()  # the descriptor wakes for what comes, not for what is there
 
     def _answer(self) -> None:
-        """Sends one slice, and plans the next: the descriptor does not wake again for requests left in the socket."""
+        """Sends one slice, and schedules the next: the descriptor does not wake again for requests left
+        in the socket.
+        """
         if self._next_slice is not None:
             return
         self._publisher.answer_replays()
@@ -57,7 +59,7 @@ class UnitedPublisher:
         self._answer()
 
     def take(self, engine: int, topic: bytes, payload: bytes) -> None:
-        """A message of an engine."""
+        """Publishes a message of an engine."""
         if topic == events.EVENTS_TOPIC:
             told = self._router.apply(engine, events.decode_batch(payload).events)
             self._publisher.publish_events(told, time.time())
@@ -68,11 +70,11 @@ class UnitedPublisher:
             self._publish_load(report.role)
 
     def forget(self, engine: int) -> None:
-        """It is gone: it has no load any more."""
+        """Removes the load of an engine that has ended."""
         self._loads.pop(engine, None)
 
     def _publish_load(self, role: str) -> None:
-        """Now, or as soon as the publisher may say something again."""
+        """Publishes the total load now, or as soon as the publisher's interval allows it."""
         now = time.time()
         if self._postponed is not None or not self._loads:
             return
@@ -88,7 +90,7 @@ class UnitedPublisher:
         self._publish_load(role)
 
     def close(self) -> None:
-        """Close the sockets."""
+        """Closes the sockets."""
         if self._postponed is not None:
             self._postponed.cancel()
         if self._next_slice is not None:

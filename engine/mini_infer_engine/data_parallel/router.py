@@ -1,4 +1,4 @@
-"""What was sent to which engine and has not ended, and where the next request goes. No sockets, no clock."""
+"""Routes requests to the engines of a server, and tracks those that have not ended. No sockets, no clock."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,20 +11,20 @@ from mini_infer_engine.data_parallel.routing import Candidate, choose_engine
 
 @dataclass(slots=True)
 class _Sent:
-    """A request at an engine."""
+    """A request that was sent to an engine."""
 
     engine: int
     tokens: int
-    """Prompt, and output so far."""
+    """Tokens of the prompt, and of the output so far."""
     uncached_tokens: int
     promised: list[int]
-    """Blocks; empty once there is output."""
+    """Names of the prompt's blocks that the engine will hold; empty once there is output."""
     has_output: bool = False
 
 
 @dataclass(slots=True)
 class _Work:
-    """Of one engine: see `Candidate`."""
+    """The load of one engine, with the fields of `Candidate`."""
 
     requests: int = 0
     queued_tokens: int = 0
@@ -33,7 +33,7 @@ class _Work:
 
 
 class EngineRouter:
-    """One for each server."""
+    """Routes the requests of one server."""
 
     def __init__(self, engines: int, *, caches_prefixes: bool = True) -> None:
         self.blocks = HeldBlocks(engines)
@@ -44,18 +44,18 @@ class EngineRouter:
 
     @property
     def has_work(self) -> bool:
-        """Whether an engine owes an answer."""
+        """True if a request has not ended."""
         return bool(self._sent)
 
     def engine_of(self, request_id: str) -> int | None:
-        """Where it is; None: nowhere any more."""
+        """Returns the engine of a request, or None if it has ended."""
         sent = self._sent.get(request_id)
         return None if sent is None else sent.engine
 
     def route(self, request: Request, revision: str) -> int | None:
-        """The engine that gets it; it counts there from now on. None: no engine lives.
+        """Chooses the engine of a request, to whose load it counts from now on. Returns None if no engine is alive.
 
-        `revision`: what the engines' block keys begin with.
+        `revision` is the root of the engines' block keys.
         """
         tokens = request.prompt_token_ids
         if request.resumed_token_ids:
@@ -79,7 +79,7 @@ class EngineRouter:
         return Candidate(held, work.requests, work.queued_tokens, work.running_tokens, work.is_alive)
 
     def heard(self, request_id: str, num_tokens: int) -> None:
-        """It has so many more tokens of output. Requests that have ended are ignored."""
+        """Records further output tokens of a request. Requests that have ended are ignored."""
         sent = self._sent.get(request_id)
         if sent is None:
             return
@@ -97,7 +97,7 @@ class EngineRouter:
         sent.promised = []
 
     def ended(self, request_ids: Iterable[str]) -> None:
-        """They have finished, or nobody waits for them any more; unknown ones are ignored."""
+        """Removes requests that have finished or were aborted. Unknown ids are ignored."""
         for request_id in request_ids:
             sent = self._sent.pop(request_id, None)
             if sent is None:
@@ -111,10 +111,10 @@ class EngineRouter:
                 self._settle(sent)
 
     def died(self, engine: int) -> None:
-        """Nothing more goes there."""
+        """Removes all requests of an engine that has ended. No more are routed to it."""
         self._work[engine].is_alive = False
         self.ended([request_id for request_id, sent in self._sent.items() if sent.engine == engine])
 
     def apply(self, engine: int, events: Iterable[KVEvent]) -> list[KVEvent]:
-        """See `HeldBlocks.apply`."""
+        """Applies an engine's events to the record of its blocks, and returns the events of the server as a whole."""
         return self.blocks.apply(engine, events)

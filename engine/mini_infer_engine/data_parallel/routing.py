@@ -1,16 +1,16 @@
-"""Which engine of a server gets a request: by what it holds of the prompt, then by what it has to do. Pure.
+"""Chooses the engine of a request, by the cached part of its prompt and the engine's load. Pure.
 
-Everything is counted in prompt tokens that an engine could compute in the same time, so that a prefix and a queue can
-be weighed against each other. Unlike a gateway's, these numbers are never late: the server sends every request itself.
+Costs are counted in prompt tokens that an engine could compute in the same time, so that a prefix and a queue can be
+weighed against each other. Unlike a gateway's, these numbers are never late: the server sends every request itself.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 REQUEST_COST_TOKENS = 64
-"""Of a request beside its tokens: its row in every pass that another request waits for, and the slot that it takes."""
+"""Cost of a request beside its tokens: its row in every pass for which another request waits, and its slot."""
 RUNNING_TOKENS_PER_COST = 16
-"""Tokens whose keys and values are read by every pass: so many of them weigh as much as one that must be computed."""
+"""Tokens of running requests that cost as much as one token to compute: every pass reads their keys and values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,25 +18,25 @@ class Candidate:
     """An engine as one request sees it."""
 
     held_tokens: int = 0
-    """Of this prompt, in the prefix cache, or soon, since a request with the same beginning was sent there."""
+    """Tokens of this prompt in the prefix cache, or soon there because a request with the same prefix was sent."""
     requests: int = 0
-    """Sent there and not finished."""
+    """Requests that were sent to the engine and have not finished."""
     queued_tokens: int = 0
-    """Of prompts that were sent there: tokens that it did not hold, of requests that have no output yet."""
+    """Uncached prompt tokens of requests that were sent to the engine and have no output yet."""
     running_tokens: int = 0
-    """Of requests with output: prompt and output together."""
+    """Tokens of prompt and output of requests with output."""
     is_alive: bool = True
 
     def cost_tokens(self, prompt_tokens: int) -> float:
-        """What the request waits for, and what it makes others wait for."""
+        """Returns the cost of the request at this engine: its own tokens to compute, and the load before it."""
         load = self.queued_tokens + self.requests * REQUEST_COST_TOKENS + self.running_tokens / RUNNING_TOKENS_PER_COST
         return prompt_tokens - min(self.held_tokens, prompt_tokens) + load
 
 
 def choose_engine(prompt_tokens: int, candidates: Sequence[Candidate], turn: int) -> int | None:
-    """The cheapest living engine's number; None: none lives.
+    """Returns the number of the cheapest engine that is alive, or None if there is none.
 
-    Among equals the one with the fewest requests; then they take turns, `turn` being the number of choices so far.
+    Ties go to the engine with the fewest requests, and then round-robin: `turn` is the number of choices so far.
     """
     alive = [number for number, candidate in enumerate(candidates) if candidate.is_alive]
     if not alive:

@@ -1,1 +1,1 @@
-"""One model on several devices: what each rank holds, how ranks talk to each other, and how they live and die."""
+"""Runs one model on several devices: the parts of the ranks, the messages between them, and their life cycle."""

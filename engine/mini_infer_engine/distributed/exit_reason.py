@@ -1,33 +1,35 @@
-"""A process's last words: a pipe whose reader learns why the process ended, even where its main thread hangs."""
+"""Transfers the reason of a process's end through a pipe, so that its parent learns it even if the main
+thread hangs.
+"""
 
 import os
 
 
 class LastWords:
-    """The reader's end, made before the process is started."""
+    """The reader's end of the pipe, created before the process is started."""
 
     def __init__(self) -> None:
         self._reader, self.writer = os.pipe()
-        """`writer` is for the child, which inherits it."""
+        """`writer` is the child's end, which it inherits."""
         os.set_blocking(self._reader, False)
 
     def started(self) -> None:
-        """The child has its end; ours is closed."""
+        """Closes our copy of the child's end, once the child has started."""
         os.close(self.writer)
 
     def read(self) -> str:
-        """What was said; empty: nothing."""
+        """Returns the reason that the child has written, or an empty string if there is none."""
         try:
             return os.read(self._reader, 1 << 16).decode(errors="replace").partition("\n")[0]
         except BlockingIOError:
             return ""
 
     def close(self) -> None:
-        """Nothing more is read."""
+        """Closes the reader's end."""
         os.close(self._reader)
 
 
 def say(descriptor: int, reason: str) -> None:
-    """Leave a reason for the reader; the first one counts."""
+    """Writes a reason for the reader, which reads only the first one. Does nothing if the descriptor is negative."""
     if descriptor >= 0:
         os.write(descriptor, reason.replace("\n", " ").encode() + b"\n")

@@ -1,7 +1,7 @@
-"""Signs of life among ranks: each tells the first rank that it lives and what it has reached; the first rank answers.
+"""Exchanges heartbeats between ranks: each rank sends its state to the first rank, which answers.
 
-Silence is counted in this process's own ticks: who was stopped together with the others, or gets no processor, blames
-nobody. It knows nothing of what ranks compute.
+Silence is counted in this process's own ticks. A process that was stopped together with the others, or gets no CPU
+time, therefore detects no false losses. This module does not know what ranks compute.
 """
 
 import logging
@@ -21,25 +21,29 @@ logger = logging.getLogger(__name__)
 
 TICK_S = 0.25
 SILENT_TICKS = 12
-"""After which a rank counts as hung: 3 s. A thread of its own speaks for it, so a long pass is no silence, nor is
-garbage collection, for what was made while loading is frozen. Less would end healthy groups on busy machines; what
-follows must leave room in the five seconds after which all is over."""
+"""Ticks without a heartbeat after which a rank counts as hung: 3 s. A thread of its own sends them, so neither a long
+pass delays them nor garbage collection, because objects made while loading are frozen. A smaller limit would end
+healthy groups on busy machines. A larger one would leave no room in the five seconds within which the whole group has
+to end.
+"""
 LOADING_TICKS = 80
-"""The same while the model is loaded, when long calls of libraries may keep a process from saying anything: 20 s."""
+"""Ticks without a heartbeat after which a rank counts as hung while the model is loaded: 20 s, because long library
+calls may block a process.
+"""
 
 
 class Alive(msgspec.Struct, frozen=True, tag=True):
-    """Nothing new."""
+    """A heartbeat without news."""
 
 
 class Reached(msgspec.Struct, frozen=True, tag=True):
-    """The rank has come to a point where all must agree, with its number."""
+    """Reports that the rank has reached a point where all must agree, with its number."""
 
     value: int
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """The rank cannot go on, and leaves; the reason is for people."""
+    """Reports that the rank has failed and ends; the reason is for people."""
 
     reason: str
 
@@ -50,7 +54,7 @@ _decode = msgspec.msgpack.Decoder(Sign).decode
 
 
 class Watch:
-    """The first rank's end: a thread that hears every other rank, and finds out what ends the group."""
+    """The first rank's end: a thread that receives heartbeats of all other ranks, and detects the end of the group."""
 
     def __init__(
         self,
@@ -60,29 +64,32 @@ class Watch:
         on_lost: Callable[[str], None],
         group: str = "tensor-parallel group",
     ) -> None:
-        """`ended`: ranks whose processes have ended, to their statuses; `on_lost`: called once, by the thread.
+        """Starts the thread. `ended` returns the exit statuses of ranks whose processes have ended. The thread calls
+        `on_lost` once, with the reason.
 
-        `group`: what the ranks are to each other, for people.
+        `group` names the kind of group, for messages to people.
         """
         self._router, self._ranks, self._ended, self._on_lost = router, ranks, ended, on_lost
         self._group = group
         self._silent: dict[int, int] = {}
-        """Ticks since the last sign, by rank; only of those that have been heard."""
+        """Ticks since the last heartbeat, by rank. A rank is in it from its first heartbeat on."""
         self._reached: dict[int, list[int]] = {rank: [] for rank in ranks}
         self._changed = threading.Condition()
         self._stopping = False
         self._limit = LOADING_TICKS
         self.lost = ""
-        """Why the group is over; empty: it is not."""
+        """The reason why the group has ended, or an empty string while it runs."""
         self._thread = threading.Thread(target=self._run, name="rank-watch", daemon=True)
         self._thread.start()
 
     def loaded(self) -> None:
-        """The model is loaded: from now on silence is a fault sooner."""
+        """Shortens the limit of silence, once the model is loaded."""
         self._silent, self._limit = dict.fromkeys(self._silent, 0), SILENT_TICKS
 
     def gather(self) -> list[int]:
-        """One number of each rank, once all have come to the next point. RuntimeError: the group is over."""
+        """Waits until all ranks have reached the next point, and returns one number of each. Raises RuntimeError if the
+        group has ended.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self.lost or all(self._reached.values()))
             if self.lost:
@@ -90,13 +97,15 @@ class Watch:
             return [self._reached[rank].pop(0) for rank in self._ranks]
 
     def reason(self, wait_s: float) -> str:
-        """Why the group is over, for which this waits a little; empty: it goes on."""
+        """Waits up to `wait_s` for the end of the group. Returns its reason, or an empty string if the group still
+        runs.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self.lost, wait_s)
             return self.lost
 
     def close(self) -> None:
-        """No rank is missed any more."""
+        """Ends the thread: from now on ranks may leave."""
         self._stopping = True
         self._thread.join(2 * TICK_S + 1)
 
@@ -153,12 +162,12 @@ class Watch:
 
 
 class Signs:
-    """The end of every other rank: a thread that speaks for it, and notices when the first rank is gone."""
+    """The end of each other rank: a thread that sends its heartbeats, and detects the loss of the first rank."""
 
     def __init__(
         self, address: str, rank: int, on_lost: Callable[[str], None], secret: PeerSecret | None = None
     ) -> None:
-        """`on_lost`: called once, by the thread. `secret`: proves membership to a first rank on another node."""
+        """Starts the thread, which calls `on_lost` once. `secret` proves membership to a first rank on another node."""
         self._secret = secret
         self._address, self._rank, self._on_lost = address, rank, on_lost
         self._waiting: queue.SimpleQueue[Sign] = queue.SimpleQueue()
@@ -167,15 +176,15 @@ class Signs:
         threading.Thread(target=self._run, name="signs-of-life", daemon=True).start()
 
     def loaded(self) -> None:
-        """See `Watch.loaded`: the first rank is ready for requests."""
+        """Shortens the limit of silence, once the first rank is ready for requests."""
         self._silent, self._limit = 0, SILENT_TICKS
 
     def reached(self, value: int) -> None:
-        """See `Reached`."""
+        """Sends `Reached`."""
         self._waiting.put(Reached(value))
 
     def failed(self, reason: str) -> None:
-        """See `Failed`; waits until it has been handed to the network."""
+        """Sends `Failed`, and waits until it has been passed to the network."""
         self._waiting.put(Failed(reason))
         self._said_all.wait(4 * TICK_S)
 

@@ -1,4 +1,4 @@
-"""A rank's place in its group while it loads: all ranks come to the same points, and agree on numbers there."""
+"""Represents a rank in its group while it loads: all ranks reach the same points, and agree on numbers there."""
 
 import logging
 from collections.abc import Callable
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class GroupMember:
-    """See `rank_group.RankGroup`."""
+    """Implements `rank_group.RankGroup` for one rank of several."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class GroupMember:
         settings: EngineSettings,
         agree: Callable[[int], list[int]],
     ) -> None:
-        """`agree`: one number of this rank to those of all."""
+        """Creates the rank's place in the group. `agree` exchanges one number of this rank for those of all ranks."""
         stage, tensor_rank = divmod(rank, settings.tensor_parallel_size)
         self.late = LateGroup(
             TensorParallel(tensor_rank, settings.tensor_parallel_size), stage, settings.pipeline_parallel_size
@@ -39,24 +39,24 @@ class GroupMember:
         self._agree = agree
 
     def begin_together(self) -> None:
-        """See `RankGroup.begin_together`."""
+        """Waits until all ranks have their weights, and then forms the process group."""
         logger.info("rank %d of %d has its weights", self._rank, num_ranks(self._settings))
         self._agree(0)
         self.late.connect(self._store, self._host, self._device, self._settings)
 
     def smallest(self, number: int) -> int:
-        """See `RankGroup.smallest`."""
+        """Returns the smallest number of all ranks."""
         return min(self._agree(number))
 
     def share_of(self, total: int) -> int:
-        """See `RankGroup.share_of`."""
+        """Divides the total by the number of ranks per node."""
         return total // ranks_per_node(self._settings)
 
 
 def rank_device(settings_device: str, local_rank: int) -> torch.device:
-    """The device of a rank: its machine's GPU of this index, among those that the process sees, or the CPU.
+    """Returns the device of a rank: the GPU of this index among those that the process sees, or the CPU.
 
-    ValueError: there are fewer GPUs than ranks.
+    Raises ValueError if there are fewer GPUs than ranks.
     """
     if settings_device == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")

@@ -1,7 +1,8 @@
-"""The first rank: it has a part of the model like every other, tells the others what to launch, and watches them.
+"""Runs the first rank: it has a part of the model like every other rank, sends commands to the others, and watches
+them.
 
-To the engine it is one `batch.Runner`: all ranks get the same batches. Where each has a part of every layer, all sample
-the same tokens, and the first one's are the result; of a pipeline the last stage's are.
+To the engine it is one `batch.Runner`: all ranks get the same batches. In a tensor-parallel group all ranks sample the
+same tokens, and the first rank's are the result. In a pipeline the last stage's are.
 """
 
 import logging
@@ -56,27 +57,31 @@ from mini_infer_process.logs import LogFormat
 log = logging.getLogger(__name__)
 
 _STOP_S = 2.0
-"""For ranks to leave by themselves."""
+"""Seconds for ranks to end by themselves."""
 _LOOK_MS = 100
-"""Between two looks at whether the group is over, while a rank takes no message."""
+"""Milliseconds between two checks that the group still runs, while a rank accepts no message."""
 _END_LOADING_S = 10.0
-"""After a rank was lost, for the main thread to see it where it loads: it may be in a compiler, too."""
+"""Seconds after the loss of a rank for the main thread to notice it while loading: it may be in a compiler, too."""
 _REASON_S = 4.0
-"""For the watch to find out why a pass failed: a rank that hangs is missed after three seconds."""
+"""Seconds for the watch to find the reason of a failed pass: a hung rank is detected after three seconds."""
 
 
 class Watched(msgspec.Struct, frozen=True, kw_only=True):
-    """How a process that serves is told of a group's end, beside the exception; a library's user has that alone."""
+    """Reports a group's end to a server process, beside the exception. Users of the library get the exception alone."""
 
     on_lost: Callable[[str], None] | None = None
-    """Called by another thread, for the main one may hang."""
+    """Function for the end of the group. Another thread calls it, because the main thread may hang."""
     last_words_fd: int = -1
     folder: Path | None = None
-    """For the files of the ranks' sockets: whoever watches removes what a killed process leaves. None: a new one."""
+    """Folder for the files of the ranks' sockets, which the parent removes if this process is killed. None means a new
+    one.
+    """
     peer_key: str = ""
-    """The service's secret, as 64 hexadecimal digits, for ranks on other nodes; "" if they prove nothing."""
+    """The service's secret as 64 hexadecimal digits, for ranks on other nodes; empty if they need no proof of
+    membership.
+    """
     engine: int | None = None
-    """Its number, where a server has several engines: for the lines of ranks in the log."""
+    """Number of this engine in a server with several, for the log lines of its ranks."""
     log_level: str = "info"
     log_format: LogFormat = "text"
 
@@ -85,7 +90,7 @@ NOT_WATCHED = Watched()
 
 
 class Ranks:
-    """The other ranks: their processes on this machine, and the sockets to all."""
+    """Processes of the other ranks on this machine, and sockets to all other ranks."""
 
     def __init__(self, settings: EngineSettings, store: TCPStore, watched: Watched) -> None:
         self.size = num_ranks(settings)
@@ -123,14 +128,14 @@ class Ranks:
         self.watch = Watch(router, range(1, self.size), lambda: _ended(processes), lost, group_name(settings))
         watch = self.watch
         self.results = None if results is None else ResultReceiver(results, lambda: watch.lost)
-        """Of a pipeline: from its last stage."""
+        """Receiver of a pipeline's results from its last stage; None without a pipeline."""
         self._told = watched.on_lost
         self.release: Callable[[], None] | None = None
-        """Breaks off what this rank's device waits for."""
+        """Function that aborts the operations for which this rank's device waits."""
         self._meets = False
-        """All have their weights: from now on they wait for each other."""
+        """True once all ranks have their weights: from then on they wait for each other."""
         self.left_loading = threading.Event()
-        """The main thread loads no more, or has seen that a rank was lost meanwhile."""
+        """Set when the main thread has left loading, or has noticed the loss of a rank."""
         self.close = weakref.finalize(
             self,
             _close,
@@ -144,7 +149,9 @@ class Ranks:
         )
 
     def _bind(self, socket: zmq.Socket[bytes], name: str, host: str) -> str:
-        """Its address: a file for this machine's processes, a port for those who reach it at `host`."""
+        """Binds a socket, and returns its address: a file for processes of this machine, or a port for ranks that reach
+        it at `host`.
+        """
         if not host:
             address = f"ipc://{self._folder}/{name}"
             socket.bind(address)
@@ -154,7 +161,9 @@ class Ranks:
         return tcp_address(host, socket.bind_to_random_port("tcp://*"))
 
     def loaded(self) -> None:
-        """All ranks have talked: their sockets' files go, so that nothing is left where this process is killed."""
+        """Ends loading once all ranks have connected. The files of their sockets are removed, so that nothing is left
+        if this process is killed.
+        """
         self.watch.loaded()
         if self.results is not None:
             self.results.connected()
@@ -188,24 +197,30 @@ class Ranks:
             self.release()
 
     def _end_loading(self) -> None:
-        """NCCL and torch's store may wait for a rank that is gone, where no exception reaches them."""
+        """Ends this process if loading does not end soon: NCCL and torch's store may wait for a lost rank, where no
+        exception reaches them.
+        """
         if not self.left_loading.wait(_END_LOADING_S):
             log.error("what waits for that rank cannot be broken off: this process ends")
             os._exit(1)
 
     def send(self, message: step_messages.StepMessage) -> None:
-        """To every other rank."""
+        """Sends a message to every other rank."""
         payload = step_messages.encode(message)
         for socket in self._steps.values():
             send_step(socket, payload, lambda: self.watch.lost)
 
     def open_transport(self, choice: TransportChoice, engine_id: str, memory: KVMemory) -> GroupTransport:
-        """What moves all ranks' pages from and to other engines. ModelError: it cannot work on one of them."""
+        """Opens the transport of all ranks' pages from and to other engines. Raises ModelError if it cannot work on one
+        of them.
+        """
         self.send(step_messages.OpenTransport(choice, engine_id))
         return open_group_transport(choice, engine_id, memory, self.size, self._transfer, lambda: self.watch.lost)
 
     def agree(self, value: int) -> list[int]:
-        """One number of each rank, once all have come to the same point. ModelError: a rank could not."""
+        """Waits until all ranks have reached the same point, and returns one number of each. Raises ModelError if a
+        rank has failed.
+        """
         try:
             values = [value, *self.watch.gather()]
         except RuntimeError as error:
@@ -216,7 +231,7 @@ class Ranks:
 
 
 def _ended(processes: Mapping[int, "subprocess.Popen[bytes]"]) -> dict[int, int]:
-    """Ranks whose processes have ended, to their statuses."""
+    """Returns the exit statuses of ranks whose processes have ended, by rank."""
     found = {rank: process.poll() for rank, process in processes.items()}
     return {rank: status for rank, status in found.items() if status is not None}
 
@@ -230,7 +245,7 @@ def _close(
     pid: int,
     authenticator: PeerAuthenticator | None,
 ) -> None:
-    """Tell all ranks to stop, and end those that do not."""
+    """Sends `Stop` to all ranks, and kills those that do not end."""
     if os.getpid() != pid:
         return  # a fork of the process: the ranks are not its own
     watch.close()
@@ -256,14 +271,14 @@ def _close(
 
 
 class ParallelRunner:
-    """See `batch.Runner`. Its own part of the model is `local`."""
+    """Implements `batch.Runner` for a group of ranks. `local` is this rank's own part of the model."""
 
     def __init__(self, local: ModelRunner, ranks: Ranks, store: TCPStore) -> None:
         self.local, self.ranks = local, ranks
         self._store = store  # the first rank's is the one that all others talk to
         self.settings: ResolvedSettings = local.settings
         self.all_reduce = local.worker.collectives.kind
-        """By what the ranks talk, for people."""
+        """Name of the collectives between the ranks, for people."""
         self.config, self.device = local.config, local.device
         self.page_size, self.num_pages = local.page_size, local.num_pages
         self.max_model_len, self.swap_space = local.max_model_len, local.swap_space
@@ -271,22 +286,22 @@ class ParallelRunner:
         self._writer = step_messages.StepWriter(self.page_size)
         self._results = ranks.results
         self._telling: deque[tuple[PassHandle, GroupLayers]] = deque()
-        """Passes on their way that tell of their layers, in the order of launches."""
+        """Passes in flight that report their layers, in the order of launches."""
 
     def kv_memory(self) -> KVMemory:
-        """Of this rank alone: its page pool, as KV transfer sees it."""
+        """Returns this rank's own page pool, for KV transfer."""
         return self.local.kv_memory()
 
     def open_transport(self, choice: TransportChoice, engine_id: str) -> GroupTransport:
-        """See `Ranks.open_transport`."""
+        """Opens the transport of all ranks."""
         return self.ranks.open_transport(choice, engine_id, self.kv_memory())
 
     def refuses(self, request: Request) -> str | None:
-        """See `Runner.refuses`."""
+        """Returns the reason why this rank's model cannot serve the request, or None; it holds for all ranks."""
         return self.local.refuses(request)
 
     def launch(self, batch: Batch) -> PassHandle:
-        """See `Runner.launch`."""
+        """Launches a pass on all ranks. Raises RunnerLostError if the group has ended."""
         told = self._tell_of_all_ranks(batch)
         with self._all_or_nothing():
             self.ranks.send(self._writer.launch(batch))
@@ -295,7 +310,9 @@ class ParallelRunner:
         return handle
 
     def _tell_of_all_ranks(self, batch: Batch) -> list[GroupLayers]:
-        """Have whoever waits for the layers of this pass be told when all ranks have them; filled by the launch."""
+        """Replaces the batch's `tell_layers`, so that it gets the progress of all ranks. The launch fills the returned
+        list.
+        """
         tell, told = batch.tell_layers, list[GroupLayers]()
         if tell is not None:
             num_layers = self.kv_memory().layout.num_layers
@@ -308,18 +325,20 @@ class ParallelRunner:
         return told
 
     def guesses(self, handle: PassHandle) -> Mapping[int, Sequence[int]]:
-        """See `Runner.guesses`: all ranks guess the same."""
+        """Returns this rank's guesses: all ranks guess the same tokens."""
         with self._all_or_nothing():
             return self.local.guesses(handle)
 
     def sample(self, handle: PassHandle, masks: TokenMasks) -> None:
-        """See `Runner.sample`."""
+        """Sends the masks to all ranks, and samples on all."""
         with self._all_or_nothing():
             self.ranks.send(step_messages.masks_message(masks))
             self.local.sample(handle, masks)
 
     def collect(self, handle: PassHandle) -> PassResult:
-        """See `Runner.collect`."""
+        """Returns the result of a pass, in a pipeline from its last stage. Raises RunnerLostError if the group has
+        ended.
+        """
         with self._all_or_nothing():
             result = self.local.collect(handle) if self._results is None else self._results.next()
         while self._telling and self._telling[0][0] is handle:
@@ -328,7 +347,9 @@ class ParallelRunner:
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
-        """A pass that fails on one rank leaves the others in the middle of it: then the group is over."""
+        """Raises RunnerLostError after any failure: a pass that fails on one rank leaves the others in the middle of
+        it.
+        """
         if self.ranks.watch.lost:
             raise RunnerLostError(self.ranks.watch.lost)
         try:
@@ -342,9 +363,10 @@ class ParallelRunner:
 
 
 def send_step(socket: zmq.Socket[bytes], payload: bytes, lost: Callable[[], str]) -> None:
-    """Waits for a rank that still starts, while `lost` is empty: ZeroMQ would wait for ever for one that is gone.
+    """Sends a command to a rank, which may still start, while `lost` returns an empty string: ZeroMQ would block for
+    ever for a lost rank.
 
-    RunnerLostError: the group is over.
+    Raises RunnerLostError if the group has ended.
     """
     while True:
         try:
@@ -359,14 +381,13 @@ def send_step(socket: zmq.Socket[bytes], payload: bytes, lost: Callable[[], str]
 def load_parallel(
     settings: EngineSettings, watched: Watched = NOT_WATCHED, *, tells_layers: bool = False
 ) -> ParallelRunner:
-    """Start the other ranks of this machine, load this rank's part with them, and wait for all.
+    """Starts the other ranks of this machine, loads this rank's part with them, and waits until all are ready.
 
-    `tells_layers`: see `Executor.capture`; this rank alone counts them.
+    `tells_layers` has passes honour `Batch.tell_layers` (see `Executor.capture`); only this rank counts layers.
 
     Raises:
         ModelError: the model or the settings are at fault, or a rank cannot load its part.
         ValueError: there are too few GPUs.
-
     """
     device = rank_device(settings.device, 0)
     store = open_store(settings.master_port if num_nodes(settings) > 1 else 0)

@@ -1,6 +1,6 @@
-"""Results of passes on their way from a pipeline's last stage, which samples, to the first rank, which has the engine.
+"""Sends results of passes from a pipeline's last stage, which samples, to the first rank, which runs the engine.
 
-One message for each pass, in the order of passes. It knows neither stages nor what is computed.
+There is one message for each pass, in the order of passes. This module knows neither stages nor the computation.
 """
 
 import queue
@@ -17,23 +17,25 @@ from mini_infer_process import zmq_limits
 from mini_infer_process.curve import secure_client
 
 _LOOK_S = 0.1
-"""How often who waits looks whether the group still lives."""
+"""Seconds between two checks that the group still runs, while waiting for a result."""
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(PassResult).decode
 
 
 class ResultReceiver:
-    """The first rank's end."""
+    """Receives results on the first rank."""
 
     def __init__(self, socket: zmq.Socket[bytes], is_lost: Callable[[], object]) -> None:
         self._socket, self._is_lost = socket, is_lost
 
     def connected(self) -> None:
-        """Wait for the last stage. RuntimeError: the group is over."""
+        """Waits until the last stage has connected. Raises RuntimeError if the group has ended."""
         self._receive()
 
     def next(self) -> PassResult:
-        """Of the oldest pass that has not been asked for. RuntimeError: the group is over, and none will come."""
+        """Waits for the result of the oldest pass that was not returned yet. Raises RuntimeError if the group has
+        ended.
+        """
         return _decode(self._receive())
 
     def _receive(self) -> bytes:
@@ -44,7 +46,9 @@ class ResultReceiver:
 
 
 class ResultSender:
-    """The last stage's end: a thread that waits for passes, so that the rank's own goes on with the next ones."""
+    """Sends results of the last stage. A thread waits for passes, so that the rank's main thread goes on with the next
+    ones.
+    """
 
     def __init__(self, address: str, secret: PeerSecret | None = None) -> None:
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
@@ -56,11 +60,13 @@ class ResultSender:
         self._passes: queue.SimpleQueue[PassHandle] = queue.SimpleQueue()
 
     def start(self, prepare: Callable[[], None], failed: Callable[[Exception], None]) -> None:
-        """`prepare` is called by the thread as it begins, `failed` where a pass fails: no more results come."""
+        """Starts the thread. It calls `prepare` first, and `failed` if a pass raises; after that no more results are
+        sent.
+        """
         threading.Thread(target=self._run, args=(prepare, failed), name="pass-results", daemon=True).start()
 
     def send(self, handle: PassHandle) -> None:
-        """A pass all of which has been launched."""
+        """Queues a pass that was launched completely."""
         self._passes.put(handle)
 
     def _run(self, prepare: Callable[[], None], failed: Callable[[Exception], None]) -> None:

@@ -1,4 +1,4 @@
-"""A group's meeting point and its process group of torch.distributed: gloo between CPUs, NCCL between GPUs."""
+"""Creates a group's store and its process group of torch.distributed: gloo between CPUs, NCCL between GPUs."""
 
 import socket
 from datetime import timedelta
@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     from mini_infer_engine.communication.peer_memory import PeerMemory
 
 _MEETING = timedelta(minutes=30)
-"""For all ranks to come: the slowest has to read its weights. Who dies meanwhile is missed at once, see `signs`."""
+"""Time-out for all ranks to connect: the slowest one has to read its weights. Heartbeats detect a rank that ends
+meanwhile at once.
+"""
 LOOPBACK = "127.0.0.1"
 
 
 def open_store(port: int = 0) -> TCPStore:
-    """The first rank's store: at a free port of this machine alone, or at `port` for other machines."""
+    """Opens the first rank's store, at a free port for this machine alone, or at `port` for other machines."""
     if port:
         return TCPStore("0.0.0.0", port, is_master=True, wait_for_workers=False, timeout=_MEETING)
     listening = socket.create_server((LOOPBACK, 0))  # by itself the store listens to other machines too
@@ -38,7 +40,7 @@ def open_store(port: int = 0) -> TCPStore:
 
 
 def join_store(host: str, port: int) -> TCPStore:
-    """Another rank's end."""
+    """Connects another rank to the store."""
     return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_MEETING)
 
 
@@ -50,16 +52,16 @@ def _gloo(store: Store, host: str, rank: int, size: int) -> torch.distributed.Pr
 
 
 class LateGroup:
-    """Collectives of a rank's stage, and its link to other stages: both form once all ranks have their weights."""
+    """Collectives of a rank's stage, and its link to other stages. Both form once all ranks have their weights."""
 
     def __init__(self, parallel: TensorParallel, stage: int = 0, num_stages: int = 1) -> None:
-        """`parallel`: the rank's place in its stage."""
+        """Creates a group that is not connected yet. `parallel` is the rank's place in its stage."""
         self.parallel = parallel
         self.link = LateLink(stage, num_stages)
         self._connected: Collectives | None = None
 
     def connect(self, store: Store, host: str, device: torch.device, settings: EngineSettings) -> None:
-        """Form the group, with all ranks at the same time; `host` is this machine as other ranks reach it."""
+        """Forms the group, with all ranks at the same time. `host` is this machine's address for other ranks."""
         if device.type == "cuda":
             from mini_infer_engine.communication.gpu_collectives import connect_gpus
 
@@ -83,35 +85,35 @@ class LateGroup:
             link.connect(GlooLink(link.index, link.size, rank, group))
 
     def release(self) -> None:
-        """Break off what waits for ranks that are gone; gloo notices by itself."""
+        """Aborts operations that wait for lost ranks; gloo detects them by itself."""
         release = getattr(self._connected, "release", None)
         if release is not None:
             release()
 
     @property
     def connected(self) -> Collectives:
-        """The group's, which has formed."""
+        """The group's collectives. The group must have formed."""
         assert self._connected is not None, "the group has not come together yet"
         return self._connected
 
     @property
     def kind(self) -> str:
-        """See `Collectives.kind`."""
+        """Name of the connected collectives."""
         return self.connected.kind
 
     @property
     def peers(self) -> "PeerMemory | None":
-        """See `Collectives.peers`."""
+        """Peer memory of the connected collectives, if any."""
         return self.connected.peers
 
     def begin(self, hidden: Tensor) -> Tensor:
-        """See `Collectives.begin`."""
+        """Sums embeddings by the connected collectives."""
         return self.connected.begin(hidden)
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """See `Collectives.all_reduce`."""
+        """Sums x by the connected collectives."""
         return self.connected.all_reduce(x)
 
     def gather_columns(self, x: Tensor, width: int, out: Tensor | None = None) -> Tensor:
-        """See `Collectives.gather_columns`."""
+        """Gathers columns by the connected collectives."""
         return self.connected.gather_columns(x, width, out)

@@ -1,4 +1,4 @@
-"""A rank other than the first: it loads its part and runs what the first rank tells it."""
+"""Runs a rank other than the first: it loads its part of the model, and executes the first rank's commands."""
 
 import gc
 import logging
@@ -28,12 +28,13 @@ from mini_infer_process.curve import secure_client
 logger = logging.getLogger(__name__)
 
 _HANDLES_KEPT = 4
-"""Launched passes whose memory may still be in use: the first rank has two in flight at most, and one more for each
-further stage."""
+"""Handles of launched passes that are kept because their memory may still be in use: the first rank has at most two
+passes in flight, and one more for each further stage.
+"""
 
 
 class Rank:
-    """One rank."""
+    """A rank other than the first, with its connections to the first rank."""
 
     def __init__(self, config: RankConfig, store: Store) -> None:
         addresses = msgspec.json.decode(store.get("addresses"), type=Addresses)
@@ -56,7 +57,7 @@ class Rank:
         self._results = ResultSender(addresses.results, config.secret) if is_last_stage else None
 
     def load(self) -> ModelRunner:
-        """Its part of the model, at the same time as all others."""
+        """Loads this rank's part of the model, at the same time as all others."""
         config, settings = self._config, self._config.settings
         device = rank_device(settings.device, config.local_rank)
         host = LOOPBACK if num_nodes(settings) == 1 else own_address(config.store_host, config.store_port)
@@ -64,7 +65,7 @@ class Rank:
         return load_runner(settings, member)
 
     def run(self, runner: ModelRunner) -> None:
-        """Passes, until the first rank says stop."""
+        """Runs passes until the first rank sends `Stop`."""
         reader, handles = step_messages.StepReader(), list[PassHandle]()
         settings = self._config.settings
         kept = _HANDLES_KEPT + settings.pipeline_parallel_size - 1
@@ -92,11 +93,13 @@ class Rank:
 
     @property
     def _is_of_a_server(self) -> bool:
-        """Else the first rank is in somebody's program, which may hold Python's lock for seconds."""
+        """True if the first rank is in a server process. Otherwise it is in a user's program, which may hold the
+        interpreter lock for seconds.
+        """
         return self._config.kills_parent or num_nodes(self._config.settings) > 1
 
     def _start(self, results: ResultSender, device: torch.device) -> None:
-        """Of the first rank of a pipeline's last stage."""
+        """Starts the sender of results, on the first rank of a pipeline's last stage."""
 
         def prepare() -> None:
             if device.type == "cuda":
@@ -118,7 +121,9 @@ class Rank:
         return message.values
 
     def _lost(self, reason: str) -> None:
-        """The first rank is silent. Whoever watches it learns why before it is ended."""
+        """Ends this process after the loss of the first rank. It first leaves the reason for the first rank's parent,
+        and kills the first rank.
+        """
         logger.error("rank %d: %s", self._config.rank, reason)
         if self._config.kills_parent and os.getppid() == self._config.parent_pid:
             say(self._config.last_words_fd, f"{reason} (said by rank {self._config.rank})")
@@ -127,14 +132,14 @@ class Rank:
 
 
 def own_address(host: str, port: int) -> str:
-    """The address of this machine for those who are reached at `host`."""
+    """Returns the address of this machine for peers that are reached at `host`."""
     with socket.create_connection((host, port), timeout=10) as connection:
         address: str = connection.getsockname()[0]
         return address
 
 
 def run_rank(config: RankConfig) -> int:
-    """Load and run; what goes wrong is told to the first rank. Returns the exit status."""
+    """Loads and runs a rank, and reports failures to the first rank. Returns the exit status."""
     rank = Rank(config, join_store(config.store_host, config.store_port))
     try:
         runner = rank.load()
@@ -150,11 +155,11 @@ def run_rank(config: RankConfig) -> int:
 
 
 def _is_expected(error: Exception) -> bool:
-    """Whether its message is for people."""
+    """Returns True if the error's message is for people."""
     return isinstance(error, ValueError | OSError)
 
 
 def failure(config: RankConfig, error: Exception) -> str:
-    """Why a rank cannot go on, for people."""
+    """Returns the reason why a rank cannot go on, for people."""
     said = str(error) if _is_expected(error) else f"{type(error).__name__}: {error}"
     return f"rank {config.rank} of the {group_name(config.settings)} failed: {said}"

@@ -1,4 +1,4 @@
-"""What a rank's process is told before it can talk to the first rank, in a file that it reads when it starts."""
+"""Defines the settings of a rank's process, which reads them from a file before it can connect to the first rank."""
 
 import subprocess
 import sys
@@ -13,48 +13,53 @@ from mini_infer_process.logs import LogFormat
 
 
 class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one rank other than the first."""
+    """The configuration of one rank other than the first."""
 
     settings: EngineSettings
     rank: int
     local_rank: int
-    """Among the ranks of its machine: the index of its GPU, among those that the process sees."""
+    """Number among the ranks of its machine: the index of its GPU among those that the process sees."""
     store_host: str
     store_port: int
-    """Where the group meets."""
+    """Host and port of the group's store."""
     parent_pid: int
     kills_parent: bool
-    """Whether its parent is the first rank in a process that serves: it is ended when it hangs, so that clients learn.
+    """True if the parent is the first rank in a server process. A rank ends it if it hangs, so that clients get an
+    error.
     """
     last_words_fd: int = -1
-    """Where the reason of a group's end is left for whoever watches the first rank; -1: nobody does."""
+    """File descriptor for the reason of a group's end, read by the first rank's parent; -1 if there is no reader."""
     peer_key: str = ""
-    """The service's secret where the group spans nodes, as 64 hexadecimal digits; "" if its ranks prove nothing."""
+    """The service's secret as 64 hexadecimal digits, for a group that spans nodes; empty if its ranks need no proof of
+    membership.
+    """
     engine: int | None = None
-    """The number of its engine, where a server has several."""
+    """Number of its engine in a server with several; None if there is only one."""
     log_level: str = "info"
     log_format: LogFormat = "text"
 
     @property
     def secret(self) -> PeerSecret | None:
-        """What proves to the first rank that this one belongs to the group, if that is on another node."""
+        """The secret by which this rank proves its membership to a first rank on another node, or None if there is
+        none.
+        """
         return PeerSecret(bytes.fromhex(self.peer_key)) if self.peer_key and num_nodes(self.settings) > 1 else None
 
 
 class Addresses(msgspec.Struct, frozen=True):
-    """Where the first rank talks with the others; told through the store."""
+    """Addresses of the first rank's sockets, which ranks read from the store."""
 
     signs: str
     steps: dict[int, str]
-    """By rank."""
+    """Sockets for commands, by rank."""
     transfer: str
-    """Of KV transfer, where there is any."""
+    """Socket for commands of KV transfer."""
     results: str = ""
-    """Where the last stage of a pipeline sends what passes have made."""
+    """Socket to which the last stage of a pipeline sends results; empty without a pipeline."""
 
 
 def spawn_rank(config: RankConfig, folder: Path) -> subprocess.Popen[bytes]:
-    """Start a rank's process, which dies with this one."""
+    """Starts a rank's process, which ends with this one."""
     path = folder / f"rank-{config.rank}.json"
     path.write_bytes(msgspec.json.encode(config))
     command = [sys.executable, "-m", "mini_infer_engine.distributed.rank_process", str(path)]

@@ -1,4 +1,6 @@
-"""The process of a rank other than the first: what it needs of the kernel and of Python, before torch is imported."""
+"""Starts the process of a rank other than the first: prepares the process and the interpreter before it
+imports torch.
+"""
 
 import ctypes
 import os
@@ -13,14 +15,15 @@ from mini_infer_process.interpreter import import_to_stay
 from mini_infer_process.logs import configure_logging, show_crashes
 
 _PR_SET_PDEATHSIG = 1
-"""<sys/prctl.h>: the signal that the kernel sends when the parent dies."""
+"""Option of prctl (<sys/prctl.h>) for the signal that the kernel sends when the parent dies."""
 _SWITCH_S = 0.0005
-"""For which the thread of results, or of KV transfer, waits for one that launches passes: Python's 5 ms are longer than
-a step."""
+"""Seconds that the thread of results, or of KV transfer, waits for the interpreter lock of the thread that launches
+passes. Python's default of 5 ms is longer than a step.
+"""
 
 
 def main() -> None:
-    """Run as `python -m mini_infer_engine.distributed.rank_process CONFIG`; started by the first rank alone."""
+    """Runs as `python -m mini_infer_engine.distributed.rank_process CONFIG`, which only the first rank starts."""
     show_crashes()
     try:
         config = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=RankConfig)

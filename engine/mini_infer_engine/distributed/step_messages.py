@@ -1,7 +1,8 @@
-"""What the first rank tells the others of each pass: what has changed since the last one. No torch, no sockets.
+"""Encodes passes for the other ranks as differences to the pass before. It uses neither torch nor sockets.
 
-A decode row that goes on as expected is its slot's number alone; page tables travel as the pages that were appended.
-Both ends keep the last row of each slot: `StepWriter` and `StepReader` see the same messages in the same order.
+A decode row that continues as expected is sent as its slot's number alone; page tables are sent as the pages that were
+appended. Both ends keep the last row of each slot: `StepWriter` and `StepReader` see the same messages in the same
+order.
 """
 
 from array import array
@@ -15,41 +16,45 @@ from mini_infer_engine.kv_transfer.transport import TransportChoice
 
 
 class Launch(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
-    """Start a pass."""
+    """Launches a pass."""
 
     rows: list[int | Row]
-    """A slot: its row follows from the one before. A decode row's page table has only what was appended."""
+    """Rows of the batch. A number is a slot whose row follows from its last one. The page table of a decode row has
+    only the appended pages.
+    """
     num_decodes: int
     pages: dict[int, list[int]] = {}
-    """Appended to slots that are told as a number."""
+    """Pages that are appended to slots sent as a number."""
     transfers: Transfers | None = None
     waits_for_masks: bool = False
 
 
 class Sample(msgspec.Struct, frozen=True, tag=True):
-    """Choose the tokens of the pass that was launched last."""
+    """Samples the tokens of the pass that was launched last, with these masks."""
 
     rows: list[int]
     words: int
-    """Of each row's mask."""
+    """Number of 32-bit words of each row's mask."""
     bits: bytes
 
 
 class Agreed(msgspec.Struct, frozen=True, tag=True):
-    """What every rank has said, by rank: all have come to the same point."""
+    """Returns the numbers of all ranks, in order of the ranks, after all have reached the same point."""
 
     values: list[int]
 
 
 class OpenTransport(msgspec.Struct, frozen=True, tag=True):
-    """Take part in KV transfer, from now on as the first rank says; see `kv_transfer.group_transport`."""
+    """Opens the transport for KV transfer, whose commands follow on another socket (see
+    `kv_transfer.transports.group_transport`).
+    """
 
     choice: TransportChoice
     engine_id: str
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
-    """Leave."""
+    """Ends the rank."""
 
 
 StepMessage = Launch | Sample | Agreed | OpenTransport | Stop
@@ -66,7 +71,7 @@ decode = msgspec.msgpack.Decoder(StepMessage).decode
 
 
 class StepWriter:
-    """The first rank's end."""
+    """Encodes batches on the first rank."""
 
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size
@@ -74,7 +79,7 @@ class StepWriter:
         self._known_pages: dict[int, int] = {}
 
     def launch(self, batch: Batch) -> Launch:
-        """The message for a batch, which every rank must get."""
+        """Returns the message for a batch, which every rank must get."""
         pages: dict[int, list[int]] = {}
         rows = [self._told(row, pages) for row in batch.rows]
         moves = batch.transfers
@@ -101,14 +106,14 @@ class StepWriter:
 
 
 class StepReader:
-    """The end of every other rank."""
+    """Decodes batches on every other rank."""
 
     def __init__(self) -> None:
         self._last: dict[int, Row] = {}
         self._tables: dict[int, list[int]] = {}
 
     def batch(self, message: Launch) -> Batch:
-        """The batch that the first rank launches."""
+        """Returns the batch that the first rank launches."""
         rows = [self._row(told, message.pages) for told in message.rows]
         return Batch(
             rows, message.num_decodes, message.transfers or Transfers(), waits_for_masks=message.waits_for_masks
@@ -131,7 +136,7 @@ class StepReader:
 
 
 def following(last: Row, page_table: Any) -> Row:
-    """The decode row after `last`, where nothing else has changed."""
+    """Returns the decode row after `last` if nothing else has changed."""
     start, index = last.start + last.count, last.output_index + 1
     return Row(
         last.slot,
@@ -147,10 +152,10 @@ def following(last: Row, page_table: Any) -> Row:
 
 
 def masks_message(masks: TokenMasks) -> Sample:
-    """The message for the masks of a batch."""
+    """Returns the message for the masks of a batch."""
     return Sample(masks.rows, masks.bits.shape[1], masks.bits.tobytes())
 
 
 def masks_of(message: Sample) -> TokenMasks:
-    """See `masks_message`."""
+    """Returns the masks of a message."""
     return TokenMasks(message.rows, np.frombuffer(message.bits, dtype=np.uint32).reshape(-1, message.words))

@@ -1,4 +1,4 @@
-"""What a server is told of its pretended model. No engine here: the HTTP process passes it on."""
+"""Defines the options of a dry run. It needs no engine: the HTTP process passes them to the core."""
 
 import msgspec
 
@@ -9,6 +9,6 @@ class DryRun(msgspec.Struct, frozen=True, kw_only=True):
     """A pretended model instead of a real one."""
 
     step_ms: float = 0.0
-    """How long a forward pass pretends to take."""
+    """Milliseconds that a forward pass pretends to take."""
     script: Script = ()
-    """What it says to which prompts, instead of repeating them."""
+    """Replies to certain prompts; without a fitting one the model repeats the prompt."""

@@ -1,7 +1,8 @@
-"""What a scripted dry run says: texts for given prompts, from a file. For tests of clients: only tokens are given.
+"""Reads the script of a dry run, which has texts for certain prompts. It is for tests of clients: only the tokens are
+scripted.
 
-Stateless: the reply follows from the prompt alone, so that it is the same on every engine behind a gateway, and after
-a preemption. An agent's next step is told from the last by what its prompt holds by then, such as a tool's result.
+The reply depends on the prompt alone, so that it is the same on every engine behind a gateway, and after a preemption.
+Steps of an agent differ in what the prompt contains by then, such as a tool's result.
 """
 
 from pathlib import Path
@@ -13,16 +14,18 @@ class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One line of the script."""
 
     say: str
-    """The text, as a model would write it: tool calls and thinking with their markers."""
+    """The reply, as a model would write it: with the markers of tool calls and thinking."""
     when: str = ""
-    """Given only where the prompt holds this text; empty: always."""
+    """Text that the prompt must contain for this reply; empty if it fits every prompt."""
 
 
 Script = tuple[Reply, ...]
 
 
 def read_script(path: Path) -> Script:
-    """The replies of a JSON file. ValueError, OSError: it is no such file, and why."""
+    """Reads the replies from a JSON file. Raises ValueError with the reason if the format is wrong, and OSError if the
+    file cannot be read.
+    """
     try:
         return msgspec.json.decode(path.read_bytes(), type=Script)
     except msgspec.DecodeError as error:
@@ -30,5 +33,5 @@ def read_script(path: Path) -> Script:
 
 
 def reply_for(prompt: str, script: Script) -> str | None:
-    """What the first line says that fits; None where none does."""
+    """Returns the first reply that fits the prompt, or None if none does."""
     return next((reply.say for reply in script if reply.when in prompt), None)

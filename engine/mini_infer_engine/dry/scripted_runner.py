@@ -1,9 +1,8 @@
-"""The runner of `--dry-run`: a pretended model that repeats what it was asked, or says what a script has it say.
+"""Implements the runner of `--dry-run`: a pretended model that repeats the user's message, or replies by a script.
 
-No torch, no weights.
-
-Its KV cache is real: a page holds the token ids that were computed into it, and the reply is read from there alone, so
-that a wrong page table, a wrong cache hit or a page reused too early changes the text.
+It needs neither torch nor weights. Its KV cache is real: a page holds the token ids that were computed into it, and the
+reply is read from there alone. A wrong page table, a wrong cache hit or a page reused too early therefore changes the
+text.
 """
 
 import math
@@ -26,14 +25,18 @@ from mini_infer_engine.kv_transfer.transports.shared_memory import SharedArray
 PAGE_SIZE_TOKENS = 16
 EMBEDDING_SIZE = 16
 PRETENDED_BYTES_PER_TOKEN = 16_384
-"""So that `--kv-cache-memory` means something: about what a model of 0.5 B parameters needs."""
+"""Pretended bytes of a token's keys and values, about those of a model of 0.5 B parameters, so that `--kv-cache-memory`
+has an effect.
+"""
 
 _USER_TURN = [TURN_START_ID, *b"user\n"]
 _GREETING = list(b"You said: ")
 _SPACE = 0x20
 _NUM_BYTES = 256
 _ENDS_SOON = (TURN_END_ID, END_ID, *b'"}]0', *range(ord("!"), ord("~")))
-"""Ends, then what closes strings, objects and arrays, then anything that is printed, but for blanks."""
+"""Tokens that end a text under a grammar soonest: end tokens, then those that close strings, objects and arrays, then
+any printable character except blanks.
+"""
 
 
 @dataclass(slots=True)
@@ -55,14 +58,14 @@ class ScriptedRunner:
         *,
         is_shared: bool = False,
     ) -> None:
-        """`is_shared`: other processes are to map its pages."""
+        """Allocates the pages. `is_shared` lets other processes map them."""
         self.swap_space = NO_SWAP
         self.max_speculative_rows = 0
         self.page_size = page_size
         self.num_pages = num_pages
         self._script = script
         self._step_s = step_s
-        """How long a pass pretends to take."""
+        """Seconds that a pass pretends to take."""
         # As much memory as a token needs to be known.
         shared = SharedArray(num_pages * page_size * 4) if is_shared else None
         self._file = None if shared is None else shared.file
@@ -70,12 +73,12 @@ class ScriptedRunner:
         self._pages = raw.reshape(num_pages, page_size)
         self._pages[:] = END_ID
         self._replies: dict[int, list[int]] = {}
-        """Slot to the reply that its sequence is being given."""
+        """Replies of running sequences, by slot."""
         self._last_sampled: dict[int, int] = {}
         self._busy_until = 0.0
 
     def refuses(self, request: Request) -> str | None:
-        """See `Runner.refuses`."""
+        """Returns the reason why a request cannot be served, or None: the pretended model has no probabilities."""
         asks = request.sampling
         if request.beam_search is not None:
             return "use_beam_search asks for probabilities, and the dry run's pretended model has none: serve a model."
@@ -89,7 +92,7 @@ class ScriptedRunner:
         return None
 
     def launch(self, batch: Batch) -> _Launched:
-        """Compute the pass at once; its result is ready when the pretended device has done its earlier passes."""
+        """Computes the pass at once. Its result is ready when the pretended device has finished its earlier passes."""
         for copy in batch.transfers.copies:
             self._copy(copy)
         for row in batch.rows:
@@ -101,12 +104,12 @@ class ScriptedRunner:
         return launched
 
     def guesses(self, handle: Any) -> Mapping[int, Sequence[int]]:
-        """None."""
+        """Returns no guesses."""
         del handle
         return {}
 
     def sample(self, handle: _Launched, masks: TokenMasks | None) -> None:
-        """See `Runner.sample`; `masks` None: all rows may choose any token."""
+        """Samples the next token of each row. Without `masks` every token is allowed."""
         by_row = {} if masks is None else dict(zip(masks.rows, masks.bits, strict=True))
         sampled = [self._sample(row, by_row.get(index)) for index, row in enumerate(handle.rows)]
         handle.result = PassResult([() if token is None else (token,) for token in sampled])
@@ -117,12 +120,12 @@ class ScriptedRunner:
         }
 
     def collect(self, handle: _Launched) -> PassResult:
-        """Wait as long as a device would."""
+        """Waits as long as a device would, and returns the result."""
         time.sleep(max(0.0, handle.ready_at - time.monotonic()))
         return handle.result
 
     def kv_memory(self) -> KVMemory:
-        """The pages, as KV transfer sees them: one layer that keeps a token's id."""
+        """Returns the pages for KV transfer: one layer, which has the id of each token."""
         layout = KVLayout(num_layers=1, halves=1, page_size=self.page_size, num_heads=1, head_bytes=4, dtype="token id")
         address = self._pages.ctypes.data
         return KVMemory(
@@ -165,7 +168,7 @@ class ScriptedRunner:
 
 
 def _allowed(wanted: int, mask: np.ndarray) -> int:
-    """The token that was to be, where a grammar has it; else what brings its text to an end soonest."""
+    """Returns the intended token if the grammar allows it, or else the allowed one that ends the text soonest."""
     allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
     if wanted in allowed:
         return wanted
@@ -173,7 +176,7 @@ def _allowed(wanted: int, mask: np.ndarray) -> int:
 
 
 def embedding_of(token_ids: list[int]) -> bytes:
-    """A pretended hidden state, of length 1: how often tokens with each remainder stand in the prompt; packed fp32."""
+    """Returns a pretended hidden state of norm 1, as packed fp32: counts of the prompt's tokens by remainder."""
     counts = [0] * EMBEDDING_SIZE
     for token_id in token_ids:
         counts[token_id % EMBEDDING_SIZE] += 1
@@ -181,7 +184,7 @@ def embedding_of(token_ids: list[int]) -> bytes:
 
 
 def reply_to(prompt_token_ids: list[int], script: Script = ()) -> list[int]:
-    """The tokens of the reply, its end token last: the script's, else the last user message or the prompt itself."""
+    """Returns the tokens of the reply with an end token: the script's, the last user message or the prompt itself."""
     said = reply_for(_text(prompt_token_ids), script) if script else None
     if said is not None:
         return [*said.encode(), TURN_END_ID]

@@ -1,4 +1,6 @@
-"""The model of `--dry-run`, text side: a vocabulary of the 256 bytes and a small chat template, made here. No files."""
+"""Creates the text side of the model of `--dry-run`: a vocabulary of the 256 bytes and a small chat
+template. No files.
+"""
 
 import json
 
@@ -8,7 +10,7 @@ DRY_MODEL = "dry"
 TURN_START_ID, TURN_END_ID, END_ID = 256, 257, 258
 EOS_TOKEN_IDS = (TURN_END_ID, END_ID)
 VOCAB_SIZE = 259
-"""Token id n below 256 is the byte n."""
+"""Size of the vocabulary. Token id n below 256 is the byte n."""
 MAX_MODEL_LEN = 32_768
 
 _SPECIAL_TOKENS = {TURN_START_ID: "<|im_start|>", TURN_END_ID: "<|im_end|>", END_ID: "<|endoftext|>"}
@@ -20,11 +22,11 @@ _CHAT_TEMPLATE = (
     "{% if not (continue_final_message and loop.last) %}<|im_end|>\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"""Tools are shown and called as Hermes models have it, which a script needs."""
+"""Chat template that shows and calls tools in the format of Hermes models, which scripts rely on."""
 
 
 def dry_assets() -> PromptAssets:
-    """What a model folder would hold for this model."""
+    """Returns the files that a model folder would have for this model."""
     files = {
         "tokenizer.json": json.dumps(_tokenizer()),
         "tokenizer_config.json": json.dumps({"eos_token": "<|im_end|>", "chat_template": _CHAT_TEMPLATE}),
@@ -33,7 +35,7 @@ def dry_assets() -> PromptAssets:
 
 
 def _tokenizer() -> dict[str, object]:
-    """A byte-level BPE without merges, as tokenizer.json has it."""
+    """Returns tokenizer.json of a byte-level BPE without merges."""
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     added = [
         {
@@ -58,9 +60,9 @@ def _tokenizer() -> dict[str, object]:
 
 
 def _byte_characters() -> list[str]:
-    """The printable character that stands for each byte in byte-level vocabularies (Radford et al., GPT-2, 2019).
+    """Returns the printable character of each byte in byte-level vocabularies (Radford et al., GPT-2, 2019).
 
-    A byte is itself where Latin-1 prints it; the others follow from U+0100 on, in order.
+    A byte stands for itself if Latin-1 prints it. The others are mapped to the characters from U+0100 on, in order.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))

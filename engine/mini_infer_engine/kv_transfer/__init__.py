@@ -1,1 +1,3 @@
-"""Keys and values between engines: prompts computed elsewhere, prefixes fetched from whoever has them."""
+"""Transfers keys and values between engines: of prompts that another engine computes, and of prefixes that it has
+cached.
+"""

@@ -1,6 +1,7 @@
-"""The core's end of KV transfer: which pages are pinned for whom, and what the scheduler is told. See `KVConnector`.
+"""Connects the core to KV transfer (see `KVConnector`): pins pages for transfers, and reports their results to the
+scheduler.
 
-Everything here runs in the core's thread; the transfer thread is reached by `TransferWorker.do` and `events`.
+Everything here runs in the core's thread; it talks to the transfer thread by `TransferWorker.do` and `events`.
 """
 
 import itertools
@@ -28,12 +29,14 @@ from mini_infer_engine.kv_transfer.protocol.message_checks import first_token_fa
 from mini_infer_engine.kv_transfer.worker import TransferWorker
 
 _PREFIX = "kv-transfer/"
-"""Of the ids of requests that other engines have sent; clients' ids have a # in them."""
+"""Prefix of the ids of other engines' requests; clients' ids have a # in them."""
 _RETAINED_LEASES = 6.0
-"""Leases for which a prompt is retained for whoever its proxy sends: the proxy may take its time, and nobody renews."""
+"""Lease lengths for which a finished prompt is retained: its proxy may take a while to send the request for it to
+another engine, and nobody renews the lease meanwhile.
+"""
 
 ANY_VOCABULARY = 1 << 32
-"""More tokens than a model has: any token id is valid."""
+"""More tokens than any model has, so that every token id is valid."""
 
 log = logging.getLogger(__name__)
 
@@ -42,18 +45,18 @@ log = logging.getLogger(__name__)
 class _Taking:
     request: Request
     address: str
-    """Of the engine that it comes from."""
+    """Address of the engine that sends the keys and values."""
     pages: list[int]
-    """Pinned."""
+    """The sequence's pages, which are pinned."""
     is_given_up: bool = False
-    """Nothing comes any more, and the other engine may still write: it has not said that it stopped."""
+    """True if the transfer has failed and the other engine may still write: it has not reported that it stopped."""
 
 
 @dataclass(slots=True)
 class _Giving:
     key: str
     sent: int
-    """Tokens that the taker has, or that have been handed to the transfer thread."""
+    """Tokens that the consumer has already, or that were handed to the transfer thread."""
     alignment: int
 
 
@@ -61,7 +64,7 @@ class _Giving:
 class _Held:
     token_ids: list[int]
     pages: list[int]
-    """Pinned."""
+    """The prompt's pages, which are pinned."""
 
 
 def any_request(request: Request) -> None:
@@ -69,8 +72,10 @@ def any_request(request: Request) -> None:
 
 
 class TransferConnector:
-    """See `core.kv_transfer.KVConnector`. Each event of the transfer thread is handled by itself: one that raises
-    costs its own job. When the thread has failed, all jobs fail, and nothing moves any more.
+    """Implements `core.kv_transfer.KVConnector`.
+
+    Each event of the transfer thread is handled by itself: one that raises costs its own job. If the thread fails, all
+    jobs fail, and nothing is transferred any more.
     """
 
     def __init__(
@@ -87,10 +92,11 @@ class TransferConnector:
         check: Callable[[Request], None] = any_request,
         vocab_size: int = ANY_VOCABULARY,
     ) -> None:
-        """`advertised`: host and port that others reach the transfer port by.
+        """Connects a scheduler to a transfer worker.
 
-        `retained_share` bounds the pages of prompts that have ended and are retained for other engines, as a share of
-        the pool. `check` raises ValueError if another engine's request has values that this engine cannot serve.
+        `advertised` is the host and port at which other engines reach the transfer port. `retained_share` bounds the
+        pages of prompts that have ended and are retained for other engines, as a share of the pool. `check` raises
+        ValueError if another engine's request has values that this engine cannot serve.
         """
         self.falls_back = falls_back
         self._worker, self._scheduler, self._pool = worker, scheduler, scheduler.pool
@@ -105,20 +111,20 @@ class TransferConnector:
         self._serials = itertools.count()
         self._taking: dict[int, _Taking] = {}
         self._giving: dict[str, _Giving] = {}
-        """By request id."""
+        """Prompts that are computed for other engines, by request id."""
         self._held: dict[str, _Held] = {}
         self._held_leases: LeaseTable[str] = LeaseTable()
         self._pins: dict[tuple[str, int], list[int]] = {}
-        """Pages that are written from or read by others, by key and serial; -1 for a grant."""
+        """Pages that are read by or written to other engines, by key and serial number; a grant has the number -1."""
         self._next_grants: list[events.Grant] = []
-        """Cached blocks may be what a launched pass is still writing: they are granted once that is done."""
+        """Grants for the next call of `take`: a launched pass may still be writing the cached blocks."""
         self._unasked: list[NotReceived] = []
-        """Sequences that are not received because their peer hangs."""
+        """Results for sequences that were not requested, because their peer hangs."""
         self._skipped: Counter[str] = Counter()
         self._expired = 0
         self._faults = FaultLog()
         self._is_off = False
-        """The transfer thread has failed."""
+        """True if the transfer thread has failed."""
         self._seen: tuple[object, ...] = ()
         self._stats = NO_TRANSFERS
         self._pinned = 0
@@ -126,7 +132,7 @@ class TransferConnector:
     # -- Taking
 
     def refuses(self, request: Request) -> str:
-        """See `KVConnector.refuses`."""
+        """Returns the reason why this request's keys and values cannot come from another engine, or an empty string."""
         if self._is_off:
             return "transfer_failed"
         if request.sampling.prompt_logprobs is not None:
@@ -138,11 +144,14 @@ class TransferConnector:
         return ""
 
     def skip(self, reason: str) -> None:
-        """See `KVConnector.skip`."""
+        """Counts a sequence that is computed here instead."""
         self._skipped[reason] += 1
 
     def receive(self, sequence: Sequence) -> None:
-        """See `KVConnector.receive`."""
+        """Pins the sequence's pages, and has the transfer thread request their content.
+
+        If an earlier transfer from the same engine has failed and is not settled, it refuses at once instead.
+        """
         source, job, request = sequence.kv_source, next(self._jobs), sequence.request
         assert source is not None
         if any(taking.is_given_up and taking.address == source.address for taking in self._taking.values()):
@@ -166,13 +175,13 @@ class TransferConnector:
         self._worker.do(events.Take(job, wanted, source, pages, first, len(sequence.token_ids)))
 
     def cancel(self, sequence: Sequence) -> None:
-        """See `KVConnector.cancel`."""
+        """Has the transfer thread cancel the sequence's jobs. Its pages stay pinned until the jobs are settled."""
         for job, taking in self._taking.items():
             if taking.request.request_id == sequence.request.request_id:
                 self._worker.do(events.Cancel(job))
 
     def has_news(self, now_s: float) -> bool:
-        """See `KVConnector.has_news`."""
+        """Returns True if there are events, grants or expired leases for `take`."""
         worker = self._worker
         has_failed = worker.failure is not None and not self._is_off
         return bool(
@@ -180,7 +189,7 @@ class TransferConnector:
         ) or self._held_leases.has_expired(now_s)
 
     def take(self, now_s: float, prefill_tokens_per_s: float) -> Work:
-        """See `KVConnector.take`."""
+        """Handles all events of the transfer thread, expires leases and sends grants, without waiting."""
         for request_id in self._held_leases.expire(now_s):
             self._expired += 1
             self._release_held(request_id)
@@ -222,8 +231,8 @@ class TransferConnector:
     def _switch_off(self, failure: BaseException, work: Work) -> None:
         """Ends all jobs when the transfer thread has failed.
 
-        What was to come is computed here. Its pages stay pinned, for another engine may still write to them; pages
-        that others read are free, for nobody is told any more that a read counts.
+        Prompts that were to be received are computed here. Their pages stay pinned, for another engine may still write
+        to them. Pages that other engines read are unpinned, for no read can be reported as valid any more.
         """
         self._is_off = True
         log.error(
@@ -294,7 +303,7 @@ class TransferConnector:
         work.add.append(request)
 
     def _known(self, job: int) -> int:
-        """Tokens of the sequence of a job."""
+        """Returns the number of known tokens of a job's sequence, or 1 if it was aborted."""
         request_id = self._taking[job].request.request_id
         for sequence in self._scheduler.receiving:
             if sequence.request.request_id == request_id:
@@ -304,30 +313,32 @@ class TransferConnector:
     # -- Giving
 
     def accept_failed(self, request_id: str, message: str) -> None:
-        """See `KVConnector.accept_failed`."""
+        """Refuses another engine's request that the core could not accept."""
         giving = self._giving.pop(request_id, None)
         if giving is not None:  # else whoever wanted it has gone meanwhile
             self._worker.do(events.Refuse(giving.key, "refused_request", message))
 
     def gives(self, sequence: Sequence) -> bool:
-        """See `KVConnector.gives`."""
+        """Returns True if another engine waits for this sequence's keys and values."""
         return sequence.request.request_id in self._giving
 
     def launched(self, sequence: Sequence, num_tokens: int, layers: LayerProgress) -> None:
-        """See `KVConnector.launched`."""
+        """Hands over the tokens of a pass that begins: layers are sent as they are computed."""
         self._give(sequence, num_tokens, layers)
 
     def computed(self, sequence: Sequence, num_tokens: int) -> None:
-        """See `KVConnector.computed`."""
+        """Retains the pages of a finished prompt with `holds_kv`, and hands over computed tokens to the engine that
+        waits for them.
+        """
         request = sequence.request
         if request.holds_kv and num_tokens >= sequence.num_prefill and request.request_id not in self._held:
             self._retain(sequence)
         self._give(sequence, num_tokens, None)
 
     def _retain(self, sequence: Sequence) -> None:
-        """Keeps a prompt's pages for another engine. The oldest leases end where there would be too many pages.
+        """Retains a prompt's pages for another engine. The oldest leases end if there would be too many pages.
 
-        A prompt that alone has more pages than may be retained is not: its answer says nothing of where they are.
+        A prompt that alone exceeds the limit is not retained; its output then has no `kv_transfer_params`.
         """
         request_id, pages = sequence.request.request_id, sequence.pages[: self._pool.pages_for(sequence.num_prefill)]
         if self._is_off or len(pages) > self._most_retained:
@@ -341,7 +352,7 @@ class TransferConnector:
         self._held_leases.open(request_id, time.monotonic(), self._retain_s)
 
     def _give(self, sequence: Sequence, num_tokens: int, layers: LayerProgress | None) -> None:
-        """Hand on what is new, once; what was given as it was launched is not given again as it is computed."""
+        """Hands over tokens that were not handed over before, neither at launch nor when computed."""
         giving = self._giving.get(sequence.request.request_id)
         if giving is None:
             return
@@ -357,7 +368,7 @@ class TransferConnector:
         giving.sent = end
 
     def divert(self, outputs: list[Output]) -> list[Output]:
-        """See `KVConnector.divert`."""
+        """Returns the outputs of this engine's own requests. Outputs for other engines are sent to them."""
         if not self._giving and not self._held:
             return outputs
         return [told for output in outputs if (told := self._divert(output)) is not None]
@@ -396,7 +407,7 @@ class TransferConnector:
         return msgspec.structs.replace(output, kv_transfer_params=params)
 
     def drop(self, request_id: str) -> None:
-        """See `KVConnector.drop`."""
+        """Frees the retained pages of an aborted request."""
         if request_id in self._held:
             self._drop_held(request_id)
 
@@ -451,7 +462,9 @@ class TransferConnector:
 
     @property
     def stats(self) -> KVTransferStats:
-        """See `KVConnector.stats`. Asked for in every step, and made anew where something has changed."""
+        """Counters of the worker and of this connector. They are read in every step, so they are computed again only
+        after a change.
+        """
         stats = self._worker.stats
         num_faults = stats.faults + self._faults.num_faults
         seen = (stats, self._skipped.total(), self._expired, len(self._held), self._pinned, num_faults, self._is_off)

@@ -1,8 +1,9 @@
-"""The side that wants keys and values: one connection to each engine that has them, and what is asked over it.
+"""Serves the consumer's side of KV transfer: one connection to each engine that has keys and values, and the requests
+over it.
 
-It is one engine's and lives in the transfer thread. A job ends for its sequence with `Taken` or `NotTaken`, and for its
-pages with `Settled`: a peer that is late may still write to them, so they stay where they are until it has said that it
-does not, or is gone. What a peer sends is checked, and what raises all the same costs that peer's message or that job.
+There is one `Taker` in an engine, in its transfer thread. A job ends for its sequence with `Taken` or `NotTaken`, and
+for its pages with `Settled`. A late peer may still write to the pages, so they stay pinned until it has reported that
+it does not, or is gone. Messages of peers are checked, and an exception costs that message or that job only.
 """
 
 import itertools
@@ -41,37 +42,40 @@ from mini_infer_process.curve import secure_client
 log = logging.getLogger(__name__)
 
 _ANSWER_S = 2.0
-"""For a peer to answer a greeting, or to say that a prompt is in line: its transfer thread does, while it computes."""
+"""Seconds for a peer to answer `Hello`, or to report that a prompt is queued. Its transfer thread answers, even during
+a pass.
+"""
 _GRANT_S = 10.0
-"""For a peer to say what may be read: its core does, between two passes."""
+"""Seconds for a peer to grant a read: its core decides between two passes."""
 _GONE_S = 1.0
-"""After a peer's connection has ended, what it had begun to write has arrived or never will."""
+"""Seconds after the end of a peer's connection after which none of its writes can arrive any more."""
 _KEEPALIVE = (
     (zmq.TCP_KEEPALIVE, 1),
     (zmq.TCP_KEEPALIVE_IDLE, 5),
     (zmq.TCP_KEEPALIVE_INTVL, 5),
     (zmq.TCP_KEEPALIVE_CNT, 3),
 )
-"""A host that is cut off ends its connections within 20 s. A process that is stopped keeps them, and that is right: it
-may go on writing."""
+"""TCP keepalive: connections to a host that is cut off end within 20 s. Those to a stopped process stay open on
+purpose, for it may go on writing.
+"""
 
 _MESSAGES_A_TURN = 256
-"""Of one peer, at most: one that never stops must not keep others waiting."""
+"""The most messages of one peer that are read in a turn, so that one that never stops does not block others."""
 
 _MOST_WANTED = 1 << 14
-"""Requests for slots of one area that wait, at most."""
+"""The most requests for slots of one area that may wait."""
 
 Stage = Literal["connecting", "asked", "accepted", "reading", "given_up"]
 
 
 @dataclass(slots=True)
 class _Lent:
-    """A slot that the other side writes to."""
+    """A slot of our staging buffer to which a producer writes."""
 
     area: Area
     slot: int
     placing: Motion | None = None
-    """None: it has not said that it has."""
+    """The copy from the slot into the job's pages, or None if the producer has not sent `Written` yet."""
 
 
 @dataclass(slots=True)
@@ -82,20 +86,22 @@ class _Job:
     deadline_s: float
     estimate_s: float | None = None
     motion: Motion | None = None
-    """A read from pool to pool."""
+    """The read from pool to pool, if one is in flight."""
     lent: dict[int, _Lent] = field(default_factory=dict)
-    """By the other side's serial numbers, until what was written there is in its place."""
+    """Slots that are lent to the producer, by its serial numbers, until their content is in the job's pages."""
     last: wire.Prefilled | wire.AllWritten | None = None
-    """What the other side has said at last: heeded once all that it has written is in its place."""
+    """The producer's last message, which is handled once all that it has written is in the job's pages."""
     granted_tokens: int = 0
     lease_end_s: float = 0.0
     num_bytes: int = 0
     settles_s: float | None = None
-    """When its pages are settled at the latest, once nothing is read into them: its peer is gone, or writes no more."""
+    """The latest time at which the pages are settled, if no read into them is in flight: the peer is gone, or writes no
+    more.
+    """
 
     @property
     def is_reading(self) -> bool:
-        """Whether this side still changes its pages."""
+        """True if this engine itself still copies into the job's pages."""
         return self.motion is not None or any(lent.placing is not None for lent in self.lent.values())
 
 
@@ -105,26 +111,26 @@ class _Peer:
     socket: zmq.Socket[bytes]
     monitor: zmq.Socket[bytes]
     party: wire.Party | None = None
-    """None: it has not answered yet."""
+    """The peer's description, or None if it has not answered `Hello` yet."""
     bytes_per_s: RateMeter = field(default_factory=RateMeter)
     jobs: dict[int, _Job] = field(default_factory=dict)
     refused_fetches: int = 0
-    """Prefixes in a row that were computed here, because by its rate that was sooner."""
+    """Prefixes in a row that were computed here, because that was sooner by the peer's rate."""
     renewed_s: float = 0.0
     is_broken: bool = False
-    """The transport has failed between us: new jobs greet anew, over another connection."""
+    """True if the transport to this peer has failed: new jobs use a new connection, and a new handshake."""
 
 
 @dataclass(slots=True, frozen=True)
 class TakerLimits:
-    """How long things may take, in seconds."""
+    """Time limits, in seconds."""
 
     lease_s: float
     timeout_s: float
 
 
 class Taker:
-    """See the module."""
+    """Requests keys and values from other engines, and receives them."""
 
     def __init__(
         self,
@@ -140,7 +146,9 @@ class Taker:
         faults: FaultLog | None = None,
         secret: PeerSecret | None = None,
     ) -> None:
-        """`faults` counts what could not be handled, for metrics."""
+        """Creates a consumer without peers. `faults` counts exceptions in the handling of messages and jobs, for
+        metrics.
+        """
         self._faults = FaultLog() if faults is None else faults
         self._context, self._poller = context, poller
         self._party, self._transport, self._layout = party, transport, layout
@@ -148,20 +156,20 @@ class Taker:
         self._load, self._secret = load, secret
         self._peers: dict[str, _Peer] = {}
         self._retired: list[_Peer] = []
-        """Those that get no new jobs, and have some that are not settled; some have no connection any more."""
+        """Peers that get no new jobs and have unsettled ones. Some of them have no connection any more."""
         self._numbers = itertools.count()
         self._slots: dict[Area, Slots] = {"device": Slots(LENT), "host": Slots(LENT)}
         self._wanting: dict[Area, deque[tuple[_Peer, _Job, wire.SlotWanted]]] = {"device": deque(), "host": deque()}
-        """Jobs that wait for a slot, in order."""
+        """Jobs that wait for a slot, in order of their requests."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether bytes that are read here are on their way."""
+        """True if bytes are in flight that this engine reads or copies."""
         return any(job.is_reading for peer in self._all() for job in peer.jobs.values())
 
     @property
     def num_open(self) -> int:
-        """Jobs that are not settled."""
+        """Number of jobs that are not settled."""
         return sum(len(peer.jobs) for peer in self._all())
 
     def _all(self) -> list[_Peer]:
@@ -169,13 +177,13 @@ class Taker:
 
     @property
     def bytes_per_s(self) -> float:
-        """Of reads and of what was written here lately, the fastest peer's."""
+        """Recent rate of reads, including staged ones, of the fastest peer; 0 if none has been measured."""
         return max((peer.bytes_per_s.per_s for peer in self._peers.values()), default=0.0)
 
     # -- From the core
 
     def take(self, take: events.Take, now_s: float) -> None:
-        """Begin a job."""
+        """Begins a job, and connects to its peer if necessary."""
         peer = self._peers.get(take.source.address)
         if peer is not None and peer.is_broken:
             self._retire(peer)
@@ -194,7 +202,7 @@ class Taker:
             self._ask_or_fail(peer, job, now_s)
 
     def cancel(self, number: int) -> None:
-        """Nobody waits for a job any more."""
+        """Cancels a job."""
         for peer in self._all():
             if (job := peer.jobs.get(number)) is not None and job.stage != "given_up":
                 self._give_up(peer, job)
@@ -232,7 +240,7 @@ class Taker:
             log.info("%s takes no messages", peer.address)
 
     def _ask_or_fail(self, peer: _Peer, job: _Job, now_s: float) -> None:
-        """What cannot be put into a message costs its own job alone."""
+        """Sends a job's request. A request that cannot be encoded fails its own job alone."""
         try:
             self._ask(peer, job, now_s)
         except Exception as error:
@@ -262,7 +270,7 @@ class Taker:
     # -- From givers
 
     def receive(self, ready: dict[object, int], now_s: float) -> None:
-        """Whatever givers have said, and whether they are still there."""
+        """Handles messages of producers, and the ends of their connections."""
         for peer in self._all():
             if peer.socket in ready:
                 self._receive_from(peer, now_s)
@@ -332,7 +340,9 @@ class Taker:
                 self._settle(peer, job)
 
     def _refuse(self, peer: _Peer, reason: str) -> None:
-        """Nothing may move between us; what was asked before (it has restarted) is void."""
+        """Fails all jobs of a peer that has refused this engine, or that this engine refuses. Earlier requests are
+        void: the peer may have restarted.
+        """
         log.warning("no KV transfer with %s: %s", peer.address, reason)
         for job in list(peer.jobs.values()):
             self._fail(peer, job, "refused", reason, is_settled=True)
@@ -421,9 +431,9 @@ class Taker:
                 job.deadline_s = min(now_s + late_after_s(job.estimate_s, self._limits.timeout_s), job.lease_end_s)
 
     def _fail_transport(self, peer: _Peer, job: _Job, message: str, *, is_settled: bool) -> None:
-        """Ends a job whose keys and values could not be moved: the peer is greeted anew for the next one.
+        """Ends a job after a failure of the transport, and has the next job connect anew.
 
-        The release comes first: a peer without jobs is dropped, with its connection.
+        The release is sent first, because a peer without jobs is dropped with its connection.
         """
         peer.is_broken = True
         self._send(peer, wire.Release([job.take.job]))
@@ -432,7 +442,7 @@ class Taker:
     # -- Slots
 
     def _lend(self, area: Area) -> None:
-        """Whoever waits for a slot of this area has one, as far as there are any."""
+        """Lends free slots of this area to the jobs that wait for them, in order."""
         wanting = self._wanting[area]
         while wanting:
             peer, job, wanted = wanting[0]
@@ -445,13 +455,13 @@ class Taker:
             wanting.popleft()
 
     def _free(self, job: _Job, serial: int) -> None:
-        """Nobody writes to a slot any more, and nobody needs what is in it."""
+        """Frees a slot that the producer no longer writes to, and lends it to the next job."""
         if (lent := job.lent.pop(serial, None)) is not None:
             self._slots[lent.area].free(lent.slot)
             self._lend(lent.area)
 
     def _place(self, peer: _Peer, job: _Job, written: wire.Written) -> None:
-        """Put what the other side has written to a slot into the job's pages, where it is wanted."""
+        """Begins to copy a written slot into the job's pages. It only frees the slot if the job has been given up."""
         lent = job.lent.get(written.serial)
         if lent is None or lent.placing is not None:
             log.warning("%s has written to no slot that it was lent", peer.address)
@@ -495,7 +505,7 @@ class Taker:
             self._settle_when_still(peer, job)
 
     def _give_up(self, peer: _Peer, job: _Job) -> None:
-        """Whoever gives is to stop; until it says that it has, its writes may come."""
+        """Requests that the producer stops a job. Its writes may arrive until it reports that it has stopped."""
         was_asked = job.stage != "connecting"
         job.stage = "given_up"
         if not was_asked:
@@ -504,7 +514,7 @@ class Taker:
             self._send(peer, wire.Release([job.take.job]))
 
     def _settle_when_still(self, peer: _Peer, job: _Job) -> None:
-        """The other side writes no more: the pages are settled once nothing is read into them either."""
+        """Settles a job to which the producer writes no more, as soon as no read of this engine is in flight either."""
         if job.is_reading:
             job.settles_s = 0.0
         else:
@@ -519,19 +529,19 @@ class Taker:
             self._drop(peer)
 
     def _lose(self, peer: _Peer, now_s: float) -> None:
-        """Its connection has ended: its process has, or its host is cut off."""
+        """Handles the end of a peer's connection: its process has ended, or its host is cut off."""
         for job in list(peer.jobs.values()):
             job.settles_s = now_s + _GONE_S
             self._fail(peer, job, "peer_lost", f"{peer.address} is gone", is_settled=False)
         self._drop(peer)
 
     def _drop(self, peer: _Peer) -> None:
-        """Connect anew next time."""
+        """Closes the connection to a peer, so that the next job connects anew."""
         self._retire(peer)
         self._close(peer)
 
     def _retire(self, peer: _Peer) -> None:
-        """New jobs get another connection; this one stays for as long as its jobs need it."""
+        """Gives no new jobs to this connection, which stays open until its jobs are settled."""
         if self._peers.get(peer.address) is peer:
             del self._peers[peer.address]
             if peer.jobs:
@@ -548,7 +558,7 @@ class Taker:
     # -- From time to time
 
     def advance(self, now_s: float) -> None:
-        """Look at what is read, at what is late, at leases, and at peers that are gone."""
+        """Polls reads and time-outs, renews leases, and forgets peers that are gone."""
         for peer in self._all():
             for job in list(peer.jobs.values()):
                 try:
@@ -564,7 +574,7 @@ class Taker:
         self._retired = [peer for peer in self._retired if peer.jobs]
 
     def _end_faulty(self, peer: _Peer, job: _Job) -> None:
-        """Ends a job that cannot be looked at. Its pages stay pinned until its peer says that it writes no more."""
+        """Ends a job after an exception. Its pages stay pinned until its peer reports that it writes no more."""
         job.motion = None
         for lent in job.lent.values():
             lent.placing = None
@@ -613,7 +623,7 @@ class Taker:
             self._succeed(peer, job, events.Taken(job.take.job, job.granted_tokens), now_s)
 
     def close(self) -> None:
-        """Close all connections."""
+        """Closes all connections."""
         for peer in self._all():
             self._close(peer)
         self._peers.clear()

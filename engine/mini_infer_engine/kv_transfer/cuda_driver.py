@@ -1,32 +1,32 @@
-"""CUDA's driver API by ctypes: mapping allocations of other processes, and whatever else is called by name."""
+"""Binds CUDA's driver API by ctypes: maps allocations of other processes, and calls any other function by name."""
 
 import ctypes
 from typing import Any, Protocol
 
 _LAZY_PEER_ACCESS = 1
-"""CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS."""
+"""Value of CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS."""
 HANDLE_BYTES = 64
 """Length of a CUDA IPC memory handle (CU_IPC_HANDLE_SIZE)."""
 
 
 class CudaError(RuntimeError):
-    """The driver refuses."""
+    """A call of the driver has failed."""
 
 
 class IpcDriver(Protocol):
-    """What is asked of CUDA's driver; in the thread's current context."""
+    """The functions of CUDA's driver for memory that processes share. All use the thread's current context."""
 
     def range_of(self, address: int) -> tuple[int, int]:
-        """Address and bytes of the allocation that an address is in."""
+        """Returns the address and bytes of the allocation that contains an address."""
 
     def handle_of(self, address: int) -> bytes:
-        """Of an allocation, for other processes. CudaError."""
+        """Returns the IPC handle of an allocation, for other processes. Raises CudaError if it has none."""
 
     def open(self, handle: bytes) -> int:
-        """Map another process's allocation: its address here. CudaError."""
+        """Maps another process's allocation, and returns its address here. Raises CudaError if that fails."""
 
     def close(self, address: int) -> None:
-        """Unmap it. CudaError."""
+        """Unmaps an allocation. Raises CudaError if that fails."""
 
 
 class _Handle(ctypes.Structure):
@@ -34,26 +34,26 @@ class _Handle(ctypes.Structure):
 
 
 class CudaDriver:
-    """See `IpcDriver`, and the chapter "Memory Management" of CUDA's driver API."""
+    """Implements `IpcDriver` by libcuda: see the chapter "Memory Management" of CUDA's driver API."""
 
     def __init__(self) -> None:
-        """OSError: there is no driver."""
+        """Loads the library. Raises OSError if there is no driver."""
         self._library = ctypes.CDLL("libcuda.so.1")
 
     def range_of(self, address: int) -> tuple[int, int]:
-        """See `IpcDriver.range_of`."""
+        """Calls cuMemGetAddressRange."""
         base, size = ctypes.c_uint64(), ctypes.c_size_t()
         self.call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
         return base.value, size.value
 
     def handle_of(self, address: int) -> bytes:
-        """See `IpcDriver.handle_of`."""
+        """Calls cuIpcGetMemHandle."""
         handle = _Handle()
         self.call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(address))
         return bytes(handle.bytes)
 
     def open(self, handle: bytes) -> int:
-        """See `IpcDriver.open`."""
+        """Calls cuIpcOpenMemHandle, with lazy peer access."""
         address = ctypes.c_uint64()
         self.call(
             "cuIpcOpenMemHandle_v2",
@@ -64,11 +64,11 @@ class CudaDriver:
         return address.value
 
     def close(self, address: int) -> None:
-        """See `IpcDriver.close`."""
+        """Calls cuIpcCloseMemHandle."""
         self.call("cuIpcCloseMemHandle", ctypes.c_uint64(address))
 
     def call(self, function: str, *arguments: Any) -> None:
-        """Any of its functions. CudaError: what it returns but for success."""
+        """Calls a function of the driver by name. Raises CudaError with the status if it is not success."""
         status = getattr(self._library, function)(*arguments)
         if status:
             name = ctypes.c_char_p()

@@ -1,25 +1,27 @@
-"""How long a transfer should take, when it counts as late, and whether it is worth it. Pure arithmetic on rates."""
+"""Estimates the time of a transfer, when it counts as late, and whether it pays. Pure arithmetic on rates."""
 
 from dataclasses import dataclass
 
 LATE_FACTOR = 2.0
-"""Times its estimate, after which a transfer counts as late."""
+"""A transfer counts as late after its estimated time multiplied by this."""
 LEAST_WAIT_S = 0.5
-"""Sooner nothing counts as late: below it, the schedulers of both machines are what is measured."""
+"""Seconds before which no transfer counts as late: below it, one measures the schedulers of both machines."""
 _NEWEST_SHARE = 0.3
 _REFUSALS = 16
-"""After so many fetches in a row that would not have paid one is tried: what was slow once is timed again."""
+"""After this many fetches in a row that would not have paid, one is tried, so that a rate that was slow once is
+measured again.
+"""
 
 
 @dataclass(slots=True)
 class RateMeter:
-    """Something a second, as measured lately: an exponential average in which long measurements do not count more."""
+    """A recent rate per second: an exponential average in which long measurements count no more than short ones."""
 
     per_s: float = 0.0
-    """0: not measured yet."""
+    """The rate; 0 if it has not been measured yet."""
 
     def add(self, amount: float, seconds: float) -> None:
-        """One more measurement."""
+        """Adds a measurement."""
         if amount > 0 and seconds > 0:
             rate = amount / seconds
             self.per_s = rate if not self.per_s else self.per_s + _NEWEST_SHARE * (rate - self.per_s)
@@ -28,9 +30,10 @@ class RateMeter:
 def prefill_estimate_s(
     queued_tokens: int, tokens: int, prefill_tokens_per_s: float, num_bytes: int, bytes_per_s: float
 ) -> float | None:
-    """Until a prompt of so many missing tokens has been computed elsewhere and is here; None: no rate is known.
+    """Estimates the seconds until another engine has computed a prompt's missing tokens and sent them. None if no rate
+    is known.
 
-    What is written while more is computed is hidden, so the sum is an upper estimate.
+    Writes overlap the computation of later tokens, so the sum is an upper estimate.
     """
     if not prefill_tokens_per_s:
         return None
@@ -38,19 +41,22 @@ def prefill_estimate_s(
 
 
 def read_estimate_s(num_bytes: int, bytes_per_s: float) -> float:
-    """To move so many bytes; 0 where the rate is not known."""
+    """Estimates the seconds to move this many bytes; 0 if the rate is not known."""
     return num_bytes / bytes_per_s if bytes_per_s else 0.0
 
 
 def late_after_s(estimate_s: float | None, timeout_s: float) -> float:
-    """From its start, when a transfer of this estimate is late; without an estimate it has the whole time-out."""
+    """Returns the seconds after its start at which a transfer of this estimate is late. Without an estimate it has the
+    whole time-out.
+    """
     return timeout_s if estimate_s is None else min(timeout_s, max(LATE_FACTOR * estimate_s, LEAST_WAIT_S))
 
 
 def fetching_pays(tokens: int, num_bytes: int, bytes_per_s: float, prefill_tokens_per_s: float, refused: int) -> bool:
-    """Whether keys and values of so many tokens are fetched sooner than computed. Unknown rates: try, and learn.
+    """Returns True if keys and values of these tokens are fetched sooner than computed, or if a rate is still unknown.
 
-    refused: how often in a row it did not pay; the rate may be that of a first read, which also connects.
+    `refused` counts the fetches in a row that did not pay. The rate may be that of a first read, which includes
+    connecting, so a fetch is tried again after some refusals.
     """
     if not bytes_per_s or not prefill_tokens_per_s or refused >= _REFUSALS:
         return True

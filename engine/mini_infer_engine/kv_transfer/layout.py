@@ -1,8 +1,9 @@
-"""How keys and values lie in an engine's page pool, and which bytes of two pools are the same tokens'. No memory here.
+"""Describes the layout of keys and values in a page pool, and computes which bytes of two pools belong to the same
+tokens. It touches no memory.
 
-A pool is [pages, layers, halves, page_size, heads, head]: the halves are keys and values, or one where a model keeps
-one thing of each token. Pools whose pages differ in size are matched run by run, and those of tensor-parallel groups
-whose ranks hold other heads token by token.
+A pool is [pages, layers, halves, page_size, heads, head]. The halves are keys and values; a model that keeps one tensor
+for each token (as MLA does) has one half. Pools whose page sizes differ are matched run by run. Pools of
+tensor-parallel groups whose ranks have different heads are matched token by token.
 """
 
 import math
@@ -15,74 +16,76 @@ import numpy as np
 from msgspec import Meta
 
 CONVERTIBLE = {"float32": 4, "float16": 2, "bfloat16": 2}
-"""Bytes an element of the dtypes that are converted into each other where two engines differ."""
+"""Bytes per element of the dtypes that are converted into each other if two engines differ."""
 
 
 _Count = Annotated[int, Meta(ge=1, le=1 << 16)]
-"""Checked where another engine's layout is decoded: sizes that are computed from such numbers fit into 64 bits."""
+"""A count in another engine's layout. It is bounded when it is decoded, so that sizes computed from such numbers fit
+into 64 bits.
+"""
 
 
 class KVLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one pool, or of each rank's pool of a tensor-parallel group."""
+    """The layout of one pool, or of each rank's pool in a tensor-parallel group."""
 
     num_layers: _Count
     halves: Annotated[int, Meta(ge=1, le=2)]
     page_size: _Count
-    """Tokens a page."""
+    """Tokens per page."""
     num_heads: _Count
     head_bytes: _Count
-    """Of one token's elements of a head."""
+    """Bytes of one token's elements of one head."""
     dtype: Annotated[str, Meta(max_length=32)]
-    """Of these."""
+    """Name of the elements' dtype."""
     scale_bytes: Annotated[int, Meta(ge=0, le=64)] = 0
-    """Of one token and head in a quantised pool; they stand behind a half page's tokens."""
+    """Bytes of the scales of one token and head in a quantised pool, which follow the tokens of each half page."""
     tp_size: Annotated[int, Meta(ge=1, le=1024)] = 1
     copies: Annotated[int, Meta(ge=1, le=1024)] = 1
-    """Ranks that hold the same heads, one after the other."""
+    """Number of consecutive ranks that have the same heads."""
 
     @property
     def total_heads(self) -> int:
-        """Of the model."""
+        """Number of KV heads of the model."""
         return self.num_heads * self.tp_size // self.copies
 
     @property
     def is_convertible(self) -> bool:
-        """Whether its elements can be converted to those of another such layout."""
+        """True if its elements can be converted to those of another convertible layout."""
         return self.dtype in CONVERTIBLE and not self.scale_bytes
 
     @property
     def head_elements(self) -> int:
-        """Of one token and head, where it is convertible."""
+        """Elements of one token and head; the layout must be convertible."""
         return self.head_bytes // CONVERTIBLE[self.dtype]
 
     @property
     def row_bytes(self) -> int:
-        """Of one token in one half of one layer, without its scales."""
+        """Bytes of one token in one half of one layer, without its scales."""
         return self.num_heads * self.head_bytes
 
     @property
     def half_bytes(self) -> int:
-        """Of one half of one page in one layer."""
+        """Bytes of one half of one page in one layer."""
         return self.page_size * (self.row_bytes + self.num_heads * self.scale_bytes)
 
     @property
     def layer_bytes(self) -> int:
-        """Of one page in one layer."""
+        """Bytes of one page in one layer."""
         return self.halves * self.half_bytes
 
     @property
     def page_bytes(self) -> int:
-        """Of one page."""
+        """Bytes of one page in all layers."""
         return self.num_layers * self.layer_bytes
 
     @property
     def token_bytes(self) -> int:
-        """Of one token in all layers."""
+        """Bytes of one token in all layers."""
         return self.page_bytes // self.page_size
 
     @property
     def group_token_bytes(self) -> int:
-        """Of one token on all ranks."""
+        """Bytes of one token in all layers, on all ranks."""
         return self.token_bytes * self.tp_size
 
 
@@ -95,16 +98,17 @@ class KVMemory(msgspec.Struct, frozen=True, kw_only=True):
     device_index: int
     layout: KVLayout
     file: int | None = None
-    """What other processes can map it by, where it is in main memory and shared: a descriptor of this process."""
+    """File descriptor of this process by which other processes map the pool. None unless it is in shared main memory.
+    """
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Bytes of the whole pool."""
         return self.num_pages * self.layout.page_bytes
 
 
 def layout_fault(layout: KVLayout) -> str:
-    """Returns what in a layout contradicts itself, or an empty string."""
+    """Returns the contradiction in a layout, or an empty string."""
     if layout.tp_size % layout.copies:
         return f"tp_size is {layout.tp_size}, no multiple of copies, which is {layout.copies}"
     size = CONVERTIBLE.get(layout.dtype, 1)
@@ -114,9 +118,9 @@ def layout_fault(layout: KVLayout) -> str:
 
 
 def layout_refusal(ours: KVLayout, theirs: KVLayout) -> str:
-    """Why tokens of one pool cannot be copied into the other; empty: they can.
+    """Returns the reason why tokens of one pool cannot be copied into the other, or an empty string if they can.
 
-    Page sizes, numbers of ranks and floating-point dtypes may differ, but not where pages are quantised.
+    Page sizes, numbers of ranks and floating-point dtypes may differ, unless the pages are quantised.
     """
     names = ["num_layers", "halves", "scale_bytes", "total_heads"]
     if ours.dtype != theirs.dtype and ours.is_convertible and theirs.is_convertible:
@@ -133,25 +137,26 @@ def layout_refusal(ours: KVLayout, theirs: KVLayout) -> str:
 
 
 def alignment(ours: KVLayout, theirs: KVLayout) -> int:
-    """Tokens of which multiples end a page, or a whole run, on both sides."""
+    """Returns the number of tokens whose multiples end a page, or a whole run, on both sides."""
     return math.lcm(ours.page_size, theirs.page_size)
 
 
 @dataclass(frozen=True, slots=True)
 class HeadShare:
-    """Heads that one of our ranks moves from or to one of theirs."""
+    """The heads that one of our ranks exchanges with one rank of the peer."""
 
     their_rank: int
     our_first: int
-    """Among the rank's heads."""
+    """First head, counted among our rank's heads."""
     their_first: int
     count: int
 
 
 def head_shares(ours: KVLayout, rank: int, theirs: KVLayout) -> list[HeadShare]:
-    """What one of our ranks moves, so that all ranks together move each head that a rank there holds, once.
+    """Returns the heads that one of our ranks has in common with each rank of the peer.
 
-    Of ranks here that hold the same heads, each serves others; where heads are read, each reads from another.
+    Ranks that have the same heads get the same shares: `shares_to_write` and `shares_to_read` choose one of them for
+    each.
     """
     first = rank // ours.copies * ours.num_heads
     shares = []
@@ -164,33 +169,38 @@ def head_shares(ours: KVLayout, rank: int, theirs: KVLayout) -> list[HeadShare]:
 
 
 def shares_to_write(ours: KVLayout, rank: int, theirs: KVLayout) -> list[HeadShare]:
-    """Every rank there gets each of its heads, from one of those here that hold it."""
+    """Returns the heads that one of our ranks writes. Each rank of the peer gets each of its heads from exactly one of
+    our ranks that have it.
+    """
     return [s for s in head_shares(ours, rank, theirs) if s.their_rank % ours.copies == rank % ours.copies]
 
 
 def shares_to_read(ours: KVLayout, rank: int, theirs: KVLayout) -> list[HeadShare]:
-    """A rank gets each of its heads, from one of those there that hold it."""
+    """Returns the heads that one of our ranks reads. It gets each of its heads from exactly one rank of the peer that
+    has it.
+    """
     return [s for s in head_shares(ours, rank, theirs) if s.their_rank % theirs.copies == rank % theirs.copies]
 
 
 class Span(msgspec.Struct, frozen=True):
-    """Tokens of one sequence that are to move, and where they lie on both sides; page lists begin at token 0."""
+    """Tokens [begin, end) of one sequence to move, with the sequence's pages on both sides from token 0 on."""
 
     our_pages: Sequence[int]
     their_pages: Sequence[int]
     begin: int
     end: int
     layers: tuple[int, int] | None = None
-    """[from, to); None: all."""
+    """Layers [from, to); None means all."""
 
 
 def pieces(
     ours: KVLayout, theirs: KVLayout, span: Span, heads: HeadShare | None = None
 ) -> np.ndarray:  # [pieces, 3] int64: our offset, their offset, bytes
-    """The bytes of a span in both pools; `heads` None: of all heads. The last page may be copied whole.
+    """Returns the byte ranges of a span in both pools, for all heads if `heads` is None. The last page may be copied
+    whole.
 
-    Equal page sizes and heads make one piece a page, others one a run of the smaller page in each layer and half, or,
-    where the heads of a token do not lie alike, one a token in each.
+    Equal page sizes and heads make one piece per page. Otherwise there is one per layer, half and run of the greatest
+    common divisor of both page sizes; if the heads of a token are laid out differently, one per layer, half and token.
     """
     heads = heads or HeadShare(0, 0, 0, ours.num_heads)
     whole_rows = heads.count == ours.num_heads == theirs.num_heads

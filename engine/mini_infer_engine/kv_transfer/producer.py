@@ -1,7 +1,7 @@
-"""The side that has keys and values, or makes them: what other engines ask of it, their leases, the writes to them.
+"""Serves the producer's side of KV transfer: requests of other engines, their leases, and the writes to them.
 
-It is one engine's and lives in the transfer thread. It knows transport and messages, neither sockets nor the scheduler.
-What a peer sends is checked, and what raises all the same costs that peer's message or that job.
+There is one `Giver` in an engine, in its transfer thread. It knows the transport and the messages, but neither sockets
+nor the scheduler. Messages of peers are checked, and an exception costs that message or that job only.
 """
 
 import itertools
@@ -24,17 +24,18 @@ from mini_infer_engine.kv_transfer.stats import Counters
 from mini_infer_engine.kv_transfer.transport import Motion, Transport, TransportError
 
 MAX_OPEN_JOBS = 4096
-"""Prompts and reads of other engines that are not settled, at most; more are refused as overload."""
+"""The most prefills and reads of other engines that may be unsettled. Further ones are refused as overload."""
 MAX_PEERS = 1024
-"""Engines that have greeted, at most; those that have no open jobs are forgotten first, and greet again."""
+"""The most engines that may be connected. Those without open jobs are forgotten first; they have to send `Hello` again.
+"""
 
 Send = Callable[[bytes, wire.FromGiver], None]
-"""To a peer, by its identity on the ROUTER."""
+"""Sends a message to a peer, which is given by its identity at the ROUTER."""
 
 
 @dataclass(slots=True)
 class Load:
-    """What the core last said of its work: estimates follow from it."""
+    """The core's last report of its load, from which consumers estimate times."""
 
     queued_tokens: int = 0
     prefill_tokens_per_s: float = 0.0
@@ -45,17 +46,17 @@ class _Prefill:
     peer: bytes
     job: int
     pages: list[int]
-    """The taker's."""
+    """The consumer's pages."""
     write: "_Write | None" = None
-    """On its way: one at a time, so that what has ended has ended in order."""
+    """The write in flight. There is one at a time, so that writes end in order."""
     waiting: deque[events.Give] = field(default_factory=deque)
-    """Not written, or not all layers; the first may wait for layers that are still being computed."""
+    """Tokens of which not all layers are being written. The first may wait for layers that are still being computed."""
     next_layer: int = 0
-    """Of the first of `waiting`."""
+    """The next layer to write of the first entry of `waiting`."""
     end: events.GiveEnd | None = None
     is_wanted: bool = True
     last_words: wire.FromGiver | None = None
-    """What the taker is told when nothing is written any more of what it does not want, or cannot have."""
+    """The last message to the consumer of a failed or cancelled job. It is sent once nothing is written any more."""
     num_bytes: int = 0
 
 
@@ -65,7 +66,7 @@ class _Write:
     motion: Motion
     begun_s: float
     ends_give: bool
-    """It writes the last layers of its `give`."""
+    """True if it writes the last layers of its `give`."""
 
 
 @dataclass(slots=True)
@@ -76,23 +77,23 @@ class _Read:
     first_token: int
     num_tokens: int
     gift: StagedGift | None = None
-    """What does not go from pool to pool."""
+    """The staged write to the consumer, or None if the consumer reads from pool to pool."""
 
 
 @dataclass(slots=True)
 class _Ending:
-    """Of what nobody reads any more, a gift some of which is still on its way."""
+    """The rest of a read that has ended while its staged write is still in flight."""
 
     peer: bytes
     job: int
     gift: StagedGift
     is_released: bool = False
-    """The taker waits for its end."""
+    """True if the consumer waits for `Released`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Channel:
-    """See `staged_gift.Channel`."""
+    """Implements `staged_write.Channel` for one job of one consumer."""
 
     peer: bytes
     job: int
@@ -104,29 +105,29 @@ class _Channel:
     send: Send
 
     def divide(self, span: Span) -> list[Span]:
-        """See `Channel.divide`."""
+        """Divides a span into chunks of the size of a slot."""
         return chunks(self.layout, self.party.layout, span, self.slot_bytes)
 
     def stage(self, slot: int, part: Span) -> Motion:
-        """See `Channel.stage`."""
+        """Gathers a part into a slot of our staging buffer."""
         return self.transport.stage(self.party.engine_id, self.area, slot, part)
 
     def ask(self, serial: int) -> None:
-        """See `Channel.ask`."""
+        """Sends `SlotWanted`."""
         self.send(self.peer, wire.SlotWanted(self.job, serial, self.area))
 
     def write(self, slot: int, their_slot: int, part: Span) -> Motion:
-        """See `Channel.write`."""
+        """Writes a filled slot to the consumer's slot."""
         return self.transport.push(self.party.engine_id, self.area, slot, their_slot, part)
 
     def tell(self, serial: int, part: Span) -> None:
-        """See `Channel.tell`."""
+        """Sends `Written`."""
         assert part.layers is not None
         self.send(self.peer, wire.Written(self.job, serial, part.begin, part.end, part.layers))
 
 
 class Giver:
-    """See the module."""
+    """Computes and sends keys and values for other engines."""
 
     def __init__(
         self,
@@ -138,7 +139,9 @@ class Giver:
         counters: Counters,
         faults: FaultLog | None = None,
     ) -> None:
-        """`faults` counts what could not be handled, for metrics."""
+        """Creates a producer without peers. `faults` counts exceptions in the handling of messages and jobs, for
+        metrics.
+        """
         self._faults = FaultLog() if faults is None else faults
         self._party, self._transport, self._layout = party, transport, layout
         self._send, self._tell, self._counters = send, tell, counters
@@ -152,28 +155,28 @@ class Giver:
         self._serials = itertools.count()
         self.load = Load()
         self._asked_tokens: dict[str, int] = {}
-        """Of prompts that the core has not computed to their end."""
+        """Missing tokens of prompts that the core has not finished, by key."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether bytes are on their way."""
+        """True if bytes are in flight, or tokens wait to be written."""
         is_writing = any(prefill.write is not None or prefill.waiting for prefill in self._prefills.values())
         return is_writing or bool(self._endings) or any(read.gift is not None for read in self._reads.values())
 
     @property
     def num_open(self) -> int:
-        """Of what is not settled."""
+        """Number of jobs that are not settled."""
         return len(self._prefills) + len(self._reads) + len(self._endings)
 
     @property
     def bytes_per_s(self) -> float:
-        """Of writes lately."""
+        """Recent rate of writes; 0 if it has not been measured yet."""
         return self._rate.per_s
 
     # -- From takers
 
     def handle(self, peer: bytes, message: wire.FromTaker, now_s: float) -> None:
-        """Handles one message of one taker. What raises costs that message, and the job that it is about."""
+        """Handles one message of one consumer. An exception costs that message, and the job that it is about."""
         try:
             self._handle(peer, message, now_s)
         except Exception as error:
@@ -187,7 +190,7 @@ class Giver:
             self._fail(_key(peer, message.job), peer, message.job)
 
     def _fail(self, key: str, peer: bytes, job: int) -> None:
-        """Ends one job by a fault of this engine's, whatever state it is in."""
+        """Ends one job by an internal fault, whatever state it is in."""
         message = "this engine's KV transfer has a fault; its log says which"
         prefill, read = self._prefills.get(key), self._reads.get(key)
         if prefill is not None:
@@ -231,7 +234,9 @@ class Giver:
         self._send(peer, wire.Welcome(ours))
 
     def _has_room_for_peer(self) -> bool:
-        """Forgets the peer that greeted first of those without open jobs, if there are too many peers."""
+        """Returns True if another peer may connect. If there are too many, it forgets the one without open jobs that
+        has connected first.
+        """
         if len(self._peers) < MAX_PEERS:
             return True
         busy = {prefill.peer for prefill in self._prefills.values()} | {read.peer for read in self._reads.values()}
@@ -241,7 +246,7 @@ class Giver:
         return idle is not None
 
     def _refuses(self, peer: bytes, job: int, fault: str) -> bool:
-        """True if a new job cannot be accepted; then its taker has been told."""
+        """Returns True if a new job cannot be accepted; then the consumer has been sent `Failed`."""
         reason = "bad_message"
         if self.num_open >= MAX_OPEN_JOBS:
             reason, fault = "overloaded", f"this engine has {self.num_open} open transfers: try again later"
@@ -250,7 +255,7 @@ class Giver:
         return bool(fault)
 
     def _is_open(self, key: str) -> bool:
-        """True if a job of this number is not settled: an honest taker numbers each job anew."""
+        """Returns True if a job of this number is not settled: a correct consumer never reuses a number."""
         return key in self._prefills or key in self._reads or key in self._endings
 
     def _prefill(self, peer: bytes, wanted: wire.PrefillWanted, now_s: float) -> None:
@@ -297,7 +302,9 @@ class Giver:
             self._send(peer, wire.Released(released))
 
     def _end_read(self, key: str) -> None:
-        """Nobody reads it any more, or what is still read counts for nothing."""
+        """Ends a read that has finished, was cancelled, or whose lease has expired. A staged write in flight goes on as
+        an `_Ending`.
+        """
         read = self._reads.pop(key, None)
         if read is not None:
             if read.gift is not None:
@@ -314,7 +321,7 @@ class Giver:
             read.gift.lend(lent.serial, lent.slot)
 
     def _give_up(self, key: str, prefill: _Prefill, last_words: wire.FromGiver) -> None:
-        """Begin nothing more; what is on its way ends by itself."""
+        """Cancels a prefill. A write in flight ends by itself, and `last_words` are sent after it."""
         prefill.last_words = last_words
         if prefill.is_wanted:
             prefill.is_wanted = False
@@ -339,7 +346,7 @@ class Giver:
     # -- From the core
 
     def do(self, command: "events.Give | events.GiveEnd | events.Grant | events.Refuse") -> None:
-        """Does what the core wants done. What raises costs the job that it is about."""
+        """Executes a command of the core. An exception costs the job that it is about."""
         try:
             match command:
                 case events.Give():
@@ -357,7 +364,7 @@ class Giver:
                 self._end_faulty(command.key, job)
 
     def _end_faulty(self, key: str, job: "_Prefill | _Read") -> None:
-        """Ends a job that cannot be gone on with. A write that cannot be looked at any more counts as ended."""
+        """Ends a job after an exception. A write whose state cannot be polled any more counts as ended."""
         write = job.write if isinstance(job, _Prefill) else None
         if isinstance(job, _Prefill) and write is not None and not self._ends_by_itself(job, write):
             self._tell(events.Given(key, write.give.serial))
@@ -368,11 +375,11 @@ class Giver:
 
     @staticmethod
     def _ends_by_itself(prefill: _Prefill, write: _Write) -> bool:
-        """True if a write through slots is to be abandoned first: its slots come back as its parts end."""
+        """Returns True if the write is staged and not abandoned yet, so that its slots have to be freed."""
         return prefill.is_wanted and isinstance(write.motion, StagedGift)
 
     def give(self, give: events.Give) -> None:
-        """Write what has been computed."""
+        """Writes computed tokens to the consumer."""
         prefill = self._prefills.get(give.key)
         if prefill is None or not prefill.is_wanted:
             self._tell(events.Given(give.key, give.serial))
@@ -401,7 +408,9 @@ class Giver:
         prefill.write = _Write(give, motion, time.monotonic(), self._has_begun(prefill, span))
 
     def _computed(self, prefill: _Prefill, give: events.Give) -> Span | None:
-        """What of the first of `waiting` is computed, and not on its way yet; None: nothing."""
+        """Returns the computed layers of the first entry of `waiting` that are not in flight yet, or None if there are
+        none.
+        """
         layers = None
         if give.layers is not None:
             layers = (prefill.next_layer, give.layers.num_done())
@@ -410,11 +419,13 @@ class Giver:
         return Span(give.pages, prefill.pages, give.begin, give.end, layers)
 
     def _is_last(self, span: Span) -> bool:
-        """Whether it has the last layers of its give."""
+        """Returns True if the span contains the last layer of its `Give`."""
         return span.layers is None or span.layers[1] == self._layout.num_layers
 
     def _has_begun(self, prefill: _Prefill, span: Span) -> bool:
-        """A write of this is on its way; whether it ends the first of `waiting`, which is that no more."""
+        """Advances `next_layer` behind a write that has begun. Returns True if it is the last one of the first entry of
+        `waiting`, which is then removed.
+        """
         is_last = self._is_last(span)
         prefill.next_layer = 0 if is_last or span.layers is None else span.layers[1]
         if is_last:
@@ -422,9 +433,10 @@ class Giver:
         return is_last
 
     def _add_layers(self, prefill: _Prefill, write: _Write, gift: StagedGift) -> None:
-        """What has been computed meanwhile follows through the slots, and does not wait for all before it to be there.
+        """Adds layers that have been computed meanwhile to a staged write, so that they need not wait for its end.
 
-        A gift that is done by then has waited for the computation: the next write is another one, timed by itself.
+        A staged write that has ended before them was faster than the computation: the next layers get a write of their
+        own, which is timed by itself.
         """
         if write.ends_give or write.give.layers is None or prefill.peer not in self._peers:
             return
@@ -433,7 +445,7 @@ class Giver:
             write.ends_give = self._has_begun(prefill, span)
 
     def _gift(self, peer: bytes, job: int, party: wire.Party, span: Span) -> StagedGift | None:
-        """What brings a span to the other engine through staging slots; None: it goes from pool to pool."""
+        """Returns a staged write of a span to the other engine, or None if it goes from pool to pool."""
         area = self._transport.way(party.engine_id, span)
         if area is None:
             return None
@@ -445,7 +457,7 @@ class Giver:
             raise TransportError(str(error)) from None
 
     def end(self, end: events.GiveEnd) -> None:
-        """The prompt's first token is known."""
+        """Records a prompt's first token, after which only writes are left."""
         self._asked_tokens.pop(end.key, None)
         prefill = self._prefills.get(end.key)
         if prefill is not None and prefill.is_wanted:
@@ -453,7 +465,7 @@ class Giver:
             self._finish(end.key, prefill)
 
     def refuse(self, refuse: events.Refuse) -> None:
-        """The core cannot do what was asked."""
+        """Fails a job that the core has refused."""
         prefill, read = self._prefills.get(refuse.key), self._reads.pop(refuse.key, None)
         if prefill is not None:
             self._give_up(refuse.key, prefill, wire.Failed(prefill.job, refuse.reason, refuse.message))
@@ -462,7 +474,7 @@ class Giver:
             self._send(read.peer, wire.Failed(read.job, refuse.reason, refuse.message))
 
     def grant(self, grant: events.Grant) -> None:
-        """The core has pinned what may be read."""
+        """Grants a read of pages that the core has pinned, directly or through staging slots."""
         read = self._reads.get(grant.key)
         if read is None:  # released, or expired, meanwhile
             self._tell(events.Gone(grant.key))
@@ -490,7 +502,7 @@ class Giver:
     # -- From time to time
 
     def advance(self, now_s: float) -> None:
-        """Look at what is on its way, and at leases."""
+        """Polls transfers in flight, and expires leases."""
         jobs: list[tuple[str, _Prefill | _Read]] = [*self._prefills.items(), *self._reads.items()]
         for key, job in jobs:
             try:
@@ -561,7 +573,7 @@ class Giver:
             self._finish(key, prefill)
 
     def _finish(self, key: str, prefill: _Prefill) -> None:
-        """Tell the taker, once the last byte is there and the token is known."""
+        """Sends `Prefilled` once the last byte has been written and the token is known."""
         if prefill.end is None or prefill.write is not None or prefill.waiting or not prefill.is_wanted:
             return
         end = prefill.end

@@ -1,7 +1,8 @@
-"""What lies in a staging buffer: which tokens, layers and heads of a span, in which order. Pure; no memory here.
+"""Computes the contents of staging slots: which tokens, layers and heads of a span, in which order. Pure; no memory
+here.
 
-A side that gives gathers a chunk of its pages into a slot of its buffer, and writes from there to a slot that the side
-that takes has lent, which puts it into its own pages, whatever their size, heads and dtype.
+The producer gathers a chunk of its pages into a slot of its own buffer, and writes it to a slot that the consumer has
+lent. The consumer copies it into its own pages, whatever their size, heads and dtype.
 """
 
 from collections import deque
@@ -15,51 +16,53 @@ from msgspec import Meta
 from mini_infer_engine.kv_transfer.layout import HeadShare, KVLayout, Span, shares_to_write
 
 Area = Literal["device", "host"]
-"""Where a staging buffer is: beside the page pool, or in main memory, pinned where the pool is on a GPU."""
+"""Location of a staging buffer: on the page pool's device, or in main memory, pinned if the pool is on a GPU."""
 
 SLOTS_EACH_WAY = 8
-"""Of a buffer: for what is given, and as many for what is taken."""
+"""Slots of a buffer for each direction: this many for sending, and as many for receiving."""
 GIVEN, LENT = range(SLOTS_EACH_WAY), range(SLOTS_EACH_WAY, 2 * SLOTS_EACH_WAY)
-"""Their numbers: those that are filled here, and those that are lent to others."""
+"""Numbers of the slots that are filled here for sending, and of those that are lent to peers."""
 
 
 class Slots:
-    """Slots of one staging buffer, of all ranks alike; free ones are handed out in turn."""
+    """Allocates the slots of one staging buffer, with the same numbers on all ranks. Slots are reused in FIFO order."""
 
     def __init__(self, numbers: Iterable[int]) -> None:
         self._free = deque(numbers)
 
     def take(self) -> int | None:
-        """None: all are in use."""
+        """Returns a free slot, or None if all are in use."""
         return self._free.popleft() if self._free else None
 
     def free(self, slot: int) -> None:
-        """Nobody needs what is in it."""
+        """Frees a slot."""
         self._free.append(slot)
 
 
 class StagingBuffer(msgspec.Struct, frozen=True, kw_only=True):
-    """The slots of one rank."""
+    """A rank's staging buffer, as its peers address it."""
 
     address: Annotated[int, Meta(ge=0)]
-    """Of the first slot, in its process."""
+    """Address of the first slot in its process."""
     slot_bytes: Annotated[int, Meta(ge=1, lt=1 << 48)]
     device: Literal["cpu", "cuda"]
     device_index: Annotated[int, Meta(ge=0, le=1024)]
 
 
 def slot_bytes_of(staging_bytes: int, layout: KVLayout) -> int:
-    """A slot's size where a buffer has so many bytes; a layer of a page fits in any case."""
+    """Returns the bytes of a slot of a buffer of this size, at least one layer of a page."""
     return max(staging_bytes // (2 * SLOTS_EACH_WAY), layout.layer_bytes)
 
 
 def moves_whole_pages(giver: KVLayout, taker: KVLayout) -> bool:
-    """Whether a page of one side is one of the other, byte for byte."""
+    """Returns True if the pages of both sides are equal byte for byte, so that they are copied whole."""
     return (giver.page_size, giver.num_heads, giver.dtype) == (taker.page_size, taker.num_heads, taker.dtype)
 
 
 def _unit(giver: KVLayout, taker: KVLayout) -> tuple[int, int]:
-    """The fewest tokens that a chunk can have, and their bytes in one layer, in the fuller of both sides' slots."""
+    """Returns the fewest tokens that a chunk can have, and their bytes in one layer, on the side whose slots get more
+    of them.
+    """
     if moves_whole_pages(giver, taker):
         return giver.page_size, giver.layer_bytes
     given = max(sum(share.count for share in shares_to_write(giver, rank, taker)) for rank in range(giver.tp_size))
@@ -67,7 +70,9 @@ def _unit(giver: KVLayout, taker: KVLayout) -> tuple[int, int]:
 
 
 def chunks(giver: KVLayout, taker: KVLayout, span: Span, slot_bytes: int) -> list[Span]:
-    """A span in parts that fit into a slot, in order. ValueError: a slot does not hold one layer of the least part."""
+    """Divides a span into parts that fit into a slot, in order. Raises ValueError if a slot is smaller than one layer
+    of the smallest part.
+    """
     low, high = span.layers or (0, giver.num_layers)
     unit, unit_bytes = _unit(giver, taker)
     layers = min(high - low, slot_bytes // unit_bytes)
@@ -90,19 +95,19 @@ def _ranges(low: int, high: int, size: int) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What one rank that gives has in its slot for one that takes: it is written in one piece."""
+    """The part of a slot that goes from one rank of the producer to one of the consumer, in one contiguous write."""
 
     giver_rank: int
     taker_rank: int
     offset: int
-    """In the slot."""
+    """Bytes from the begin of the producer's slot."""
     size: int
     share: HeadShare
-    """Of the side that gives: `our_first` is among its heads, `their_first` among the taker's."""
+    """The heads: `our_first` counts among the producer rank's heads, `their_first` among the consumer rank's."""
 
 
 def blocks(giver: KVLayout, rank: int, taker: KVLayout, span: Span) -> list[Block]:
-    """What is in the slot of a rank that gives, in order."""
+    """Returns the blocks in the slot of one rank of the producer, in order."""
     low, high = span.layers or (0, giver.num_layers)
     num_pages = -(-span.end // giver.page_size) - span.begin // giver.page_size
     found, offset = [], 0
@@ -117,7 +122,9 @@ def blocks(giver: KVLayout, rank: int, taker: KVLayout, span: Span) -> list[Bloc
 
 
 def blocks_for(giver: KVLayout, taker: KVLayout, rank: int, span: Span) -> list[tuple[Block, int]]:
-    """What all ranks that give write to the slot of one that takes, each with its offset there, in order."""
+    """Returns the blocks that all ranks of the producer write to the slot of one rank of the consumer, each with its
+    offset there, in order.
+    """
     found, offset = [], 0
     for giver_rank in range(giver.tp_size):
         for block in blocks(giver, giver_rank, taker, span):

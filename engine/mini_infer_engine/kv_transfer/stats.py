@@ -1,4 +1,4 @@
-"""Counters of the transfer thread, which alone writes them; a copy is taken for whoever exports."""
+"""Counters of the transfer thread, which alone writes them; exporters get a copy."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Counters:
-    """See `core.kv_transfer.KVTransferStats`."""
+    """Mutable counters, whose fields `core.kv_transfer.KVTransferStats` explains."""
 
     received: int = 0
     received_bytes: int = 0

@@ -1,4 +1,4 @@
-"""What moves bytes between the page pools of two engines: the interface."""
+"""Defines the interface by which bytes move between the page pools of two engines."""
 
 from collections.abc import Callable, Iterable
 from typing import Literal, Protocol
@@ -12,44 +12,44 @@ from mini_infer_engine.kv_transfer.staging_slots import Area
 How = Literal["write", "read"]
 Progress = Literal["busy", "done", "failed"]
 BUSY_S = 0.0001
-"""Between two looks at bytes on their way."""
+"""Seconds between two polls of bytes in flight."""
 TEND_S = 0.2
-"""Between two looks at peers that may be gone: whoever takes a peer's place wants its GPU's memory within seconds."""
+"""Seconds between two checks for peers that have ended: a peer's successor needs its GPU memory within seconds."""
 
 
 class TransportError(RuntimeError):
-    """A peer is gone, or never was: whoever moves something from or to it does it another way."""
+    """The peer is gone or was never connected. The caller has to move or compute the data in another way."""
 
 
 class Motion(Protocol):
-    """Bytes on their way."""
+    """An asynchronous copy between two pools."""
 
     @property
     def num_bytes(self) -> int:
-        """Of all ranks, once it is `done`."""
+        """Bytes that all ranks have moved. It is valid once the motion is `done`."""
 
     def progress(self) -> Progress:
-        """How far they are, without waiting; `failed`: some may have arrived, and none will any more.
+        """Returns the state without waiting. After `failed` some bytes may have arrived, and no more will.
 
-        There is no way to stop them: what has begun to move may arrive until it is `done` or `failed`, and whoever owns
-        the pages keeps them until then.
+        A motion cannot be cancelled: bytes may arrive until it is `done` or `failed`, and the owner of the pages keeps
+        them until then.
         """
 
 
 class Motions:
-    """Several that belong together: done when all are, failed when none moves any more and one has failed."""
+    """Several motions as one: `done` when all are, and `failed` when all have ended and one has failed."""
 
     def __init__(self, motions: Iterable[Motion], *, has_failed: bool = False) -> None:
-        """`has_failed`: another one could not begin."""
+        """Groups the motions. `has_failed` is True if another one could not begin."""
         self._motions, self._has_failed = list(motions), has_failed
 
     @property
     def num_bytes(self) -> int:
-        """See `Motion.num_bytes`."""
+        """Sum over all motions."""
         return sum(motion.num_bytes for motion in self._motions)
 
     def progress(self) -> Progress:
-        """See `Motion.progress`."""
+        """Returns the combined state."""
         found = {motion.progress() for motion in self._motions}
         if "busy" in found:
             return "busy"
@@ -57,60 +57,74 @@ class Motions:
 
 
 class Transport(Protocol):
-    """Of one pool, or of a group's, which it registers when it is made. Used by one thread."""
+    """Moves bytes of one pool, or of a tensor-parallel group's pools, which are registered at construction. Only one
+    thread uses it.
+    """
 
     name: str
-    """Of several that it chooses from, all names, joined by +."""
+    """Name of the transport; one that chooses between several joins their names by "+"."""
 
     def enter_thread(self) -> None:
-        """Called once, by the thread that uses it from then on."""
+        """Prepares the calling thread, which alone uses the transport from then on. Called once."""
 
     def describe(self) -> TransportAddress:
-        """What another engine needs to reach what is here."""
+        """Returns the addresses that another engine needs to reach our pools."""
 
     def add_peer(self, engine_id: str, layout: KVLayout, where: TransportAddress) -> None:
-        """Get to know another engine's pools; one that is known already is replaced. TransportError."""
+        """Connects to another engine's pools, and replaces an earlier connection. Raises TransportError if they cannot
+        be reached.
+        """
 
     def remove_peer(self, engine_id: str) -> None:
-        """Forget it, and free what is kept for it."""
+        """Disconnects from a peer, and frees its resources."""
 
     def tend(self) -> None:
-        """Called from time to time: free what is kept for peers whose processes have ended."""
+        """Frees the resources of peers whose processes have ended. Called periodically."""
 
     def start(self, engine_id: str, how: How, span: Span) -> Motion:
-        """Write tokens to a peer's pools, or read them from there. TransportError."""
+        """Begins to write tokens to a peer's pools, or to read them from there. Raises TransportError if it cannot
+        begin.
+        """
 
     def way(self, engine_id: str, span: Span) -> Area | None:
-        """The staging buffer that tokens given to a peer go through; None: they are written to its pools. Of these only
-        layers and numbers of tokens count. TransportError.
+        """Returns the staging buffer through which tokens go to a peer, or None if they are written to its pools
+        directly.
+
+        Only the layers and the number of tokens of `span` count. Raises TransportError if the peer is not connected.
         """
 
     def slot_bytes(self, engine_id: str, area: Area) -> int:
-        """Of staging slots, the smaller of both sides'. TransportError."""
+        """Returns the bytes of a staging slot, the smaller of both sides' slots. Raises TransportError if a side has
+        none.
+        """
 
     def stage(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
-        """Gather what a peer is given into a slot of the staging buffer. TransportError."""
+        """Begins to gather tokens for a peer into a slot of our staging buffer. Raises TransportError if it cannot
+        begin.
+        """
 
     def push(self, engine_id: str, area: Area, slot: int, their_slot: int, span: Span) -> Motion:
-        """Write what was gathered in a slot to one that the peer has lent. TransportError."""
+        """Begins to write a filled slot to a slot that the peer has lent. Raises TransportError if it cannot begin."""
 
     def place(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
-        """Put what a peer has written to a slot of ours into `span.our_pages`. TransportError."""
+        """Begins to copy a slot that a peer has filled to `span.our_pages`. Raises TransportError if that fails."""
 
     def close(self) -> None:
-        """Unregister the pool."""
+        """Unregisters the pool."""
 
 
 class TransportChoice(msgspec.Struct, frozen=True):
-    """What was asked for."""
+    """The operator's choice of transport."""
 
     kind: str = "auto"
-    """--kv-transport."""
+    """Kind of transport (--kv-transport)."""
     staging_bytes: int = 128 << 20
-    """--kv-staging-memory: of each staging buffer of a rank."""
+    """Bytes of each staging buffer of a rank (--kv-staging-memory)."""
     bytes_per_s: int | None = None
-    """--kv-transfer-bandwidth: of a rank, at most."""
+    """The most bytes per second that a rank sends (--kv-transfer-bandwidth). None if there is no limit."""
 
 
 OpenTransport = Callable[[TransportChoice, str], Transport]
-"""What an engine exchanges its pages by, for what was asked for and its id. ModelError: it cannot work here."""
+"""Opens the transport of an engine, from the operator's choice and the engine's id. Raises ModelError if it cannot work
+here.
+"""

@@ -1,8 +1,9 @@
-"""The transfer thread: control sockets and transport of one engine, beside the core's thread, which never waits for it.
+"""Runs the transfer thread: control sockets and transport of one engine, beside the core's thread, which never waits
+for it.
 
-It must go on while a pass computes: leases are renewed, and what is written is noticed, however long a pass takes. What
-raises costs the message or the job that it is about. If the thread itself fails, its sockets close, so that other
-engines see that it is gone, and the core goes on without KV transfer.
+The thread must run while a pass computes, however long that takes: it renews leases and polls writes. An exception
+costs the message or the job that it is about. If the thread itself fails, its sockets close, so that other engines
+notice, and the core goes on without KV transfer.
 """
 
 import contextlib
@@ -31,23 +32,29 @@ from mini_infer_engine.kv_transfer.transport import BUSY_S, TEND_S, Transport
 log = logging.getLogger(__name__)
 
 _IDLE_MS = 50
-"""Between two looks at leases."""
+"""Milliseconds between two checks of leases while nothing is in flight."""
 _TELL_S = 0.02
-"""Between two copies of the counters while there is much to do: what this thread computes, the core's waits for."""
+"""Seconds between two copies of the counters under load: this thread's Python code delays the core's thread, which
+needs the same interpreter lock.
+"""
 _HAND_OVER_S = 0.00002
-"""For which a thread that has told the other something urgent sleeps: awake, it goes on with what can wait, and the
-other, which has been woken, waits for the interpreter's lock; by measurement 0.25 ms at each end of a prefill."""
+"""Seconds that a thread sleeps after an urgent command or event, to release the interpreter lock. Otherwise it goes on
+with less urgent work while the other thread, which has been woken, waits for the lock: 0.25 ms at each end of a
+prefill, as measured.
+"""
 _MESSAGES_A_TURN = 256
-"""That are taken from the port at once: jobs on their way are looked at between."""
+"""The most messages that are read from the port before transfers in flight are polled again."""
 _MAX_FAULTY_TURNS = 100
-"""In a row, after which the thread counts as failed: then nothing moves, and leases do not end."""
+"""Failed turns in a row after which the thread counts as failed. In such turns nothing is transferred, and leases do
+not expire.
+"""
 _URGENT = (events.Take, events.PrefillAsked, events.GiveEnd, events.Taken)
-"""What a first token waits for."""
+"""Commands and events on which the time to the first token depends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What this engine says of itself, but for what changes."""
+    """The constant part of this engine's description for its peers."""
 
     engine_id: str
     weights: str
@@ -55,7 +62,7 @@ class Identity:
 
 
 class TransferWorker:
-    """Owns the thread. All methods but `run`'s are the core's."""
+    """Owns the transfer thread. The core's thread calls the public methods; the thread runs the private ones."""
 
     def __init__(
         self,
@@ -66,13 +73,15 @@ class TransferWorker:
         limits: TakerLimits,
         secret: PeerSecret | None = None,
     ) -> None:
-        """`router`: bound, and from now on the thread's. `secret`: what it proves membership with to other engines."""
+        """Prepares the thread. `router` is bound, and belongs to the thread from now on. `secret` proves this engine's
+        membership to its peers.
+        """
         self.identity = identity
         self.role = role
         self.transport_name = transport.name
         self.events: queue.SimpleQueue[events.Event] = queue.SimpleQueue()
         self.failure: BaseException | None = None
-        """Why the thread has ended by itself."""
+        """The exception by which the thread has ended; None while it runs."""
         self.load = Load()
         self._commands: deque[events.Command] = deque()
         self._transport, self._router = transport, router
@@ -120,11 +129,11 @@ class TransferWorker:
     # -- The core's
 
     def start(self) -> None:
-        """Begin to serve."""
+        """Starts the thread."""
         self._thread.start()
 
     def do(self, command: events.Command) -> None:
-        """Have the thread do something. Once it has failed, nothing is done."""
+        """Queues a command for the thread. Commands are dropped once the thread has failed."""
         if self.failure is not None:
             return
         self._commands.append(command)
@@ -132,11 +141,11 @@ class TransferWorker:
         _hand_over(command)
 
     def drain_wakes(self) -> None:
-        """The core has looked at `events`."""
+        """Clears the wake-ups of the core. Call it before reading `events`."""
         _drain(self.core_woken)
 
     def stop(self) -> None:
-        """End the thread, with all that is on its way."""
+        """Ends the thread, with all transfers in flight."""
         self._stopping = True
         _wake(self._wakes_thread)
         self._thread.join(5.0)

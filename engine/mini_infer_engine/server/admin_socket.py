@@ -1,4 +1,6 @@
-"""The Unix socket of `--admin-socket`: who may open its file may administer the engine. It knows no routes."""
+"""Opens the Unix socket of `--admin-socket`: whoever may open its file may administer the engine. It
+knows no routes.
+"""
 
 import os
 import socket
@@ -10,9 +12,9 @@ from pathlib import Path
 
 @contextmanager
 def admin_socket(path: str | None) -> Iterator[socket.socket | None]:
-    """A listening socket of mode 0600, or None without a path; its file goes with the block.
+    """Yields a listening socket of mode 0600, or None without a path. Its file is removed at the end of the block.
 
-    Raises OSError if the path is taken by anything but a socket that nobody listens on.
+    Raises OSError if the path is taken by anything but a socket without a listener.
     """
     if path is None:
         yield None

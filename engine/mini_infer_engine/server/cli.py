@@ -1,4 +1,4 @@
-"""`mini-infer-serve`: flags to settings, and what must be known to be right before anything slow begins."""
+"""Runs `mini-infer-serve`: converts flags to settings, and checks all that it can before anything slow begins."""
 
 import argparse
 import logging
@@ -68,7 +68,7 @@ class StartError(Exception):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command. Returns the exit status."""
+    """Runs the command, and returns the exit status."""
     show_crashes()
     parser = make_parser()
     own, vllms = split_flags(sys.argv[1:] if arguments is None else arguments, parser)
@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(options: argparse.Namespace, settings: EngineSettings) -> int:
-    """Take the port, find the model, start the core, serve."""
+    """Takes the port, finds the model, starts the core, and serves."""
     server = options_from(options, ServerOptions)
     server = msgspec.structs.replace(server, host=usable_host(server.host))
     try:
@@ -207,7 +207,7 @@ def _peer_secret(server: ServerOptions) -> PeerSecret | None:
 
 
 def _warn_of_open_ports(server: ServerOptions, peers: PeerPorts) -> None:
-    """Says once what protects the ports of peers if nobody proves membership there."""
+    """Warns once which ports peers can use without a proof of membership."""
     ports = [port for port in (server.events_port, server.replay_port, server.listening_transfer_port) if port]
     if not ports or peers.key:
         return
@@ -234,12 +234,14 @@ def _dry_run(options: argparse.Namespace) -> DryRun:
 
 
 def _find_model(settings: EngineSettings) -> Path:
-    """The model's folder, its weights downloaded too where it is a hub's: the core should find all there."""
+    """Returns the model's folder, and downloads its weights from a hub if necessary, so that the core finds all files
+    there.
+    """
     return resolve_model(settings.model, settings.revision, weights=settings.load_format != "dummy")
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """The listening socket, taken before anything slow: a busy port should say so at once."""
+    """Returns the listening socket. It is opened before anything slow, so that a busy port is reported at once."""
     try:
         listening = bound_socket(host, port)
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -251,13 +253,15 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def settings_from(options: argparse.Namespace) -> EngineSettings:
-    """The engine's part of the flags. ValueError: a value names something that there is not."""
+    """Returns the engine's settings of the parsed flags. Raises ValueError if a value names something that does not
+    exist.
+    """
     speculation = {} if options.speculative_config is None else options_of_config(options.speculative_config)
     return options_from(options, EngineSettings, model=DRY_MODEL if options.dry_run else options.model, **speculation)
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """All flags, in the groups that a newcomer looks for."""
+    """Returns the parser with all flags, in groups for newcomers."""
     parser = argparse.ArgumentParser(
         prog="mini-infer-serve",
         usage="mini-infer-serve MODEL [--flag=value ...]   (mini-infer-serve --help: all flags)",
@@ -283,7 +287,9 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 class _Version(argparse.Action):
-    """Prints the version, and below it which kernels would run on this machine, which takes as long as torch does."""
+    """Prints the version, and below it the kernels that would run on this machine, which takes as long as importing
+    torch.
+    """
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         print(__version__)

@@ -1,4 +1,6 @@
-"""The front's end of the line to the core: requests out, outputs to whoever waits for them. Knows no HTTP."""
+"""Connects the front to a core: sends requests, and passes outputs to the clients that wait for them. It
+knows no HTTP.
+"""
 
 import asyncio
 import itertools
@@ -25,10 +27,10 @@ class CoreFailedError(RuntimeError):
 
 
 class CoreClient:
-    """One DEALER socket. `receive` runs as a task that its maker owns."""
+    """A connection to one core, by a DEALER socket. Its owner runs `receive` as a task."""
 
     def __init__(self, address: str, metrics: ServerMetrics, engine: int = 0) -> None:
-        """`engine`: the core's number, where there are several."""
+        """Connects to a core. `engine` is its number if there are several."""
         self.engine = engine
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
@@ -39,15 +41,15 @@ class CoreClient:
         self._snapshots: dict[int, asyncio.Future[bytes]] = {}
         self._tickets = itertools.count()
         self.model: messages.ModelInfo | None = None
-        """None until the core is ready."""
+        """The core's model, or None until the core is ready."""
         self.failure: ApiError | None = None
-        """Why the core takes no requests any more."""
+        """The error with which new requests fail, or None while the core accepts them."""
         self._heard_at_s = time.monotonic()
-        """When the core last said something, or had nothing to do."""
+        """Time of the core's last message, or of the last moment in which it had nothing to do."""
         self._send(messages.Hello())
 
     def submit(self, generation: Generation, choices: Sequence[int] | None = None) -> None:
-        """Send all choices, or some of them; their outputs are pushed from now on."""
+        """Sends all choices of a generation, or some of them. Their outputs are pushed to it from now on."""
         if self.failure is not None:
             generation.fail(self.failure)
             return
@@ -62,23 +64,25 @@ class CoreClient:
 
     @property
     def _owes_work(self) -> bool:
-        """Whether a step must come: somebody waits, or the core said that it has something to do."""
+        """True if a step must follow: a request waits for output, or the core has reported running or waiting ones."""
         stats = self._metrics.engines[self.engine].stats
         return bool(self._waiting or stats.running or stats.waiting)
 
     def silent_s(self, now_s: float) -> float:
-        """For how long the core has said nothing while it has work; 0 while it has none, or still loads."""
+        """Returns the seconds for which the core has sent nothing while it has work; 0 if it has none,
+        or still loads.
+        """
         return now_s - self._heard_at_s if self.model is not None and self._owes_work else 0.0
 
     def leave(self, generation: Generation) -> None:
-        """The request is over for its client; what the core still makes for it is stopped."""
+        """Ends a request for its client, and aborts its choices that have not finished."""
         ids = [reply.request.request_id for reply in generation.replies]
         unfinished = [request_id for request_id in ids if self._waiting.pop(request_id, None) is not None]
         if unfinished and self.failure is None:
             self._send(messages.Abort(unfinished))
 
     async def snapshot(self) -> bytes:
-        """The engine's cached chains, encoded."""
+        """Requests a snapshot of the engine's prefix cache, and returns it encoded."""
         if self.failure is not None:
             raise self.failure
         ticket = next(self._tickets)
@@ -88,15 +92,15 @@ class CoreClient:
         return await answer
 
     def switch_role(self, role: Role) -> None:
-        """See `Core.switch_role`."""
+        """Sends the engine's new role."""
         self._send(messages.SwitchRole(role))
 
     def stop(self) -> None:
-        """Tell the core to leave."""
+        """Sends `Stop` to the core."""
         self._send(messages.Stop())
 
     async def receive(self) -> None:
-        """Take messages until cancelled. CoreFailedError: the core said that it fails."""
+        """Handles messages until it is cancelled. Raises CoreFailedError if the core reports a failure."""
         while True:
             message = messages.decode_from_core(await self._socket.recv())
             self._heard_at_s = time.monotonic()
@@ -123,7 +127,7 @@ class CoreClient:
                     raise CoreFailedError(reason)
 
     def _take_published(self, topic: bytes, payload: bytes) -> None:
-        """What the core would publish; a core that is alone publishes by itself."""
+        """Handles a message for gateways. The base class ignores it: a core without siblings publishes by itself."""
 
     def _push(self, outputs: list[Output]) -> None:
         now = time.perf_counter()
@@ -147,7 +151,7 @@ class CoreClient:
             self._send(messages.Abort(aborts))
 
     def fail(self, error: ApiError) -> None:
-        """There is nothing more to expect: all who wait are told."""
+        """Fails all requests and snapshots that wait for the core, and all later ones."""
         self.failure = error
         for generation, _ in self._waiting.values():
             generation.fail(error)
@@ -157,9 +161,9 @@ class CoreClient:
                 answer.set_exception(error)
 
     def close(self) -> None:
-        """Close the socket; the last messages have a moment to leave."""
+        """Closes the socket, after a moment for the last messages."""
         self._context.destroy(linger=200)
 
     def _send(self, message: messages.FrontMessage) -> None:
-        """Without a high-water mark a send never waits: its future is done already."""
+        """Sends a message without awaiting it: there is no high-water mark, so the future is done already."""
         self._socket.send(messages.encode(message))

@@ -1,4 +1,4 @@
-"""The front's end of the lines to several cores, which the rest of the server sees as one. Knows no HTTP."""
+"""Connects the front to several cores, which the rest of the server sees as one. It knows no HTTP."""
 
 import asyncio
 from collections import defaultdict
@@ -18,7 +18,7 @@ from mini_infer_web.api_errors import ApiError
 
 
 class EngineLine(CoreClient):
-    """The line to one of several cores: what happens on it is told to the router and the publisher."""
+    """A connection to one of several cores, which reports its events to the router and the publisher."""
 
     def __init__(
         self, address: str, metrics: ServerMetrics, engine: int, router: EngineRouter, publisher: UnitedPublisher
@@ -27,7 +27,7 @@ class EngineLine(CoreClient):
         self._router, self._publisher = router, publisher
 
     def leave(self, generation: Generation) -> None:
-        """See CoreClient."""
+        """Ends a request for its client, and removes its choices at this engine from the router."""
         super().leave(generation)
         self._router.ended(
             reply.request.request_id
@@ -47,14 +47,14 @@ class EngineLine(CoreClient):
         self._publisher.take(self.engine, topic, payload)
 
     def fail(self, error: ApiError) -> None:
-        """See CoreClient; nothing more goes to this engine."""
+        """Fails all requests of this engine, to which no more are routed."""
         self._router.died(self.engine)
         self._publisher.forget(self.engine)
         super().fail(error)
 
 
 class DataParallelClient:
-    """`Core` of several engines: each request goes to one of them."""
+    """Implements `Core` for several engines: each choice goes to one of them."""
 
     def __init__(self, lines: Sequence[EngineLine], router: EngineRouter, publisher: UnitedPublisher) -> None:
         self._lines, self._router, self._publisher = lines, router, publisher
@@ -62,7 +62,7 @@ class DataParallelClient:
 
     @property
     def model(self) -> ModelInfo | None:
-        """None until every core is ready."""
+        """The model as all engines serve it, or None until every core is ready."""
         if self._model is None:
             models = [line.model for line in self._lines if line.model is not None]
             if len(models) == len(self._lines):
@@ -71,7 +71,9 @@ class DataParallelClient:
 
     @property
     def failure(self) -> ApiError | None:
-        """Why no requests are taken any more: a core has failed, and the server ends when the others have finished."""
+        """The error with which new requests fail once a core has failed; the server ends when the others have finished.
+        None while all run.
+        """
         for line in self._lines:
             if line.failure is not None:
                 return ApiError(
@@ -80,7 +82,9 @@ class DataParallelClient:
         return None
 
     def submit(self, generation: Generation) -> None:
-        """See Core. Beams go where the first of their search goes; all else has an engine of its own choice."""
+        """Routes and sends all choices. The beams of a search go to the engine of its first beam; other choices are
+        routed one by one.
+        """
         assert self.model is not None
         revision = self.model.revision
         choices = defaultdict[int, list[int]](list)
@@ -96,24 +100,24 @@ class DataParallelClient:
             self._lines[engine].submit(generation, indices)
 
     def leave(self, generation: Generation) -> None:
-        """See Core."""
+        """Ends a request at all engines."""
         for line in self._lines:
             line.leave(generation)
 
     def silent_s(self, now_s: float) -> float:
-        """For how long the most silent of the cores that have work has said nothing."""
+        """Returns the longest silence of any core that has work, in seconds."""
         return max(line.silent_s(now_s) for line in self._lines)
 
     async def snapshot(self) -> bytes:
-        """What any of the engines holds.
+        """Returns a snapshot of the blocks that any of the engines holds.
 
-        Events after the sequence number that it tells may be contained already: applied again they change nothing.
+        It may contain events after its sequence number already: applying them again changes nothing.
         """
         sequence = self._publisher.last_sequence
         return merge_snapshots(sequence, await asyncio.gather(*(line.snapshot() for line in self._lines)))
 
     def switch_role(self, role: Role) -> None:
-        """See Core."""
+        """Sends the new role to all engines."""
         for line in self._lines:
             line.switch_role(role)
 

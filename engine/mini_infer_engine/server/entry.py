@@ -12,7 +12,7 @@ from mini_infer_process.extras import missing_packages_name_the_extra
 
 
 def main() -> int:
-    """The command. Returns the exit status."""
+    """Runs the command, and returns the exit status."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     with missing_packages_name_the_extra("mini-infer-serve", "engine"):

@@ -1,4 +1,4 @@
-"""Flags of a command line out of declared options, and options out of what was given. Knows no option by name."""
+"""Creates command-line flags from declared options, and options from parsed flags. It knows no option by name."""
 
 import argparse
 from collections.abc import Callable
@@ -13,20 +13,20 @@ Options = TypeVar("Options", bound=msgspec.Struct)
 
 
 def add_flags(parser: argparse.ArgumentParser, struct: type[msgspec.Struct], groups: dict[str, str]) -> None:
-    """A flag for each option, in these groups; `groups` has their descriptions."""
+    """Adds a flag for each option, in its group. `groups` maps the names of groups to their descriptions."""
     made = {name: parser.add_argument_group(name, about) for name, about in groups.items()}
     for row in option_rows(struct):
         made[row.option.group].add_argument(row.flag, *row.option.aliases, dest=row.name, **_argument(row))
 
 
 def options_from(given: argparse.Namespace, struct: type[Options], **changes: Any) -> Options:
-    """The struct's part of what was given. ValueError: values do not go together."""
+    """Returns the struct's part of the parsed flags. Raises ValueError if values do not fit together."""
     values = {row.name: getattr(given, row.name) for row in option_rows(struct)} | changes
     return struct(**values)
 
 
 def _argument(row: OptionRow) -> dict[str, Any]:
-    """What argparse must know."""
+    """Returns the keyword arguments of `add_argument` for an option."""
     default = None if row.default is msgspec.NODEFAULT else row.default
     common = {"default": default, "help": f"{row.description.rstrip('.')} (default: {row.shown_default})"}
     if row.type is bool:
@@ -40,7 +40,7 @@ def _argument(row: OptionRow) -> dict[str, Any]:
 
 
 def _chooser(row: OptionRow) -> Callable[[str], str]:
-    """Says what to write instead of values that other servers have."""
+    """Returns a parser that suggests a replacement for values that other servers have."""
     hints = dict(row.option.hints)
 
     def choose(text: str) -> str:
@@ -69,7 +69,7 @@ class _AsTuple(argparse.Action):
 
 
 def comma_separated(text: str) -> tuple[str, ...]:
-    """Names, without blanks around them; vLLM's form of some of them, a list in JSON, is understood too."""
+    """Parses names separated by commas, without blanks around them, or a list in JSON, as vLLM has some of them."""
     if text.lstrip().startswith("["):
         try:
             return msgspec.json.decode(text, type=tuple[str, ...])
@@ -79,7 +79,7 @@ def comma_separated(text: str) -> tuple[str, ...]:
 
 
 def byte_size(text: str) -> int:
-    """Bytes from "512MiB", "2GB", "1.5g" or a plain number."""
+    """Parses bytes from "512MiB", "2GB", "1.5g" or a plain number."""
     try:
         return bytes_of(text)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The lines from the front to its cores: one core's own line, or several behind a router. Starts no process."""
+"""Connects the front to its cores: to a single core, or to several behind a router. It starts no process."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,17 +17,17 @@ from mini_infer_engine.server.data_parallel_client import DataParallelClient, En
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """To all cores of a server."""
+    """The connections to all cores of a server."""
 
     front: Core
-    """What the rest of the server talks to."""
+    """The engine as the rest of the server sees it."""
     all: Sequence[CoreClient]
-    """One for each core."""
+    """One connection for each core."""
     publisher: UnitedPublisher | None = None
-    """None: the core publishes by itself."""
+    """Publisher of all cores' events. None if a single core publishes by itself."""
 
     def close(self) -> None:
-        """Close all sockets."""
+        """Closes all sockets."""
         for line in self.all:
             line.close()
         if self.publisher is not None:
@@ -41,7 +41,7 @@ def connect(
     settings: EngineSettings,
     peers: PeerPorts,
 ) -> Lines:
-    """In a running event loop. PortInUseError: a port for events belongs to somebody else."""
+    """Connects to all cores; call it in a running event loop. Raises PortInUseError if a port for events is taken."""
     if len(cores) == 1:
         alone = CoreClient(cores[0].address, metrics)
         return Lines(alone, [alone])

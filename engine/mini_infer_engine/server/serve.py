@@ -1,4 +1,4 @@
-"""The life of the HTTP process: start, serve, drain, leave. Knows no routes and no flags."""
+"""Runs the HTTP process: start, serve, drain, exit. It knows neither routes nor flags."""
 
 import asyncio
 import contextlib
@@ -40,10 +40,13 @@ logger = logging.getLogger(__name__)
 
 _THROUGHPUT_INTERVAL_S = 10.0
 _DEAD_CORE_LINGER_S = 0.5
-"""How long /healthz tells of a dead core before the process follows it: who asks often learns the reason there, others
-from their own error and from the log. Longer, and a group of ranks would not be gone within five seconds."""
+"""Seconds for which /healthz reports a dead core before the process exits: frequent probes get the reason there, others
+from their own error and from the log. If it were longer, a group of ranks would not end within five seconds.
+"""
 _KEEP_ALIVE_S = 75
-"""Longer than clients and gateways keep an idle connection: the side that closes first should not be the server."""
+"""Seconds until an idle connection is closed: longer than clients and gateways keep one, so that the server is not the
+side that closes first.
+"""
 
 
 def serve(
@@ -57,9 +60,9 @@ def serve(
     peers: PeerPorts,
     admin: socket.socket | None = None,
 ) -> str:
-    """Run until a signal or a core's death. Returns why it failed, in one line, for the caller to log as the last one.
+    """Runs until a signal or a core's failure. Returns the reason of a failure in one line, for the caller to log last.
 
-    Empty: it did not fail.
+    The reason is empty after a normal end.
     """
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         try:
@@ -77,7 +80,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
 
 class _Uvicorn(LimitedServer):
-    """Without signal handlers of its own: signals are ours."""
+    """An HTTP server without signal handlers: `_Server` handles signals."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -105,14 +108,14 @@ class _Server:
         self._keys, self._tls, self._peers = keys, tls, peers
         self._admin = admin
         self._failure = ""
-        """Why the process ends, in one line; empty: nothing has failed."""
+        """The reason why the process ends, in one line; empty if nothing has failed."""
         self._leaving = asyncio.Event()
-        """Set when the process should go at once."""
+        """Set when the process should exit at once."""
         self._drain: asyncio.Task[None] | None = None
         self._terminated = False
 
     async def run(self) -> str:
-        """See `serve`."""
+        """Serves until a signal or a core's failure. Returns the reason of the failure, or an empty string."""
         metrics = ServerMetrics(self._text.names[0], len(self._cores))
         lines = connect(self._cores, metrics, self._options, self._settings, self._peers)
         max_running = self._settings.max_num_seqs * len(self._cores)
@@ -149,7 +152,7 @@ class _Server:
         return self._failure
 
     def _on_terminate(self) -> None:
-        """SIGTERM: finish what runs, within the drain's time. A second one: leave."""
+        """Handles SIGTERM: begins to drain, within the drain's time-out. A second signal ends the process at once."""
         if self._terminated:
             self._leaving.set()
             return
@@ -170,9 +173,10 @@ class _Server:
         self._leaving.set()
 
     async def _watch(self, core: CoreProcess, client: CoreClient) -> None:
-        """Receive for as long as the core lives, then tell everybody who waits for it, and leave.
+        """Receives messages while the core runs. After its end it fails the requests that wait for it, and ends the
+        server.
 
-        Where other cores have work, they finish it first, and requests that come meanwhile are sent away.
+        If other cores have work, they finish it first, and requests that arrive meanwhile are refused.
         """
         ended = core.watch()
         receiving = asyncio.create_task(client.receive())
@@ -205,7 +209,7 @@ class _Server:
             self._leaving.set()
 
     async def _log_throughput(self, metrics: ServerMetrics) -> None:
-        """A line every ten seconds while there is something to tell."""
+        """Logs a line every ten seconds while there is work."""
         throughput = Throughput()
         while True:
             await asyncio.sleep(_THROUGHPUT_INTERVAL_S)

@@ -1,17 +1,17 @@
-"""The line of throughput in the log: differences between two moments as text."""
+"""Formats the log line of throughput from the counters at two moments."""
 
 from mini_infer_engine.core.stats import EngineStats
 
 
 class Throughput:
-    """Remembers the totals of the last line."""
+    """Keeps the counters of the last line."""
 
     def __init__(self) -> None:
         self._last = EngineStats()
         self._last_generation_tokens = 0
 
     def line(self, stats: EngineStats, generation_tokens: int, interval_s: float) -> str | None:
-        """What happened in the last `interval_s`; None: nothing."""
+        """Returns the line for the last `interval_s` seconds, or None if nothing happened."""
         prompt = stats.prompt_tokens - self._last.prompt_tokens
         cached = stats.cached_prompt_tokens - self._last.cached_prompt_tokens
         generated = generation_tokens - self._last_generation_tokens

@@ -1,4 +1,6 @@
-"""Flags that the parser does not know: vLLM's that ask for nothing here pass, others are named with a remedy."""
+"""Handles vLLM's flags that the parser does not know: it accepts those that have no effect here, and refuses others
+with a remedy.
+"""
 
 import argparse
 import re
@@ -12,10 +14,10 @@ from mini_infer_process.command_line import guess
 
 
 def split_flags(words: Sequence[str], parser: argparse.ArgumentParser) -> tuple[list[str], list[str]]:
-    """Returns the words for `parser`, and the flags of vLLM's that it does not know with their values.
+    """Returns the words for `parser`, and vLLM's flags that it does not know with their values.
 
     argparse would take the value of such a flag for the model. As in vLLM, flags may be written with underscores, and
-    `serve` may stand before the model.
+    `serve` may precede the model.
     """
     own: list[str] = []
     others: list[str] = []
@@ -42,7 +44,7 @@ _SHORT = {"-O": "--optimization-level", "-cc": "--compilation-config", "-asc": "
 
 
 def _spelt(flag: str) -> str:
-    """The flag with dashes, and vLLM's short ones in their long form."""
+    """Returns the flag with dashes, and vLLM's short flags in their long form."""
     short, dot, rest = flag.partition(".")
     if short in _SHORT:
         return f"{_SHORT[short]}{dot}{rest}"
@@ -66,7 +68,9 @@ def _values_of(name: str, left: list[str]) -> list[str]:
 
 
 def vllm_flags(words: Sequence[str], parser: argparse.ArgumentParser, model: str | None) -> list[str]:
-    """Flags of vLLM's that change nothing. ValueError: one asks for something that there is not, or nobody knows it."""
+    """Returns vLLM's flags that have no effect here. Raises ValueError if one requests an unsupported feature, or is
+    unknown.
+    """
     return [_checked(flag, values, parser, model) for flag, values in _flags(words)]
 
 
@@ -82,7 +86,7 @@ def _checked(flag: str, values: list[str], parser: argparse.ArgumentParser, mode
 
 
 def _flags(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Each flag with the words behind it."""
+    """Yields each flag with the words behind it."""
     flag, values = "", list[str]()
     for word in words:
         if word.startswith("-") and not _is_number(word):
@@ -99,7 +103,7 @@ def _flags(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _value(values: list[str]) -> Any:
-    """What a keyword of `LLM` would have."""
+    """Parses words to the value that a keyword of vLLM's `LLM` would have."""
     if not values:
         return True
     text = " ".join(values)

@@ -1,8 +1,8 @@
-"""A machine of a group over several that is not the first: it runs its ranks, and tells by HTTP whether they live.
+"""Runs the ranks of a node that is not the first of a group, and answers health probes for them.
 
-It serves no requests: `/healthz` and `/readyz` are for probes. When one of its ranks or the group ends, it
-ends. SIGTERM is for the whole group: it stays while the first machine finishes what runs. Who tells that machine
-(LeaderWorkerSet's controller, as soon as a worker is being deleted) it does not know.
+It serves no requests, but `/healthz` and `/readyz` for probes. It ends when one of its ranks or the group ends. SIGTERM
+applies to the whole group: the node stays while the first node finishes running requests. It does not know who sends
+SIGTERM to that node (LeaderWorkerSet's controller does, as soon as a worker is being deleted).
 """
 
 import asyncio
@@ -23,17 +23,17 @@ logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.2
 _BEHIND_S = 8.0
-"""The first machine may begin to drain this much later: its pod waits until gateways have seen it go."""
+"""Seconds by which the first node may begin to drain later: its pod waits until gateways have removed it."""
 _CONNECT_S = 2.0
 _RETRY_S = 1.0
 _LEAVE_S = 0.6
-"""After the first machine's end, for ranks here to leave by themselves: one that hangs does not."""
+"""Seconds after the first node's end for ranks here to end by themselves; a hung rank does not."""
 _REQUEST_S = 5.0
 _ANSWERS = {"/healthz": b"200 OK", "/readyz": b"200 OK"}
 
 
 class WorkerNode:
-    """The ranks of one machine."""
+    """The ranks of one node."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class WorkerNode:
         log_format: LogFormat,
         peer_key: str = "",
     ) -> None:
-        """ValueError: nobody says where the group meets."""
+        """Reads the group's address from the settings. Raises ValueError if there is none."""
         self._settings, self._node = settings, node
         self._host = master_address(settings)
         self._log_level, self._log_format, self._peer_key = log_level, log_format, peer_key
@@ -53,7 +53,7 @@ class WorkerNode:
         self._is_told = False
 
     def run(self, listening: socket.socket) -> int:
-        """Until the group ends, or its time after a signal is over. Returns the exit status."""
+        """Runs until the group ends, or its time after a signal is over. Returns the exit status."""
         local = ranks_per_node(self._settings)
         ranks = range(self._node * local, (self._node + 1) * local)
         host, port = listening.getsockname()[:2]
@@ -115,7 +115,7 @@ class WorkerNode:
         return 0
 
     def _on_terminate(self) -> None:
-        """SIGTERM: stay while the first machine drains. A second one: leave."""
+        """Handles SIGTERM: the node stays while the first node drains. A second signal ends it at once."""
         if self._leaves_at_s < float("inf"):
             self._leave()
             return
@@ -127,7 +127,9 @@ class WorkerNode:
         self._leaves_at_s = 0.0
 
     async def _first_ends(self) -> None:
-        """Until the group has met and ended: the kernel closes the connection when the first rank's process is gone."""
+        """Waits until the group has connected and ended: the kernel closes the connection when the first rank's process
+        ends.
+        """
         while True:
             try:
                 reader, writer = await asyncio.open_connection(self._host, self._settings.master_port)
@@ -143,7 +145,9 @@ class WorkerNode:
         await asyncio.sleep(_LEAVE_S)
 
     async def _first_answers(self) -> bool:
-        """Whether there is a group to stay for: its ranks wait for a first machine that never comes, or is gone."""
+        """Returns True if the first node accepts connections. Otherwise there is no group to stay for: the first node
+        never came, or is gone.
+        """
         try:
             connecting = asyncio.open_connection(self._host, self._settings.master_port)
             _, writer = await asyncio.wait_for(connecting, _CONNECT_S)
@@ -154,7 +158,7 @@ class WorkerNode:
 
 
 async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """One request of a probe, and the connection is closed."""
+    """Answers one request of a probe, and closes the connection."""
     try:
         request = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _REQUEST_S)
         path = request.split(b" ", 2)[1].decode("latin-1").partition("?")[0]

@@ -1,1 +1,1 @@
-"""Messages and facts that two engines exchange to transfer keys and values."""
+"""Messages that two engines exchange to transfer keys and values, and checks of them."""

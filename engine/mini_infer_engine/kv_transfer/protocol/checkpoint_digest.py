@@ -1,7 +1,7 @@
-"""A digest of a checkpoint's content: two engines may share keys and values only where it is the same.
+"""Computes a digest of a checkpoint's content: two engines may share keys and values only if their digests are equal.
 
-Reading tens of gigabytes takes a while, so a file's digest is kept beside it, or in the user's cache where the folder
-is read-only, and counts for as long as the file's size and time do not change.
+Reading tens of gigabytes takes a while. A file's digest is therefore cached beside it, or in the user's cache if the
+folder is read-only, and is valid until the file's size or modification time changes.
 """
 
 import contextlib
@@ -22,9 +22,10 @@ _WEIGHTS = ("*.safetensors", "config.json")
 
 
 def checkpoint_digest(folder: Path) -> str:
-    """Of all weights and the config in a model's folder; file names do not count, nor where it lies.
+    """Returns the digest of all weights and the config in a model's folder. File names and the folder's path do not
+    count.
 
-    Weights of a GGUF model are in the file that its folder names.
+    The weights of a GGUF model are in the file that its folder names.
     """
     files = sorted({path for pattern in _WEIGHTS for path in folder.glob(pattern)}, key=lambda path: path.name)
     if (gguf := weights_file(folder)) is not None:
@@ -64,7 +65,9 @@ def _read(place: Path) -> dict[str, Any]:
 
 
 def _write(place: Path, name: str, entry: dict[str, Any]) -> bool:
-    """Replaced as a whole: two engines may start at once."""
+    """Adds an entry to a cache file, which is replaced atomically: two engines may start at once. Returns False if the
+    file cannot be written.
+    """
     new = place.with_name(f"{place.name}.{secrets.token_hex(4)}")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)

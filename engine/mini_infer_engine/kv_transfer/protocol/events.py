@@ -1,4 +1,4 @@
-"""What the core's thread and the transfer thread tell each other: plain data in two queues."""
+"""Defines commands from the core's thread to the transfer thread, and events in the other direction, as plain data."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,30 +11,30 @@ from mini_infer_engine.core.request import KVSource, Request, TokenLogprobs
 
 @dataclass(slots=True, frozen=True)
 class Take:
-    """Have these pages filled by another engine."""
+    """Requests that another engine fills these pages."""
 
     job: int
     request: Request
-    """Of the sequence that receives, its known output included as `resumed_token_ids`."""
+    """The request of the receiving sequence, with the output so far as `resumed_token_ids`."""
     source: KVSource
     pages: list[int]
-    """From token 0 on."""
+    """The sequence's pages from token 0 on."""
     first_token: int
-    """All before it is there."""
+    """The first token to transfer: keys and values of all tokens before it are in the pages already."""
     num_tokens: int
-    """Known ones, which are to be there in the end."""
+    """Number of known tokens (prompt and output so far), whose keys and values are to be in the pages at the end."""
 
 
 @dataclass(slots=True, frozen=True)
 class Cancel:
-    """Nobody waits for this any more."""
+    """Cancels a job whose result is no longer needed."""
 
     job: int
 
 
 @dataclass(slots=True, frozen=True)
 class Give:
-    """Tokens [begin, end) of a prompt for another engine have been computed, and lie in these pages from token 0 on."""
+    """Hands over computed tokens [begin, end) of another engine's prompt. The pages are those from token 0 on."""
 
     key: str
     serial: int
@@ -42,12 +42,14 @@ class Give:
     begin: int
     end: int
     layers: LayerProgress | None = None
-    """They are still being computed: so many layers may be read as it says. None: all have been computed."""
+    """Progress of the pass that still computes these tokens: only the layers that it reports as done may be read. None
+    if all layers are done.
+    """
 
 
 @dataclass(slots=True, frozen=True)
 class GiveEnd:
-    """The whole prompt has been given, and this is its first token."""
+    """Reports the first sampled token of a prompt, after a `Give` for each part of it."""
 
     key: str
     token_id: int
@@ -57,7 +59,7 @@ class GiveEnd:
 
 @dataclass(slots=True, frozen=True)
 class Grant:
-    """Another engine may read these pages, which hold this many tokens from token 0 on; they are pinned."""
+    """Lets another engine read these pages, which hold this many tokens from token 0 on and are pinned."""
 
     key: str
     pages: list[int]
@@ -66,7 +68,7 @@ class Grant:
 
 @dataclass(slots=True, frozen=True)
 class Refuse:
-    """What another engine wants cannot be."""
+    """Refuses another engine's request."""
 
     key: str
     reason: str
@@ -80,7 +82,9 @@ Command = Take | Cancel | Give | GiveEnd | Grant | Refuse
 
 @dataclass(slots=True, frozen=True)
 class PrefillAsked:
-    """Another engine wants a prompt computed; what is made of it is told in `Give` of multiples of `alignment`."""
+    """Another engine requests the prefill of a prompt. Computed tokens are handed over as `Give` commands whose ends
+    are multiples of `alignment`, except for the last one.
+    """
 
     key: str
     request: Request
@@ -90,7 +94,7 @@ class PrefillAsked:
 
 @dataclass(slots=True, frozen=True)
 class KVAsked:
-    """Another engine wants to read."""
+    """Another engine requests to read keys and values."""
 
     key: str
     token_ids: list[int]
@@ -101,14 +105,16 @@ class KVAsked:
 
 @dataclass(slots=True, frozen=True)
 class Gone:
-    """Whoever wanted this has it, wants it no more, or is gone: its work ends, what is pinned for reading is free."""
+    """A job of another engine has ended: it was completed, cancelled, or its engine is gone. Its work is aborted, and
+    pages that were pinned for reading are unpinned.
+    """
 
     key: str
 
 
 @dataclass(slots=True, frozen=True)
 class Given:
-    """The pages of a `Give` are read no more."""
+    """The pages of a `Give` are no longer read."""
 
     key: str
     serial: int
@@ -116,7 +122,7 @@ class Given:
 
 @dataclass(slots=True, frozen=True)
 class Taken:
-    """Tokens [0, num_tokens) are in the job's pages."""
+    """Keys and values of tokens [0, num_tokens) are in the job's pages."""
 
     job: int
     num_tokens: int
@@ -127,7 +133,7 @@ class Taken:
 
 @dataclass(slots=True, frozen=True)
 class NotTaken:
-    """Nothing comes for this job; its pages may change until it is settled."""
+    """The job has failed. Its pages may still be written to until `Settled`."""
 
     job: int
     reason: str
@@ -136,7 +142,7 @@ class NotTaken:
 
 @dataclass(slots=True, frozen=True)
 class Settled:
-    """Nothing writes to the job's pages any more."""
+    """The job's pages are no longer written to."""
 
     job: int
 

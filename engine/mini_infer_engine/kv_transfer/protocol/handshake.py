@@ -1,11 +1,11 @@
-"""Whether keys and values of one engine mean the same at another: pure, on what the two say of themselves."""
+"""Decides whether two engines can exchange keys and values, from their descriptions alone. Pure functions."""
 
 from mini_infer_engine.kv_transfer.layout import layout_fault, layout_refusal
 from mini_infer_engine.kv_transfer.protocol.wire import Party
 
 
 def party_fault(party: Party) -> str:
-    """Returns what an engine says of itself that cannot be, or an empty string. Single values are checked by `wire`."""
+    """Returns the contradiction in an engine's description, or an empty string. `wire` has checked single values."""
     if fault := layout_fault(party.layout):
         return fault
     if len(party.where.ranks) != party.layout.tp_size:
@@ -14,7 +14,10 @@ def party_fault(party: Party) -> str:
 
 
 def handshake_refusal(ours: Party, theirs: Party) -> str:
-    """Why nothing may move between them; empty: it may. Roles are no matter: they change while engines run."""
+    """Returns the reason why two engines cannot exchange keys and values, or an empty string if they can.
+
+    Roles are not compared: they may change while engines run.
+    """
     if ours.version != theirs.version:
         return f"this engine speaks version {ours.version} of KV transfer and that one {theirs.version}: update one"
     if fault := party_fault(theirs):

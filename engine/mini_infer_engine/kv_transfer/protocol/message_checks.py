@@ -1,6 +1,7 @@
-"""What in a message must fit together, or fit a job: pure, on decoded messages. Single values are checked by `wire`.
+"""Checks that the values of a message fit together, or fit a job. Pure, on decoded messages: `wire` checks single
+values.
 
-Each function returns what is wrong, for people, or an empty string.
+Each function returns the fault as text for people, or an empty string.
 """
 
 import math
@@ -13,7 +14,7 @@ from mini_infer_engine.kv_transfer.protocol.events import Take
 
 
 def prefill_wanted_fault(wanted: wire.PrefillWanted, taker: KVLayout) -> str:
-    """Checks a request for a prefill against the layout of the engine that takes."""
+    """Checks a prefill request against the layout of the consumer's pool."""
     num_tokens = len(wanted.request.prompt_token_ids) + len(wanted.request.resumed_token_ids)
     if wanted.first_token >= num_tokens:
         return f"first_token is {wanted.first_token}, and there are {num_tokens} tokens"
@@ -21,19 +22,19 @@ def prefill_wanted_fault(wanted: wire.PrefillWanted, taker: KVLayout) -> str:
 
 
 def kv_wanted_fault(wanted: wire.KVWanted) -> str:
-    """Checks a request to read."""
+    """Checks a read request."""
     if wanted.first_token >= len(wanted.token_ids):
         return f"first_token is {wanted.first_token}, and there are {len(wanted.token_ids)} tokens"
     return ""
 
 
 def granted_fault(granted: wire.KVGranted, giver: KVLayout) -> str:
-    """Checks what may be read against the layout of the engine that gives."""
+    """Checks granted pages against the layout of the producer's pool."""
     return _pages_fault(granted.pages, granted.num_tokens, giver.page_size)
 
 
 def written_fault(written: wire.Written, take: Take, taker: KVLayout) -> str:
-    """Checks that what was written to a slot belongs into pages of this job, and nowhere else."""
+    """Checks that the tokens and layers written to a slot are within the range that this job transfers."""
     first, (low, high) = take.first_token - take.first_token % taker.page_size, written.layers
     if not first <= written.begin < written.end <= take.num_tokens:
         return f"tokens {written.begin} to {written.end} were written, and {first} to {take.num_tokens} requested"

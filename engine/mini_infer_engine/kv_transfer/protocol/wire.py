@@ -1,7 +1,7 @@
-"""What engines say to each other about keys and values: msgpack over ZMQ, a DEALER that takes to a ROUTER that gives.
+"""Messages between engines about keys and values: msgpack over ZMQ, from a DEALER (consumer) to a ROUTER (producer).
 
-`Hello` comes first, and nothing else is answered before `Welcome`. Jobs are numbered by whoever takes. Decoding checks
-each value by itself; what must fit together is checked by `handshake` and `message_checks`.
+`Hello` comes first, and nothing else is answered before `Welcome`. The consumer numbers the jobs. Decoding checks each
+value by itself; `handshake` and `message_checks` check what must fit together.
 """
 
 from typing import Annotated, Literal
@@ -16,7 +16,7 @@ from mini_infer_engine.kv_transfer.topology.mapped_memory import SharedPool
 from mini_infer_engine.kv_transfer.topology.path_selection import Place
 
 VERSION = 5
-"""Of these messages: both sides must speak the same."""
+"""Version of these messages: both engines must use the same one."""
 
 
 _MAX_TOKENS = 1 << 24
@@ -27,9 +27,9 @@ _TokenId = Annotated[int, Meta(ge=0, lt=1 << 32)]
 _TokenIds = Annotated[list[_TokenId], Meta(max_length=_MAX_TOKENS)]
 _Pages = Annotated[list[Annotated[int, Meta(ge=0, lt=1 << 31)]], Meta(max_length=_MAX_TOKENS)]
 _Lease = Annotated[float, Meta(gt=0, le=86_400)]
-"""Seconds. Whoever gives keeps nothing for longer than `MAX_LEASE_S`."""
+"""Seconds of a lease. A producer retains nothing for longer than `MAX_LEASE_S`."""
 _Rate = Annotated[float, Meta(ge=0, le=1e18)]
-"""Finite: time-outs are computed from it."""
+"""A rate per second. It is finite, because time-outs are computed from it."""
 _Size = Annotated[int, Meta(ge=0, lt=1 << 53)]
 _Layer = Annotated[int, Meta(ge=0, le=1 << 16)]
 _Name = Annotated[str, Meta(max_length=512)]
@@ -37,104 +37,109 @@ _Message = Annotated[str, Meta(max_length=65_536)]
 
 
 class RankAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a transport reaches one page pool."""
+    """The address at which a transport reaches one page pool."""
 
     metadata: Annotated[bytes, Meta(max_length=1 << 20)]
     address: Annotated[int, Meta(ge=0)]
-    """Of the pool in its process."""
+    """Address of the pool in its process."""
     device: Literal["cpu", "cuda"]
     device_index: Annotated[int, Meta(ge=0, le=1024)]
     place: Place
     staging: dict[Area, StagingBuffer] = {}
-    """The buffers whose slots are lent to others, to write to."""
+    """Staging buffers whose slots are lent to peers, which write to them."""
     shared: SharedPool | None = None
-    """How processes of the same host map the pool."""
+    """Handle by which processes of the same host map the pool. None if it is not shared."""
 
 
 class TransportAddress(msgspec.Struct, frozen=True):
-    """Where a transport reaches an engine's page pools."""
+    """The addresses at which a transport reaches an engine's page pools."""
 
     transport: _Name
-    """Its name; of several that an engine has, all names, joined by +."""
+    """Name of the transport; an engine with several joins their names by "+"."""
     ranks: Annotated[list[RankAddress], Meta(min_length=1, max_length=1024)]
-    """One, or one of each rank of a tensor-parallel group."""
+    """One address, or one for each rank of a tensor-parallel group."""
 
 
 class Party(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine, as far as others must know it."""
+    """An engine's description of itself for its peers."""
 
     version: int
     engine_id: Annotated[str, Meta(min_length=1, max_length=512)]
-    """Its own, anew at each start."""
+    """Id of the engine, which is new at each start."""
     role: _Name
     weights: _Name
-    """What its keys and values depend on beside tokens: the checkpoint's content, as a digest, and its quantisation."""
+    """Identifies all that keys and values depend on beside the tokens: a digest of the checkpoint and its quantisation.
+    """
     layout: KVLayout
-    """Of each rank's pool."""
+    """Layout of each rank's pool."""
     where: TransportAddress
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
-    """I shall ask for keys and values."""
+    """Opens a consumer's connection, over which it will request keys and values."""
 
     party: Party
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
-    """Ask."""
+    """Accepts a connection: requests may follow."""
 
     party: Party
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """Keys and values cannot move between us."""
+    """Refuses a connection: keys and values cannot move between the two engines."""
 
     reason: _Message
 
 
 class PrefillWanted(msgspec.Struct, frozen=True, tag=True):
-    """Compute this prompt and its first token, and write keys and values into my pages."""
+    """Requests that the producer computes a prompt and its first token, and writes keys and values into the consumer's
+    pages.
+    """
 
     job: _Job
     request: Request
-    """It asks for one token after those that are known."""
+    """The request, which generates one token after those that are known."""
     pages: _Pages
-    """Mine, from token 0 on."""
+    """The consumer's pages, from token 0 on."""
     first_token: _Tokens
-    """I have all before it."""
+    """The first token to write: the consumer has keys and values of all tokens before it."""
     lease_s: _Lease
-    """Until then, or longer where it is renewed, I keep the pages for you."""
+    """Seconds for which the consumer keeps the pages for the producer, unless it renews the lease."""
 
 
 class KVWanted(msgspec.Struct, frozen=True, tag=True):
-    """Let me read what you have of these tokens' keys and values, and keep it until I say that I have."""
+    """Requests to read the producer's keys and values of these tokens, which it retains until the consumer releases
+    them.
+    """
 
     job: _Job
     token_ids: _TokenIds
     cache_salt: str
     held_id: Annotated[str, Meta(max_length=4096)]
-    """What you keep for this request; empty: what is in your prefix cache."""
+    """Id of the request whose pages the producer retains. Empty if its prefix cache is to be searched instead."""
     first_token: _Tokens
-    """I have all before it."""
+    """The first token to read: the consumer has keys and values of all tokens before it."""
     lease_s: _Lease
 
 
 class Renew(msgspec.Struct, frozen=True, tag=True):
-    """I still wait for these."""
+    """Renews the leases of jobs for which the consumer still waits."""
 
     jobs: _Jobs
     lease_s: _Lease
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):
-    """I have what I wanted, or want it no more: stop, and tell me when you have."""
+    """Ends jobs that are complete or no longer needed. The producer stops, and answers with `Released` once it has."""
 
     jobs: _Jobs
 
 
 class SlotLent(msgspec.Struct, frozen=True, tag=True):
-    """Write what you have staged to this slot of my buffer. It is mine again when you say that it is `Written`, or that
-    nothing of the job is written any more.
+    """Lends a slot of the consumer's buffer to a staged part. The producer owns it until it sends `Written`, or reports
+    that nothing of the job is written any more.
     """
 
     job: _Job
@@ -143,18 +148,20 @@ class SlotLent(msgspec.Struct, frozen=True, tag=True):
 
 
 class Accepted(msgspec.Struct, frozen=True, tag=True):
-    """A prompt is in line here; with what its time can be estimated from."""
+    """Reports that a prompt is queued, with the rates from which the consumer estimates its time."""
 
     job: _Job
     queued_tokens: _Size
-    """Before it."""
+    """Tokens in the producer's queue before this prompt."""
     prefill_tokens_per_s: _Rate
-    """0: not measured yet; the same of the next."""
+    """Prefill rate of the producer; 0 if it has not been measured yet, which holds for `bytes_per_s`, too."""
     bytes_per_s: _Rate
 
 
 class SlotWanted(msgspec.Struct, frozen=True, tag=True):
-    """I am staging some of what you want: lend me a slot for it, by the same serial number."""
+    """Requests a slot of the consumer's staging buffer for a part that is being staged. `SlotLent` answers with the
+    same serial number.
+    """
 
     job: _Job
     serial: _Job
@@ -162,58 +169,64 @@ class SlotWanted(msgspec.Struct, frozen=True, tag=True):
 
 
 class Written(msgspec.Struct, frozen=True, tag=True):
-    """Tokens [begin, end) are in the slot that you have lent for this serial number: put them in place."""
+    """Reports that tokens [begin, end) are in the slot of this serial number. The consumer copies them
+    into its pages.
+    """
 
     job: _Job
     serial: _Job
     begin: _Tokens
     end: _Tokens
     layers: tuple[_Layer, _Layer]
-    """[from, to)."""
+    """Layers [from, to)."""
 
 
 class AllWritten(msgspec.Struct, frozen=True, tag=True):
-    """All that I have granted is in slots that I have told of."""
+    """Reports the end of a staged read: there has been a `Written` for each part."""
 
     job: _Job
 
 
 class Prefilled(msgspec.Struct, frozen=True, tag=True):
-    """Keys and values of all known tokens are in your pages, or in slots that I told of; this token follows them."""
+    """Reports the end of a prefill: keys and values of all known tokens are in the consumer's pages, or in slots for
+    which `Written` was sent. `token_id` follows them.
+    """
 
     job: _Job
     token_id: _TokenId
     logprobs: Annotated[list[TokenLogprobs], Meta(max_length=1)]
     num_cached: _Tokens
-    """Prompt tokens that were in my prefix cache."""
+    """Prompt tokens that were in the producer's prefix cache."""
     num_bytes: _Size
 
 
 class KVGranted(msgspec.Struct, frozen=True, tag=True):
-    """Read these."""
+    """Grants a read of these pages."""
 
     job: _Job
     pages: _Pages
-    """Mine, from token 0 on; those before your first token are any."""
+    """The producer's pages from token 0 on. Those before the consumer's first token are arbitrary."""
     num_tokens: _Tokens
-    """From token 0 on."""
+    """Number of tokens from token 0 on whose keys and values are in the pages."""
     lease_s: _Lease
-    """For so long from when you asked; what you have read later than that may be something else."""
+    """Seconds from the consumer's request for which the pages are retained. Pages that are read later may belong to
+    another prompt.
+    """
     is_staged: bool = False
-    """It comes as `Written`, one after the other until `AllWritten`."""
+    """True if the tokens come through staging slots: a `Written` for each part, and then `AllWritten`."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """It cannot be done, and nothing of it is written any more."""
+    """Reports that a job has failed, and that nothing of it is written any more."""
 
     job: _Job
     reason: _Name
-    """One of a closed set, for metrics."""
+    """One of a closed set of reasons, for metrics."""
     message: _Message
 
 
 class Released(msgspec.Struct, frozen=True, tag=True):
-    """Nothing of these is written any more."""
+    """Reports that nothing of these jobs is written any more."""
 
     jobs: _Jobs
 

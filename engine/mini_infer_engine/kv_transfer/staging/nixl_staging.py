@@ -1,4 +1,6 @@
-"""The staging buffers of one rank: what is gathered into their slots, and what peers have written to those lent."""
+"""Manages the staging buffers of one rank: gathers tokens into slots, and copies those that peers have written to
+pages.
+"""
 
 from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory, Span
 from mini_infer_engine.kv_transfer.staging.staging_copies import IsDone, StagingCopies, open_copies
@@ -14,7 +16,7 @@ from mini_infer_engine.kv_transfer.transport import Motion, Progress, TransportE
 
 
 class NixlStaging:
-    """One buffer: slots for what is given, and behind them slots for what is taken, which peers write to."""
+    """One staging buffer: slots for sending, followed by slots for receiving, to which peers write."""
 
     def __init__(self, memory: KVMemory, area: Area, staging_bytes: int) -> None:
         self._memory = memory
@@ -29,7 +31,7 @@ class NixlStaging:
         )
 
     def gather(self, rank: int, taker: KVLayout, slot: int, span: Span) -> Motion:
-        """Fill a slot with what this rank gives."""
+        """Begins to fill a slot with the blocks of this rank."""
         giver, begin = self._memory.layout, slot * self.buffer.slot_bytes
         given = blocks(giver, rank, taker, span)
         for block in given:
@@ -37,7 +39,10 @@ class NixlStaging:
         return _Copy(self._copies.mark(), sum(block.size for block in given))
 
     def place(self, rank: int, giver: KVLayout, slot: int, span: Span) -> Motion:
-        """Put what peers have written to a slot for this rank where it belongs."""
+        """Begins to copy the blocks that peers have written to a slot for this rank into its pages.
+
+        Raises TransportError if the blocks do not fit into a slot, by the layout that the peer claims.
+        """
         taker, begin = self._memory.layout, slot * self.buffer.slot_bytes
         taken = blocks_for(giver, taker, rank, span)
         num_bytes = sum(block.size for block, _ in taken)
@@ -49,11 +54,11 @@ class NixlStaging:
 
 
 class _Copy:
-    """See `Motion`."""
+    """A `Motion` of copies within this process, which cannot fail."""
 
     def __init__(self, is_done: IsDone, num_bytes: int) -> None:
         self._is_done, self.num_bytes = is_done, num_bytes
 
     def progress(self) -> Progress:
-        """See `Motion.progress`."""
+        """Returns `done` once the copies have ended."""
         return "done" if self._is_done() else "busy"

@@ -1,24 +1,24 @@
-"""Copies of rows that lie some bytes apart, by a GPU's copy engines: one call for many, where torch takes one for each.
+"""Copies rows with a stride by a GPU's copy engines: one call for many rows, where torch makes one call for each.
 
-See cuMemcpy2DAsync of CUDA's driver API; torch would first gather such rows by a kernel.
+It uses cuMemcpy2DAsync of CUDA's driver API; torch would first gather such rows by a kernel.
 """
 
 import ctypes
 from typing import Any, Protocol
 
 _UNIFIED = 4
-"""CU_MEMORYTYPE_UNIFIED: the driver knows from an address where it is."""
+"""Value of CU_MEMORYTYPE_UNIFIED: the driver infers from an address where it is."""
 
 
 class Driver(Protocol):
-    """CUDA's, in the thread's current context."""
+    """CUDA's driver, in the thread's current context."""
 
     def call(self, function: str, *arguments: Any) -> None:
-        """One of its functions. CudaError: what it returns but for success."""
+        """Calls a function by name. Raises CudaError with the status if it is not success."""
 
 
 class _Side(ctypes.Structure):
-    """Of CUDA_MEMCPY2D, which has two of them."""
+    """One of the two sides of a CUDA_MEMCPY2D."""
 
     _fields_ = (
         ("x_bytes", ctypes.c_size_t),
@@ -36,7 +36,9 @@ class _Copy2D(ctypes.Structure):
 
 
 def copy_rows(driver: Driver, target: Any, source: Any, stream: int) -> None:
-    """Begin to copy between tensors [rows, n] whose rows are dense, on the GPU or in pinned memory. CudaError."""
+    """Begins to copy between tensors [rows, n] whose rows are dense, on the GPU or in pinned memory. Raises CudaError
+    if that fails.
+    """
     width = source.shape[1] * source.element_size()
     sides = [
         _Side(

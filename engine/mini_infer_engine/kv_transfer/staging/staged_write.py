@@ -1,8 +1,8 @@
-"""What is given to one taker through staging slots: gathered in ours, written to one that it lends, which it empties.
+"""Writes tokens to one consumer through staging slots: gathers them in ours, and writes them to slots that it lends.
 
-Several slots are in use at once, so that the next part is gathered while the one before it is on its way. It is the
-side that gives which writes: over TCP a peer would read half as fast. It is polled as any `Motion`; it knows neither
-leases nor the scheduler.
+Several slots are in use at once, so that the next part is gathered while the one before it is in flight. The producer
+writes because reads over TCP are half as fast. A staged write is polled like any `Motion`; it knows neither leases nor
+the scheduler.
 """
 
 import itertools
@@ -18,60 +18,65 @@ from mini_infer_engine.kv_transfer.transport import Motion, Progress, TransportE
 log = logging.getLogger(__name__)
 
 _SLOTS_EACH = SLOTS_EACH_WAY - 2
-"""At most, of one gift: each takes the threads of both sides a few turns, of which each may wait for the interpreter's
-lock, so that several are on their way; gifts to other takers find slots, too. (CPU engines, 1,500 tokens in 96 slots:
-52 ms more than without a transfer with two, 37 with four, 28 with eight.)"""
+"""The most slots that one staged write uses. Each slot takes the threads of both sides a few turns, of which each may
+wait for the interpreter's lock, so several are in flight; some are left for writes to other consumers. (Measured with
+CPU engines, 1,500 tokens in 96 slots: 52 ms more than without a transfer with two slots, 37 with four, 28 with eight.)
+"""
 
 _FEW_PARTS = 3
-"""With fewer on their way a slot goes as it is. Each takes both sides' threads some turns, however full it is."""
+"""With fewer parts in flight than this, a slot is sent even if it is not full. A slot costs the threads of both sides
+the same number of turns however full it is.
+"""
 
 
 class Channel(Protocol):
-    """To one taker."""
+    """The connection of a staged write to its consumer."""
 
     def divide(self, span: Span) -> list[Span]:
-        """Into parts of a slot each. ValueError: no slot is large enough."""
+        """Divides a span into parts that fill a slot each. Raises ValueError if no slot is large enough."""
 
     def stage(self, slot: int, part: Span) -> Motion:
-        """Begin to fill a slot of ours. TransportError."""
+        """Begins to gather a part into a slot of ours. Raises TransportError if it cannot begin."""
 
     def ask(self, serial: int) -> None:
-        """Have the taker lend a slot for the part of this serial number."""
+        """Requests a slot of the consumer for the part of this serial number."""
 
     def write(self, slot: int, their_slot: int, part: Span) -> Motion:
-        """Begin to write from a slot of ours to one of the taker's. TransportError."""
+        """Begins to write from a slot of ours to one of the consumer's. Raises TransportError if it cannot begin."""
 
     def tell(self, serial: int, part: Span) -> None:
-        """Say to the taker that it is there."""
+        """Reports to the consumer that a part has been written."""
 
 
 @dataclass(slots=True)
 class _Part:
-    """On its way."""
+    """A part in flight."""
 
     span: Span
     slot: int
     filling: Motion | None
-    """None: the slot is full."""
+    """The gathering into our slot, or None once the slot is full."""
     their_slot: int | None = None
-    """None: none has been lent yet."""
+    """The consumer's slot, or None if it has not lent one yet."""
     writing: Motion | None = None
 
 
 class StagedGift:
-    """See the module and `Motion`."""
+    """A write of tokens through staging slots, which is polled as a `Motion`."""
 
     def __init__(self, span: Span, channel: Channel, slots: Slots, serials: "itertools.count[int]") -> None:
-        """ValueError: see `Channel.divide`."""
+        """Divides the span into parts. Raises ValueError if no slot is large enough for one."""
         self._channel, self._slots, self._serials = channel, slots, serials
         self._waiting = deque(channel.divide(span))
         self._parts: dict[int, _Part] = {}
-        """By serial number."""
+        """Parts in flight, by serial number."""
         self._has_failed = False
         self.num_bytes = 0
 
     def add(self, span: Span, *, is_last: bool) -> bool:
-        """More, while `progress` says that it is busy. False: it fills no slot yet, and enough is on its way."""
+        """Adds tokens to a write that is still `busy`. Returns False if they do not fill a slot yet and enough parts
+        are in flight: the caller offers them again later.
+        """
         parts = self._channel.divide(span)
         if len(parts) == 1 and len(self._waiting) + len(self._parts) >= _FEW_PARTS and not is_last:
             return False
@@ -81,13 +86,15 @@ class StagedGift:
         return True
 
     def lend(self, serial: int, slot: int) -> None:
-        """The taker has a slot for a part. Of one that is over, nothing is written there."""
+        """Accepts a slot of the consumer for a part. It is ignored if the part has ended."""
         part = self._parts.get(serial)
         if part is not None and part.their_slot is None:
             part.their_slot = slot
 
     def progress(self) -> Progress:
-        """See `Motion.progress`. `failed`, as `done`: neither are pages read any more nor lent slots written to."""
+        """Polls all parts, and begins new ones. After `done` or `failed`, nothing reads our pages or writes to the
+        peer's slots.
+        """
         for serial, part in list(self._parts.items()):
             try:
                 has_ended = self._has_ended(serial, part)
@@ -105,7 +112,7 @@ class StagedGift:
         return "busy" if self._waiting else "done"
 
     def _has_ended(self, serial: int, part: _Part) -> bool:
-        """Whether this part is on its way no more."""
+        """Advances a part by a stage if it can. Returns True if the part is no longer in flight."""
         if part.filling is not None:
             found = part.filling.progress()
             if found == "busy":
@@ -146,6 +153,6 @@ class StagedGift:
                 self._channel.ask(serial)
 
     def abandon(self) -> None:
-        """Nobody wants it any more, or can have it: what has begun to move ends by itself."""
+        """Cancels the write: no new part begins, and those in flight end by themselves."""
         self._has_failed = True
         self._waiting.clear()

@@ -1,8 +1,8 @@
-"""Copies between a page pool and staging slots: gathers what is to be given, and puts in place what was taken.
+"""Copies between a page pool and staging slots: gathers tokens to send, and scatters received ones into pages.
 
-With numpy where the pool is in main memory, and with torch, on a stream of its own, where it is on a GPU. A pool is
-[pages, layers, halves, page_size, heads, head]; what is gathered of it is [tokens, layers, halves, heads, head], or
-[pages, layers, bytes] where pages move whole.
+It uses numpy if the pool is in main memory, and torch on a stream of its own if it is on a GPU. A pool is [pages,
+layers, halves, page_size, heads, head]. Gathered tokens are [tokens, layers, halves, heads, head], or [pages, layers,
+bytes] if pages are copied whole.
 """
 
 import ctypes
@@ -21,34 +21,34 @@ from mini_infer_engine.kv_transfer.staging_slots import Area, Block, moves_whole
 log = logging.getLogger(__name__)
 
 IsDone = Callable[[], bool]
-"""Whether copies have ended; any thread may ask."""
+"""A function that returns True once the copies have ended. Any thread may call it."""
 
 
 class StagingCopies(Protocol):
-    """Of one pool and one staging buffer."""
+    """Copies between one pool and one staging buffer."""
 
     address: int
-    """Of the buffer."""
+    """Address of the buffer."""
     device: str
-    """Where it is."""
+    """Device of the buffer: "cpu" or "cuda"."""
 
     def gather(self, giver: KVLayout, taker: KVLayout, span: Span, block: Block, offset: int) -> None:
-        """Copy a block of `span.our_pages` into the buffer, from `offset` on."""
+        """Begins to copy a block of `span.our_pages` into the buffer, from byte `offset` on."""
 
     def scatter(self, giver: KVLayout, taker: KVLayout, span: Span, block: Block, offset: int) -> None:
-        """Copy a block from the buffer into `span.our_pages`, in the taker's dtype."""
+        """Begins to copy a block from byte `offset` of the buffer into `span.our_pages`, in the consumer's dtype."""
 
     def mark(self) -> IsDone:
-        """Of what was asked for until now."""
+        """Returns a function that is True once all copies begun until now have ended."""
 
 
 def open_copies(memory: KVMemory, area: Area, num_bytes: int) -> StagingCopies:
-    """A buffer for the pool, and what copies between them."""
+    """Allocates a staging buffer for the pool, and returns the copies between the two."""
     return HostCopies(memory, num_bytes) if memory.device == "cpu" else TorchCopies(memory, area, num_bytes)
 
 
 def _positions(layout: KVLayout, span: Span) -> tuple[np.ndarray, np.ndarray]:  # [tokens] int64 each
-    """The page and the offset in it of each token."""
+    """Returns the page of each token, and its offset in the page."""
     tokens = np.arange(span.begin, span.end, dtype=np.int64)
     return np.asarray(span.our_pages, np.int64)[tokens // layout.page_size], tokens % layout.page_size
 
@@ -63,7 +63,7 @@ def _layers(layout: KVLayout, span: Span) -> slice:
 
 
 class HostCopies:
-    """See `StagingCopies`; what is asked for is done when the call returns."""
+    """Implements `StagingCopies` by numpy. Each copy has ended when the call returns."""
 
     device = "cpu"
 
@@ -75,7 +75,7 @@ class HostCopies:
         self.address = self._buffer.ctypes.data
 
     def gather(self, giver: KVLayout, taker: KVLayout, span: Span, block: Block, offset: int) -> None:
-        """See `StagingCopies.gather`."""
+        """Copies a block into the buffer, synchronously."""
         staged, layers = self._buffer[offset : offset + block.size], _layers(giver, span)
         if moves_whole_pages(giver, taker):
             found = self._pages()[_whole_pages(giver, span), layers]
@@ -87,7 +87,7 @@ class HostCopies:
         staged[:] = found.view(np.uint8).reshape(-1)
 
     def scatter(self, giver: KVLayout, taker: KVLayout, span: Span, block: Block, offset: int) -> None:
-        """See `StagingCopies.scatter`."""
+        """Copies a block into pages, synchronously."""
         staged, layers = self._buffer[offset : offset + block.size], _layers(taker, span)
         if moves_whole_pages(giver, taker):
             num_layers = layers.stop - layers.start
@@ -100,7 +100,7 @@ class HostCopies:
         self._cells(taker)[pages, layers, :, offsets, heads] = values.reshape(sizes)
 
     def mark(self) -> IsDone:
-        """See `StagingCopies.mark`."""
+        """Returns a function that is always True."""
         return lambda: True
 
     def _pages(self) -> np.ndarray:
@@ -115,7 +115,9 @@ class HostCopies:
 
 
 def converted(values: np.ndarray, source: str, target: str) -> np.ndarray:
-    """Bytes of elements of one dtype as elements of another, rounded to nearest even where that has fewer bits."""
+    """Converts bytes of one dtype's elements to elements of another, rounded to nearest even if that one has fewer
+    bits.
+    """
     if source == target:
         return values
     match source:
@@ -132,7 +134,7 @@ def converted(values: np.ndarray, source: str, target: str) -> np.ndarray:
 
 
 class _Memory:
-    """Memory of a GPU by its address, for torch."""
+    """GPU memory by its address, in a form that torch wraps as a tensor (CUDA array interface)."""
 
     def __init__(self, memory: KVMemory) -> None:
         self.__cuda_array_interface__ = {
@@ -144,19 +146,19 @@ class _Memory:
 
 
 _LEAST_COPY_BYTES = 32 << 10
-"""Of a piece that is worth a copy of its own: the host needs 5 us for each."""
+"""The least bytes of a page's layers for which a copy of its own pays: the host needs 5 us for each."""
 
 
 class TorchCopies:
-    """See `StagingCopies`; copies are queued on a stream of their own. What they read has been computed.
+    """Implements `StagingCopies` by torch, on a CUDA stream of its own. The pages that it reads must have been
+    computed.
 
-    Whole pages go to and from main memory by the copy engines, pages that follow each other in one call: a kernel that
-    gathers them would wait for room among those of the prefill that still computes, and what this thread computes, the
-    core's waits for.
+    The copy engines move whole pages to and from main memory, consecutive pages in one call. A gather kernel would wait
+    for free SMs behind the prefill that still computes, and Python code in this thread delays the core's thread.
     """
 
     def __init__(self, memory: KVMemory, area: Area, num_bytes: int, pool: Any = None) -> None:
-        """`pool`: the pool's bytes as a tensor, where it is not on a GPU."""
+        """Allocates the buffer. `pool` is the pool's bytes as a tensor if it is not on a GPU."""
         self._torch = torch = importlib.import_module("torch")
         self._memory = memory
         on_gpu = memory.device == "cuda"
@@ -173,7 +175,7 @@ class TorchCopies:
         self._driver = CudaDriver() if on_gpu else None
 
     def gather(self, giver: KVLayout, taker: KVLayout, span: Span, block: Block, offset: int) -> None:
-        """See `StagingCopies.gather`."""
+        """Queues the copy of a block into the buffer."""
         with self._torch.cuda.stream(self._stream):
             if pairs := self._whole_copies(giver, taker, span, block, offset):
                 for pages, staged in pairs:
@@ -189,7 +191,7 @@ class TorchCopies:
             staged.copy_(found.contiguous().view(self._torch.uint8).view(-1), non_blocking=True)
 
     def scatter(self, giver: KVLayout, taker: KVLayout, span: Span, block: Block, offset: int) -> None:
-        """See `StagingCopies.scatter`."""
+        """Queues the copy of a block into pages."""
         torch = self._torch
         with torch.cuda.stream(self._stream):
             if pairs := self._whole_copies(giver, taker, span, block, offset):
@@ -212,7 +214,7 @@ class TorchCopies:
             view[pages, :, :, offsets] = values.view(len(pages), *view.shape[1:3], *view.shape[4:])
 
     def mark(self) -> IsDone:
-        """See `StagingCopies.mark`."""
+        """Records a CUDA event, and returns a function that queries it."""
         if self._stream is None:
             return lambda: True
         event = self._torch.cuda.Event()
@@ -222,9 +224,9 @@ class TorchCopies:
     def _whole_copies(
         self, giver: KVLayout, taker: KVLayout, span: Span, block: Block, offset: int
     ) -> list[tuple[Any, Any]]:
-        """The layers of pages [pages, n] that follow each other in the pool, and where they are staged.
+        """Returns pairs of tensors: layers of consecutive pages [pages, n] in the pool, and their place in the buffer.
 
-        Empty: a kernel for all of them is better.
+        The list is empty if one kernel for all pages is faster.
         """
         if self.device == "cuda" or not moves_whole_pages(giver, taker):
             return []
@@ -254,7 +256,7 @@ class TorchCopies:
         return self._torch.from_numpy(values).to(self._where, non_blocking=True)
 
     def _words(self, layout: KVLayout) -> Any:
-        """The widest integer that a head is made of: fewer elements to copy."""
+        """Returns the widest integer dtype that divides a head, so that fewer elements are copied."""
         torch = self._torch
         widths = ((8, torch.int64), (4, torch.int32), (2, torch.int16), (1, torch.uint8))
         return next(kind for size, kind in widths if layout.head_bytes % size == 0)
@@ -265,7 +267,9 @@ class TorchCopies:
         return self._pool.view(words).view(self._memory.num_pages, layout.num_layers, -1)
 
     def _cells(self, layout: KVLayout, words: Any, first: int, count: int, span: Span) -> Any:
-        """[pages, layers, halves, page_size, heads, head] of the heads and layers that are asked for."""
+        """Returns a view [pages, layers, halves, page_size, heads, head] of the pool, with the span's layers and
+        `count` heads.
+        """
         sizes = (layout.num_layers, layout.halves, layout.page_size, layout.num_heads)
         cells = self._pool.view(words).view(self._memory.num_pages, *sizes, -1)
         return cells[:, _layers(layout, span), :, :, first : first + count]

@@ -1,4 +1,4 @@
-"""Where this process runs: what the kernel and UCX's environment say of how its GPU memory can be reached."""
+"""Detects from the kernel and UCX's environment variables how peers can reach this process's GPU memory."""
 
 import os
 from collections.abc import Mapping
@@ -8,22 +8,22 @@ from mini_infer_engine.kv_transfer.topology.path_selection import Place
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NAMESPACES = ("ipc", "pid")
-"""CUDA opens memory of processes in the same ones."""
+"""Namespaces that two processes must share so that CUDA can open memory of one in the other."""
 _RDMA_DEVICES = Path("/sys/class/infiniband")
 _NO_FILTER = ("", "all")
 _CUDA_IPC = {"cuda", "cuda_ipc"}
 _RDMA = ("ib", "rc", "dc", "ud")
-"""UCX's names of RDMA transports begin so: rc_mlx5, dc_x, ..."""
+"""Prefixes of UCX's names of RDMA transports: rc_mlx5, dc_x, ..."""
 
 
 def place_of_this_process() -> Place:
-    """As the machine is now."""
+    """Returns the place of this process, with the machine's present devices."""
     has_rdma_device = _RDMA_DEVICES.is_dir() and any(_RDMA_DEVICES.iterdir())
     return read_place(os.environ, host_domain(), has_rdma_device=has_rdma_device)
 
 
 def read_place(environment: Mapping[str, str], ipc_domain: str, *, has_rdma_device: bool) -> Place:
-    """What `UCX_TLS` leaves of the ways that there are."""
+    """Returns the place that remains if `UCX_TLS` excludes some transports."""
     allowed = environment.get("UCX_TLS", "")
     names = {name.strip() for name in allowed.split(",")}
     if allowed in _NO_FILTER:
@@ -37,7 +37,9 @@ def read_place(environment: Mapping[str, str], ipc_domain: str, *, has_rdma_devi
 
 
 def host_domain() -> str:
-    """Processes with the same one are on one host, in one container or in ones that share these namespaces."""
+    """Returns a name that processes share if they are on one host and in the same IPC and PID namespaces. It is empty
+    if /proc cannot be read.
+    """
     try:
         namespaces = [os.readlink(f"/proc/self/ns/{name}") for name in _NAMESPACES]
         return "/".join([_BOOT_ID.read_text().strip(), *namespaces])

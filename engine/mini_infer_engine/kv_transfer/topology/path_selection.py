@@ -1,5 +1,5 @@
-"""By which way keys and values go to a peer: by copies of our own or by NIXL, and by NIXL directly from pool to pool or
-through staging buffers. Pure.
+"""Chooses the path of keys and values to a peer: our own copies or NIXL; by NIXL directly between pools or through
+staging buffers. Pure functions.
 """
 
 from collections.abc import Sequence
@@ -14,31 +14,39 @@ DIRECT_RATES = {
     "cuda": ((16 << 10, 2.5e9), (64 << 10, 11e9), (256 << 10, 45e9), (1 << 20, 165e9), (7 << 20, 290e9)),
     "cpu": ((512, 0.12e9), (4 << 10, 1.0e9), (64 << 10, 2.6e9), (1 << 20, 3.8e9)),
 }
-"""Bytes a second that NIXL writes in pieces of so many bytes: between two H200s of one host, and in main memory."""
+"""Bytes per second that NIXL writes, by the size of a piece in bytes: between two H200s of one host, and in main
+memory.
+"""
 MAPPED_RATES = ((512, 13e9), (16 << 10, 90e9), (64 << 10, 177e9), (256 << 10, 225e9), (7 << 20, 268e9))
-"""The same of our kernel that copies to a peer's memory, between the same GPUs; of 512 bytes by the 34 ns that each
-piece takes the host."""
+"""Bytes per second of our copy kernel, by the size of a piece, between two H200s of one host. At 512 bytes the host
+limits it: it needs 34 ns for each piece.
+"""
 _MAPPED_START_S, _NIXL_START_S = 0.0001, 0.00027
-"""Of a piece that is alone."""
+"""Seconds of a transfer of a single small piece."""
 _STAGED_RATES = {"cuda": 9e9, "cpu": 1.0e9}
-"""Of a whole that is gathered, moved in slots of megabytes and put in place: between the same GPUs through slots on
-them (through pinned memory 3.9e9), and in main memory."""
+"""Bytes per second of a staged transfer: gathered, moved in slots of megabytes and copied into pages. Between two H200s
+through slots on them (through pinned memory 3.9e9), and in main memory.
+"""
 _STAGED_START_S = 0.001
-"""Of the first slot: two copies and three messages."""
+"""Seconds until the first slot has arrived: two copies and three messages."""
 _STAGED_GAIN = 2.0
-"""What staging must save, as a ratio: a direct write needs nobody at the other side, and hides behind the prefill."""
+"""The least ratio of direct to staged time at which staging pays: a direct write needs no work of the peer, and
+overlaps the prefill.
+"""
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a process runs, as far as it decides how its memory can be reached."""
+    """The facts of a process's location that decide how its memory can be reached."""
 
     ipc_domain: str
-    """Processes of the same one can open each other's GPU memory (CUDA IPC); empty: none can."""
+    """Processes with the same domain can open each other's GPU memory (CUDA IPC). Empty if no process can."""
     has_rdma: bool
 
 
 def is_direct(ours: Place, our_device: str, theirs: Place, their_device: str) -> bool:
-    """Whether a pool is reached without copies through the host: else UCX makes them, at a few hundred MB/s."""
+    """Returns True if a pool is reached without copies through the host; UCX makes them otherwise, at a few hundred
+    MB/s.
+    """
     if our_device != their_device:
         return False
     if our_device == "cpu" or (ours.ipc_domain and ours.ipc_domain == theirs.ipc_domain):
@@ -47,7 +55,9 @@ def is_direct(ours: Place, our_device: str, theirs: Place, their_device: str) ->
 
 
 def direct_rate(piece_bytes: int, table: Sequence[tuple[int, float]]) -> float:
-    """Bytes a second in pieces of this size, on straight lines between the table's; below it a piece costs the same."""
+    """Returns the bytes per second in pieces of this size, interpolated linearly. A piece smaller than the table's
+    smallest takes as long as that one.
+    """
     first_size, first_rate = table[0]
     if piece_bytes <= first_size:
         return first_rate * piece_bytes / first_size
@@ -58,7 +68,7 @@ def direct_rate(piece_bytes: int, table: Sequence[tuple[int, float]]) -> float:
 
 
 def _pieces_of(ours: KVLayout, theirs: KVLayout, span: Span) -> tuple[int, int]:
-    """Bytes of a piece of a span, about, and of all."""
+    """Returns the approximate bytes of a piece of a span, and the bytes of the whole span."""
     low, high = span.layers or (0, ours.num_layers)
     if moves_whole_pages(ours, theirs):
         piece = (high - low) * ours.layer_bytes
@@ -70,16 +80,16 @@ def _pieces_of(ours: KVLayout, theirs: KVLayout, span: Span) -> tuple[int, int]:
 
 
 def staging_pays(ours: KVLayout, theirs: KVLayout, span: Span, device: str) -> bool:
-    """Whether the pieces of a span are so small that gathering them is worth it, by measured rates."""
+    """Returns True if, by measured rates, the pieces of a span are so small that gathering them is faster."""
     piece, num_bytes = _pieces_of(ours, theirs, span)
     direct_s = num_bytes / direct_rate(piece, DIRECT_RATES[device])
     return direct_s > _STAGED_GAIN * (_STAGED_START_S + num_bytes / _STAGED_RATES[device])
 
 
 def mapping_pays(ours: KVLayout, theirs: KVLayout, span: Span, nixl_way: Area | None) -> bool:
-    """Whether copies of our own between two GPUs take no longer than NIXL, by measured rates.
+    """Returns True if, by measured rates, our own copies between two GPUs take no longer than NIXL.
 
-    nixl_way: the staging buffer that NIXL would use; None: it would go from pool to pool.
+    `nixl_way` is the staging buffer that NIXL would use, or None if it would write from pool to pool.
     """
     piece, num_bytes = _pieces_of(ours, theirs, span)
     mapped_s = _MAPPED_START_S + num_bytes / direct_rate(piece, MAPPED_RATES)
@@ -97,9 +107,9 @@ def choose_way(
     can_be_direct: bool,
     through_host: bool,
 ) -> Area | None:
-    """The staging buffer that a span goes through; None: it goes from pool to pool. `device`: of the pool here.
+    """Returns the staging buffer through which a span goes, or None if it goes from pool to pool.
 
-    through_host: everything is to go through main memory (--kv-transport nixl-host).
+    `device` is the device of our pool. `through_host` sends everything through main memory (--kv-transport nixl-host).
     """
     if through_host or not can_be_direct:
         return "host"

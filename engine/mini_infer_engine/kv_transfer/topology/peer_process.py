@@ -1,4 +1,4 @@
-"""Which process something belongs to, for whoever keeps it open: how it is named, and whether it still lives."""
+"""Identifies a process of this host, and checks if it still runs, for the owners of resources that it shares."""
 
 import os
 from pathlib import Path
@@ -10,36 +10,36 @@ from msgspec import Meta
 from mini_infer_engine.kv_transfer.topology.locality import host_domain
 
 _ENDED = ("Z", "X")
-"""States of a process whose memory is gone, though its parent has not asked for it."""
+"""States of a process that has ended, though its parent has not waited for it (zombie, dead)."""
 
 
 class ProcessName(msgspec.Struct, frozen=True, kw_only=True):
-    """One process of one host, and no later one of the same number."""
+    """Identifies one process of one host, and no later one with the same PID."""
 
     domain: Annotated[str, Meta(max_length=512)]
-    """Processes with the same one see each other's numbers and memory; empty: nobody sees it."""
+    """Processes with the same domain see each other's PIDs and memory. Empty if no process sees it."""
     pid: Annotated[int, Meta(ge=1, lt=1 << 31)]
     started: int
-    """In clock ticks since the host's start."""
+    """Start time in clock ticks since the host's boot."""
 
     @property
     def is_near(self) -> bool:
-        """Whether this process is in the same domain."""
+        """True if this process is in the same domain."""
         return bool(self.domain) and self.domain == host_domain()
 
     @property
     def is_alive(self) -> bool:
-        """Of one that is near."""
+        """True if the process still runs. Only valid if it is near."""
         return _started(self.pid) == self.started
 
 
 def this_process() -> ProcessName:
-    """The one that asks."""
+    """Returns the name of the calling process."""
     return ProcessName(domain=host_domain(), pid=os.getpid(), started=_started(os.getpid()) or 0)
 
 
 def _started(pid: int) -> int | None:
-    """When a process was started; None: there is none. See proc_pid_stat(5)."""
+    """Returns a process's start time from /proc/PID/stat (proc_pid_stat(5)), or None if it does not run."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # its name may have blanks
     except OSError:

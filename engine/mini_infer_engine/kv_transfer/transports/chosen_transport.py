@@ -1,4 +1,4 @@
-"""Two transports of one pool: where both reach a peer, each transfer goes by the one that measured rates favour."""
+"""Combines two transports of one pool: if both reach a peer, each transfer uses the one that measured rates favour."""
 
 import logging
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class ChosenTransport:
-    """See the module and `transport.Transport`."""
+    """Implements `transport.Transport` by mapped memory or NIXL, chosen for each transfer."""
 
     def __init__(self, mapped: MappedTransport, nixl: NixlTransport, memory: KVMemory) -> None:
         self.name = f"{mapped.name}+{nixl.name}"
@@ -24,17 +24,17 @@ class ChosenTransport:
         self._peers: dict[str, KVLayout] = {}
 
     def enter_thread(self) -> None:
-        """See `Transport.enter_thread`."""
+        """Prepares the thread for both transports."""
         self._mapped.enter_thread()
         self._nixl.enter_thread()
 
     def describe(self) -> TransportAddress:
-        """See `Transport.describe`."""
+        """Returns NIXL's address with the handle of the mapped pool."""
         [mapped], [nixl] = self._mapped.describe().ranks, self._nixl.describe().ranks
         return TransportAddress(self.name, [replace(nixl, shared=mapped.shared)])
 
     def add_peer(self, engine_id: str, layout: KVLayout, where: TransportAddress) -> None:
-        """See `Transport.add_peer`."""
+        """Connects by each transport that the peer has, too. Raises TransportError if none reaches it."""
         names, faults = where.transport.split("+"), list[str]()
         for transport in (self._mapped, self._nixl):
             if transport.name in names:
@@ -50,13 +50,13 @@ class ChosenTransport:
             log.info("KV transfer with %s has one way less: %s", engine_id, fault)
 
     def remove_peer(self, engine_id: str) -> None:
-        """See `Transport.remove_peer`."""
+        """Disconnects both transports from a peer."""
         self._peers.pop(engine_id, None)
         self._mapped.remove_peer(engine_id)
         self._nixl.remove_peer(engine_id)
 
     def tend(self) -> None:
-        """See `Transport.tend`."""
+        """Removes peers of this host whose processes have ended from both transports."""
         near = [engine_id for engine_id in self._peers if self._mapped.reaches(engine_id)]
         self._mapped.tend()
         for engine_id in near:
@@ -64,7 +64,9 @@ class ChosenTransport:
                 self.remove_peer(engine_id)
 
     def _chosen(self, engine_id: str, span: Span) -> MappedTransport | NixlTransport:
-        """Both sides choose the same, for what they know of each other is the same."""
+        """Returns the transport for a span. Both engines choose the same one, because they know the same facts of each
+        other.
+        """
         if engine_id not in self._peers:
             raise TransportError(f"{engine_id} is not connected")
         if not self._mapped.reaches(engine_id):
@@ -76,30 +78,30 @@ class ChosenTransport:
         return self._mapped if pays else self._nixl
 
     def start(self, engine_id: str, how: How, span: Span) -> Motion:
-        """See `Transport.start`."""
+        """Begins the transfer by the chosen transport."""
         return self._chosen(engine_id, span).start(engine_id, how, span)
 
     def way(self, engine_id: str, span: Span) -> Area | None:
-        """See `Transport.way`."""
+        """Returns the staging buffer that the chosen transport uses, if any."""
         return self._chosen(engine_id, span).way(engine_id, span)
 
     def slot_bytes(self, engine_id: str, area: Area) -> int:
-        """See `Transport.slot_bytes`."""
+        """Returns the bytes of NIXL's slots: only NIXL stages."""
         return self._nixl.slot_bytes(engine_id, area)
 
     def stage(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
-        """See `Transport.stage`."""
+        """Gathers tokens into a slot of NIXL's buffer."""
         return self._nixl.stage(engine_id, area, slot, span)
 
     def push(self, engine_id: str, area: Area, slot: int, their_slot: int, span: Span) -> Motion:
-        """See `Transport.push`."""
+        """Writes a slot by NIXL."""
         return self._nixl.push(engine_id, area, slot, their_slot, span)
 
     def place(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
-        """See `Transport.place`."""
+        """Copies a slot of NIXL's buffer into pages."""
         return self._nixl.place(engine_id, area, slot, span)
 
     def close(self) -> None:
-        """See `Transport.close`."""
+        """Closes both transports."""
         self._mapped.close()
         self._nixl.close()

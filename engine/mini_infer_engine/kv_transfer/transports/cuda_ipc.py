@@ -1,7 +1,8 @@
-"""Page pools on GPUs that other processes of this host map by CUDA IPC, and copies between them by a kernel of our own.
+"""Maps page pools on GPUs into other processes of this host by CUDA IPC, and copies between them by a kernel of our
+own.
 
-A handle is of a whole allocation of cudaMalloc, in which the pool has an offset; memory of the allocator's expandable
-segments has none.
+A handle refers to a whole allocation of cudaMalloc, in which the pool has an offset. Memory of the allocator's
+expandable segments has no handle.
 """
 
 import importlib
@@ -24,12 +25,12 @@ class _CudaMapping:
         self.address = base + offset
 
     def close(self) -> None:
-        """See `Mapping.close`."""
+        """Unmaps the allocation."""
         self._driver.close(self._base)
 
 
 def share_pool(driver: IpcDriver, memory: KVMemory) -> SharedPool:
-    """How others map a pool. ModelError: its memory cannot be shared."""
+    """Returns the handle by which other processes map a pool. Raises ModelError if its memory cannot be shared."""
     try:
         base, size = driver.range_of(memory.address)
         handle = driver.handle_of(base)
@@ -49,7 +50,9 @@ def share_pool(driver: IpcDriver, memory: KVMemory) -> SharedPool:
 
 
 def open_pool(driver: IpcDriver, pool: SharedPool) -> _CudaMapping:
-    """See `MappedMemory.open`."""
+    """Maps another process's pool. Raises TransportError if CUDA IPC does not reach it, or the memory is not the one
+    described.
+    """
     if len(pool.handle) != HANDLE_BYTES:
         raise TransportError("that is no handle of CUDA IPC")
     try:
@@ -64,10 +67,12 @@ def open_pool(driver: IpcDriver, pool: SharedPool) -> _CudaMapping:
 
 
 class CudaIpcMemory:
-    """See `MappedMemory`; copies are queued on a stream of their own. What they read has been computed."""
+    """Implements `MappedMemory` on GPUs. Copies are queued on a stream of their own, and the pages that they read must
+    have been computed.
+    """
 
     def __init__(self, memory: KVMemory) -> None:
-        """ModelError: the pool is not on a GPU, or cannot be shared."""
+        """Shares the pool. Raises ModelError if it is not on a GPU, or cannot be shared."""
         if memory.device != "cuda":
             raise ModelError(
                 "--kv-transport cuda-ipc moves pages between GPUs: in main memory choose shm, nixl or auto"
@@ -82,15 +87,15 @@ class CudaIpcMemory:
         self._warm_up()
 
     def enter_thread(self) -> None:
-        """See `MappedMemory.enter_thread`: CUDA's current device and context are a thread's own."""
+        """Sets the thread's CUDA device: the current device and context are per thread."""
         self._torch.cuda.set_device(self._device)
 
     def open(self, pool: SharedPool) -> _CudaMapping:
-        """See `MappedMemory.open`."""
+        """Maps a pool by CUDA IPC."""
         return open_pool(self._driver, pool)
 
     def copy(self, pieces: np.ndarray, size: int) -> IsDone:  # pieces [pieces, 2] int64
-        """See `MappedMemory.copy`."""
+        """Queues one kernel that copies all pieces."""
         from mini_infer_engine.kernels.copy_pieces import copy_pieces
 
         torch = self._torch
@@ -106,7 +111,9 @@ class CudaIpcMemory:
         return lambda: bool(event.query())
 
     def _warm_up(self) -> None:
-        """Compile and load kernels now: a transfer that waits for them is late, and so are others' leases."""
+        """Compiles and loads kernels now: a transfer that waited for that would be late, and so would the renewal of
+        leases.
+        """
         from mini_infer_engine.kernels.copy_pieces import warm_up
 
         with self._torch.cuda.stream(self._stream):

@@ -1,7 +1,8 @@
-"""The transport of a tensor-parallel group: each rank moves its own heads, between its own pool and those of its peers.
+"""Implements the transport of a tensor-parallel group: each rank moves its own heads, between its pool and its peers'
+pools.
 
-The first rank's transfer thread decides; the others' do what it says. What they are told is a sequence's pages and
-tokens: the page tables of all ranks are alike, so each works out its own bytes.
+The first rank's transfer thread decides, and sends commands to those of the other ranks. A command has a sequence's
+pages and tokens: the page tables of all ranks are equal, so each rank computes its own bytes.
 """
 
 import itertools
@@ -32,11 +33,11 @@ from mini_infer_engine.kv_transfer.transports.open_transport import open_transpo
 log = logging.getLogger(__name__)
 
 _OPEN_S = 120.0
-"""For every rank to register its pool with the transport: a GPU's whole memory takes seconds."""
+"""Seconds for every rank to register its pool with the transport: a GPU's whole memory takes seconds."""
 
 
 class AddPeer(msgspec.Struct, frozen=True, tag=True):
-    """See `Transport.add_peer`."""
+    """Calls `Transport.add_peer` on another rank."""
 
     engine_id: str
     layout: KVLayout
@@ -44,13 +45,13 @@ class AddPeer(msgspec.Struct, frozen=True, tag=True):
 
 
 class RemovePeer(msgspec.Struct, frozen=True, tag=True):
-    """See `Transport.remove_peer`."""
+    """Calls `Transport.remove_peer` on another rank."""
 
     engine_id: str
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
-    """See `Transport.start`; what comes of it is told as `Moved` of this number."""
+    """Calls `Transport.start` on another rank, which reports the end as `Moved` with the same number."""
 
     number: int
     engine_id: str
@@ -59,7 +60,7 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stage(msgspec.Struct, frozen=True, tag=True):
-    """See `Transport.stage`; told of as `Start`."""
+    """Calls `Transport.stage` on another rank, which reports the end as `Moved` with the same number."""
 
     number: int
     engine_id: str
@@ -69,7 +70,7 @@ class Stage(msgspec.Struct, frozen=True, tag=True):
 
 
 class Push(msgspec.Struct, frozen=True, tag=True):
-    """See `Transport.push`; told of as `Start`."""
+    """Calls `Transport.push` on another rank, which reports the end as `Moved` with the same number."""
 
     number: int
     engine_id: str
@@ -80,7 +81,7 @@ class Push(msgspec.Struct, frozen=True, tag=True):
 
 
 class Place(msgspec.Struct, frozen=True, tag=True):
-    """See `Transport.place`; told of as `Start`."""
+    """Calls `Transport.place` on another rank, which reports the end as `Moved` with the same number."""
 
     number: int
     engine_id: str
@@ -90,19 +91,19 @@ class Place(msgspec.Struct, frozen=True, tag=True):
 
 
 class Opened(msgspec.Struct, frozen=True, tag=True):
-    """A rank has its transport."""
+    """Reports that a rank has opened its transport."""
 
     address: RankAddress
 
 
 class NotOpened(msgspec.Struct, frozen=True, tag=True):
-    """A rank cannot have one."""
+    """Reports that a rank cannot open its transport."""
 
     message: str
 
 
 class Moved(msgspec.Struct, frozen=True, tag=True):
-    """A rank's part of what was started has ended."""
+    """Reports that a rank's part of a motion has ended."""
 
     number: int
     progress: Progress
@@ -125,9 +126,11 @@ def open_group_transport(
     router: zmq.Socket[bytes],
     fault: Callable[[], str],
 ) -> "GroupTransport":
-    """The first rank's end, once every other rank has its own: `serve_rank` there, connected to `router`.
+    """Opens the first rank's end, and waits until every other rank has opened its own: `serve_rank` there, connected to
+    `router`.
 
-    `fault`: why the group is over; empty: it is not. ModelError: a rank's transport cannot work, or none came.
+    `fault` returns the reason why the group has ended, or an empty string while it runs. Raises ModelError if a rank's
+    transport cannot work, or is not open in time.
     """
     local = open_transport(choice, engine_id, memory)
     addresses: dict[int, RankAddress] = {0: local.describe().ranks[0]}
@@ -147,65 +150,67 @@ def open_group_transport(
 
 
 class GroupTransport:
-    """See `transport.Transport`."""
+    """Implements `transport.Transport` for the first rank of a group."""
 
     def __init__(self, local: Transport, addresses: list[RankAddress], router: zmq.Socket[bytes]) -> None:
-        """`addresses`: of all ranks' pools, in order."""
+        """Wraps the first rank's own transport. `addresses` are those of all ranks' pools, in order."""
         self.name = local.name
         self._local, self._addresses, self._router = local, addresses, router
         self._others = [str(rank).encode() for rank in range(1, len(addresses))]
         self._numbers = itertools.count()
         self._awaited: dict[int, dict[bytes, _RankMotion]] = {}
-        """By number and rank."""
+        """Unfinished motions of other ranks, by number and rank."""
 
     def enter_thread(self) -> None:
-        """See `Transport.enter_thread`."""
+        """Prepares the thread for the first rank's transport."""
         self._local.enter_thread()
 
     def describe(self) -> TransportAddress:
-        """See `Transport.describe`."""
+        """Returns the addresses of all ranks."""
         return TransportAddress(self.name, self._addresses)
 
     def add_peer(self, engine_id: str, layout: KVLayout, where: TransportAddress) -> None:
-        """See `Transport.add_peer`. A rank that cannot reach the peer says so where it is to move something."""
+        """Connects all ranks to a peer. Another rank that cannot reach it reports that by its first motion, which
+        fails.
+        """
         self._tell(AddPeer(engine_id, layout, where))
         self._local.add_peer(engine_id, layout, where)
 
     def remove_peer(self, engine_id: str) -> None:
-        """See `Transport.remove_peer`."""
+        """Disconnects all ranks from a peer."""
         self._tell(RemovePeer(engine_id))
         self._local.remove_peer(engine_id)
 
     def tend(self) -> None:
-        """See `Transport.tend`: every rank does for itself."""
+        """Frees resources of this rank; the other ranks do so by themselves."""
         self._local.tend()
 
     def start(self, engine_id: str, how: How, span: Span) -> Motion:
-        """See `Transport.start`."""
+        """Begins the transfer on all ranks."""
         local = self._local.start(engine_id, how, span)  # first, for where it fails nobody has begun
         number = next(self._numbers)
         return self._with_others(number, local, Start(number, engine_id, how, span))
 
     def way(self, engine_id: str, span: Span) -> Area | None:
-        """See `Transport.way`. All ranks have pools alike, on machines alike."""
+        """Returns the first rank's choice, which holds for all ranks: their pools and machines are alike."""
         return self._local.way(engine_id, span)
 
     def slot_bytes(self, engine_id: str, area: Area) -> int:
-        """See `Transport.slot_bytes`."""
+        """Returns the bytes of a slot, which are the same on all ranks."""
         return self._local.slot_bytes(engine_id, area)
 
     def stage(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
-        """See `Transport.stage`."""
+        """Gathers tokens into the slot on all ranks."""
         local, number = self._local.stage(engine_id, area, slot, span), next(self._numbers)
         return self._with_others(number, local, Stage(number, engine_id, area, slot, span))
 
     def push(self, engine_id: str, area: Area, slot: int, their_slot: int, span: Span) -> Motion:
-        """See `Transport.push`."""
+        """Writes the slot of all ranks."""
         local, number = self._local.push(engine_id, area, slot, their_slot, span), next(self._numbers)
         return self._with_others(number, local, Push(number, engine_id, area, slot, their_slot, span))
 
     def place(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
-        """See `Transport.place`."""
+        """Copies the slot into pages on all ranks."""
         local, number = self._local.place(engine_id, area, slot, span), next(self._numbers)
         return self._with_others(number, local, Place(number, engine_id, area, slot, span))
 
@@ -216,7 +221,7 @@ class GroupTransport:
         return Motions([local, *awaited.values()])
 
     def close(self) -> None:
-        """See `Transport.close`."""
+        """Closes the first rank's transport, and the socket to the others."""
         self._local.close()
         self._router.close(linger=0)
 
@@ -226,7 +231,7 @@ class GroupTransport:
             self._router.send_multipart([rank, payload])
 
     def _hear(self) -> None:
-        """What ranks have said since the last time."""
+        """Handles all reports of other ranks, without waiting."""
         while self._router.poll(0):
             rank, payload = self._router.recv_multipart()
             news = _decode_news(payload)
@@ -239,7 +244,7 @@ class GroupTransport:
 
 
 class _RankMotion:
-    """The part of another rank."""
+    """Another rank's part of a motion."""
 
     def __init__(self, hear: Callable[[], None]) -> None:
         self._hear = hear
@@ -247,7 +252,7 @@ class _RankMotion:
         self.num_bytes = 0
 
     def progress(self) -> Progress:
-        """See `Motion.progress`."""
+        """Returns the state that the rank has reported."""
         if self.end == "busy":
             self._hear()
         return self.end
@@ -256,7 +261,9 @@ class _RankMotion:
 def serve_rank(
     socket: zmq.Socket[bytes], choice: TransportChoice, engine_id: str, memory: KVMemory, rank: int
 ) -> threading.Thread:
-    """Begin to do what the first rank says, in a thread of its own. `socket`: a DEALER to that rank, the thread's."""
+    """Begins to execute the first rank's commands in a thread. `socket` is a DEALER to that rank, which the thread
+    owns.
+    """
     thread = threading.Thread(
         target=_serve, args=(socket, choice, engine_id, memory, rank), name="kv-transfer", daemon=True
     )
@@ -276,21 +283,21 @@ def _serve(socket: zmq.Socket[bytes], choice: TransportChoice, engine_id: str, m
 
 
 class RankMover:
-    """One rank's part of what the first rank starts."""
+    """Executes the first rank's commands on another rank."""
 
     def __init__(self, transport: Transport, socket: zmq.Socket[bytes]) -> None:
-        """`socket`: a DEALER to the first rank."""
+        """Wraps the rank's transport. `socket` is a DEALER to the first rank."""
         self._transport, self._socket = transport, socket
         self._moving: dict[int, Motion] = {}
         self._tended_s = 0.0
 
     def run(self) -> None:
-        """For as long as the process lives: it ends with the first rank's."""
+        """Executes commands until the process ends, which it does with the first rank's."""
         while True:
             self.turn()
 
     def turn(self) -> None:
-        """Take what has come, and look at what is on its way; wait a little where there is nothing to do."""
+        """Receives at most one command, and polls motions in flight. It waits a little if there is nothing to do."""
         if not self._socket.poll(0 if self._moving else int(TEND_S * 1000)):
             if self._moving:
                 time.sleep(BUSY_S)

@@ -1,8 +1,9 @@
-"""Page pools of one host that are mapped into each other's processes: one side copies, and the other need do nothing.
+"""Moves pages between pools of one host that are mapped into each other's processes: one side copies, and the other
+need do nothing.
 
-Nothing is staged, for a copy of scattered pieces costs little more than one of a whole. What is written to a peer whose
-process has ended arrives in memory that nobody uses; it is unmapped as soon as nothing moves there, because until then
-its GPU has less memory for whoever takes the peer's place.
+Nothing is staged, because a copy of scattered pieces costs little more than one of a whole. A write to a peer whose
+process has ended arrives in memory that nobody uses. That memory is unmapped as soon as no copy is in flight: until
+then the peer's successor has less memory on its GPU.
 """
 
 import logging
@@ -34,17 +35,17 @@ class _Peer:
     layout: KVLayout
     where: TransportAddress
     pools: dict[int, tuple[SharedPool, Mapping]] = field(default_factory=dict)
-    """By rank there."""
+    """The mapped pools, by rank of the peer."""
     moving: list["_Copying"] = field(default_factory=list)
-    """What is copied from or to it, and some of what was."""
+    """Copies from or to the peer, of which some may have ended."""
 
     @property
     def is_still(self) -> bool:
-        """Whether nothing is copied from or to it."""
+        """True if no copy from or to the peer is in flight."""
         return all(motion.progress() != "busy" for motion in self.moving)
 
     def moves(self, motion: "_Copying") -> None:
-        """Something more is copied; copies that have ended are forgotten, for a peer may stay for weeks."""
+        """Adds a copy, and forgets those that have ended, for a peer may stay for weeks."""
         self.moving = [*(earlier for earlier in self.moving if earlier.progress() == "busy"), motion]
 
     def close(self) -> None:
@@ -53,23 +54,23 @@ class _Peer:
 
 
 class MappedTransport:
-    """See the module and `transport.Transport`."""
+    """Implements `transport.Transport` by copies to and from mapped memory."""
 
     def __init__(self, mapped: MappedMemory, memory: KVMemory, rank: int = 0) -> None:
-        """`mapped`: over the pool `memory`."""
+        """Creates a transport without peers. `mapped` covers the pool `memory`."""
         self.name: str = mapped.shared.kind
         self._mapped, self._memory, self._rank = mapped, memory, rank
         self._place = place_of_this_process()
         self._peers: dict[str, _Peer] = {}
         self._leaving: list[_Peer] = []
-        """Forgotten ones from or to which something is still copied."""
+        """Removed peers from or to which copies are still in flight."""
 
     def enter_thread(self) -> None:
-        """See `Transport.enter_thread`."""
+        """Prepares the thread for copies."""
         self._mapped.enter_thread()
 
     def describe(self) -> TransportAddress:
-        """See `Transport.describe`."""
+        """Returns the pool's handle."""
         memory = self._memory
         here = RankAddress(
             metadata=b"",
@@ -82,7 +83,7 @@ class MappedTransport:
         return TransportAddress(self.name, [here])
 
     def add_peer(self, engine_id: str, layout: KVLayout, where: TransportAddress) -> None:
-        """See `Transport.add_peer`."""
+        """Maps the peer's pools. Raises TransportError if they have another dtype, or are not on this host."""
         known = self._peers.get(engine_id)
         if known is not None and (known.layout, known.where) == (layout, where):
             return
@@ -112,18 +113,18 @@ class MappedTransport:
         return pool
 
     def remove_peer(self, engine_id: str) -> None:
-        """See `Transport.remove_peer`."""
+        """Removes a peer, whose pools are unmapped once no copy is in flight."""
         peer = self._peers.pop(engine_id, None)
         if peer is not None:
             self._leaving.append(peer)
             self._close_still()
 
     def reaches(self, engine_id: str) -> bool:
-        """Whether its pools are mapped here."""
+        """Returns True if the peer's pools are mapped here."""
         return engine_id in self._peers
 
     def tend(self) -> None:
-        """See `Transport.tend`."""
+        """Removes peers whose processes have ended, and unmaps pools without copies in flight."""
         for engine_id, peer in list(self._peers.items()):
             if not all(pool.process.is_alive for pool, _ in peer.pools.values()):
                 log.info("the process of %s has ended: its memory is unmapped", engine_id)
@@ -136,7 +137,7 @@ class MappedTransport:
             peer.close()
 
     def start(self, engine_id: str, how: How, span: Span) -> Motion:
-        """See `Transport.start`."""
+        """Begins to copy between our pool and the peer's mapped pools."""
         peer = self._peers.get(engine_id)
         if peer is None:
             raise TransportError(f"{engine_id} is not connected")
@@ -155,26 +156,26 @@ class MappedTransport:
         return begun[0] if len(begun) == 1 else Motions(begun)
 
     def way(self, engine_id: str, span: Span) -> Area | None:
-        """See `Transport.way`."""
+        """Returns None: nothing is staged."""
         del engine_id, span
         return None
 
     def slot_bytes(self, engine_id: str, area: Area) -> int:
-        """See `Transport.slot_bytes`."""
+        """Raises TransportError: there are no staging buffers."""
         self._refuse(engine_id, area)
 
     def stage(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
-        """See `Transport.stage`."""
+        """Raises TransportError: there are no staging buffers."""
         del slot, span
         self._refuse(engine_id, area)
 
     def push(self, engine_id: str, area: Area, slot: int, their_slot: int, span: Span) -> Motion:
-        """See `Transport.push`."""
+        """Raises TransportError: there are no staging buffers."""
         del slot, their_slot, span
         self._refuse(engine_id, area)
 
     def place(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
-        """See `Transport.place`."""
+        """Raises TransportError: there are no staging buffers."""
         del slot, span
         self._refuse(engine_id, area)
 
@@ -182,13 +183,13 @@ class MappedTransport:
         raise TransportError(f"{engine_id} stages in its {area}'s memory, and {self.name} has no staging buffers")
 
     def close(self) -> None:
-        """See `Transport.close`. What is still copied is left alone: the process ends."""
+        """Removes all peers. Copies in flight are left alone, because the process ends."""
         for engine_id in list(self._peers):
             self.remove_peer(engine_id)
 
 
 def _check(offsets: np.ndarray, size: int, pool_bytes: int) -> None:  # offsets [pieces] int64
-    """Page ids come from the other engine: nothing is copied from or to memory beside its pool."""
+    """Raises TransportError if a piece is outside its pool: the other engine sends page ids, which may be wrong."""
     if len(offsets) and not 0 <= int(offsets.min()) <= int(offsets.max()) + size <= pool_bytes:
         raise TransportError(f"pages up to byte {int(offsets.max()) + size} are asked for, of a pool of {pool_bytes}")
 
@@ -199,7 +200,7 @@ class _Copying:
         self._end: Progress = "busy"
 
     def progress(self) -> Progress:
-        """See `Motion.progress`."""
+        """Returns `done` once the copy has ended; it cannot fail."""
         if self._end == "busy" and self._is_done():
             self._end = "done"
         return self._end

@@ -1,6 +1,7 @@
-"""NIXL over UCX: CUDA IPC and shared memory on one host, RDMA or TCP between hosts, chosen by UCX itself.
+"""Moves pages by NIXL over UCX: CUDA IPC and shared memory on one host, RDMA or TCP between hosts, chosen by UCX
+itself.
 
-https://github.com/ai-dynamo/nixl. `UCX_TLS` and its like work as UCX documents them.
+NIXL: https://github.com/ai-dynamo/nixl. `UCX_TLS` and similar variables work as UCX documents them.
 """
 
 import contextlib
@@ -39,18 +40,19 @@ from mini_infer_engine.kv_transfer.transport import (
 log = logging.getLogger(__name__)
 
 _BUILDS = ("nixl_cu13", "nixl_cu12")
-"""Of the wheel, by CUDA's version; both run where there is no GPU."""
+"""Packages of the NIXL wheel, by CUDA's version; both run on hosts without a GPU."""
 _SEGMENTS = {"cpu": "DRAM", "cuda": "VRAM"}
 _PROGRESS: dict[str, Progress] = {"DONE": "done", "PROC": "busy"}
 _UCX_SETTINGS = {"UCX_TCP_TX_SEG_SIZE": "1m", "UCX_TCP_RX_SEG_SIZE": "1m"}
-"""Of UCX where the environment says nothing. Reads over TCP come in segments, one by one: with its own 8 KB and 64 KB
-they make 0.8 GB/s, with these 1.2 to 3.8, where writes make 4 to 5.5 (8 MiB, loopback)."""
+"""Defaults for UCX where the environment has no value. Reads over TCP come in segments, one by one: with UCX's own 8 KB
+and 64 KB they reach 0.8 GB/s, with these 1.2 to 3.8 GB/s, where writes reach 4 to 5.5 (8 MiB, loopback).
+"""
 _PROGRESS_PERIOD_US = 1000
-"""How long NIXL's progress thread sleeps at most where UCX wakes it for nothing."""
+"""The longest sleep of NIXL's progress thread, in microseconds, if UCX does not wake it."""
 
 
 def load_nixl() -> Any:
-    """NIXL's Python module. ImportError: none of its builds is installed."""
+    """Imports NIXL's Python module. Raises ImportError if none of its builds is installed."""
     logging.getLogger("nixl").setLevel(logging.WARNING)
     for build in _BUILDS:
         try:
@@ -62,10 +64,10 @@ def load_nixl() -> Any:
 
 
 class NixlTransport:
-    """See `transport.Transport`."""
+    """Implements `transport.Transport` by NIXL, directly between pools or through staging buffers."""
 
     def __init__(self, choice: TransportChoice, engine_id: str, memory: KVMemory, rank: int = 0) -> None:
-        """ImportError: NIXL is not installed."""
+        """Registers the pool and the staging buffers. Raises ImportError if NIXL is not installed."""
         nixl = load_nixl()
         for name, value in _UCX_SETTINGS.items():
             os.environ.setdefault(name, value)
@@ -92,14 +94,14 @@ class NixlTransport:
         self._peers: dict[str, tuple[KVLayout, TransportAddress]] = {}
 
     def enter_thread(self) -> None:
-        """See `Transport.enter_thread`: CUDA's current device and context are a thread's own, and UCX takes those."""
+        """Sets the thread's CUDA device: the current device and context are per thread, and UCX uses those."""
         if self._memory.device == "cuda":
             import torch
 
             torch.cuda.set_device(self._memory.device_index)
 
     def describe(self) -> TransportAddress:
-        """See `Transport.describe`."""
+        """Returns the agent's metadata, and the addresses of the pool and the staging buffers."""
         memory = self._memory
         here = RankAddress(
             metadata=self._agent.get_agent_metadata(),
@@ -112,7 +114,9 @@ class NixlTransport:
         return TransportAddress(self.name, [here])
 
     def add_peer(self, engine_id: str, layout: KVLayout, where: TransportAddress) -> None:
-        """See `Transport.add_peer`."""
+        """Connects the agent to those ranks of the peer that share heads with this one. Raises TransportError if NIXL
+        cannot.
+        """
         if self._peers.get(engine_id) == (layout, where):
             return
         self.remove_peer(engine_id)
@@ -126,7 +130,7 @@ class NixlTransport:
             raise TransportError(f"NIXL cannot reach {engine_id}: {error}") from error
 
     def remove_peer(self, engine_id: str) -> None:
-        """See `Transport.remove_peer`."""
+        """Disconnects the agent from the peer's ranks."""
         layout, _ = self._peers.pop(engine_id, (None, None))
         if layout is None:
             return
@@ -137,14 +141,14 @@ class NixlTransport:
                 log.info("NIXL has forgotten %s already: %s", engine_id, error)
 
     def reaches(self, engine_id: str) -> bool:
-        """Whether NIXL is connected to it."""
+        """Returns True if NIXL is connected to the peer."""
         return engine_id in self._peers
 
     def tend(self) -> None:
-        """See `Transport.tend`. What NIXL keeps of a peer is small, and its memory is not held."""
+        """Does nothing: NIXL keeps little of a peer, and does not pin its memory."""
 
     def start(self, engine_id: str, how: How, span: Span) -> Motion:
-        """See `Transport.start`."""
+        """Begins one NIXL transfer with each rank of the peer that shares heads with this one."""
         ours, (theirs, where) = self._memory.layout, self._peer(engine_id)
         parts = list[_Part]()
         for share in (shares_to_write if how == "write" else shares_to_read)(ours, self._rank, theirs):
@@ -171,7 +175,7 @@ class NixlTransport:
     # -- Through staging buffers
 
     def way(self, engine_id: str, span: Span) -> Area | None:
-        """See `Transport.way`."""
+        """Chooses the path by the two layouts, and by whether the peer's pool can be reached directly."""
         theirs, where = self._peer(engine_id)
         there = where.ranks[0]
         return choose_way(
@@ -184,17 +188,17 @@ class NixlTransport:
         )
 
     def slot_bytes(self, engine_id: str, area: Area) -> int:
-        """See `Transport.slot_bytes`."""
+        """Returns the bytes of a slot, the smaller of both sides'."""
         _, where = self._peer(engine_id)
         return min(self._staging[area].buffer.slot_bytes, _buffer_of(where.ranks[0], area).slot_bytes)
 
     def stage(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
-        """See `Transport.stage`."""
+        """Gathers tokens into a slot of this rank's buffer."""
         theirs, _ = self._peer(engine_id)
         return self._staging[area].gather(self._rank, theirs, slot, span)
 
     def push(self, engine_id: str, area: Area, slot: int, their_slot: int, span: Span) -> Motion:
-        """See `Transport.push`."""
+        """Writes each block of a slot to the rank of the consumer that needs it."""
         ours, (theirs, where) = self._memory.layout, self._peer(engine_id)
         buffer, parts = self._staging[area].buffer, list[_Part]()
         for block in blocks(ours, self._rank, theirs, span):
@@ -206,7 +210,7 @@ class NixlTransport:
         return self._begin(engine_id, "write", parts)
 
     def place(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
-        """See `Transport.place`."""
+        """Copies a slot of this rank's buffer into pages."""
         return self._staging[area].place(self._rank, self._peer(engine_id)[0], slot, span)
 
     def _peer(self, engine_id: str) -> tuple[KVLayout, TransportAddress]:
@@ -222,7 +226,7 @@ class NixlTransport:
         return self._agent.get_xfer_descs(table, _SEGMENTS[pool.device])
 
     def close(self) -> None:
-        """See `Transport.close`."""
+        """Removes all peers, and deregisters all memory."""
         for engine_id in list(self._peers):
             self.remove_peer(engine_id)
         for registered in (self._registered, *self._registered_staging):
@@ -231,21 +235,21 @@ class NixlTransport:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Of a transfer, what goes to or comes from one rank there."""
+    """The part of a transfer that goes to or comes from one rank of the peer."""
 
     their_rank: int
     table: np.ndarray
-    """[pieces, 3] int64: offsets here and there, and bytes."""
+    """Pieces [pieces, 3] int64: offset here, offset there, and bytes."""
     here: KVMemory | StagingBuffer
     there: RankAddress | StagingBuffer
 
 
 @contextlib.contextmanager
 def _sleeping_progress_thread(binding: Any) -> Iterator[None]:
-    """Agents that are made here have a progress thread that sleeps between events.
+    """Gives agents that are made within the block a progress thread that sleeps between events.
 
-    NIXL's Python module always sets a delay of 0, with which the thread polls without a pause: a whole processor for
-    each rank, with nothing on its way.
+    NIXL's Python module always sets a delay of 0, with which the thread polls without a pause: each rank would use a
+    whole processor with nothing in flight.
     """
     make = binding.nixlAgent
 
@@ -278,7 +282,7 @@ class _NixlMotion:
         self._end: Progress | None = None
 
     def progress(self) -> Progress:
-        """See `Motion.progress`."""
+        """Polls the transfer, and releases its handle once it has ended."""
         if self._end is not None:
             return self._end
         try:

@@ -1,4 +1,4 @@
-"""Which kind of transport an engine exchanges its pages by, and what to do where it cannot work."""
+"""Opens the transport by which an engine exchanges its pages, or explains why it cannot work here."""
 
 import logging
 
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def open_transport(choice: TransportChoice, engine_id: str, memory: KVMemory, rank: int = 0) -> Transport:
-    """The transport that was asked for, of one pool. ModelError: it is not installed or cannot work here."""
+    """Opens the chosen transport for one pool. Raises ModelError if it is not installed or cannot work here."""
     transport = _open(choice, engine_id, memory, rank)
     return transport if choice.bytes_per_s is None else PacedTransport(transport, choice.bytes_per_s)
 
@@ -35,7 +35,7 @@ def _open(choice: TransportChoice, engine_id: str, memory: KVMemory, rank: int) 
 
 
 def _open_all(choice: TransportChoice, engine_id: str, memory: KVMemory, rank: int) -> Transport:
-    """Whatever works on this GPU; ModelError: nothing."""
+    """Opens each transport that works on this GPU. Raises ModelError if none does."""
     try:
         mapped = MappedTransport(CudaIpcMemory(memory), memory, rank)
     except (ModelError, OSError) as error:

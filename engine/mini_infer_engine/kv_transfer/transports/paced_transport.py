@@ -1,7 +1,7 @@
-"""Another transport's bytes at no more than so many a second, for a network that others use, too.
+"""Limits another transport to a number of bytes per second, for a network that others use, too.
 
-Motions go through a link one after the other: the next one begins when the bytes of those before it would have gone
-through a link of that speed, so that a motion is the most that is sent at once.
+Motions pass a simulated link one after the other: the next one begins when the bytes of those before it would have
+passed a link of that speed. A burst is therefore at most one motion.
 """
 
 import time
@@ -18,7 +18,7 @@ Clock = Callable[[], float]
 
 
 class _PacedMotion:
-    """See `Motion`."""
+    """A `Motion` that waits for its turn on the link."""
 
     def __init__(self, link: "_Link", begin: Callable[[], Motion], asked_s: float) -> None:
         self._link, self._begin = link, begin
@@ -28,25 +28,25 @@ class _PacedMotion:
 
     @property
     def num_bytes(self) -> int:
-        """See `Motion.num_bytes`."""
+        """Bytes of the wrapped motion; 0 until it has begun."""
         return 0 if self.motion is None else self.motion.num_bytes
 
     def begin(self) -> None:
-        """Its turn has come."""
+        """Begins the wrapped motion, which fails if the peer has gone meanwhile."""
         try:
             self.motion = self._begin()
         except TransportError:  # the peer has gone meanwhile: nothing moves
             self.state = "failed"
 
     def progress(self) -> Progress:
-        """See `Motion.progress`."""
+        """Advances the link, and returns this motion's state."""
         if self.state == "busy":
             self._link.advance()
         return self.state
 
 
 class _Link:
-    """What motions go through, in order. Whoever looks at one of them looks at the first, too."""
+    """A simulated link, which motions pass in order. Polling any motion advances the first one, too."""
 
     def __init__(self, bytes_per_s: int, clock: Clock) -> None:
         self._bytes_per_s, self._clock = bytes_per_s, clock
@@ -54,14 +54,14 @@ class _Link:
         self._free_s = 0.0
 
     def add(self, begin: Callable[[], Motion]) -> Motion:
-        """The last one in line; where nothing moves, it begins now."""
+        """Queues a motion, which begins at once if the link is idle."""
         motion = _PacedMotion(self, begin, self._clock())
         self._waiting.append(motion)
         self.advance()
         return motion
 
     def advance(self) -> None:
-        """End what has gone through, and begin what comes next."""
+        """Ends motions that have passed, and begins the next one."""
         now_s = self._clock()
         while self._waiting:
             first = self._waiting[0]
@@ -80,56 +80,56 @@ class _Link:
 
 
 class PacedTransport:
-    """See `Transport`."""
+    """Implements `transport.Transport` by another one, and paces its transfers between engines."""
 
     def __init__(self, transport: Transport, bytes_per_s: int, clock: Clock = time.monotonic) -> None:
         self.name = transport.name
         self._transport, self._link = transport, _Link(bytes_per_s, clock)
 
     def enter_thread(self) -> None:
-        """See `Transport.enter_thread`."""
+        """Prepares the thread for the wrapped transport."""
         self._transport.enter_thread()
 
     def describe(self) -> TransportAddress:
-        """See `Transport.describe`."""
+        """Returns the wrapped transport's address."""
         return self._transport.describe()
 
     def add_peer(self, engine_id: str, layout: KVLayout, where: TransportAddress) -> None:
-        """See `Transport.add_peer`."""
+        """Connects the wrapped transport to a peer."""
         self._transport.add_peer(engine_id, layout, where)
 
     def remove_peer(self, engine_id: str) -> None:
-        """See `Transport.remove_peer`."""
+        """Disconnects the wrapped transport from a peer."""
         self._transport.remove_peer(engine_id)
 
     def tend(self) -> None:
-        """See `Transport.tend`."""
+        """Frees the wrapped transport's unused resources."""
         self._transport.tend()
 
     def start(self, engine_id: str, how: How, span: Span) -> Motion:
-        """See `Transport.start`."""
+        """Queues the transfer on the link."""
         return self._link.add(partial(self._transport.start, engine_id, how, span))
 
     def way(self, engine_id: str, span: Span) -> Area | None:
-        """See `Transport.way`."""
+        """Returns the wrapped transport's staging buffer, if any."""
         return self._transport.way(engine_id, span)
 
     def slot_bytes(self, engine_id: str, area: Area) -> int:
-        """See `Transport.slot_bytes`."""
+        """Returns the bytes of the wrapped transport's slots."""
         return self._transport.slot_bytes(engine_id, area)
 
     def stage(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
-        """See `Transport.stage`."""
+        """Gathers tokens at once: nothing leaves the host."""
         return self._transport.stage(engine_id, area, slot, span)
 
     def push(self, engine_id: str, area: Area, slot: int, their_slot: int, span: Span) -> Motion:
-        """See `Transport.push`."""
+        """Queues the write of a slot on the link."""
         return self._link.add(partial(self._transport.push, engine_id, area, slot, their_slot, span))
 
     def place(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
-        """See `Transport.place`."""
+        """Copies a slot into pages at once: nothing leaves the host."""
         return self._transport.place(engine_id, area, slot, span)
 
     def close(self) -> None:
-        """See `Transport.close`."""
+        """Closes the wrapped transport."""
         self._transport.close()

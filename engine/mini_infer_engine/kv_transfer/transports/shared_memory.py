@@ -1,7 +1,7 @@
-"""Page pools in main memory that other processes of this host map: memory without a name, found through /proc.
+"""Shares page pools in main memory with other processes of this host: anonymous memory that they open through /proc.
 
-It is gone when the last process that has mapped it is, however that ends; nothing is left in /dev/shm. Whoever may
-debug a process (the same user) may open its files there.
+The memory is freed when the last process that has mapped it ends, however it ends; nothing is left in /dev/shm.
+Processes that may debug the owner (those of the same user) may open it.
 """
 
 import ctypes
@@ -19,11 +19,11 @@ from mini_infer_engine.kv_transfer.topology.peer_process import this_process
 from mini_infer_engine.kv_transfer.transport import TransportError
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
-"""Nobody can make a file shorter under those who have mapped it."""
+"""Seals of the memory's file: nobody can shorten it while other processes have mapped it."""
 
 
 class SharedArray:
-    """Zeros that others can map, for as long as this process lives."""
+    """A zeroed array that other processes can map for as long as this process lives."""
 
     def __init__(self, num_bytes: int) -> None:
         self.file = os.memfd_create(f"kv-{secrets.token_hex(16)}", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
@@ -39,16 +39,16 @@ class _HostMapping:
         self.address = ctypes.addressof(self._bytes) + pool.offset
 
     def close(self) -> None:
-        """See `Mapping.close`."""
+        """Unmaps the memory."""
         del self._bytes
         self._memory.close()
 
 
 class HostMemory:
-    """See `MappedMemory`; what is asked for is copied when the call returns."""
+    """Implements `MappedMemory` in main memory. Each copy has ended when the call returns."""
 
     def __init__(self, memory: KVMemory) -> None:
-        """ModelError: the pool is not in a `SharedArray`."""
+        """Shares the pool. Raises ModelError if it is not in a `SharedArray`."""
         if memory.device != "cpu" or memory.file is None:
             raise ModelError("--kv-transport shm moves pages in main memory: on GPUs choose cuda-ipc, nixl or auto")
         name = os.readlink(f"/proc/self/fd/{memory.file}")
@@ -62,10 +62,12 @@ class HostMemory:
         )
 
     def enter_thread(self) -> None:
-        """See `MappedMemory.enter_thread`."""
+        """Does nothing: main memory needs no preparation."""
 
     def open(self, pool: SharedPool) -> _HostMapping:
-        """See `MappedMemory.open`."""
+        """Maps the owner's file through /proc. Raises TransportError if it cannot be opened, or is not the memory
+        described.
+        """
         number, _, name = pool.handle.decode(errors="replace").partition(" ")
         if not number.isdecimal():
             raise TransportError("that is no handle of shared memory")
@@ -85,7 +87,7 @@ class HostMemory:
             os.close(file)
 
     def copy(self, pieces: np.ndarray, size: int) -> IsDone:  # pieces [pieces, 2] int64
-        """See `MappedMemory.copy`."""
+        """Copies all pieces, synchronously."""
         for source, target in pieces.tolist():
             ctypes.memmove(target, source, size)
         return lambda: True
