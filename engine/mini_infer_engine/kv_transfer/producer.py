@@ -219,16 +219,19 @@ class Giver:
 
     def _greet(self, peer: bytes, party: wire.Party) -> None:
         ours = self._party()
+        earlier = [identity for identity, known in self._peers.items() if known.engine_id == party.engine_id]
         refusal = handshake_refusal(ours, party)
+        if not refusal and not earlier and not self._has_room_for_peer():
+            refusal = f"{MAX_PEERS} engines have jobs here: try again later"
         if not refusal:
             try:
                 self._transport.add_peer(party.engine_id, party.layout, party.where)
             except TransportError as error:
                 refusal = str(error)
-        if refusal or not self._has_room_for_peer():
-            self._send(peer, wire.Refused(refusal or f"{MAX_PEERS} engines have jobs here: try again later"))
+        if refusal:
+            self._send(peer, wire.Refused(refusal))
             return
-        for old in [identity for identity, known in self._peers.items() if known.engine_id == party.engine_id]:
+        for old in earlier:
             del self._peers[old]  # it has connected anew
         self._peers[peer] = party
         self._send(peer, wire.Welcome(ours))
@@ -239,7 +242,8 @@ class Giver:
         """
         if len(self._peers) < MAX_PEERS:
             return True
-        busy = {prefill.peer for prefill in self._prefills.values()} | {read.peer for read in self._reads.values()}
+        open_jobs = (*self._prefills.values(), *self._reads.values(), *self._endings.values())
+        busy = {job.peer for job in open_jobs}
         idle = next((peer for peer in self._peers if peer not in busy), None)
         if idle is not None:
             self._transport.remove_peer(self._peers.pop(idle).engine_id)

@@ -489,6 +489,26 @@ def test_idle_peer_is_forgotten_when_too_many_have_greeted(monkeypatch: pytest.M
     assert [(peer, type(message)) for peer, message in answers[5:]] == [(b"0", wire.Refused)]
 
 
+def test_an_engine_stays_connected_when_it_connects_anew_and_there_are_too_many_peers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(giver_module, "MAX_PEERS", 2)
+    removed: list[str] = []
+    transport = FakeTransport()
+    monkeypatch.setattr(transport, "remove_peer", removed.append, raising=False)
+    giver = Giver(
+        lambda: party("giver", "prefill"),
+        transport,
+        LAYOUT,
+        lambda peer, message: None,
+        lambda event: None,
+        Counters(),
+    )
+    for identity, engine_id in ((b"0", "first"), (b"1", "second"), (b"2", "first")):
+        giver.handle(identity, wire.Hello(party(engine_id, "decode")), 0.0)
+    assert removed == []
+
+
 @pytest.mark.parametrize("lease_s", [3_600.0, 86_400.0])
 def test_lease_of_a_peer_is_bounded_when_it_asks_for_a_long_one(world: World, lease_s: float) -> None:
     world.giver.handle(PEER, wire.KVWanted(1, [1, 2], "", "", 0, lease_s), 0.0)
