@@ -110,9 +110,9 @@ def hold(connection: Connection, device: str, kind: str, index: int, visible: st
 
 def take_all(connection: Connection, transport: Any, peer: str) -> None:
     """Lend slots, put in place what is written there, and say so when there is no more."""
-    from mini_infer_engine.kv_transfer.staging_slots import LENT, Slots
+    from mini_infer_engine.kv_transfer.staging_slots import RECEIVE_SLOTS, Slots
 
-    slots, asking = Slots(LENT), deque[tuple[int, str]]()
+    slots, asking = Slots(RECEIVE_SLOTS), deque[tuple[int, str]]()
     lent: dict[int, tuple[str, int]] = {}
     placing: dict[int, Any] = {}
     progress = "done"
@@ -259,13 +259,13 @@ class ToHolder:
 
 def _timed_staged(other: Connection, transport: Any, peer: str, ours: Any, theirs: Any, span: Any, area: str) -> float:
     """Until all is in its place there. RuntimeError: something has failed."""
-    from mini_infer_engine.kv_transfer.staging.staged_write import StagedGift
-    from mini_infer_engine.kv_transfer.staging_slots import GIVEN, Slots
+    from mini_infer_engine.kv_transfer.staging.staged_write import StagedWrite
+    from mini_infer_engine.kv_transfer.staging_slots import SEND_SLOTS, Slots
 
     other.send("take")
     begin = time.perf_counter()
     channel = ToHolder(other, transport, peer, (ours, theirs), area, span.their_pages)
-    gift = StagedGift(span, channel, Slots(GIVEN), itertools.count())
+    gift = StagedWrite(span, channel, Slots(SEND_SLOTS), itertools.count())
     while (progress := gift.progress()) == "busy":
         while other.poll(0):
             gift.lend(*other.recv())

@@ -431,7 +431,7 @@ SECTIONS: dict[str, Sequence[Limit]] = {
         flag("a prompt that a peer computes", "--kv-transfer-timeout", as_seconds, "computed here, or an error"),
         flag("staging buffers, each", "--kv-staging-memory", as_bytes, "transfers wait for slots"),
         flag("bytes a second", "--kv-transfer-bandwidth", as_bytes, "transfers wait"),
-        constant("requests for slots that wait", f"{_TRANSFER}.consumer:_MOST_WANTED", as_count, "refused"),
+        constant("requests for slots that wait", f"{_TRANSFER}.consumer:_MAX_SLOT_REQUESTS", as_count, "refused"),
         constant("an answer to a greeting", f"{_TRANSFER}.consumer:_ANSWER_S", as_seconds, "computed here"),
         constant("a grant", f"{_TRANSFER}.consumer:_GRANT_S", as_seconds, "computed here"),
         constant("tokens of a message", f"{_TRANSFER}.protocol.wire:_MAX_TOKENS", as_count, "the message is dropped"),

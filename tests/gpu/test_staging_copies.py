@@ -47,26 +47,26 @@ def wait(is_done: IsDone) -> None:
 @pytest.mark.parametrize("area", ["device", "host"])
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
 def test_every_token_arrives(area: Area, other: KVLayout) -> None:
-    giver = Pool(LAYOUT, area)
-    takers = [Pool(other, area) for _ in range(other.tp_size)]
-    giver.pages.copy_(torch.randn(giver.pages.shape, device="cuda"))
+    producer = Pool(LAYOUT, area)
+    consumers = [Pool(other, area) for _ in range(other.tp_size)]
+    producer.pages.copy_(torch.randn(producer.pages.shape, device="cuda"))
     torch.cuda.synchronize()
     our_pages, their_pages = [5, 0, 3], ([1, 6, 2] if other.page_size == 16 else [4, 7])
     for part in chunks(LAYOUT, other, Span(our_pages, [], 0, 41), SLOT_BYTES):
         for block in blocks(LAYOUT, 0, other, part):
-            giver.copies.gather(LAYOUT, other, part, block, block.offset)
-        wait(giver.copies.mark())
+            producer.copies.gather(LAYOUT, other, part, block, block.offset)
+        wait(producer.copies.mark())
         there = replace(part, our_pages=their_pages)
-        for rank, taker in enumerate(takers):
+        for rank, consumer in enumerate(consumers):
             for block, offset in blocks_for(LAYOUT, other, rank, there):
-                given = giver.buffer[block.offset : block.offset + block.size]
-                taker.buffer[offset : offset + block.size].copy_(given)
+                given = producer.buffer[block.offset : block.offset + block.size]
+                consumer.buffer[offset : offset + block.size].copy_(given)
                 torch.cuda.synchronize()
-                taker.copies.scatter(LAYOUT, other, there, block, offset)
-            wait(taker.copies.mark())
-    for rank, taker in enumerate(takers):
+                consumer.copies.scatter(LAYOUT, other, there, block, offset)
+            wait(consumer.copies.mark())
+    for rank, consumer in enumerate(consumers):
         heads = slice(rank * other.num_heads, (rank + 1) * other.num_heads)
         for token in range(41):
-            expected = giver.pages[our_pages[token // 16], :, :, token % 16, heads].to(taker.pages.dtype)
-            found = taker.pages[their_pages[token // other.page_size], :, :, token % other.page_size]
+            expected = producer.pages[our_pages[token // 16], :, :, token % 16, heads].to(consumer.pages.dtype)
+            found = consumer.pages[their_pages[token // other.page_size], :, :, token % other.page_size]
             assert torch.equal(found, expected), token

@@ -155,12 +155,12 @@ def test_kept_and_fetched_prompts_give_the_same_text(sides: dict[str, GpuSide]) 
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="groups have a rank on each of two GPUs")
-@pytest.mark.parametrize("giver", ["prefill", "alone"])
+@pytest.mark.parametrize("producer", ["prefill", "alone"])
 @pytest.mark.parametrize("num_tokens", [300, 700])
 def test_a_group_takes_what_a_group_or_one_engine_gives(
-    groups: dict[str, GpuSide], giver: str, num_tokens: int
+    groups: dict[str, GpuSide], producer: str, num_tokens: int
 ) -> None:
-    prefill, decode = groups[giver], groups["decode"]
+    prefill, decode = groups[producer], groups["decode"]
     token_ids, received, fallbacks = prompt(num_tokens), decode.received, decode.fallbacks()
     own = ask(decode, token_ids, cache_salt="own")
     assert ask(decode, token_ids, {PREFILL_FROM_HEADER: prefill.address}) == own

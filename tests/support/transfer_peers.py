@@ -9,7 +9,7 @@ import msgspec
 import zmq
 
 from mini_infer_engine.core.request import Request, SamplingParams, TokenLogprobs
-from mini_infer_engine.kv_transfer.consumer import TakerLimits
+from mini_infer_engine.kv_transfer.consumer import KVConsumerLimits
 from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory, Span, head_shares, pieces
 from mini_infer_engine.kv_transfer.protocol import wire
 from mini_infer_engine.kv_transfer.staging_slots import Area, StagingBuffer, blocks, blocks_for, chunks
@@ -124,7 +124,7 @@ def transfer_worker(
     port = router.bind_to_random_port("tcp://127.0.0.1")
     memory = KVMemory(address=0, num_pages=64, device="cpu", device_index=0, layout=LAYOUT)
     identity = Identity(engine_id=engine_id, weights="w", memory=memory)
-    limits = TakerLimits(lease_s=30.0, timeout_s=timeout_s)
+    limits = KVConsumerLimits(lease_s=30.0, timeout_s=timeout_s)
     worker = TransferWorker(identity, cast("Transport", transport), router, "unified", limits)
     worker.start()
     try:
@@ -134,26 +134,26 @@ def transfer_worker(
         context.destroy(linger=0)
 
 
-def prefill_wanted(job: int) -> wire.PrefillWanted:
+def prefill_wanted(job: int) -> wire.PrefillRequested:
     sampling = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
     request = Request(request_id="x#1", prompt_token_ids=[job % 40] * 40, sampling=sampling)
-    return wire.PrefillWanted(job, request, [7, 8, 9], 0, 30.0)
+    return wire.PrefillRequested(job, request, [7, 8, 9], 0, 30.0)
 
 
-FROM_TAKER: tuple[wire.FromTaker, ...] = (
+FROM_TAKER: tuple[wire.FromConsumer, ...] = (
     wire.Hello(party("peer")),
     prefill_wanted(1),
-    wire.KVWanted(1, [1] * 40, "", "", 0, 30.0),
+    wire.KVRequested(1, [1] * 40, "", "", 0, 30.0),
     wire.Renew([1], 30.0),
     wire.Release([1]),
-    wire.SlotLent(1, 0, 8),
+    wire.SlotGranted(1, 0, 8),
 )
 LOGPROBS = [TokenLogprobs(3, -0.5, 1, [3], [-0.5])]
-FROM_GIVER: tuple[wire.FromGiver, ...] = (
+FROM_GIVER: tuple[wire.FromProducer, ...] = (
     wire.Welcome(party("peer")),
     wire.Refused("no"),
     wire.Accepted(1, 10, 5.0, 5.0),
-    wire.SlotWanted(1, 0, "host"),
+    wire.SlotRequested(1, 0, "host"),
     wire.Written(1, 0, 0, 16, (0, 2)),
     wire.AllWritten(1),
     wire.Prefilled(1, 3, LOGPROBS, 0, 100),

@@ -13,7 +13,7 @@ import msgspec
 from mini_infer_engine.config.child_start import start_child
 from mini_infer_engine.config.socket_folder import socket_folder
 from mini_infer_engine.core_process.core_config import CoreConfig
-from mini_infer_engine.distributed.exit_reason import LastWords
+from mini_infer_engine.distributed.exit_reason import ExitReason
 
 _KILL_AFTER_S = 3.0
 
@@ -29,19 +29,19 @@ class CoreProcess:
         self._folder = socket_folder("mini-infer-")
         self.address = f"ipc://{self._folder}/core"
         config_path = self._folder / "config.json"
-        self.last_words = LastWords()
+        self.exit_reason = ExitReason()
         config = msgspec.structs.replace(
-            config, address=self.address, parent_pid=os.getpid(), last_words_fd=self.last_words.writer
+            config, address=self.address, parent_pid=os.getpid(), exit_reason_fd=self.exit_reason.writer
         )
         config_path.write_bytes(msgspec.json.encode(config))
         command = [sys.executable, "-m", "mini_infer_engine.core_process.loop", str(config_path)]
         self._process = start_child(
             command,
             stdin=subprocess.DEVNULL,
-            pass_fds=(self.last_words.writer,),
+            pass_fds=(self.exit_reason.writer,),
             env=os.environ | (variables or {}),
         )
-        self.last_words.started()
+        self.exit_reason.started()
 
     @property
     def pid(self) -> int:
@@ -81,5 +81,5 @@ class CoreProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self.last_words.close()
+        self.exit_reason.close()
         shutil.rmtree(self._folder, ignore_errors=True)

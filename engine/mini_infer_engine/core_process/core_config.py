@@ -27,5 +27,5 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     address: str = ""
     """Address of the core's ROUTER socket. `CoreProcess` sets this and the fields below."""
     parent_pid: int = 0
-    last_words_fd: int = -1
+    exit_reason_fd: int = -1
     """File descriptor to which the core writes the reason of its end if it cannot send it over its socket."""

@@ -19,7 +19,7 @@ from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.request import Request
 from mini_infer_engine.dry.dry_run import DryRun
 from mini_infer_engine.kv_transfer.connector import ANY_VOCABULARY, TransferConnector, any_request
-from mini_infer_engine.kv_transfer.consumer import TakerLimits
+from mini_infer_engine.kv_transfer.consumer import KVConsumerLimits
 from mini_infer_engine.kv_transfer.layout import KVMemory
 from mini_infer_engine.kv_transfer.protocol.checkpoint_digest import checkpoint_digest
 from mini_infer_engine.kv_transfer.transfer_port import TransferPort
@@ -97,7 +97,7 @@ def start_transfer(
     choice = TransportChoice(settings.kv_transport, settings.kv_staging_memory, settings.kv_transfer_bandwidth)
     transport = open_transport(choice, engine_id)
     identity = Identity(engine_id=engine_id, weights=weights.result(), memory=memory)
-    limits = TakerLimits(lease_s=settings.kv_transfer_lease, timeout_s=settings.kv_transfer_timeout)
+    limits = KVConsumerLimits(lease_s=settings.kv_transfer_lease, timeout_s=settings.kv_transfer_timeout)
     worker = TransferWorker(identity, transport, router, where.role, limits, secret)
     scheduler = engine.scheduler
     engine.kv_connector = TransferConnector(

@@ -279,13 +279,13 @@ def _watched(config: CoreConfig, folder: Path) -> "Watched":
     from mini_infer_engine.distributed.parallel_runner import Watched
 
     def end(reason: str) -> None:
-        say(config.last_words_fd, reason)
+        say(config.exit_reason_fd, reason)
         time.sleep(_LOST_S)  # the main thread may say it in the usual way
         os._exit(1)
 
     return Watched(
         on_lost=end,
-        last_words_fd=config.last_words_fd,
+        exit_reason_fd=config.exit_reason_fd,
         folder=folder,
         peer_key=config.peers.key,
         engine=config.engine,

@@ -117,7 +117,7 @@ class OfflineEngines:
                     break
         for engine, core in enumerate(self._cores):
             if (status := core.status()) is not None:
-                said = core.last_words.read() or f"it ended with status {status}"
+                said = core.exit_reason.read() or f"it ended with status {status}"
                 self._lost(RunnerLostError(f"engine {engine}: the core process has failed: {said}"))
 
     def _take(self, engine: int, message: messages.CoreMessage) -> None:

@@ -5,7 +5,7 @@ thread hangs.
 import os
 
 
-class LastWords:
+class ExitReason:
     """The reader's end of the pipe, created before the process is started."""
 
     def __init__(self) -> None:

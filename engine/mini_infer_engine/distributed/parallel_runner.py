@@ -71,7 +71,7 @@ class Watched(msgspec.Struct, frozen=True, kw_only=True):
 
     on_lost: Callable[[str], None] | None = None
     """Function for the end of the group. Another thread calls it, because the main thread may hang."""
-    last_words_fd: int = -1
+    exit_reason_fd: int = -1
     folder: Path | None = None
     """Folder for the files of the ranks' sockets, which the parent removes if this process is killed. None means a new
     one.
@@ -179,7 +179,7 @@ class Ranks:
             store_port=port,
             parent_pid=os.getpid(),
             kills_parent=watched.on_lost is not None,
-            last_words_fd=watched.last_words_fd,
+            exit_reason_fd=watched.exit_reason_fd,
             engine=watched.engine,
             log_level=watched.log_level,
             log_format=watched.log_format,

@@ -126,7 +126,7 @@ class Rank:
         """
         logger.error("rank %d: %s", self._config.rank, reason)
         if self._config.kills_parent and os.getppid() == self._config.parent_pid:
-            say(self._config.last_words_fd, f"{reason} (said by rank {self._config.rank})")
+            say(self._config.exit_reason_fd, f"{reason} (said by rank {self._config.rank})")
             os.kill(self._config.parent_pid, signal.SIGKILL)
         os._exit(1)
 

@@ -27,7 +27,7 @@ class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
     """True if the parent is the first rank in a server process. A rank ends it if it hangs, so that clients get an
     error.
     """
-    last_words_fd: int = -1
+    exit_reason_fd: int = -1
     """File descriptor for the reason of a group's end, read by the first rank's parent; -1 if there is no reader."""
     peer_key: str = ""
     """The service's secret as 64 hexadecimal digits, for a group that spans nodes; empty if its ranks need no proof of
@@ -63,5 +63,5 @@ def spawn_rank(config: RankConfig, folder: Path) -> subprocess.Popen[bytes]:
     path = folder / f"rank-{config.rank}.json"
     path.write_bytes(msgspec.json.encode(config))
     command = [sys.executable, "-m", "mini_infer_engine.distributed.rank_process", str(path)]
-    passed = (config.last_words_fd,) if config.last_words_fd >= 0 else ()
+    passed = (config.exit_reason_fd,) if config.exit_reason_fd >= 0 else ()
     return start_child(command, stdin=subprocess.DEVNULL, pass_fds=passed)

@@ -1,9 +1,9 @@
 """Serves the consumer's side of KV transfer: one connection to each engine that has keys and values, and the requests
 over it.
 
-There is one `Taker` in an engine, in its transfer thread. A job ends for its sequence with `Taken` or `NotTaken`, and
-for its pages with `Settled`. A late peer may still write to the pages, so they stay pinned until it has reported that
-it does not, or is gone. Messages of peers are checked, and an exception costs that message or that job only.
+There is one `KVConsumer` in an engine, in its transfer thread. A job ends for its sequence with `Taken` or `NotTaken`,
+and for its pages with `Settled`. A late peer may still write to the pages, so they stay pinned until it has reported
+that it does not, or is gone. Messages of peers are checked, and an exception costs that message or that job only.
 """
 
 import itertools
@@ -33,7 +33,7 @@ from mini_infer_engine.kv_transfer.producer import Load
 from mini_infer_engine.kv_transfer.protocol import events, wire
 from mini_infer_engine.kv_transfer.protocol.handshake import handshake_refusal
 from mini_infer_engine.kv_transfer.protocol.message_checks import granted_fault, written_fault
-from mini_infer_engine.kv_transfer.staging_slots import LENT, Area, Slots
+from mini_infer_engine.kv_transfer.staging_slots import RECEIVE_SLOTS, Area, Slots
 from mini_infer_engine.kv_transfer.stats import Counters
 from mini_infer_engine.kv_transfer.transport import Motion, Transport, TransportError
 from mini_infer_process import zmq_limits
@@ -62,14 +62,14 @@ purpose, for it may go on writing.
 _MESSAGES_A_TURN = 256
 """The most messages of one peer that are read in a turn, so that one that never stops does not block others."""
 
-_MOST_WANTED = 1 << 14
+_MAX_SLOT_REQUESTS = 1 << 14
 """The most requests for slots of one area that may wait."""
 
 Stage = Literal["connecting", "asked", "accepted", "reading", "given_up"]
 
 
 @dataclass(slots=True)
-class _Lent:
+class _ReceiveSlot:
     """A slot of our staging buffer to which a producer writes."""
 
     area: Area
@@ -87,8 +87,8 @@ class _Job:
     estimate_s: float | None = None
     motion: Motion | None = None
     """The read from pool to pool, if one is in flight."""
-    lent: dict[int, _Lent] = field(default_factory=dict)
-    """Slots that are lent to the producer, by its serial numbers, until their content is in the job's pages."""
+    receive_slots: dict[int, _ReceiveSlot] = field(default_factory=dict)
+    """Slots that are receive_slot to the producer, by its serial numbers, until their content is in the job's pages."""
     last: wire.Prefilled | wire.AllWritten | None = None
     """The producer's last message, which is handled once all that it has written is in the job's pages."""
     granted_tokens: int = 0
@@ -102,7 +102,9 @@ class _Job:
     @property
     def is_reading(self) -> bool:
         """True if this engine itself still copies into the job's pages."""
-        return self.motion is not None or any(lent.placing is not None for lent in self.lent.values())
+        return self.motion is not None or any(
+            receive_slot.placing is not None for receive_slot in self.receive_slots.values()
+        )
 
 
 @dataclass(slots=True)
@@ -122,14 +124,14 @@ class _Peer:
 
 
 @dataclass(slots=True, frozen=True)
-class TakerLimits:
+class KVConsumerLimits:
     """Time limits, in seconds."""
 
     lease_s: float
     timeout_s: float
 
 
-class Taker:
+class KVConsumer:
     """Requests keys and values from other engines, and receives them."""
 
     def __init__(
@@ -141,7 +143,7 @@ class Taker:
         layout: KVLayout,
         tell: Callable[[events.Event], None],
         counters: Counters,
-        limits: TakerLimits,
+        limits: KVConsumerLimits,
         load: Load,
         faults: FaultLog | None = None,
         secret: PeerSecret | None = None,
@@ -158,8 +160,11 @@ class Taker:
         self._retired: list[_Peer] = []
         """Peers that get no new jobs and have unsettled ones. Some of them have no connection any more."""
         self._numbers = itertools.count()
-        self._slots: dict[Area, Slots] = {"device": Slots(LENT), "host": Slots(LENT)}
-        self._wanting: dict[Area, deque[tuple[_Peer, _Job, wire.SlotWanted]]] = {"device": deque(), "host": deque()}
+        self._slots: dict[Area, Slots] = {"device": Slots(RECEIVE_SLOTS), "host": Slots(RECEIVE_SLOTS)}
+        self._slot_requests: dict[Area, deque[tuple[_Peer, _Job, wire.SlotRequested]]] = {
+            "device": deque(),
+            "host": deque(),
+        }
         """Jobs that wait for a slot, in order of their requests."""
 
     @property
@@ -230,7 +235,7 @@ class Taker:
         self._send(peer, wire.Hello(self._party()))
         return peer
 
-    def _send(self, peer: _Peer, message: wire.FromTaker) -> None:
+    def _send(self, peer: _Peer, message: wire.FromConsumer) -> None:
         """Sends a message without waiting. Nothing is sent to a peer whose connection is closed."""
         if peer.socket.closed:
             return
@@ -256,18 +261,18 @@ class Taker:
             job.deadline_s = now_s + min(_ANSWER_S, self._limits.timeout_s)
             self._send(
                 peer,
-                wire.PrefillWanted(take.job, take.request, take.pages, take.first_token, self._limits.lease_s),
+                wire.PrefillRequested(take.job, take.request, take.pages, take.first_token, self._limits.lease_s),
             )
             return
         job.deadline_s = now_s + min(_GRANT_S, self._limits.timeout_s)
         token_ids = [*take.request.prompt_token_ids, *take.request.resumed_token_ids]
         job.lease_end_s = now_s + self._limits.lease_s
-        wanted = wire.KVWanted(
+        wanted = wire.KVRequested(
             take.job, token_ids, take.request.cache_salt, take.source.held_id, take.first_token, self._limits.lease_s
         )
         self._send(peer, wanted)
 
-    # -- From givers
+    # -- From producers
 
     def receive(self, ready: dict[object, int], now_s: float) -> None:
         """Handles messages of producers, and the ends of their connections."""
@@ -284,7 +289,7 @@ class Taker:
                 return
             try:
                 [payload] = peer.socket.recv_multipart(zmq.NOBLOCK)
-                message = wire.decode_from_giver(payload)
+                message = wire.decode_from_producer(payload)
             except zmq.Again:
                 return
             except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -296,7 +301,7 @@ class Taker:
                 self._faults.record(f"handling {type(message).__name__} of {peer.address}", error)
                 self._handle_fault(peer, message)
 
-    def _handle_fault(self, peer: _Peer, message: wire.FromGiver) -> None:
+    def _handle_fault(self, peer: _Peer, message: wire.FromProducer) -> None:
         """Ends the jobs of a message that could not be handled; their pages stay pinned until the peer settles them."""
         number = getattr(message, "job", None)
         jobs = [job for job in peer.jobs.values() if number in (None, job.take.job)]
@@ -305,7 +310,7 @@ class Taker:
             self._fail(peer, job, FAULT, "what the other engine has sent cannot be handled", is_settled=False)
             self._send(peer, wire.Release([job.take.job]))
 
-    def _handle(self, peer: _Peer, message: wire.FromGiver, now_s: float) -> None:
+    def _handle(self, peer: _Peer, message: wire.FromProducer, now_s: float) -> None:
         match message:
             case wire.Welcome(party):
                 self._welcome(peer, party, now_s)
@@ -355,7 +360,7 @@ class Taker:
         message: wire.Accepted
         | wire.Prefilled
         | wire.KVGranted
-        | wire.SlotWanted
+        | wire.SlotRequested
         | wire.Written
         | wire.AllWritten
         | wire.Failed,
@@ -368,10 +373,10 @@ class Taker:
                 self._settle_when_still(peer, job)  # it crossed our release: all has been written
             elif isinstance(message, wire.Written):
                 self._place(peer, job, message)
-        elif isinstance(message, wire.SlotWanted):
-            if len(self._wanting[message.area]) < _MOST_WANTED:  # an honest peer wants a few slots a job
-                self._wanting[message.area].append((peer, job, message))
-            self._lend(message.area)
+        elif isinstance(message, wire.SlotRequested):
+            if len(self._slot_requests[message.area]) < _MAX_SLOT_REQUESTS:  # an honest peer wants a few slots a job
+                self._slot_requests[message.area].append((peer, job, message))
+            self._grant_slots(message.area)
         elif isinstance(message, wire.Written):
             self._place(peer, job, message)
         elif isinstance(message, wire.Prefilled | wire.AllWritten):
@@ -441,30 +446,30 @@ class Taker:
 
     # -- Slots
 
-    def _lend(self, area: Area) -> None:
+    def _grant_slots(self, area: Area) -> None:
         """Lends free slots of this area to the jobs that wait for them, in order."""
-        wanting = self._wanting[area]
-        while wanting:
-            peer, job, wanted = wanting[0]
-            if job.stage != "given_up" and not peer.socket.closed and wanted.serial not in job.lent:
+        requests = self._slot_requests[area]
+        while requests:
+            peer, job, wanted = requests[0]
+            if job.stage != "given_up" and not peer.socket.closed and wanted.serial not in job.receive_slots:
                 slot = self._slots[area].take()
                 if slot is None:
                     return
-                job.lent[wanted.serial] = _Lent(area, slot)
-                self._send(peer, wire.SlotLent(job.take.job, wanted.serial, slot))
-            wanting.popleft()
+                job.receive_slots[wanted.serial] = _ReceiveSlot(area, slot)
+                self._send(peer, wire.SlotGranted(job.take.job, wanted.serial, slot))
+            requests.popleft()
 
     def _free(self, job: _Job, serial: int) -> None:
         """Frees a slot that the producer no longer writes to, and lends it to the next job."""
-        if (lent := job.lent.pop(serial, None)) is not None:
-            self._slots[lent.area].free(lent.slot)
-            self._lend(lent.area)
+        if (receive_slot := job.receive_slots.pop(serial, None)) is not None:
+            self._slots[receive_slot.area].free(receive_slot.slot)
+            self._grant_slots(receive_slot.area)
 
     def _place(self, peer: _Peer, job: _Job, written: wire.Written) -> None:
         """Begins to copy a written slot into the job's pages. It only frees the slot if the job has been given up."""
-        lent = job.lent.get(written.serial)
-        if lent is None or lent.placing is not None:
-            log.warning("%s has written to no slot that it was lent", peer.address)
+        receive_slot = job.receive_slots.get(written.serial)
+        if receive_slot is None or receive_slot.placing is not None:
+            log.warning("%s has written to no slot that was granted to it", peer.address)
             return
         if job.stage == "given_up":
             self._free(job, written.serial)
@@ -476,7 +481,9 @@ class Taker:
             return
         span = Span(job.take.pages, [], written.begin, written.end, written.layers)
         try:
-            lent.placing = self._transport.place(peer.party.engine_id, lent.area, lent.slot, span)
+            receive_slot.placing = self._transport.place(
+                peer.party.engine_id, receive_slot.area, receive_slot.slot, span
+            )
         except Exception as error:
             if not isinstance(error, TransportError):
                 self._faults.record(f"putting in place what {peer.address} has written", error)
@@ -521,7 +528,7 @@ class Taker:
             self._settle(peer, job)
 
     def _settle(self, peer: _Peer, job: _Job) -> None:
-        for serial in list(job.lent):
+        for serial in list(job.receive_slots):
             self._free(job, serial)
         if peer.jobs.pop(job.take.job, None) is not None:
             self._tell(events.Settled(job.take.job))
@@ -576,15 +583,15 @@ class Taker:
     def _end_faulty(self, peer: _Peer, job: _Job) -> None:
         """Ends a job after an exception. Its pages stay pinned until its peer reports that it writes no more."""
         job.motion = None
-        for lent in job.lent.values():
-            lent.placing = None
+        for receive_slot in job.receive_slots.values():
+            receive_slot.placing = None
         peer.is_broken = True
         self._fail(peer, job, FAULT, "this engine's KV transfer has a fault; its log says which", is_settled=False)
         self._send(peer, wire.Release([job.take.job]))
 
     def _look_at(self, peer: _Peer, job: _Job, now_s: float) -> None:
-        for serial, lent in list(job.lent.items()):
-            if lent.placing is not None and (found := lent.placing.progress()) != "busy":
+        for serial, receive_slot in list(job.receive_slots.items()):
+            if receive_slot.placing is not None and (found := receive_slot.placing.progress()) != "busy":
                 self._free(job, serial)
                 if found == "failed" and job.stage != "given_up":
                     message = "what the other engine has written cannot be put in place"

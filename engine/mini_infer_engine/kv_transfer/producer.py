@@ -1,7 +1,7 @@
 """Serves the producer's side of KV transfer: requests of other engines, their leases, and the writes to them.
 
-There is one `Giver` in an engine, in its transfer thread. It knows the transport and the messages, but neither sockets
-nor the scheduler. Messages of peers are checked, and an exception costs that message or that job only.
+There is one `KVProducer` in an engine, in its transfer thread. It knows the transport and the messages, but neither
+sockets nor the scheduler. Messages of peers are checked, and an exception costs that message or that job only.
 """
 
 import itertools
@@ -17,9 +17,9 @@ from mini_infer_engine.kv_transfer.layout import KVLayout, Span, alignment
 from mini_infer_engine.kv_transfer.protocol import events, wire
 from mini_infer_engine.kv_transfer.protocol.handshake import handshake_refusal
 from mini_infer_engine.kv_transfer.protocol.leases import LeaseTable
-from mini_infer_engine.kv_transfer.protocol.message_checks import kv_wanted_fault, prefill_wanted_fault
-from mini_infer_engine.kv_transfer.staging.staged_write import StagedGift
-from mini_infer_engine.kv_transfer.staging_slots import GIVEN, Area, Slots, chunks
+from mini_infer_engine.kv_transfer.protocol.message_checks import kv_request_fault, prefill_request_fault
+from mini_infer_engine.kv_transfer.staging.staged_write import StagedWrite
+from mini_infer_engine.kv_transfer.staging_slots import SEND_SLOTS, Area, Slots, chunks
 from mini_infer_engine.kv_transfer.stats import Counters
 from mini_infer_engine.kv_transfer.transport import Motion, Transport, TransportError
 
@@ -29,7 +29,7 @@ MAX_PEERS = 1024
 """The most engines that may be connected. Those without open jobs are forgotten first; they have to send `Hello` again.
 """
 
-Send = Callable[[bytes, wire.FromGiver], None]
+Send = Callable[[bytes, wire.FromProducer], None]
 """Sends a message to a peer, which is given by its identity at the ROUTER."""
 
 
@@ -55,7 +55,7 @@ class _Prefill:
     """The next layer to write of the first entry of `waiting`."""
     end: events.GiveEnd | None = None
     is_wanted: bool = True
-    last_words: wire.FromGiver | None = None
+    final_message: wire.FromProducer | None = None
     """The last message to the consumer of a failed or cancelled job. It is sent once nothing is written any more."""
     num_bytes: int = 0
 
@@ -76,7 +76,7 @@ class _Read:
     lease_s: float
     first_token: int
     num_tokens: int
-    gift: StagedGift | None = None
+    staged: StagedWrite | None = None
     """The staged write to the consumer, or None if the consumer reads from pool to pool."""
 
 
@@ -86,7 +86,7 @@ class _Ending:
 
     peer: bytes
     job: int
-    gift: StagedGift
+    staged: StagedWrite
     is_released: bool = False
     """True if the consumer waits for `Released`."""
 
@@ -113,8 +113,8 @@ class _Channel:
         return self.transport.stage(self.party.engine_id, self.area, slot, part)
 
     def ask(self, serial: int) -> None:
-        """Sends `SlotWanted`."""
-        self.send(self.peer, wire.SlotWanted(self.job, serial, self.area))
+        """Sends `SlotRequested`."""
+        self.send(self.peer, wire.SlotRequested(self.job, serial, self.area))
 
     def write(self, slot: int, their_slot: int, part: Span) -> Motion:
         """Writes a filled slot to the consumer's slot."""
@@ -126,7 +126,7 @@ class _Channel:
         self.send(self.peer, wire.Written(self.job, serial, part.begin, part.end, part.layers))
 
 
-class Giver:
+class KVProducer:
     """Computes and sends keys and values for other engines."""
 
     def __init__(
@@ -151,7 +151,7 @@ class Giver:
         self._endings: dict[str, _Ending] = {}
         self._leases: LeaseTable[str] = LeaseTable()
         self._rate = RateMeter()
-        self._slots: dict[Area, Slots] = {"device": Slots(GIVEN), "host": Slots(GIVEN)}
+        self._slots: dict[Area, Slots] = {"device": Slots(SEND_SLOTS), "host": Slots(SEND_SLOTS)}
         self._serials = itertools.count()
         self.load = Load()
         self._asked_tokens: dict[str, int] = {}
@@ -161,7 +161,7 @@ class Giver:
     def is_busy(self) -> bool:
         """True if bytes are in flight, or tokens wait to be written."""
         is_writing = any(prefill.write is not None or prefill.waiting for prefill in self._prefills.values())
-        return is_writing or bool(self._endings) or any(read.gift is not None for read in self._reads.values())
+        return is_writing or bool(self._endings) or any(read.staged is not None for read in self._reads.values())
 
     @property
     def num_open(self) -> int:
@@ -173,9 +173,9 @@ class Giver:
         """Recent rate of writes; 0 if it has not been measured yet."""
         return self._rate.per_s
 
-    # -- From takers
+    # -- From consumers
 
-    def handle(self, peer: bytes, message: wire.FromTaker, now_s: float) -> None:
+    def handle(self, peer: bytes, message: wire.FromConsumer, now_s: float) -> None:
         """Handles one message of one consumer. An exception costs that message, and the job that it is about."""
         try:
             self._handle(peer, message, now_s)
@@ -183,10 +183,10 @@ class Giver:
             self._faults.record(f"handling {type(message).__name__} of another engine", error)
             self._handle_fault(peer, message)
 
-    def _handle_fault(self, peer: bytes, message: wire.FromTaker) -> None:
+    def _handle_fault(self, peer: bytes, message: wire.FromConsumer) -> None:
         if isinstance(message, wire.Hello):
             self._send(peer, wire.Refused("this engine cannot handle that greeting"))
-        elif isinstance(message, wire.PrefillWanted | wire.KVWanted | wire.SlotLent):
+        elif isinstance(message, wire.PrefillRequested | wire.KVRequested | wire.SlotGranted):
             self._fail(_key(peer, message.job), peer, message.job)
 
     def _fail(self, key: str, peer: bytes, job: int) -> None:
@@ -200,20 +200,20 @@ class Giver:
         else:
             self._send(peer, wire.Failed(job, FAULT, message))
 
-    def _handle(self, peer: bytes, message: wire.FromTaker, now_s: float) -> None:
+    def _handle(self, peer: bytes, message: wire.FromConsumer, now_s: float) -> None:
         if isinstance(message, wire.Hello):
             self._greet(peer, message.party)
         elif peer not in self._peers:
             self._send(peer, wire.Refused("say Hello first: this engine does not know yours (it may have restarted)"))
-        elif isinstance(message, wire.PrefillWanted):
+        elif isinstance(message, wire.PrefillRequested):
             self._prefill(peer, message, now_s)
-        elif isinstance(message, wire.KVWanted):
+        elif isinstance(message, wire.KVRequested):
             self._let_read(peer, message, now_s)
         elif isinstance(message, wire.Renew):
             for job in message.jobs:
                 self._leases.renew(_key(peer, job), now_s, message.lease_s)
-        elif isinstance(message, wire.SlotLent):
-            self._lend(_key(peer, message.job), message)
+        elif isinstance(message, wire.SlotGranted):
+            self._grant_slot(_key(peer, message.job), message)
         else:
             self._release(peer, message.jobs)
 
@@ -242,8 +242,8 @@ class Giver:
         """
         if len(self._peers) < MAX_PEERS:
             return True
-        open_jobs = (*self._prefills.values(), *self._reads.values(), *self._endings.values())
-        busy = {job.peer for job in open_jobs}
+        busy = {prefill.peer for prefill in self._prefills.values()} | {read.peer for read in self._reads.values()}
+        busy |= {ending.peer for ending in self._endings.values()}
         idle = next((peer for peer in self._peers if peer not in busy), None)
         if idle is not None:
             self._transport.remove_peer(self._peers.pop(idle).engine_id)
@@ -262,7 +262,7 @@ class Giver:
         """Returns True if a job of this number is not settled: a correct consumer never reuses a number."""
         return key in self._prefills or key in self._reads or key in self._endings
 
-    def _prefill(self, peer: bytes, wanted: wire.PrefillWanted, now_s: float) -> None:
+    def _prefill(self, peer: bytes, wanted: wire.PrefillRequested, now_s: float) -> None:
         if self._party().role == "decode":
             message = "this engine's role is decode: it computes no prompts for others"
             self._send(peer, wire.Failed(wanted.job, "role", message))
@@ -270,7 +270,7 @@ class Giver:
         key, tokens = _key(peer, wanted.job), max(0, len(wanted.request.prompt_token_ids) - wanted.first_token)
         if self._is_open(key):
             return
-        if self._refuses(peer, wanted.job, prefill_wanted_fault(wanted, self._peers[peer].layout)):
+        if self._refuses(peer, wanted.job, prefill_request_fault(wanted, self._peers[peer].layout)):
             return
         queued = self.load.queued_tokens + sum(self._asked_tokens.values())
         self._prefills[key] = _Prefill(peer, wanted.job, wanted.pages)
@@ -280,9 +280,9 @@ class Giver:
         self._tell(events.PrefillAsked(key, wanted.request, wanted.first_token, step))
         self._send(peer, wire.Accepted(wanted.job, queued, self.load.prefill_tokens_per_s, self._rate.per_s))
 
-    def _let_read(self, peer: bytes, wanted: wire.KVWanted, now_s: float) -> None:
+    def _let_read(self, peer: bytes, wanted: wire.KVRequested, now_s: float) -> None:
         key = _key(peer, wanted.job)
-        if self._is_open(key) or self._refuses(peer, wanted.job, kv_wanted_fault(wanted)):
+        if self._is_open(key) or self._refuses(peer, wanted.job, kv_request_fault(wanted)):
             return
         self._reads[key] = _Read(peer, wanted.job, wanted.lease_s, wanted.first_token, len(wanted.token_ids))
         self._leases.open(key, now_s, wanted.lease_s)
@@ -311,22 +311,22 @@ class Giver:
         """
         read = self._reads.pop(key, None)
         if read is not None:
-            if read.gift is not None:
-                read.gift.abandon()
-                if read.gift.progress() == "busy":
-                    self._endings[key] = _Ending(read.peer, read.job, read.gift)
+            if read.staged is not None:
+                read.staged.abandon()
+                if read.staged.progress() == "busy":
+                    self._endings[key] = _Ending(read.peer, read.job, read.staged)
             self._tell(events.Gone(key))
 
-    def _lend(self, key: str, lent: wire.SlotLent) -> None:
+    def _grant_slot(self, key: str, grant_of_slot: wire.SlotGranted) -> None:
         prefill, read = self._prefills.get(key), self._reads.get(key)
-        if prefill is not None and prefill.write is not None and isinstance(prefill.write.motion, StagedGift):
-            prefill.write.motion.lend(lent.serial, lent.slot)
-        if read is not None and read.gift is not None:
-            read.gift.lend(lent.serial, lent.slot)
+        if prefill is not None and prefill.write is not None and isinstance(prefill.write.motion, StagedWrite):
+            prefill.write.motion.lend(grant_of_slot.serial, grant_of_slot.slot)
+        if read is not None and read.staged is not None:
+            read.staged.lend(grant_of_slot.serial, grant_of_slot.slot)
 
-    def _give_up(self, key: str, prefill: _Prefill, last_words: wire.FromGiver) -> None:
-        """Cancels a prefill. A write in flight ends by itself, and `last_words` are sent after it."""
-        prefill.last_words = last_words
+    def _give_up(self, key: str, prefill: _Prefill, final_message: wire.FromProducer) -> None:
+        """Cancels a prefill. A write in flight ends by itself, and `final_message` are sent after it."""
+        prefill.final_message = final_message
         if prefill.is_wanted:
             prefill.is_wanted = False
             self._leases.close(key)
@@ -335,7 +335,7 @@ class Giver:
             if prefill.write is not None and not prefill.write.ends_give:
                 prefill.waiting.popleft()  # told of when the write has ended
                 prefill.write.ends_give = True
-            if prefill.write is not None and isinstance(prefill.write.motion, StagedGift):
+            if prefill.write is not None and isinstance(prefill.write.motion, StagedWrite):
                 prefill.write.motion.abandon()
             for give in prefill.waiting:
                 self._tell(events.Given(key, give.serial))
@@ -343,9 +343,9 @@ class Giver:
         self._settle(key, prefill)
 
     def _settle(self, key: str, prefill: _Prefill) -> None:
-        if prefill.last_words is not None and prefill.write is None:
+        if prefill.final_message is not None and prefill.write is None:
             del self._prefills[key]
-            self._send(prefill.peer, prefill.last_words)
+            self._send(prefill.peer, prefill.final_message)
 
     # -- From the core
 
@@ -380,7 +380,7 @@ class Giver:
     @staticmethod
     def _ends_by_itself(prefill: _Prefill, write: _Write) -> bool:
         """Returns True if the write is staged and not abandoned yet, so that its slots have to be freed."""
-        return prefill.is_wanted and isinstance(write.motion, StagedGift)
+        return prefill.is_wanted and isinstance(write.motion, StagedWrite)
 
     def give(self, give: events.Give) -> None:
         """Writes computed tokens to the consumer."""
@@ -401,8 +401,8 @@ class Giver:
         try:
             if party is None:
                 raise TransportError("its engine has restarted")
-            gift = self._gift(prefill.peer, prefill.job, party, span)
-            motion = gift or self._transport.start(party.engine_id, "write", span)
+            staged = self._staged_write(prefill.peer, prefill.job, party, span)
+            motion = staged or self._transport.start(party.engine_id, "write", span)
         except Exception as error:
             if not isinstance(error, TransportError):
                 self._faults.record("a write to another engine", error)
@@ -436,7 +436,7 @@ class Giver:
             prefill.waiting.popleft()
         return is_last
 
-    def _add_layers(self, prefill: _Prefill, write: _Write, gift: StagedGift) -> None:
+    def _add_layers(self, prefill: _Prefill, write: _Write, staged: StagedWrite) -> None:
         """Adds layers that have been computed meanwhile to a staged write, so that they need not wait for its end.
 
         A staged write that has ended before them was faster than the computation: the next layers get a write of their
@@ -445,10 +445,10 @@ class Giver:
         if write.ends_give or write.give.layers is None or prefill.peer not in self._peers:
             return
         span = self._computed(prefill, write.give)
-        if span is not None and gift.add(span, is_last=self._is_last(span)):
+        if span is not None and staged.add(span, is_last=self._is_last(span)):
             write.ends_give = self._has_begun(prefill, span)
 
-    def _gift(self, peer: bytes, job: int, party: wire.Party, span: Span) -> StagedGift | None:
+    def _staged_write(self, peer: bytes, job: int, party: wire.Party, span: Span) -> StagedWrite | None:
         """Returns a staged write of a span to the other engine, or None if it goes from pool to pool."""
         area = self._transport.way(party.engine_id, span)
         if area is None:
@@ -456,7 +456,7 @@ class Giver:
         slot_bytes = self._transport.slot_bytes(party.engine_id, area)
         channel = _Channel(peer, job, party, area, slot_bytes, self._transport, self._layout, self._send)
         try:
-            return StagedGift(span, channel, self._slots[area], self._serials)
+            return StagedWrite(span, channel, self._slots[area], self._serials)
         except ValueError as error:
             raise TransportError(str(error)) from None
 
@@ -488,14 +488,16 @@ class Giver:
             if party is None:
                 raise TransportError("its engine has restarted")
             if end > read.first_token:
-                read.gift = self._gift(read.peer, read.job, party, Span(grant.pages, [], read.first_token, end))
+                read.staged = self._staged_write(
+                    read.peer, read.job, party, Span(grant.pages, [], read.first_token, end)
+                )
         except Exception as error:
             if not isinstance(error, TransportError):
                 self._faults.record("granting another engine a read", error)
             self._fail_read(grant.key, read, str(error))
             return
         self._counters.given += 1
-        granted = wire.KVGranted(read.job, grant.pages, grant.num_tokens, read.lease_s, read.gift is not None)
+        granted = wire.KVGranted(read.job, grant.pages, grant.num_tokens, read.lease_s, read.staged is not None)
         self._send(read.peer, granted)
 
     def _fail_read(self, key: str, read: _Read, message: str, reason: str = "transport") -> None:
@@ -529,25 +531,25 @@ class Giver:
 
     def _is_over(self, ending: _Ending) -> bool:
         try:
-            return ending.gift.progress() != "busy"
+            return ending.staged.progress() != "busy"
         except Exception as error:
             self._faults.record("the end of a transfer to another engine", error)
             return True
 
     def _look_at_job(self, key: str, job: "_Prefill | _Read", now_s: float) -> None:
         if isinstance(job, _Read):
-            if job.gift is not None:
-                self._look_at_read(key, job, job.gift)
+            if job.staged is not None:
+                self._look_at_read(key, job, job.staged)
         elif job.write is not None:
             self._look_at(key, job, job.write, now_s)
         elif job.waiting:
             self._begin_next(key, job)
 
-    def _look_at_read(self, key: str, read: _Read, gift: StagedGift) -> None:
-        match gift.progress():
+    def _look_at_read(self, key: str, read: _Read, staged: StagedWrite) -> None:
+        match staged.progress():
             case "done":
-                read.gift = None
-                self._counters.given_bytes += gift.num_bytes
+                read.staged = None
+                self._counters.given_bytes += staged.num_bytes
                 self._send(read.peer, wire.AllWritten(read.job))
             case "failed":
                 self._fail_read(key, read, "what was granted cannot be gathered, or not be written to the other engine")
@@ -555,13 +557,13 @@ class Giver:
     def _look_at(self, key: str, prefill: _Prefill, write: _Write, now_s: float) -> None:
         progress = write.motion.progress()
         if progress == "busy":
-            if prefill.is_wanted and isinstance(write.motion, StagedGift):
+            if prefill.is_wanted and isinstance(write.motion, StagedWrite):
                 self._add_layers(prefill, write, write.motion)
             return
         prefill.write = None
         if write.ends_give:
             self._tell(events.Given(key, write.give.serial))
-        if prefill.last_words is not None:
+        if prefill.final_message is not None:
             self._settle(key, prefill)
         elif progress == "failed":
             message = "a write to the other engine has failed"

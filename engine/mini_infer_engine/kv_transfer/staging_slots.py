@@ -20,7 +20,7 @@ Area = Literal["device", "host"]
 
 SLOTS_EACH_WAY = 8
 """Slots of a buffer for each direction: this many for sending, and as many for receiving."""
-GIVEN, LENT = range(SLOTS_EACH_WAY), range(SLOTS_EACH_WAY, 2 * SLOTS_EACH_WAY)
+SEND_SLOTS, RECEIVE_SLOTS = range(SLOTS_EACH_WAY), range(SLOTS_EACH_WAY, 2 * SLOTS_EACH_WAY)
 """Numbers of the slots that are filled here for sending, and of those that are lent to peers."""
 
 
@@ -54,27 +54,33 @@ def slot_bytes_of(staging_bytes: int, layout: KVLayout) -> int:
     return max(staging_bytes // (2 * SLOTS_EACH_WAY), layout.layer_bytes)
 
 
-def moves_whole_pages(giver: KVLayout, taker: KVLayout) -> bool:
+def moves_whole_pages(producer: KVLayout, consumer: KVLayout) -> bool:
     """Returns True if the pages of both sides are equal byte for byte, so that they are copied whole."""
-    return (giver.page_size, giver.num_heads, giver.dtype) == (taker.page_size, taker.num_heads, taker.dtype)
+    return (producer.page_size, producer.num_heads, producer.dtype) == (
+        consumer.page_size,
+        consumer.num_heads,
+        consumer.dtype,
+    )
 
 
-def _unit(giver: KVLayout, taker: KVLayout) -> tuple[int, int]:
+def _unit(producer: KVLayout, consumer: KVLayout) -> tuple[int, int]:
     """Returns the fewest tokens that a chunk can have, and their bytes in one layer, on the side whose slots get more
     of them.
     """
-    if moves_whole_pages(giver, taker):
-        return giver.page_size, giver.layer_bytes
-    given = max(sum(share.count for share in shares_to_write(giver, rank, taker)) for rank in range(giver.tp_size))
-    return 1, max(given, taker.num_heads) * giver.halves * giver.head_bytes
+    if moves_whole_pages(producer, consumer):
+        return producer.page_size, producer.layer_bytes
+    given = max(
+        sum(share.count for share in shares_to_write(producer, rank, consumer)) for rank in range(producer.tp_size)
+    )
+    return 1, max(given, consumer.num_heads) * producer.halves * producer.head_bytes
 
 
-def chunks(giver: KVLayout, taker: KVLayout, span: Span, slot_bytes: int) -> list[Span]:
+def chunks(producer: KVLayout, consumer: KVLayout, span: Span, slot_bytes: int) -> list[Span]:
     """Divides a span into parts that fit into a slot, in order. Raises ValueError if a slot is smaller than one layer
     of the smallest part.
     """
-    low, high = span.layers or (0, giver.num_layers)
-    unit, unit_bytes = _unit(giver, taker)
+    low, high = span.layers or (0, producer.num_layers)
+    unit, unit_bytes = _unit(producer, consumer)
     layers = min(high - low, slot_bytes // unit_bytes)
     if not layers:
         raise ValueError(
@@ -106,28 +112,28 @@ class Block:
     """The heads: `our_first` counts among the producer rank's heads, `their_first` among the consumer rank's."""
 
 
-def blocks(giver: KVLayout, rank: int, taker: KVLayout, span: Span) -> list[Block]:
+def blocks(producer: KVLayout, rank: int, consumer: KVLayout, span: Span) -> list[Block]:
     """Returns the blocks in the slot of one rank of the producer, in order."""
-    low, high = span.layers or (0, giver.num_layers)
-    num_pages = -(-span.end // giver.page_size) - span.begin // giver.page_size
+    low, high = span.layers or (0, producer.num_layers)
+    num_pages = -(-span.end // producer.page_size) - span.begin // producer.page_size
     found, offset = [], 0
-    for share in shares_to_write(giver, rank, taker):
-        if moves_whole_pages(giver, taker):
-            size = num_pages * (high - low) * giver.layer_bytes
+    for share in shares_to_write(producer, rank, consumer):
+        if moves_whole_pages(producer, consumer):
+            size = num_pages * (high - low) * producer.layer_bytes
         else:
-            size = (span.end - span.begin) * (high - low) * giver.halves * share.count * giver.head_bytes
+            size = (span.end - span.begin) * (high - low) * producer.halves * share.count * producer.head_bytes
         found.append(Block(rank, share.their_rank, offset, size, share))
         offset += size
     return found
 
 
-def blocks_for(giver: KVLayout, taker: KVLayout, rank: int, span: Span) -> list[tuple[Block, int]]:
+def blocks_for(producer: KVLayout, consumer: KVLayout, rank: int, span: Span) -> list[tuple[Block, int]]:
     """Returns the blocks that all ranks of the producer write to the slot of one rank of the consumer, each with its
     offset there, in order.
     """
     found, offset = [], 0
-    for giver_rank in range(giver.tp_size):
-        for block in blocks(giver, giver_rank, taker, span):
+    for giver_rank in range(producer.tp_size):
+        for block in blocks(producer, giver_rank, consumer, span):
             if block.taker_rank == rank:
                 found.append((block, offset))
                 offset += block.size

@@ -22,9 +22,9 @@ from mini_infer_contract.peer_auth import PeerSecret
 from mini_infer_engine.core.faults import FaultLog
 from mini_infer_engine.core.guarded_connector import FAULT
 from mini_infer_engine.core.kv_transfer import KVTransferStats
-from mini_infer_engine.kv_transfer.consumer import Taker, TakerLimits
+from mini_infer_engine.kv_transfer.consumer import KVConsumer, KVConsumerLimits
 from mini_infer_engine.kv_transfer.layout import KVMemory
-from mini_infer_engine.kv_transfer.producer import Giver, Load
+from mini_infer_engine.kv_transfer.producer import KVProducer, Load
 from mini_infer_engine.kv_transfer.protocol import events, wire
 from mini_infer_engine.kv_transfer.stats import Counters
 from mini_infer_engine.kv_transfer.transport import BUSY_S, TEND_S, Transport
@@ -70,7 +70,7 @@ class TransferWorker:
         transport: Transport,
         router: zmq.Socket[bytes],
         role: str,
-        limits: TakerLimits,
+        limits: KVConsumerLimits,
         secret: PeerSecret | None = None,
     ) -> None:
         """Prepares the thread. `router` is bound, and belongs to the thread from now on. `secret` proves this engine's
@@ -99,9 +99,11 @@ class TransferWorker:
         self._poller.register(router, zmq.POLLIN)
         self._poller.register(self._thread_woken, zmq.POLLIN)
         layout = identity.memory.layout
-        self._giver = Giver(self._party, transport, layout, self._send, self._tell, self._counters, self._faults)
-        self._giver.load = self.load
-        self._taker = Taker(
+        self._producer = KVProducer(
+            self._party, transport, layout, self._send, self._tell, self._counters, self._faults
+        )
+        self._producer.load = self.load
+        self._consumer = KVConsumer(
             router.context,
             self._poller,
             self._party,
@@ -171,10 +173,10 @@ class TransferWorker:
             _wake(self._wakes_core)
         finally:
             self._router.close(linger=0)
-            self._taker.close()
+            self._consumer.close()
 
     def _turn(self) -> None:
-        if self._giver.is_busy or self._taker.is_busy:
+        if self._producer.is_busy or self._consumer.is_busy:
             ready = dict(self._poller.poll(0))
             if not ready and not self._commands:
                 time.sleep(BUSY_S)
@@ -186,11 +188,11 @@ class TransferWorker:
             self._do(self._commands.popleft(), now_s)
         if self._router in ready:
             self._serve(now_s)
-        self._taker.receive(ready, now_s)
+        self._consumer.receive(ready, now_s)
         now_s = time.monotonic()
-        self._giver.advance(now_s)
-        self._taker.advance(now_s)
-        if now_s >= self._told_s + _TELL_S or not (ready or self._giver.is_busy or self._taker.is_busy):
+        self._producer.advance(now_s)
+        self._consumer.advance(now_s)
+        if now_s >= self._told_s + _TELL_S or not (ready or self._producer.is_busy or self._consumer.is_busy):
             self._told_s = now_s
             self._tell_stats()
         if now_s >= self._tended_s + TEND_S:
@@ -204,17 +206,17 @@ class TransferWorker:
         match command:
             case events.Take(job):
                 try:
-                    self._taker.take(command, now_s)
+                    self._consumer.take(command, now_s)
                 except Exception as error:
                     self._faults.record("the command Take", error)
                     self._tell(events.NotTaken(job, FAULT, "this engine's KV transfer has a fault; its log says which"))
             case events.Cancel(job):
                 try:
-                    self._taker.cancel(job)
+                    self._consumer.cancel(job)
                 except Exception as error:
                     self._faults.record("the command Cancel", error)
             case _:
-                self._giver.do(command)
+                self._producer.do(command)
 
     def _serve(self, now_s: float) -> None:
         for _ in range(_MESSAGES_A_TURN):
@@ -226,14 +228,14 @@ class TransferWorker:
                 self._faults.record("a message to the transfer port, which has not two frames,", error)
                 continue
             try:
-                message = wire.decode_from_taker(payload)
+                message = wire.decode_from_consumer(payload)
             except (msgspec.MsgspecError, ValueError, RecursionError) as error:
                 self._faults.record("decoding a message to the transfer port", error)
                 self._send(peer, wire.Refused(f"that is no message of version {wire.VERSION}"))
                 continue
-            self._giver.handle(peer, message, now_s)
+            self._producer.handle(peer, message, now_s)
 
-    def _send(self, peer: bytes, message: wire.FromGiver) -> None:
+    def _send(self, peer: bytes, message: wire.FromProducer) -> None:
         try:
             self._router.send_multipart([peer, wire.encode(message)], zmq.NOBLOCK)
         except zmq.Again:
@@ -247,7 +249,7 @@ class TransferWorker:
         _hand_over(event)
 
     def _tell_stats(self) -> None:
-        counters, giver, taker = self._counters, self._giver, self._taker
+        counters, producer, consumer = self._counters, self._producer, self._consumer
         stats = replace(
             self.stats,
             received=counters.received,
@@ -260,8 +262,8 @@ class TransferWorker:
             given_s=counters.given_s,
             leases_expired=counters.leases_expired,
             fallbacks=dict(counters.fallbacks),
-            open_leases=giver.num_open + taker.num_open,
-            bytes_per_s=max(giver.bytes_per_s, taker.bytes_per_s),
+            open_leases=producer.num_open + consumer.num_open,
+            bytes_per_s=max(producer.bytes_per_s, consumer.bytes_per_s),
             faults=self._faults.num_faults,
         )
         if stats != self.stats:

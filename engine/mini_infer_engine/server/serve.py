@@ -183,11 +183,11 @@ class _Server:
         try:
             waited: list[asyncio.Future[Any]] = [ended, receiving]
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-            last_words = core.last_words.read()
-            if not last_words and not receiving.done():
+            exit_reason = core.exit_reason.read()
+            if not exit_reason and not receiving.done():
                 # They may still be in the socket.
                 await asyncio.wait([receiving], timeout=0.2)
-            reason = last_words or (f"it ended with status {ended.result()}" if ended.done() else "it broke off")
+            reason = exit_reason or (f"it ended with status {ended.result()}" if ended.done() else "it broke off")
             if receiving.done() and isinstance(error := receiving.exception(), Exception):
                 reason = str(error) if isinstance(error, CoreFailedError) else f"{type(error).__name__}: {error}"
         finally:

@@ -8,11 +8,11 @@ import pytest
 import zmq
 
 from mini_infer_engine.core.request import KVSource, Request, SamplingParams
-from mini_infer_engine.kv_transfer.consumer import Taker, TakerLimits
+from mini_infer_engine.kv_transfer.consumer import KVConsumer, KVConsumerLimits
 from mini_infer_engine.kv_transfer.layout import KVLayout, Span
 from mini_infer_engine.kv_transfer.producer import Load
 from mini_infer_engine.kv_transfer.protocol import events, wire
-from mini_infer_engine.kv_transfer.staging_slots import LENT, Area
+from mini_infer_engine.kv_transfer.staging_slots import RECEIVE_SLOTS, Area
 from mini_infer_engine.kv_transfer.stats import Counters
 from mini_infer_engine.kv_transfer.topology.path_selection import Place
 from mini_infer_engine.kv_transfer.transport import Motion, Progress, Transport
@@ -46,7 +46,7 @@ class FakeTransport:
     def add_peer(self, engine_id: str, layout: KVLayout, where: wire.TransportAddress) -> None: ...
 
     def place(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:
-        assert (engine_id, area) == ("giver", "host")
+        assert (engine_id, area) == ("producer", "host")
         self.placed.append((slot, span))
         self.motions.append(FakeMotion())
         return self.motions[-1]
@@ -57,25 +57,25 @@ def party(engine_id: str, role: str) -> wire.Party:
 
 
 class World:
-    """A taker, connected to a socket of the test's."""
+    """A consumer, connected to a socket of the test's."""
 
     def __init__(self, name: str) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-        self.giver = context.socket(zmq.ROUTER)
-        self.giver.set(zmq.LINGER, 0)
+        self.producer = context.socket(zmq.ROUTER)
+        self.producer.set(zmq.LINGER, 0)
         self.address = f"inproc://{name}"
-        self.giver.bind(self.address)
+        self.producer.bind(self.address)
         self.transport, self.told = FakeTransport(), list[events.Event]()
         self.poller = zmq.Poller()
-        self.taker = Taker(
+        self.consumer = KVConsumer(
             context,
             self.poller,
-            lambda: party("taker", "decode"),
+            lambda: party("consumer", "decode"),
             cast("Transport", self.transport),
             LAYOUT,
             self.told.append,
             Counters(),
-            TakerLimits(10.0, 60.0),
+            KVConsumerLimits(10.0, 60.0),
             Load(),
         )
         self.peer = b""
@@ -84,39 +84,39 @@ class World:
         """A prompt that the other side has in line."""
         request = Request(request_id=str(job), prompt_token_ids=list(range(40)), sampling=SamplingParams(max_tokens=1))
         source = KVSource(how="prefill", address=self.address)
-        self.taker.take(events.Take(job, request, source, [1, 2, 3], 0, 40), 0.0)
+        self.consumer.take(events.Take(job, request, source, [1, 2, 3], 0, 40), 0.0)
         if not self.peer:
-            self.peer, hello = self.giver.recv_multipart()
-            assert isinstance(wire.decode_from_taker(hello), wire.Hello)
-            self.say(wire.Welcome(party("giver", "prefill")))
-        assert isinstance(self.heard()[0], wire.PrefillWanted)
+            self.peer, hello = self.producer.recv_multipart()
+            assert isinstance(wire.decode_from_consumer(hello), wire.Hello)
+            self.say(wire.Welcome(party("producer", "prefill")))
+        assert isinstance(self.heard()[0], wire.PrefillRequested)
         self.say(wire.Accepted(job, 0, 0.0, 0.0))
 
-    def say(self, *messages: wire.FromGiver) -> None:
-        """By the side that gives, and heard by the taker."""
+    def say(self, *messages: wire.FromProducer) -> None:
+        """By the side that gives, and heard by the consumer."""
         for message in messages:
-            self.giver.send_multipart([self.peer, wire.encode(message)])
-        self.taker.receive(dict(self.poller.poll(1000)), 0.0)
-        self.taker.advance(0.0)
+            self.producer.send_multipart([self.peer, wire.encode(message)])
+        self.consumer.receive(dict(self.poller.poll(1000)), 0.0)
+        self.consumer.advance(0.0)
 
-    def heard(self) -> list[wire.FromTaker]:
-        """What the taker has said since."""
+    def heard(self) -> list[wire.FromConsumer]:
+        """What the consumer has said since."""
         found = []
-        while self.giver.poll(50):
-            found.append(wire.decode_from_taker(self.giver.recv_multipart()[1]))
+        while self.producer.poll(50):
+            found.append(wire.decode_from_consumer(self.producer.recv_multipart()[1]))
         return found
 
     def lent(self) -> list[int]:
         """The slots of what it has said since."""
-        return [message.slot for message in self.heard() if isinstance(message, wire.SlotLent)]
+        return [message.slot for message in self.heard() if isinstance(message, wire.SlotGranted)]
 
 
 @pytest.fixture
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     world = World(request.node.name)
     yield world
-    world.taker.close()
-    world.giver.close()
+    world.consumer.close()
+    world.producer.close()
 
 
 def written(job: int, serial: int) -> wire.Written:
@@ -125,49 +125,49 @@ def written(job: int, serial: int) -> wire.Written:
 
 def test_a_prompt_is_taken_when_all_that_was_written_is_in_its_place(world: World) -> None:
     world.take(1)
-    world.say(wire.SlotWanted(1, 0, "host"), wire.SlotWanted(1, 1, "host"))
-    assert world.lent() == [LENT[0], LENT[1]]
+    world.say(wire.SlotRequested(1, 0, "host"), wire.SlotRequested(1, 1, "host"))
+    assert world.lent() == [RECEIVE_SLOTS[0], RECEIVE_SLOTS[1]]
     world.say(written(1, 1), written(1, 0), wire.Prefilled(1, 5, [], 0, 99))
     assert world.transport.placed == [
-        (LENT[1], Span([1, 2, 3], [], 0, 16, (1, 2))),
-        (LENT[0], Span([1, 2, 3], [], 0, 16, (0, 1))),
+        (RECEIVE_SLOTS[1], Span([1, 2, 3], [], 0, 16, (1, 2))),
+        (RECEIVE_SLOTS[0], Span([1, 2, 3], [], 0, 16, (0, 1))),
     ]
     assert not world.told
     world.transport.motions[0].end = "done"
-    world.taker.advance(0.1)
+    world.consumer.advance(0.1)
     assert not world.told
     world.transport.motions[1].end = "done"
-    world.taker.advance(0.2)
-    world.taker.advance(0.3)
+    world.consumer.advance(0.2)
+    world.consumer.advance(0.3)
     assert world.told == [events.Taken(1, 40, 5, [], 0), events.Settled(1)]
-    assert world.taker.num_open == 0
+    assert world.consumer.num_open == 0
 
 
 def test_slots_are_lent_in_order_as_they_become_free(world: World) -> None:
     world.take(1)
     world.take(2)
-    world.say(*(wire.SlotWanted(1, serial, "host") for serial in range(len(LENT))))
-    world.say(wire.SlotWanted(2, 100, "host"), wire.SlotWanted(1, 101, "host"))
-    assert world.lent() == list(LENT)
+    world.say(*(wire.SlotRequested(1, serial, "host") for serial in range(len(RECEIVE_SLOTS))))
+    world.say(wire.SlotRequested(2, 100, "host"), wire.SlotRequested(1, 101, "host"))
+    assert world.lent() == list(RECEIVE_SLOTS)
     for serial, other in ((3, 100), (0, 101)):
         world.say(written(1, serial))
         assert not world.lent()
         world.transport.motions[-1].end = "done"
-        world.taker.advance(0.1)
-        assert [(message.job, message.serial) for message in world.heard() if isinstance(message, wire.SlotLent)] == [
-            (2 if other == 100 else 1, other)
-        ]
+        world.consumer.advance(0.1)
+        assert [
+            (message.job, message.serial) for message in world.heard() if isinstance(message, wire.SlotGranted)
+        ] == [(2 if other == 100 else 1, other)]
 
 
 @pytest.mark.parametrize("end", ["released", "prefilled", "written", "failed"])
 def test_lent_slots_are_free_when_nothing_is_written_any_more_and_not_before(world: World, end: str) -> None:
     world.take(1)
     world.take(2)
-    world.say(*(wire.SlotWanted(1, serial, "host") for serial in range(len(LENT))))
-    world.say(wire.SlotWanted(2, 100, "host"))
+    world.say(*(wire.SlotRequested(1, serial, "host") for serial in range(len(RECEIVE_SLOTS))))
+    world.say(wire.SlotRequested(2, 100, "host"))
     world.lent()
-    world.taker.cancel(1)
-    world.taker.advance(0.1)
+    world.consumer.cancel(1)
+    world.consumer.advance(0.1)
     heard = world.heard()
     assert heard == [wire.Release([1])]  # and no slot for the other job: those of the first may be written to
     last = {
@@ -184,25 +184,25 @@ def test_lent_slots_are_free_when_nothing_is_written_any_more_and_not_before(wor
 
 def test_what_is_put_in_place_when_a_job_is_given_up_keeps_its_pages_and_its_slot(world: World) -> None:
     world.take(1)
-    world.say(*(wire.SlotWanted(1, serial, "host") for serial in range(len(LENT) + 1)))
+    world.say(*(wire.SlotRequested(1, serial, "host") for serial in range(len(RECEIVE_SLOTS) + 1)))
     world.say(written(1, 0))
-    world.taker.cancel(1)
+    world.consumer.cancel(1)
     world.say(wire.Released([1]))
     assert not world.told
-    assert len(world.lent()) == len(LENT)
+    assert len(world.lent()) == len(RECEIVE_SLOTS)
     world.transport.motions[0].end = "done"
-    world.taker.advance(0.1)
+    world.consumer.advance(0.1)
     assert world.told == [events.Settled(1)]
     world.take(2)
-    world.say(*(wire.SlotWanted(2, serial, "host") for serial in range(len(LENT))))
-    assert sorted(world.lent()) == list(LENT)
+    world.say(*(wire.SlotRequested(2, serial, "host") for serial in range(len(RECEIVE_SLOTS))))
+    assert sorted(world.lent()) == list(RECEIVE_SLOTS)
 
 
 def test_what_cannot_be_put_in_place_is_a_fall_back(world: World) -> None:
     world.take(1)
-    world.say(wire.SlotWanted(1, 0, "host"), written(1, 0))
+    world.say(wire.SlotRequested(1, 0, "host"), written(1, 0))
     world.transport.motions[0].end = "failed"
-    world.taker.advance(0.1)
+    world.consumer.advance(0.1)
     [failed] = world.told
     assert isinstance(failed, events.NotTaken)
     assert failed.reason == "transport"
@@ -215,13 +215,13 @@ def test_a_slot_that_is_not_lent_is_left_alone(world: World) -> None:
     world.take(1)
     world.say(written(1, 7))
     assert not world.transport.placed
-    world.say(wire.SlotWanted(1, 0, "host"), written(1, 0), written(1, 0))
+    world.say(wire.SlotRequested(1, 0, "host"), written(1, 0), written(1, 0))
     assert len(world.transport.placed) == 1
-    world.taker.cancel(1)
+    world.consumer.cancel(1)
     assert wire.Release([1]) in world.heard()
     world.take(2)
-    world.say(written(1, 0), *(wire.SlotWanted(2, serial, "host") for serial in range(len(LENT))))
-    assert LENT[0] not in world.lent(), "what was written there is still put in place"
+    world.say(written(1, 0), *(wire.SlotRequested(2, serial, "host") for serial in range(len(RECEIVE_SLOTS))))
+    assert RECEIVE_SLOTS[0] not in world.lent(), "what was written there is still put in place"
     assert not world.told
 
 
@@ -229,42 +229,42 @@ def granted_nothing(world: World, job: int) -> None:
     """A read that a peer grants, of no more tokens than this engine has."""
     source = KVSource(how="prefix", address=world.address)
     request = Request(request_id=str(job), prompt_token_ids=list(range(40)), sampling=SamplingParams(max_tokens=1))
-    world.taker.take(events.Take(job, request, source, [4, 5, 6], 0, 40), 0.0)
+    world.consumer.take(events.Take(job, request, source, [4, 5, 6], 0, 40), 0.0)
     world.heard()
 
 
 def test_taker_goes_on_when_the_last_job_of_a_broken_peer_is_granted_nothing(world: World) -> None:
     world.take(1)
     granted_nothing(world, 2)
-    world.say(wire.SlotWanted(1, 0, "host"), written(1, 0))
+    world.say(wire.SlotRequested(1, 0, "host"), written(1, 0))
     world.transport.motions[0].end = "failed"
-    world.taker.advance(0.1)
+    world.consumer.advance(0.1)
     world.say(wire.Released([1]))
     world.say(wire.KVGranted(2, [], 0, 30.0, False))
     assert [type(event) for event in world.told] == [events.NotTaken, events.Settled] * 2
-    assert world.taker.num_open == 0
+    assert world.consumer.num_open == 0
     assert wire.Release([2]) in world.heard()  # before the connection is closed
 
 
 def test_slots_of_one_area_are_lent_when_those_of_the_other_are_used_up(world: World) -> None:
     world.take(1)
     world.take(2)
-    world.say(*(wire.SlotWanted(1, serial, "host") for serial in range(len(LENT) + 1)))
-    assert world.lent() == list(LENT)
-    world.say(wire.SlotWanted(2, 100, "device"))
-    assert [message.job for message in world.heard() if isinstance(message, wire.SlotLent)] == [2]
+    world.say(*(wire.SlotRequested(1, serial, "host") for serial in range(len(RECEIVE_SLOTS) + 1)))
+    assert world.lent() == list(RECEIVE_SLOTS)
+    world.say(wire.SlotRequested(2, 100, "device"))
+    assert [message.job for message in world.heard() if isinstance(message, wire.SlotGranted)] == [2]
 
 
 def test_new_job_greets_anew_when_the_transport_to_a_peer_has_failed_under_load(world: World) -> None:
     world.take(1)
     world.take(2)  # keeps the first connection busy
-    world.say(wire.SlotWanted(1, 0, "host"), written(1, 0))
+    world.say(wire.SlotRequested(1, 0, "host"), written(1, 0))
     world.transport.motions[0].end = "failed"
-    world.taker.advance(0.1)
+    world.consumer.advance(0.1)
     world.heard()
     world.peer = b""
     world.take(3)
-    assert world.taker.num_open == 3
+    assert world.consumer.num_open == 3
 
 
 @pytest.mark.parametrize(
@@ -274,14 +274,14 @@ def test_new_job_greets_anew_when_the_transport_to_a_peer_has_failed_under_load(
 )
 def test_part_is_put_nowhere_when_it_is_not_of_its_job(world: World, part: tuple[int, int, tuple[int, int]]) -> None:
     world.take(1)
-    world.say(wire.SlotWanted(1, 0, "host"))
+    world.say(wire.SlotRequested(1, 0, "host"))
     world.say(wire.Written(1, 0, *part))
     assert not world.transport.placed
 
 
 def test_job_is_settled_by_its_peer_when_a_part_was_not_of_it(world: World) -> None:
     world.take(1)
-    world.say(wire.SlotWanted(1, 0, "host"), wire.Written(1, 0, 0, 41, (0, 1)))
+    world.say(wire.SlotRequested(1, 0, "host"), wire.Written(1, 0, 0, 41, (0, 1)))
     [failed] = world.told
     assert isinstance(failed, events.NotTaken)
     assert failed.reason == "transport"

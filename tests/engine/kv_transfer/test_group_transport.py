@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory, Span
-from mini_infer_engine.kv_transfer.staging_slots import GIVEN, LENT, StagingBuffer, chunks
+from mini_infer_engine.kv_transfer.staging_slots import RECEIVE_SLOTS, SEND_SLOTS, StagingBuffer, chunks
 from mini_infer_engine.kv_transfer.transport import (
     Motion,
     Motions,
@@ -147,9 +147,9 @@ def test_slots_are_written_to_at_once(groups: Callable[[str, KVLayout], Group]) 
     theirs.meet(ours)
     for rank, pool in enumerate(theirs.pools):
         pool[:] = np.arange(NUM_PAGES)[:, None, None, None, None] + 10 * rank + 5
-    slots = list(zip(range(NUM_PAGES), GIVEN, LENT, strict=False))
+    slots = list(zip(range(NUM_PAGES), SEND_SLOTS, RECEIVE_SLOTS, strict=False))
     spans = [Span([page], [], 0, 16, (1, 2)) for page in range(NUM_PAGES)]  # what a slot holds
-    given = [theirs.transport.stage("ours", "host", slot, span) for span, slot in zip(spans, GIVEN, strict=False)]
+    given = [theirs.transport.stage("ours", "host", slot, span) for span, slot in zip(spans, SEND_SLOTS, strict=False)]
     assert [ended(motion) for motion in given] == ["done"] * NUM_PAGES
     pushed = [theirs.transport.push("ours", "host", slot, other, spans[page]) for page, slot, other in slots]
     assert [ended(motion) for motion in pushed] == ["done"] * NUM_PAGES

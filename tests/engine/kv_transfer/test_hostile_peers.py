@@ -10,7 +10,7 @@ import zmq
 
 from mini_infer_engine.core.request import KVSource
 from mini_infer_engine.kv_transfer.protocol import events, wire
-from mini_infer_engine.kv_transfer.staging_slots import LENT
+from mini_infer_engine.kv_transfer.staging_slots import RECEIVE_SLOTS
 from mini_infer_engine.kv_transfer.worker import TransferWorker
 from tests.support.transfer_peers import (
     FROM_GIVER,
@@ -40,13 +40,13 @@ class Peer:
         self.socket.connect(address)
         self.engine_id = engine_id
 
-    def send(self, message: wire.FromTaker) -> None:
+    def send(self, message: wire.FromConsumer) -> None:
         self.socket.send(wire.encode(message))
 
     def until(self, kind: type[Any]) -> Any:
         """The next message of a kind; others are passed over."""
         while self.socket.poll(PATIENCE_MS):
-            message = wire.decode_from_giver(self.socket.recv())
+            message = wire.decode_from_producer(self.socket.recv())
             if isinstance(message, kind):
                 return message
         raise AssertionError(f"no {kind.__name__} came")
@@ -58,10 +58,10 @@ class Peer:
     def receive_prompt(self) -> wire.Prefilled:
         """Lends slots for whatever is staged."""
         while True:
-            message = self.until(wire.SlotWanted | wire.Prefilled)
+            message = self.until(wire.SlotRequested | wire.Prefilled)
             if isinstance(message, wire.Prefilled):
                 return message
-            self.send(wire.SlotLent(message.job, message.serial, LENT[message.serial % len(LENT)]))
+            self.send(wire.SlotGranted(message.job, message.serial, RECEIVE_SLOTS[message.serial % len(RECEIVE_SLOTS)]))
 
 
 def is_well(worker: TransferWorker, context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> None:
@@ -91,7 +91,7 @@ def next_event(worker: TransferWorker, kind: type[Any]) -> Any:
 @pytest.mark.parametrize("message", FROM_TAKER, ids=lambda one: type(one).__name__)
 @pytest.mark.parametrize("is_staged", [False, True])
 def test_giving_thread_goes_on_when_a_peer_mutates_a_message(
-    context: "zmq.Context[zmq.Socket[bytes]]", message: wire.FromTaker, is_staged: bool
+    context: "zmq.Context[zmq.Socket[bytes]]", message: wire.FromConsumer, is_staged: bool
 ) -> None:
     with transfer_worker(PretendedTransport(is_staged)) as (worker, address):
         peer = Peer(context, address, "peer")
@@ -140,7 +140,7 @@ def take(job: int, address: str, how: Any = "prefill") -> events.Take:
     return events.Take(job, prefill_wanted(job).request, source, [1, 2, 3], 0, 40)
 
 
-class Giver:
+class KVProducer:
     """An engine that gives, as its socket: it says right things up to a certain one, and then that."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
@@ -151,14 +151,14 @@ class Giver:
     def receive(self, kind: type[Any]) -> Any:
         while self.socket.poll(PATIENCE_MS):
             self.identity, payload = self.socket.recv_multipart()
-            message = wire.decode_from_taker(payload)
+            message = wire.decode_from_consumer(payload)
             if isinstance(message, kind):
                 return message
             if isinstance(message, wire.Hello):
-                self.send(wire.Welcome(party("giver")))
+                self.send(wire.Welcome(party("producer")))
         raise AssertionError(f"no {kind.__name__} came")
 
-    def send(self, *messages: wire.FromGiver) -> None:
+    def send(self, *messages: wire.FromProducer) -> None:
         for message in messages:
             self.socket.send_multipart([self.identity, wire.encode(message)])
 
@@ -168,20 +168,20 @@ class Giver:
 
 @pytest.mark.parametrize("message", FROM_GIVER, ids=lambda one: type(one).__name__)
 def test_taking_thread_goes_on_when_a_peer_mutates_a_message(
-    context: "zmq.Context[zmq.Socket[bytes]]", message: wire.FromGiver
+    context: "zmq.Context[zmq.Socket[bytes]]", message: wire.FromProducer
 ) -> None:
-    wants = wire.KVWanted if isinstance(message, wire.KVGranted | wire.AllWritten) else wire.PrefillWanted
-    how = "prefill" if wants is wire.PrefillWanted else "prefix"
+    wants = wire.KVRequested if isinstance(message, wire.KVGranted | wire.AllWritten) else wire.PrefillRequested
+    how = "prefill" if wants is wire.PrefillRequested else "prefix"
     with transfer_worker(PretendedTransport(), timeout_s=0.5) as (worker, _):
-        giver = Giver(context)
-        worker.do(take(1, giver.address, how))
-        giver.receive(wants)
-        giver.send(wire.SlotWanted(1, 0, "host"))
+        producer = KVProducer(context)
+        worker.do(take(1, producer.address, how))
+        producer.receive(wants)
+        producer.send(wire.SlotRequested(1, 0, "host"))
         for payload in mutations(message):
-            giver.send_raw(payload)
-        honest = Giver(context)
+            producer.send_raw(payload)
+        honest = KVProducer(context)
         worker.do(take(2, honest.address))
-        honest.receive(wire.PrefillWanted)
+        honest.receive(wire.PrefillRequested)
         honest.send(wire.Prefilled(2, 3, [], 0, 100))
         assert next_event(worker, events.Taken | events.NotTaken).job in (1, 2)
         assert worker.failure is None
@@ -194,11 +194,11 @@ def test_every_job_ends_when_answers_are_mutated(context: "zmq.Context[zmq.Socke
     payloads = [(message, payload) for message in FROM_GIVER for payload in mutations(message)]
     with transfer_worker(PretendedTransport(), timeout_s=0.1) as (worker, _):
         for job, (message, payload) in enumerate(draw.sample(payloads, 25), start=1):
-            giver = Giver(context)
-            worker.do(take(1, giver.address, "prefix" if isinstance(message, wire.KVGranted) else "prefill"))
-            giver.receive(wire.KVWanted | wire.PrefillWanted)
-            giver.send_raw(payload)
+            producer = KVProducer(context)
+            worker.do(take(1, producer.address, "prefix" if isinstance(message, wire.KVGranted) else "prefill"))
+            producer.receive(wire.KVRequested | wire.PrefillRequested)
+            producer.send_raw(payload)
             ended = next_event(worker, events.Taken | events.NotTaken)
             assert ended.job == 1, job
-            giver.socket.close(linger=0)
+            producer.socket.close(linger=0)
         assert worker.failure is None

@@ -14,8 +14,8 @@ from mini_infer_engine.kv_transfer.protocol.handshake import handshake_refusal, 
 from mini_infer_engine.kv_transfer.protocol.message_checks import (
     first_token_fault,
     granted_fault,
-    kv_wanted_fault,
-    prefill_wanted_fault,
+    kv_request_fault,
+    prefill_request_fault,
     written_fault,
 )
 from tests.support.transfer_peers import LAYOUT, party
@@ -47,14 +47,14 @@ def test_written_part_belongs_to_its_job(begin: int, end: int, layers: tuple[int
     ("first_token", "pages", "is_right"), [(0, 3, True), (39, 3, True), (40, 3, False), (0, 2, False), (0, 0, False)]
 )
 def test_pages_of_a_requested_prompt_hold_all_of_its_tokens(first_token: int, pages: int, is_right: bool) -> None:
-    wanted = wire.PrefillWanted(1, REQUEST, [1] * pages, first_token, 1.0)
-    assert (prefill_wanted_fault(wanted, LAYOUT) == "") is is_right
+    wanted = wire.PrefillRequested(1, REQUEST, [1] * pages, first_token, 1.0)
+    assert (prefill_request_fault(wanted, LAYOUT) == "") is is_right
 
 
 def test_reads_are_of_tokens_that_there_are() -> None:
-    assert kv_wanted_fault(wire.KVWanted(1, [1], "", "", 0, 1.0)) == ""
-    assert kv_wanted_fault(wire.KVWanted(1, [1], "", "", 1, 1.0))
-    assert kv_wanted_fault(wire.KVWanted(1, [], "", "", 0, 1.0))
+    assert kv_request_fault(wire.KVRequested(1, [1], "", "", 0, 1.0)) == ""
+    assert kv_request_fault(wire.KVRequested(1, [1], "", "", 1, 1.0))
+    assert kv_request_fault(wire.KVRequested(1, [], "", "", 0, 1.0))
     assert granted_fault(wire.KVGranted(1, [1], 16, 1.0), LAYOUT) == ""
     assert granted_fault(wire.KVGranted(1, [], 0, 1.0), LAYOUT) == ""
     assert granted_fault(wire.KVGranted(1, [1], 17, 1.0), LAYOUT)
@@ -111,23 +111,23 @@ def test_layout_is_no_message_when_a_size_is_out_of_bounds(field: str, value: An
     whole = msgspec.to_builtins(wire.Hello(party("b")), builtin_types=(bytes,))
     whole["party"]["layout"][field] = value
     with pytest.raises(msgspec.ValidationError, match=field):
-        wire.decode_from_taker(msgspec.msgpack.encode(whole))
+        wire.decode_from_consumer(msgspec.msgpack.encode(whole))
 
 
 @pytest.mark.parametrize("lease_s", [0.0, -1.0, math.nan, math.inf, 1e9])
 def test_lease_is_no_message_when_it_is_out_of_bounds(lease_s: float) -> None:
     with pytest.raises(msgspec.ValidationError, match="lease_s"):
-        wire.decode_from_taker(wire.encode(wire.Renew([1], lease_s)))
+        wire.decode_from_consumer(wire.encode(wire.Renew([1], lease_s)))
 
 
 @pytest.mark.parametrize("slot", [-1, 0, 7, 16, 1 << 40])
 def test_slot_is_no_message_when_it_is_not_for_others(slot: int) -> None:
     with pytest.raises(msgspec.ValidationError, match="slot"):
-        wire.decode_from_taker(wire.encode(wire.SlotLent(1, 0, slot)))
+        wire.decode_from_consumer(wire.encode(wire.SlotGranted(1, 0, slot)))
 
 
 def test_party_has_an_address_for_each_rank() -> None:
     whole = msgspec.to_builtins(wire.Hello(party("b")), builtin_types=(bytes,))
     whole["party"]["where"]["ranks"] = []
     with pytest.raises(msgspec.ValidationError, match="ranks"):
-        wire.decode_from_taker(msgspec.msgpack.encode(whole))
+        wire.decode_from_consumer(msgspec.msgpack.encode(whole))

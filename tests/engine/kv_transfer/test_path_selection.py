@@ -10,7 +10,7 @@ from mini_infer_engine.kv_transfer.topology.path_selection import (
     DIRECT_RATES,
     MAPPED_RATES,
     Place,
-    choose_way,
+    choose_path,
     direct_rate,
     is_direct,
     mapping_pays,
@@ -37,11 +37,11 @@ def test_small_pieces_and_other_dtypes_are_gathered(
     theirs: KVLayout, tokens: int, layers: tuple[int, int] | None, expected: Area | None
 ) -> None:
     span = Span([], [], 0, tokens, layers)
-    assert choose_way(WHOLE, theirs, span, device="cuda", can_be_direct=True, through_host=False) == expected
-    on_cpu = choose_way(WHOLE, theirs, span, device="cpu", can_be_direct=True, through_host=False)
+    assert choose_path(WHOLE, theirs, span, device="cuda", can_be_direct=True, through_host=False) == expected
+    on_cpu = choose_path(WHOLE, theirs, span, device="cpu", can_be_direct=True, through_host=False)
     assert on_cpu in (None, "host")
     for can_be_direct, through_host in ((False, False), (True, True)):
-        way = choose_way(WHOLE, theirs, span, device="cuda", can_be_direct=can_be_direct, through_host=through_host)
+        way = choose_path(WHOLE, theirs, span, device="cuda", can_be_direct=can_be_direct, through_host=through_host)
         assert way == "host"
 
 

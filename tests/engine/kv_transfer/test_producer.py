@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from mini_infer_engine.core.request import Request, SamplingParams
-from mini_infer_engine.kv_transfer import producer as giver_module
+from mini_infer_engine.kv_transfer import producer as producer_module
 from mini_infer_engine.kv_transfer.layout import KVLayout, Span, pieces
-from mini_infer_engine.kv_transfer.producer import Giver
+from mini_infer_engine.kv_transfer.producer import KVProducer
 from mini_infer_engine.kv_transfer.protocol import events, wire
 from mini_infer_engine.kv_transfer.protocol.leases import MAX_LEASE_S
 from mini_infer_engine.kv_transfer.staging import staged_write as staged_gift
@@ -22,7 +22,7 @@ PLACE = Place(ipc_domain="", has_rdma=False)
 WHERE = wire.TransportAddress(
     "fake", [wire.RankAddress(metadata=b"", address=0, device="cpu", device_index=0, place=PLACE)]
 )
-PEER = b"taker/0"
+PEER = b"consumer/0"
 
 
 @dataclass
@@ -111,34 +111,34 @@ class Layers:
 class World:
     role: str = "prefill"
     transport: FakeTransport = field(default_factory=FakeTransport)
-    sent: list[wire.FromGiver] = field(default_factory=list)
+    sent: list[wire.FromProducer] = field(default_factory=list)
     told: list[events.Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        def send(peer: bytes, message: wire.FromGiver) -> None:
+        def send(peer: bytes, message: wire.FromProducer) -> None:
             assert peer == PEER
             self.sent.append(message)
 
-        self.giver = Giver(
-            lambda: party("giver", self.role), self.transport, LAYOUT, send, self.told.append, Counters()
+        self.producer = KVProducer(
+            lambda: party("producer", self.role), self.transport, LAYOUT, send, self.told.append, Counters()
         )
-        self.giver.handle(PEER, wire.Hello(party("taker", "decode")), 0.0)
+        self.producer.handle(PEER, wire.Hello(party("consumer", "decode")), 0.0)
         assert isinstance(self.sent.pop(), wire.Welcome)
 
     def lend(self, serial: int, now_s: float) -> None:
         """A slot for what is staged, which then is written there."""
-        self.giver.handle(PEER, wire.SlotLent(1, serial, 8 + serial), now_s)
-        self.giver.advance(now_s)
+        self.producer.handle(PEER, wire.SlotGranted(1, serial, 8 + serial), now_s)
+        self.producer.advance(now_s)
 
     def written(self) -> list[tuple[int, int]]:
-        """Of each part that the taker is told of, its layers."""
+        """Of each part that the consumer is told of, its layers."""
         return [message.layers for message in self.sent if isinstance(message, wire.Written)]
 
     def ask(self, now_s: float = 0.0, num_tokens: int = 40) -> str:
         request = Request(
             request_id="", prompt_token_ids=list(range(num_tokens)), sampling=SamplingParams(max_tokens=1)
         )
-        self.giver.handle(PEER, wire.PrefillWanted(1, request, [7, 8, 9], 0, 10.0), now_s)
+        self.producer.handle(PEER, wire.PrefillRequested(1, request, [7, 8, 9], 0, 10.0), now_s)
         assert isinstance(self.sent.pop(), wire.Accepted)
         asked = self.told.pop()
         assert isinstance(asked, events.PrefillAsked)
@@ -156,40 +156,40 @@ def world() -> World:
 
 def test_the_token_is_told_when_the_last_byte_is_there(world: World) -> None:
     key = world.ask()
-    world.giver.give(events.Give(key, 0, [1, 2, 3], 0, 32))
-    world.giver.give(events.Give(key, 1, [1, 2, 3], 32, 40))
-    world.giver.end(events.GiveEnd(key, 5, [], 0))
+    world.producer.give(events.Give(key, 0, [1, 2, 3], 0, 32))
+    world.producer.give(events.Give(key, 1, [1, 2, 3], 32, 40))
+    world.producer.end(events.GiveEnd(key, 5, [], 0))
     assert len(world.transport.motions) == 1  # one after the other
     world.transport.motions[0].end = "done"
-    world.giver.advance(1.0)
+    world.producer.advance(1.0)
     assert world.told == [events.Given(key, 0)]
     assert not world.sent
     world.transport.motions[1].end = "done"
-    world.giver.advance(2.0)
+    world.producer.advance(2.0)
     assert world.told == [events.Given(key, 0), events.Given(key, 1)]
     assert world.sent == [wire.Prefilled(1, 5, [], 0, 3 * LAYOUT.page_bytes)]
-    assert world.giver.num_open == 0
+    assert world.producer.num_open == 0
 
 
 def test_layers_go_as_soon_as_they_are_computed_and_as_many_as_are(world: World) -> None:
     key, layers = world.ask(), Layers()
-    world.giver.give(events.Give(key, 0, [1, 2, 3], 0, 40, layers))
-    world.giver.end(events.GiveEnd(key, 5, [], 0))
-    world.giver.advance(0.0)
+    world.producer.give(events.Give(key, 0, [1, 2, 3], 0, 40, layers))
+    world.producer.end(events.GiveEnd(key, 5, [], 0))
+    world.producer.advance(0.0)
     assert not world.transport.motions
-    assert world.giver.is_busy  # it looks again soon
+    assert world.producer.is_busy  # it looks again soon
     layers.done = 1
-    world.giver.advance(0.1)
+    world.producer.advance(0.1)
     assert world.transport.tables[0][:, 2].tolist() == [LAYOUT.layer_bytes] * 3
     layers.done = LAYOUT.num_layers
-    world.giver.advance(0.2)
+    world.producer.advance(0.2)
     assert len(world.transport.motions) == 1  # the first is still on its way
     world.transport.motions[0].end = "done"
-    world.giver.advance(0.3)
+    world.producer.advance(0.3)
     assert world.transport.tables[1][:, 2].tolist() == [3 * LAYOUT.layer_bytes] * 3
     assert not world.told  # the pages are still read
     world.transport.motions[1].end = "done"
-    world.giver.advance(0.4)
+    world.producer.advance(0.4)
     assert world.told == [events.Given(key, 0)]
     assert world.sent == [wire.Prefilled(1, 5, [], 0, 3 * LAYOUT.page_bytes)]
 
@@ -197,25 +197,25 @@ def test_layers_go_as_soon_as_they_are_computed_and_as_many_as_are(world: World)
 @pytest.mark.parametrize("by_layers", [False, True])
 def test_what_is_released_is_told_when_nothing_is_written_any_more(world: World, by_layers: bool) -> None:
     key = world.ask()
-    world.giver.give(events.Give(key, 0, [1, 2, 3], 0, 32, Layers(1) if by_layers else None))
-    world.giver.give(events.Give(key, 1, [1, 2, 3], 32, 40))
-    world.giver.handle(PEER, wire.Release([1]), 1.0)
+    world.producer.give(events.Give(key, 0, [1, 2, 3], 0, 32, Layers(1) if by_layers else None))
+    world.producer.give(events.Give(key, 1, [1, 2, 3], 32, 40))
+    world.producer.handle(PEER, wire.Release([1]), 1.0)
     assert world.told == [events.Gone(key), events.Given(key, 1)]  # what was not begun is free at once
     assert not world.sent
     world.transport.motions[0].end = "done"
-    world.giver.advance(2.0)
+    world.producer.advance(2.0)
     assert world.told[2:] == [events.Given(key, 0)]
     assert world.sent == [wire.Released([1])]
     assert len(world.transport.motions) == 1
-    assert world.giver.num_open == 0
+    assert world.producer.num_open == 0
 
 
 def test_an_expired_lease_ends_the_work_and_a_renewed_one_does_not(world: World) -> None:
     key = world.ask(now_s=0.0)
-    world.giver.handle(PEER, wire.Renew([1], 10.0), 5.0)
-    world.giver.advance(14.9)
+    world.producer.handle(PEER, wire.Renew([1], 10.0), 5.0)
+    world.producer.advance(14.9)
     assert not world.told
-    world.giver.advance(15.0)
+    world.producer.advance(15.0)
     assert world.told == [events.Gone(key)]
     assert isinstance(world.sent[0], wire.Failed)
     assert world.sent[0].reason == "lease_expired"
@@ -224,30 +224,30 @@ def test_an_expired_lease_ends_the_work_and_a_renewed_one_does_not(world: World)
 def test_a_prompt_is_in_line_before_its_taker_is_told_so(world: World) -> None:
     """The first token waits for the core, and nobody for the answer."""
     sent_before: list[int] = []
-    world.giver._tell = lambda event: sent_before.append(len(world.sent))
+    world.producer._tell = lambda event: sent_before.append(len(world.sent))
     request = Request(request_id="", prompt_token_ids=[1, 2, 3], sampling=SamplingParams(max_tokens=1))
-    world.giver.handle(PEER, wire.PrefillWanted(1, request, [7], 0, 10.0), 0.0)
+    world.producer.handle(PEER, wire.PrefillRequested(1, request, [7], 0, 10.0), 0.0)
     assert sent_before == [0]
     assert [type(message) for message in world.sent] == [wire.Accepted]
 
 
 def test_a_write_that_fails_is_told_and_the_peer_is_to_greet_again(world: World) -> None:
     key = world.ask()
-    world.giver.give(events.Give(key, 0, [1, 2, 3], 0, 40))
+    world.producer.give(events.Give(key, 0, [1, 2, 3], 0, 40))
     world.transport.motions[0].end = "failed"
-    world.giver.advance(1.0)
+    world.producer.advance(1.0)
     assert world.told == [events.Given(key, 0), events.Gone(key)]
     assert [type(message) for message in world.sent] == [wire.Failed]
-    world.giver.handle(PEER, wire.Renew([1], 10.0), 2.0)
+    world.producer.handle(PEER, wire.Renew([1], 10.0), 2.0)
     assert isinstance(world.sent[-1], wire.Refused)
 
 
 def test_a_write_that_cannot_begin_frees_all_pages(world: World) -> None:
     key = world.ask()
     world.transport.is_broken = True
-    world.giver.give(events.Give(key, 0, [1, 2, 3], 0, 40))
+    world.producer.give(events.Give(key, 0, [1, 2, 3], 0, 40))
     assert sorted(map(str, world.told)) == sorted(map(str, [events.Gone(key), events.Given(key, 0)]))
-    assert world.giver.num_open == 0
+    assert world.producer.num_open == 0
 
 
 @pytest.fixture
@@ -259,19 +259,19 @@ def two_slots(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_staged_is_written_to_lent_slots_and_the_token_told_when_all_is(world: World, two_slots: None) -> None:
     key = world.ask()
     world.transport.is_staged = True
-    world.giver.give(events.Give(key, 0, [1, 2, 3], 0, 40))
-    world.giver.end(events.GiveEnd(key, 5, [], 0))
-    world.giver.advance(0.0)
+    world.producer.give(events.Give(key, 0, [1, 2, 3], 0, 40))
+    world.producer.end(events.GiveEnd(key, 5, [], 0))
+    world.producer.advance(0.0)
     assert [tokens for _, *tokens in world.transport.staged] == [[0, 16], [16, 32]]  # two slots at most
-    assert world.sent == [wire.SlotWanted(1, serial, "host") for serial in (0, 1)]  # while they are filled
+    assert world.sent == [wire.SlotRequested(1, serial, "host") for serial in (0, 1)]  # while they are filled
     world.lend(0, 0.1)
     assert not world.transport.pushed
     world.transport.end_all()
-    world.giver.advance(0.2)
+    world.producer.advance(0.2)
     assert world.transport.pushed == [(0, 8)]
     assert len(world.transport.staged) == 2  # both slots are in use
     world.transport.end_all()
-    world.giver.advance(0.3)
+    world.producer.advance(0.3)
     assert world.sent[2] == wire.Written(1, 0, 0, 16, (0, LAYOUT.num_layers))
     assert world.transport.staged[2][1:] == (32, 40)
     for serial in (1, 2):
@@ -279,26 +279,26 @@ def test_what_is_staged_is_written_to_lent_slots_and_the_token_told_when_all_is(
         world.lend(serial, 0.4)
     assert not world.told  # not all is written
     world.transport.end_all()
-    world.giver.advance(0.5)
+    world.producer.advance(0.5)
     assert world.told == [events.Given(key, 0)]
     assert world.sent[-1] == wire.Prefilled(1, 5, [], 0, 40_000)
-    assert world.giver.num_open == 0
+    assert world.producer.num_open == 0
 
 
 def test_layers_that_are_computed_meanwhile_follow_through_the_slots(world: World) -> None:
     key, layers = world.ask(), Layers(1)
     world.transport.is_staged = True
-    world.giver.give(events.Give(key, 0, [1, 2, 3], 0, 16, layers))
-    world.giver.end(events.GiveEnd(key, 5, [], 0))
-    world.giver.advance(0.0)
+    world.producer.give(events.Give(key, 0, [1, 2, 3], 0, 16, layers))
+    world.producer.end(events.GiveEnd(key, 5, [], 0))
+    world.producer.advance(0.0)
     for layers.done in (1, 3, 4):
-        world.giver.advance(0.1)
+        world.producer.advance(0.1)
     world.transport.end_all()
     for serial in range(3):
         world.lend(serial, 0.2)
     assert not world.told
     world.transport.end_all()
-    world.giver.advance(0.3)
+    world.producer.advance(0.3)
     assert world.written() == [(0, 1), (1, 3), (3, 4)]
     assert world.told == [events.Given(key, 0)]
     assert isinstance(world.sent[-1], wire.Prefilled)
@@ -310,51 +310,51 @@ def test_layers_that_fill_no_slot_wait_for_others_while_some_are_on_their_way(
     monkeypatch.setattr(staged_gift, "_FEW_PARTS", 1)
     key, layers = world.ask(), Layers(1)
     world.transport.is_staged = True
-    world.giver.give(events.Give(key, 0, [1, 2, 3], 0, 16, layers))
+    world.producer.give(events.Give(key, 0, [1, 2, 3], 0, 16, layers))
     for layers.done in (1, 2, 3, 4):
-        world.giver.advance(0.1)
+        world.producer.advance(0.1)
     for serial in (0, 1):
         world.transport.end_all()
         world.lend(serial, 0.2)
     world.transport.end_all()
-    world.giver.advance(0.3)
+    world.producer.advance(0.3)
     assert world.written() == [(0, 1), (1, 4)]
 
 
 def test_layers_for_a_taker_that_the_transport_has_lost_end_its_gift_alone(world: World) -> None:
     key, layers = world.ask(), Layers(1)
     world.transport.is_staged = True
-    world.giver.give(events.Give(key, 0, [1, 2, 3], 0, 16, layers))
-    world.giver.advance(0.0)
+    world.producer.give(events.Give(key, 0, [1, 2, 3], 0, 16, layers))
+    world.producer.advance(0.0)
     world.transport.is_lost, layers.done = True, 2
-    world.giver.advance(0.1)
+    world.producer.advance(0.1)
     world.transport.end_all()
-    world.giver.advance(0.2)
-    world.giver.advance(0.3)
+    world.producer.advance(0.2)
+    world.producer.advance(0.3)
     assert isinstance(world.sent[-1], wire.Failed)
     assert world.told == [events.Gone(key), events.Given(key, 0)]
-    assert world.giver.num_open == 0
+    assert world.producer.num_open == 0
 
 
 @pytest.mark.parametrize("end", ["cannot begin", "failed"])
 def test_a_write_to_a_lent_slot_that_fails_ends_its_gift_when_the_others_have_ended(world: World, end: str) -> None:
     key = world.ask()
     world.transport.is_staged = True
-    world.giver.give(events.Give(key, 0, [1, 2, 3], 0, 32))
-    world.giver.advance(0.0)
+    world.producer.give(events.Give(key, 0, [1, 2, 3], 0, 32))
+    world.producer.advance(0.0)
     world.transport.end_all()
     world.lend(0, 0.1)
     world.transport.is_lost = end == "cannot begin"
     world.lend(1, 0.2)
     assert len(world.transport.pushed) == (1 if world.transport.is_lost else 2)
     world.transport.motions[-1].end = "failed" if end == "failed" else "busy"
-    world.giver.advance(0.3)
+    world.producer.advance(0.3)
     assert not isinstance(world.sent[-1], wire.Failed)  # the first slot is still written to
     world.transport.motions[2].end = "done"
-    world.giver.advance(0.4)
+    world.producer.advance(0.4)
     assert isinstance(world.sent[-1], wire.Failed)
     assert world.told == [events.Given(key, 0), events.Gone(key)]
-    assert world.giver.num_open == 0
+    assert world.producer.num_open == 0
 
 
 def test_slots_of_a_taker_that_never_lends_are_free_with_its_lease(world: World, two_slots: None) -> None:
@@ -362,27 +362,27 @@ def test_slots_of_a_taker_that_never_lends_are_free_with_its_lease(world: World,
     for _ in range(5):  # more often than there are slots
         world.transport.motions.clear()
         key = world.ask()
-        world.giver.give(events.Give(key, 0, [1, 2, 3], 0, 40))
-        world.giver.advance(0.0)
+        world.producer.give(events.Give(key, 0, [1, 2, 3], 0, 40))
+        world.producer.advance(0.0)
         assert len(world.transport.motions) == 2
         world.transport.end_all()
-        world.giver.advance(1.0)
-        world.giver.advance(10.0)
-        world.giver.advance(10.1)
+        world.producer.advance(1.0)
+        world.producer.advance(10.0)
+        world.producer.advance(10.1)
         assert isinstance(world.sent[-1], wire.Failed)
         assert world.told[-2:] == [events.Gone(key), events.Given(key, 0)]
-        assert world.giver.num_open == 0
+        assert world.producer.num_open == 0
 
 
 def grant_staged(world: World) -> str:
     """Tokens 16 to 40, in two parts."""
     world.transport.is_staged = True
-    world.giver.handle(PEER, wire.KVWanted(1, list(range(40)), "", "", 16, 10.0), 0.0)
+    world.producer.handle(PEER, wire.KVRequested(1, list(range(40)), "", "", 16, 10.0), 0.0)
     asked = world.told.pop()
     assert isinstance(asked, events.KVAsked)
-    world.giver.grant(events.Grant(asked.key, [4, 5, 6], 64))
+    world.producer.grant(events.Grant(asked.key, [4, 5, 6], 64))
     assert world.sent.pop() == wire.KVGranted(1, [4, 5, 6], 64, 10.0, is_staged=True)
-    world.giver.advance(0.1)
+    world.producer.advance(0.1)
     assert [tokens for _, *tokens in world.transport.staged] == [[16, 32], [32, 40]]  # what is wanted, and no more
     world.transport.end_all()
     return asked.key
@@ -393,11 +393,11 @@ def test_what_is_granted_may_be_staged_and_is_free_when_it_is_released(world: Wo
     for serial in (0, 1):
         world.lend(serial, 0.2)
     world.transport.end_all()
-    world.giver.advance(0.3)
+    world.producer.advance(0.3)
     assert world.sent[-1] == wire.AllWritten(1)
-    world.giver.handle(PEER, wire.Release([1]), 0.5)
+    world.producer.handle(PEER, wire.Release([1]), 0.5)
     assert world.told == [events.Gone(key)]
-    assert world.giver.num_open == 0
+    assert world.producer.num_open == 0
 
 
 @pytest.mark.parametrize("expires", [False, True])
@@ -405,56 +405,56 @@ def test_what_is_granted_is_released_when_no_lent_slot_is_written_to_any_more(wo
     key = grant_staged(world)
     world.lend(0, 0.2)
     if expires:
-        world.giver.advance(10.0)
+        world.producer.advance(10.0)
         assert world.told == [events.Gone(key)]
-    world.giver.handle(PEER, wire.Release([1]), 10.1)
+    world.producer.handle(PEER, wire.Release([1]), 10.1)
     assert world.told == [events.Gone(key)]
     assert wire.Released([1]) not in world.sent
     world.lend(1, 10.2)
     assert len(world.transport.pushed) == 1  # nothing begins any more
     world.transport.end_all()
-    world.giver.advance(10.3)
+    world.producer.advance(10.3)
     assert world.sent[-1] == wire.Released([1])
-    assert world.giver.num_open == 0
+    assert world.producer.num_open == 0
 
 
 def test_a_decode_engine_computes_no_prompts_for_others() -> None:
     world = World(role="decode")
     request = Request(request_id="", prompt_token_ids=[1, 2], sampling=SamplingParams())
-    world.giver.handle(PEER, wire.PrefillWanted(1, request, [0], 0, 1.0), 0.0)
+    world.producer.handle(PEER, wire.PrefillRequested(1, request, [0], 0, 1.0), 0.0)
     assert world.sent == [wire.Failed(1, "role", "this engine's role is decode: it computes no prompts for others")]
     assert not world.told
 
 
 def test_what_is_read_is_free_when_it_is_released_or_its_lease_ends(world: World) -> None:
     for job, end in ((1, "release"), (2, "lease")):
-        world.giver.handle(PEER, wire.KVWanted(job, [1, 2], "", "", 0, 10.0), 0.0)
+        world.producer.handle(PEER, wire.KVRequested(job, [1, 2], "", "", 0, 10.0), 0.0)
         asked = world.told.pop()
         assert isinstance(asked, events.KVAsked)
-        world.giver.grant(events.Grant(asked.key, [3], 16))
+        world.producer.grant(events.Grant(asked.key, [3], 16))
         assert world.sent.pop() == wire.KVGranted(job, [3], 16, 10.0)
         if end == "release":
-            world.giver.handle(PEER, wire.Release([job]), 1.0)
+            world.producer.handle(PEER, wire.Release([job]), 1.0)
             assert world.sent.pop() == wire.Released([job])
         else:
-            world.giver.advance(10.0)
+            world.producer.advance(10.0)
         assert world.told.pop() == events.Gone(asked.key)
-    assert world.giver.num_open == 0
+    assert world.producer.num_open == 0
 
 
 def test_second_prompt_of_one_job_number_is_ignored_while_the_first_is_open(world: World) -> None:
     key = world.ask()
     request = Request(request_id="", prompt_token_ids=[1], sampling=SamplingParams(max_tokens=1))
-    world.giver.handle(PEER, wire.PrefillWanted(1, request, [7], 0, 10.0), 0.0)
-    world.giver.handle(PEER, wire.KVWanted(1, [1, 2], "", "", 0, 10.0), 0.0)
+    world.producer.handle(PEER, wire.PrefillRequested(1, request, [7], 0, 10.0), 0.0)
+    world.producer.handle(PEER, wire.KVRequested(1, [1, 2], "", "", 0, 10.0), 0.0)
     assert not world.told
-    world.giver.give(events.Give(key, 0, [1, 2, 3], 0, 40))
-    assert world.giver.num_open == 1
+    world.producer.give(events.Give(key, 0, [1, 2, 3], 0, 40))
+    assert world.producer.num_open == 1
 
 
 def test_prompt_is_refused_when_its_pages_do_not_hold_it(world: World) -> None:
     request = Request(request_id="", prompt_token_ids=[1] * 40, sampling=SamplingParams(max_tokens=1))
-    world.giver.handle(PEER, wire.PrefillWanted(1, request, [7, 8], 0, 10.0), 0.0)
+    world.producer.handle(PEER, wire.PrefillRequested(1, request, [7, 8], 0, 10.0), 0.0)
     [refusal] = world.sent
     assert isinstance(refusal, wire.Failed)
     assert refusal.reason == "bad_message"
@@ -462,19 +462,19 @@ def test_prompt_is_refused_when_its_pages_do_not_hold_it(world: World) -> None:
 
 
 def test_prompt_is_refused_when_too_many_transfers_are_open(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(giver_module, "MAX_OPEN_JOBS", 1)
+    monkeypatch.setattr(producer_module, "MAX_OPEN_JOBS", 1)
     world.ask()
-    world.giver.handle(PEER, wire.KVWanted(2, [1, 2], "", "", 0, 10.0), 0.0)
+    world.producer.handle(PEER, wire.KVRequested(2, [1, 2], "", "", 0, 10.0), 0.0)
     [refusal] = world.sent
     assert isinstance(refusal, wire.Failed)
     assert refusal.reason == "overloaded"
 
 
 def test_idle_peer_is_forgotten_when_too_many_have_greeted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(giver_module, "MAX_PEERS", 3)
-    answers: list[tuple[bytes, wire.FromGiver]] = []
-    giver = Giver(
-        lambda: party("giver", "prefill"),
+    monkeypatch.setattr(producer_module, "MAX_PEERS", 3)
+    answers: list[tuple[bytes, wire.FromProducer]] = []
+    producer = KVProducer(
+        lambda: party("producer", "prefill"),
         FakeTransport(),
         LAYOUT,
         lambda peer, message: answers.append((peer, message)),
@@ -482,22 +482,22 @@ def test_idle_peer_is_forgotten_when_too_many_have_greeted(monkeypatch: pytest.M
         Counters(),
     )
     for number in range(5):
-        giver.handle(b"%d" % number, wire.Hello(party(f"taker{number}", "decode")), 0.0)
+        producer.handle(b"%d" % number, wire.Hello(party(f"consumer{number}", "decode")), 0.0)
     assert [type(message) for _, message in answers] == [wire.Welcome] * 5
-    giver.handle(b"0", wire.Renew([1], 1.0), 0.0)
-    giver.handle(b"4", wire.Renew([1], 1.0), 0.0)
+    producer.handle(b"0", wire.Renew([1], 1.0), 0.0)
+    producer.handle(b"4", wire.Renew([1], 1.0), 0.0)
     assert [(peer, type(message)) for peer, message in answers[5:]] == [(b"0", wire.Refused)]
 
 
 def test_an_engine_stays_connected_when_it_connects_anew_and_there_are_too_many_peers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(giver_module, "MAX_PEERS", 2)
+    monkeypatch.setattr(producer_module, "MAX_PEERS", 2)
     removed: list[str] = []
     transport = FakeTransport()
     monkeypatch.setattr(transport, "remove_peer", removed.append, raising=False)
-    giver = Giver(
-        lambda: party("giver", "prefill"),
+    producer = KVProducer(
+        lambda: party("producer", "prefill"),
         transport,
         LAYOUT,
         lambda peer, message: None,
@@ -505,14 +505,14 @@ def test_an_engine_stays_connected_when_it_connects_anew_and_there_are_too_many_
         Counters(),
     )
     for identity, engine_id in ((b"0", "first"), (b"1", "second"), (b"2", "first")):
-        giver.handle(identity, wire.Hello(party(engine_id, "decode")), 0.0)
+        producer.handle(identity, wire.Hello(party(engine_id, "decode")), 0.0)
     assert removed == []
 
 
 @pytest.mark.parametrize("lease_s", [3_600.0, 86_400.0])
 def test_lease_of_a_peer_is_bounded_when_it_asks_for_a_long_one(world: World, lease_s: float) -> None:
-    world.giver.handle(PEER, wire.KVWanted(1, [1, 2], "", "", 0, lease_s), 0.0)
-    world.giver.handle(PEER, wire.Renew([1], lease_s), 1.0)
+    world.producer.handle(PEER, wire.KVRequested(1, [1, 2], "", "", 0, lease_s), 0.0)
+    world.producer.handle(PEER, wire.Renew([1], lease_s), 1.0)
     world.told.clear()
-    world.giver.advance(MAX_LEASE_S + 1.0)
+    world.producer.advance(MAX_LEASE_S + 1.0)
     assert [type(event) for event in world.told] == [events.Gone]

@@ -67,35 +67,35 @@ def test_every_token_arrives(
 ) -> None:
     if kind == "torch, page by page":
         monkeypatch.setattr(staging_copies, "_LEAST_COPY_BYTES", 1)
-    giver, taker = of_group(our_size), of_group(their_size, **changes)
+    producer, consumer = of_group(our_size), of_group(their_size, **changes)
     if swapped:
-        giver, taker = taker, giver
-    givers = [Rank(giver, kind) for _ in range(giver.tp_size)]
-    takers = [Rank(taker, kind) for _ in range(taker.tp_size)]
-    for rank, side in enumerate(givers):
+        producer, consumer = consumer, producer
+    producers = [Rank(producer, kind) for _ in range(producer.tp_size)]
+    consumers = [Rank(consumer, kind) for _ in range(consumer.tp_size)]
+    for rank, side in enumerate(producers):
         for token in range(48):
-            page, offset = PAGES[giver.page_size][token // giver.page_size], token % giver.page_size
-            side.pool[page, :, :, offset] = values_of(giver, rank, token).to(side.pool.dtype)
-    begin, end = (32, 43) if giver.page_size == taker.page_size == 16 else (0, 43)
-    parts = chunks(giver, taker, Span(PAGES[giver.page_size], [], begin, end), SLOT_BYTES)
+            page, offset = PAGES[producer.page_size][token // producer.page_size], token % producer.page_size
+            side.pool[page, :, :, offset] = values_of(producer, rank, token).to(side.pool.dtype)
+    begin, end = (32, 43) if producer.page_size == consumer.page_size == 16 else (0, 43)
+    parts = chunks(producer, consumer, Span(PAGES[producer.page_size], [], begin, end), SLOT_BYTES)
     assert len(parts) > 1 or begin
     for part in parts:
-        for rank, side in enumerate(givers):
-            for block in blocks(giver, rank, taker, part):
-                side.copies.gather(giver, taker, part, block, block.offset)
-        there = replace(part, our_pages=PAGES[taker.page_size])
-        for rank, side in enumerate(takers):
-            for block, offset in blocks_for(giver, taker, rank, there):
-                source = givers[block.giver_rank].copies.address + block.offset
+        for rank, side in enumerate(producers):
+            for block in blocks(producer, rank, consumer, part):
+                side.copies.gather(producer, consumer, part, block, block.offset)
+        there = replace(part, our_pages=PAGES[consumer.page_size])
+        for rank, side in enumerate(consumers):
+            for block, offset in blocks_for(producer, consumer, rank, there):
+                source = producers[block.giver_rank].copies.address + block.offset
                 assert max(block.offset, offset) + block.size <= SLOT_BYTES
                 ctypes.memmove(side.copies.address + offset, source, block.size)
-                side.copies.scatter(giver, taker, there, block, offset)
+                side.copies.scatter(producer, consumer, there, block, offset)
             assert side.copies.mark()()
-    for rank, side in enumerate(takers):
+    for rank, side in enumerate(consumers):
         for token in range(48):
-            page, offset = PAGES[taker.page_size][token // taker.page_size], token % taker.page_size
+            page, offset = PAGES[consumer.page_size][token // consumer.page_size], token % consumer.page_size
             found = side.pool[page, :, :, offset]
-            expected = values_of(taker, rank, token).to(givers[0].pool.dtype).to(found.dtype)
+            expected = values_of(consumer, rank, token).to(producers[0].pool.dtype).to(found.dtype)
             if begin <= token < end:
                 assert torch.equal(found, expected), token
             elif token < begin:

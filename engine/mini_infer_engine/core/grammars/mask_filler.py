@@ -24,7 +24,7 @@ _WEIGHT = 0.2
 """Weight of the newest fill in a variant's mean."""
 
 
-class FastestWay:
+class EpsilonGreedy:
     """Chooses among several variants by the time that each has taken."""
 
     def __init__(self, num_ways: int) -> None:
@@ -105,7 +105,7 @@ class MaskFiller:
         """Creates pools of at most `threads` threads; with one there is no pool."""
         self._pools = [LLExecutor(num_threads=count) for count in POOLS if count <= threads]
         self._behind = self._pools[-1] if self._pools else LLExecutor(num_threads=1)
-        self._ways: dict[int, FastestWay] = {}
+        self._ways: dict[int, EpsilonGreedy] = {}
         """The variants' times, by the number of masks to the next power of two."""
         self._plain = GuardedFill[Job](self._by_the_fastest_way, _fill_one)
         self._drafts = GuardedFill[DraftJob](self._drafts_by_pool, _fill_drafts_of_one)
@@ -136,7 +136,7 @@ class MaskFiller:
             return
         size = len(jobs).bit_length()
         if size not in self._ways:
-            self._ways[size] = FastestWay(1 + len(self._pools))
+            self._ways[size] = EpsilonGreedy(1 + len(self._pools))
         way, start = self._ways[size].choose(), time.perf_counter()
         if way:
             pool = self._pools[way - 1]

@@ -13,33 +13,33 @@ from mini_infer_engine.kv_transfer.protocol import wire
 from mini_infer_engine.kv_transfer.protocol.events import Take
 
 
-def prefill_wanted_fault(wanted: wire.PrefillWanted, taker: KVLayout) -> str:
+def prefill_request_fault(wanted: wire.PrefillRequested, consumer: KVLayout) -> str:
     """Checks a prefill request against the layout of the consumer's pool."""
     num_tokens = len(wanted.request.prompt_token_ids) + len(wanted.request.resumed_token_ids)
     if wanted.first_token >= num_tokens:
         return f"first_token is {wanted.first_token}, and there are {num_tokens} tokens"
-    return _pages_fault(wanted.pages, num_tokens, taker.page_size)
+    return _pages_fault(wanted.pages, num_tokens, consumer.page_size)
 
 
-def kv_wanted_fault(wanted: wire.KVWanted) -> str:
+def kv_request_fault(wanted: wire.KVRequested) -> str:
     """Checks a read request."""
     if wanted.first_token >= len(wanted.token_ids):
         return f"first_token is {wanted.first_token}, and there are {len(wanted.token_ids)} tokens"
     return ""
 
 
-def granted_fault(granted: wire.KVGranted, giver: KVLayout) -> str:
+def granted_fault(granted: wire.KVGranted, producer: KVLayout) -> str:
     """Checks granted pages against the layout of the producer's pool."""
-    return _pages_fault(granted.pages, granted.num_tokens, giver.page_size)
+    return _pages_fault(granted.pages, granted.num_tokens, producer.page_size)
 
 
-def written_fault(written: wire.Written, take: Take, taker: KVLayout) -> str:
+def written_fault(written: wire.Written, take: Take, consumer: KVLayout) -> str:
     """Checks that the tokens and layers written to a slot are within the range that this job transfers."""
-    first, (low, high) = take.first_token - take.first_token % taker.page_size, written.layers
+    first, (low, high) = take.first_token - take.first_token % consumer.page_size, written.layers
     if not first <= written.begin < written.end <= take.num_tokens:
         return f"tokens {written.begin} to {written.end} were written, and {first} to {take.num_tokens} requested"
-    if not 0 <= low < high <= taker.num_layers:
-        return f"layers {low} to {high} were written, and there are {taker.num_layers}"
+    if not 0 <= low < high <= consumer.num_layers:
+        return f"layers {low} to {high} were written, and there are {consumer.num_layers}"
     return ""
 
 

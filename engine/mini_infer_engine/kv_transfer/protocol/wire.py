@@ -11,11 +11,11 @@ from msgspec import Meta
 
 from mini_infer_engine.core.request import Request, TokenLogprobs
 from mini_infer_engine.kv_transfer.layout import KVLayout
-from mini_infer_engine.kv_transfer.staging_slots import LENT, Area, StagingBuffer
+from mini_infer_engine.kv_transfer.staging_slots import RECEIVE_SLOTS, Area, StagingBuffer
 from mini_infer_engine.kv_transfer.topology.mapped_memory import SharedPool
 from mini_infer_engine.kv_transfer.topology.path_selection import Place
 
-VERSION = 5
+VERSION = 6
 """Version of these messages: both engines must use the same one."""
 
 
@@ -93,7 +93,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     reason: _Message
 
 
-class PrefillWanted(msgspec.Struct, frozen=True, tag=True):
+class PrefillRequested(msgspec.Struct, frozen=True, tag=True):
     """Requests that the producer computes a prompt and its first token, and writes keys and values into the consumer's
     pages.
     """
@@ -109,7 +109,7 @@ class PrefillWanted(msgspec.Struct, frozen=True, tag=True):
     """Seconds for which the consumer keeps the pages for the producer, unless it renews the lease."""
 
 
-class KVWanted(msgspec.Struct, frozen=True, tag=True):
+class KVRequested(msgspec.Struct, frozen=True, tag=True):
     """Requests to read the producer's keys and values of these tokens, which it retains until the consumer releases
     them.
     """
@@ -137,14 +137,14 @@ class Release(msgspec.Struct, frozen=True, tag=True):
     jobs: _Jobs
 
 
-class SlotLent(msgspec.Struct, frozen=True, tag=True):
+class SlotGranted(msgspec.Struct, frozen=True, tag=True):
     """Lends a slot of the consumer's buffer to a staged part. The producer owns it until it sends `Written`, or reports
     that nothing of the job is written any more.
     """
 
     job: _Job
     serial: _Job
-    slot: Annotated[int, Meta(ge=LENT.start, lt=LENT.stop)]
+    slot: Annotated[int, Meta(ge=RECEIVE_SLOTS.start, lt=RECEIVE_SLOTS.stop)]
 
 
 class Accepted(msgspec.Struct, frozen=True, tag=True):
@@ -158,8 +158,8 @@ class Accepted(msgspec.Struct, frozen=True, tag=True):
     bytes_per_s: _Rate
 
 
-class SlotWanted(msgspec.Struct, frozen=True, tag=True):
-    """Requests a slot of the consumer's staging buffer for a part that is being staged. `SlotLent` answers with the
+class SlotRequested(msgspec.Struct, frozen=True, tag=True):
+    """Requests a slot of the consumer's staging buffer for a part that is being staged. `SlotGranted` answers with the
     same serial number.
     """
 
@@ -231,9 +231,11 @@ class Released(msgspec.Struct, frozen=True, tag=True):
     jobs: _Jobs
 
 
-FromTaker = Hello | PrefillWanted | KVWanted | Renew | Release | SlotLent
-FromGiver = Welcome | Refused | Accepted | Prefilled | KVGranted | SlotWanted | Written | AllWritten | Failed | Released
+FromConsumer = Hello | PrefillRequested | KVRequested | Renew | Release | SlotGranted
+FromProducer = (
+    Welcome | Refused | Accepted | Prefilled | KVGranted | SlotRequested | Written | AllWritten | Failed | Released
+)
 
 encode = msgspec.msgpack.Encoder().encode
-decode_from_taker = msgspec.msgpack.Decoder(FromTaker).decode
-decode_from_giver = msgspec.msgpack.Decoder(FromGiver).decode
+decode_from_consumer = msgspec.msgpack.Decoder(FromConsumer).decode
+decode_from_producer = msgspec.msgpack.Decoder(FromProducer).decode

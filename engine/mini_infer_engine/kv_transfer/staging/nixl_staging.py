@@ -30,26 +30,26 @@ class NixlStaging:
             device_index=memory.device_index,
         )
 
-    def gather(self, rank: int, taker: KVLayout, slot: int, span: Span) -> Motion:
+    def gather(self, rank: int, consumer: KVLayout, slot: int, span: Span) -> Motion:
         """Begins to fill a slot with the blocks of this rank."""
-        giver, begin = self._memory.layout, slot * self.buffer.slot_bytes
-        given = blocks(giver, rank, taker, span)
+        producer, begin = self._memory.layout, slot * self.buffer.slot_bytes
+        given = blocks(producer, rank, consumer, span)
         for block in given:
-            self._copies.gather(giver, taker, span, block, begin + block.offset)
+            self._copies.gather(producer, consumer, span, block, begin + block.offset)
         return _Copy(self._copies.mark(), sum(block.size for block in given))
 
-    def place(self, rank: int, giver: KVLayout, slot: int, span: Span) -> Motion:
+    def place(self, rank: int, producer: KVLayout, slot: int, span: Span) -> Motion:
         """Begins to copy the blocks that peers have written to a slot for this rank into its pages.
 
         Raises TransportError if the blocks do not fit into a slot, by the layout that the peer claims.
         """
-        taker, begin = self._memory.layout, slot * self.buffer.slot_bytes
-        taken = blocks_for(giver, taker, rank, span)
+        consumer, begin = self._memory.layout, slot * self.buffer.slot_bytes
+        taken = blocks_for(producer, consumer, rank, span)
         num_bytes = sum(block.size for block, _ in taken)
         if num_bytes > self.buffer.slot_bytes:  # by what a peer says of it: other slots are others'
             raise TransportError(f"a part of {num_bytes} bytes does not fit into a slot of {self.buffer.slot_bytes}")
         for block, offset in taken:
-            self._copies.scatter(giver, taker, span, block, begin + offset)
+            self._copies.scatter(producer, consumer, span, block, begin + offset)
         return _Copy(self._copies.mark(), num_bytes)
 
 

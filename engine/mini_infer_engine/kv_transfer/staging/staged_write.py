@@ -61,7 +61,7 @@ class _Part:
     writing: Motion | None = None
 
 
-class StagedGift:
+class StagedWrite:
     """A write of tokens through staging slots, which is polled as a `Motion`."""
 
     def __init__(self, span: Span, channel: Channel, slots: Slots, serials: "itertools.count[int]") -> None:

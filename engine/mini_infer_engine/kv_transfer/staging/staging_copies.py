@@ -32,10 +32,10 @@ class StagingCopies(Protocol):
     device: str
     """Device of the buffer: "cpu" or "cuda"."""
 
-    def gather(self, giver: KVLayout, taker: KVLayout, span: Span, block: Block, offset: int) -> None:
+    def gather(self, producer: KVLayout, consumer: KVLayout, span: Span, block: Block, offset: int) -> None:
         """Begins to copy a block of `span.our_pages` into the buffer, from byte `offset` on."""
 
-    def scatter(self, giver: KVLayout, taker: KVLayout, span: Span, block: Block, offset: int) -> None:
+    def scatter(self, producer: KVLayout, consumer: KVLayout, span: Span, block: Block, offset: int) -> None:
         """Begins to copy a block from byte `offset` of the buffer into `span.our_pages`, in the consumer's dtype."""
 
     def mark(self) -> IsDone:
@@ -74,30 +74,30 @@ class HostCopies:
         self._buffer = np.zeros(num_bytes, np.uint8)
         self.address = self._buffer.ctypes.data
 
-    def gather(self, giver: KVLayout, taker: KVLayout, span: Span, block: Block, offset: int) -> None:
+    def gather(self, producer: KVLayout, consumer: KVLayout, span: Span, block: Block, offset: int) -> None:
         """Copies a block into the buffer, synchronously."""
-        staged, layers = self._buffer[offset : offset + block.size], _layers(giver, span)
-        if moves_whole_pages(giver, taker):
-            found = self._pages()[_whole_pages(giver, span), layers]
+        staged, layers = self._buffer[offset : offset + block.size], _layers(producer, span)
+        if moves_whole_pages(producer, consumer):
+            found = self._pages()[_whole_pages(producer, span), layers]
         else:
-            pages, offsets = _positions(giver, span)
+            pages, offsets = _positions(producer, span)
             first = block.share.our_first
             heads = slice(first, first + block.share.count)
-            found = self._cells(giver)[pages, layers, :, offsets, heads]
+            found = self._cells(producer)[pages, layers, :, offsets, heads]
         staged[:] = found.view(np.uint8).reshape(-1)
 
-    def scatter(self, giver: KVLayout, taker: KVLayout, span: Span, block: Block, offset: int) -> None:
+    def scatter(self, producer: KVLayout, consumer: KVLayout, span: Span, block: Block, offset: int) -> None:
         """Copies a block into pages, synchronously."""
-        staged, layers = self._buffer[offset : offset + block.size], _layers(taker, span)
-        if moves_whole_pages(giver, taker):
+        staged, layers = self._buffer[offset : offset + block.size], _layers(consumer, span)
+        if moves_whole_pages(producer, consumer):
             num_layers = layers.stop - layers.start
-            self._pages()[_whole_pages(taker, span), layers] = staged.reshape(-1, num_layers, taker.layer_bytes)
+            self._pages()[_whole_pages(consumer, span), layers] = staged.reshape(-1, num_layers, consumer.layer_bytes)
             return
-        (pages, offsets), first = _positions(taker, span), block.share.their_first
-        values = converted(staged, giver.dtype, taker.dtype).view(np.uint8)
-        sizes = (len(pages), layers.stop - layers.start, taker.halves, block.share.count, taker.head_bytes)
+        (pages, offsets), first = _positions(consumer, span), block.share.their_first
+        values = converted(staged, producer.dtype, consumer.dtype).view(np.uint8)
+        sizes = (len(pages), layers.stop - layers.start, consumer.halves, block.share.count, consumer.head_bytes)
         heads = slice(first, first + block.share.count)
-        self._cells(taker)[pages, layers, :, offsets, heads] = values.reshape(sizes)
+        self._cells(consumer)[pages, layers, :, offsets, heads] = values.reshape(sizes)
 
     def mark(self) -> IsDone:
         """Returns a function that is always True."""
@@ -174,43 +174,45 @@ class TorchCopies:
         self._stream = torch.cuda.Stream(self._where, priority=-1) if on_gpu else None
         self._driver = CudaDriver() if on_gpu else None
 
-    def gather(self, giver: KVLayout, taker: KVLayout, span: Span, block: Block, offset: int) -> None:
+    def gather(self, producer: KVLayout, consumer: KVLayout, span: Span, block: Block, offset: int) -> None:
         """Queues the copy of a block into the buffer."""
         with self._torch.cuda.stream(self._stream):
-            if pairs := self._whole_copies(giver, taker, span, block, offset):
+            if pairs := self._whole_copies(producer, consumer, span, block, offset):
                 for pages, staged in pairs:
                     self._copy_rows(staged, pages)
                 return
-            if moves_whole_pages(giver, taker):
-                found = self._pages()[:, _layers(giver, span)][self._indices(_whole_pages(giver, span))]
+            if moves_whole_pages(producer, consumer):
+                found = self._pages()[:, _layers(producer, span)][self._indices(_whole_pages(producer, span))]
             else:
-                pages, offsets = map(self._indices, _positions(giver, span))
+                pages, offsets = map(self._indices, _positions(producer, span))
                 first = block.share.our_first
-                found = self._cells(giver, self._words(giver), first, block.share.count, span)[pages, :, :, offsets]
+                found = self._cells(producer, self._words(producer), first, block.share.count, span)[
+                    pages, :, :, offsets
+                ]
             staged = self._buffer[offset : offset + block.size]
             staged.copy_(found.contiguous().view(self._torch.uint8).view(-1), non_blocking=True)
 
-    def scatter(self, giver: KVLayout, taker: KVLayout, span: Span, block: Block, offset: int) -> None:
+    def scatter(self, producer: KVLayout, consumer: KVLayout, span: Span, block: Block, offset: int) -> None:
         """Queues the copy of a block into pages."""
         torch = self._torch
         with torch.cuda.stream(self._stream):
-            if pairs := self._whole_copies(giver, taker, span, block, offset):
+            if pairs := self._whole_copies(producer, consumer, span, block, offset):
                 for pages, staged in pairs:
                     self._copy_rows(pages, staged)
                 return
             staged = self._buffer[offset : offset + block.size].to(self._where, non_blocking=True)
-            if moves_whole_pages(giver, taker):
-                pages, view = self._indices(_whole_pages(taker, span)), self._pages()[:, _layers(taker, span)]
+            if moves_whole_pages(producer, consumer):
+                pages, view = self._indices(_whole_pages(consumer, span)), self._pages()[:, _layers(consumer, span)]
                 view[pages] = staged.view(view.dtype).view(len(pages), *view.shape[1:])
                 return
-            pages, offsets = map(self._indices, _positions(taker, span))
-            if giver.dtype == taker.dtype:
-                words = self._words(taker)
+            pages, offsets = map(self._indices, _positions(consumer, span))
+            if producer.dtype == consumer.dtype:
+                words = self._words(consumer)
                 values = staged.view(words)
             else:
-                words = getattr(torch, taker.dtype)
-                values = staged.view(getattr(torch, giver.dtype)).to(words)
-            view = self._cells(taker, words, block.share.their_first, block.share.count, span)
+                words = getattr(torch, consumer.dtype)
+                values = staged.view(getattr(torch, producer.dtype)).to(words)
+            view = self._cells(consumer, words, block.share.their_first, block.share.count, span)
             view[pages, :, :, offsets] = values.view(len(pages), *view.shape[1:3], *view.shape[4:])
 
     def mark(self) -> IsDone:
@@ -222,15 +224,15 @@ class TorchCopies:
         return lambda: bool(event.query())
 
     def _whole_copies(
-        self, giver: KVLayout, taker: KVLayout, span: Span, block: Block, offset: int
+        self, producer: KVLayout, consumer: KVLayout, span: Span, block: Block, offset: int
     ) -> list[tuple[Any, Any]]:
         """Returns pairs of tensors: layers of consecutive pages [pages, n] in the pool, and their place in the buffer.
 
         The list is empty if one kernel for all pages is faster.
         """
-        if self.device == "cuda" or not moves_whole_pages(giver, taker):
+        if self.device == "cuda" or not moves_whole_pages(producer, consumer):
             return []
-        pages, layers = _whole_pages(giver, span), _layers(giver, span)
+        pages, layers = _whole_pages(producer, span), _layers(producer, span)
         staged = self._buffer[offset : offset + block.size].view(len(pages), -1)
         if staged.shape[1] < _LEAST_COPY_BYTES:
             return []

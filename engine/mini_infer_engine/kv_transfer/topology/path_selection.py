@@ -98,7 +98,7 @@ def mapping_pays(ours: KVLayout, theirs: KVLayout, span: Span, nixl_way: Area | 
     return mapped_s <= _STAGED_START_S + num_bytes / _STAGED_RATES["cuda"]
 
 
-def choose_way(
+def choose_path(
     ours: KVLayout,
     theirs: KVLayout,
     span: Span,

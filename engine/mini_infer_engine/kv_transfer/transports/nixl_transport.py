@@ -27,7 +27,7 @@ from mini_infer_engine.kv_transfer.protocol.wire import RankAddress, TransportAd
 from mini_infer_engine.kv_transfer.staging.nixl_staging import NixlStaging
 from mini_infer_engine.kv_transfer.staging_slots import Area, StagingBuffer, blocks, blocks_for
 from mini_infer_engine.kv_transfer.topology.locality import place_of_this_process
-from mini_infer_engine.kv_transfer.topology.path_selection import choose_way, is_direct
+from mini_infer_engine.kv_transfer.topology.path_selection import choose_path, is_direct
 from mini_infer_engine.kv_transfer.transport import (
     How,
     Motion,
@@ -178,7 +178,7 @@ class NixlTransport:
         """Chooses the path by the two layouts, and by whether the peer's pool can be reached directly."""
         theirs, where = self._peer(engine_id)
         there = where.ranks[0]
-        return choose_way(
+        return choose_path(
             self._memory.layout,
             theirs,
             span,

@@ -71,7 +71,7 @@ class _Workers:
         """Keeps workers waiting until the control socket is closed and the last worker has ended."""
         while not self._is_closed or self._workers:
             self._fork_until(WAITING_WORKERS)
-            for key, _ in self._selector.select(self._patience_s()):
+            for key, _ in self._selector.select(self._client_timeout_s()):
                 self._hear(cast("socket.socket", key.fileobj))
             self._end_overdue()
 
@@ -141,7 +141,7 @@ class _Workers:
                 worker.has_timed_out = True
                 os.kill(worker.pid, signal.SIGKILL)
 
-    def _patience_s(self) -> float | None:
+    def _client_timeout_s(self) -> float | None:
         earliest_s = min((worker.deadline_s for worker in self._workers.values()), default=math.inf)
         return None if earliest_s == math.inf else max(0.01, earliest_s - time.monotonic())
 

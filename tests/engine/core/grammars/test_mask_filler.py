@@ -6,7 +6,7 @@ import pytest
 from llguidance import LLMatcher
 
 from mini_infer_engine.core.grammars.compiler import GrammarCompiler
-from mini_infer_engine.core.grammars.mask_filler import FastestWay, MaskFiller
+from mini_infer_engine.core.grammars.mask_filler import EpsilonGreedy, MaskFiller
 from mini_infer_engine.core.grammars.matcher import words_of
 from mini_infer_engine.dry.vocabulary import EOS_TOKEN_IDS, VOCAB_SIZE, dry_assets
 from mini_infer_engine.structured.grammar import of_regex
@@ -22,7 +22,7 @@ def matchers() -> list[LLMatcher]:
 
 
 def chosen(times_s: list[float], fills: int) -> list[int]:
-    ways, found = FastestWay(len(times_s)), []
+    ways, found = EpsilonGreedy(len(times_s)), []
     for _ in range(fills):
         found.append(ways.choose())
         ways.took(found[-1], times_s[found[-1]])
@@ -40,7 +40,7 @@ def test_the_fastest_way_is_gone_and_each_other_tried_now_and_then(times_s: list
 
 
 def test_a_way_that_has_become_faster_is_gone_from_then_on() -> None:
-    ways = FastestWay(2)
+    ways = EpsilonGreedy(2)
     times_s = [1e-5, 5e-5]
     for fills in range(10_000):
         if fills == 300:
