@@ -1,1 +1,3 @@
-"""Where a request goes: filters, producers, scorers, a picker; pure, with time and randomness passed in."""
+"""Chooses the endpoint of a request with filters, producers, scorers and a picker; pure: time and randomness
+come in.
+"""
