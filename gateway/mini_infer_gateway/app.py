@@ -156,7 +156,7 @@ class Gateway:
         self._source_failure = ""
         """The reason why the list of endpoints is out of date; empty if it is not."""
         self.stopping = False
-        """True once a shutdown has begun: the gateway is not ready, and every connection closes after its next
+        """True once a shutdown has begun: the gateway is not ready, and each connection closes after its next
         answer.
         """
 
@@ -231,8 +231,10 @@ class Gateway:
             await self.responses.websocket(scope, receive, send)
 
     def _key_refusal(self, scope: Scope) -> ApiError | None:
-        """Returns the error if an API key is missing. The admin port requires one for the debug page, which names
-        tenants' engines, and none for probes and metrics.
+        """Returns the error if an API key is missing.
+
+        The admin port requires a key only for the debug page, which names tenants' engines, and not for probes and
+        metrics.
         """
         if _port(scope) == self.settings.admin_port and scope["path"] != DEBUG_PATH:
             return None
@@ -360,8 +362,9 @@ class Gateway:
         self.index.limit(self.settings.index_max_blocks or shares.index_blocks)
 
     async def _follow_source(self) -> None:
-        """Runs the source until cancelled. If it ends, it is started again; meanwhile the last list stays, and the
-        gateway is not ready.
+        """Runs the source until cancelled, and starts it again if it ends.
+
+        Meanwhile the last list stays, and the gateway is not ready.
         """
         pause_s = FIRST_SOURCE_PAUSE_S
         while True:

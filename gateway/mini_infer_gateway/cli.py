@@ -254,9 +254,7 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
 
 
 def _by_model(named: Sequence[str]) -> dict[str, str]:
-    """Returns folders by model. In `MODEL=DIR` the model ends at the first equals sign; `DIR` alone has the
-    model "".
-    """
+    """Returns folders by model: in `MODEL=DIR` the model ends at the first equals sign; `DIR` has the model ""."""
     parts = (text.partition("=") for text in named)
     return {first if equals else "": folder if equals else first for first, equals, folder in parts}
 

@@ -68,9 +68,7 @@ class BodyBudget:
         self.taken_bytes = 0
 
     def take(self, size_bytes: int) -> bool:
-        """Allocates from the budget. Returns False if there is no room; a request always has room if it is the only
-        one.
-        """
+        """Allocates from the budget. Returns False if there is no room; a sole request always has room."""
         if self.taken_bytes and self.taken_bytes + size_bytes > self._limit_bytes:
             return False
         self.taken_bytes += size_bytes

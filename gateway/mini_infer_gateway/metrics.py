@@ -291,9 +291,7 @@ class Metrics:
         self._continuation_off.inc()
 
     def queue_waited(self, model: str, seconds: float, predicted_s: float | None) -> None:
-        """Records a placed request's wait. `predicted_s` is the predicted wait; None if the request did not have to
-        wait.
-        """
+        """Records a placed request's wait. `predicted_s` is the prediction; None if it did not have to wait."""
         self._child(self._queue_wait, model).observe(seconds)
         if predicted_s is not None:
             self._child(self._queue_wait_error, model).observe(abs(seconds - predicted_s))

@@ -43,13 +43,9 @@ class EnginePath:
     prompts: PromptReader | None = None
     """The reader of the prompts that are tokenised for routing; None if the path is routed by load."""
     generates: bool = True
-    """True if it takes a place in an engine's batch, for which it waits in the queue. Otherwise it is sent on
-    at once.
-    """
+    """True if it takes a place in an engine's batch and waits in the queue for it; otherwise it is sent on at once."""
     continued: StreamForm | None = None
-    """The form of its events if another engine continues a stream whose engine died (see `pipeline.continuations`);
-    None if no engine does.
-    """
+    """The form of its events, if another engine can continue a stream whose engine died; None if no engine can."""
     lone_model: bool = False
     """True if the model may be omitted while there is only one."""
     any_model: bool = False

@@ -21,9 +21,7 @@ class GatewaySettings:
     host: str = "127.0.0.1"
     port: int = 8080
     admin_port: int | None = None
-    """Port for /metrics and /debug. If None, they are on `port` if `host` is a loopback address, and otherwise not
-    served.
-    """
+    """Port for /metrics and /debug; None: on `port` if `host` is a loopback address, else they are not served."""
     endpoints_file: str | None = None
     kubernetes: bool = False
     namespace: str | None = None
@@ -31,18 +29,14 @@ class GatewaySettings:
     kubeconfig: str | None = None
     """Kubeconfig file; None for the pod's own service account, or else the usual places."""
     model_namespaces: tuple[str, ...] = ()
-    """Rules MODEL=NAMESPACE that restrict which namespaces' services may own a bare model name; * for all other
-    names.
-    """
+    """Rules MODEL=NAMESPACE that restrict whose services may own a bare model name; *: all other names."""
     routing: Policy = "prefix"
     max_local_prefill_tokens: int | None = None
     """Largest number of uncached prompt tokens that a decode engine computes itself if there are prefill engines; None
     for the cheaper choice by learned rates.
     """
     tokenizers: Mapping[str, str] = field(default_factory=dict)
-    """Folders with tokenizers, or "ask", by model, for servers that do not publish their tokenizer; "" for all
-    models.
-    """
+    """Folders with tokenizers, or "ask", by model, for servers that do not publish theirs; "" for all models."""
     seed: int | None = None
     """Seed for ties; None for a different one in every process, so that replicas do not choose in step."""
     log_level: str = "info"
@@ -63,9 +57,7 @@ class GatewaySettings:
     unknown_fields: UnknownFieldsMode = "refuse"
     """Treatment of unknown fields in requests to /v1/responses that the gateway accepts before an engine sees them."""
     replicas: tuple[str, ...] = ()
-    """DNS names of all replicas of this gateway: a request that continues a response of another replica is forwarded to
-    it.
-    """
+    """DNS names of all replicas: a request that continues a response of another replica is forwarded to it."""
     replica_host: str | None = None
     """Host of this replica, by which the others reach it."""
     max_body_bytes: int = MAX_BODY_BYTES
@@ -77,9 +69,7 @@ class GatewaySettings:
     can reach the gateway without a key, and otherwise all are.
     """
     max_queue: int = 1024
-    """Largest number of requests of one model that wait at the gateway for an endpoint with room; 0: none waits
-    here.
-    """
+    """Largest number of requests of one model that wait here for an endpoint with room; 0: none waits."""
     queue_timeout_s: float = 60.0
     """Seconds for which a request may wait there: after that, the client of a chat has given up."""
     connect_timeout_s: float = 2.0
@@ -91,23 +81,17 @@ class GatewaySettings:
     max_attempts: int = 3
     """Largest number of endpoints on which one request is tried."""
     continuation: bool = True
-    """Continues a stream on another endpoint if its own dies; costs one number for each token between engine and
-    gateway.
-    """
+    """Continues a stream on another endpoint if its own dies; costs a number a token between engine and gateway."""
     request_timeout_s: float = 0.0
     """Time-out of a whole request, including its answer; 0: only a client's own header limits it."""
     sse_keepalive_s: float = 15.0
-    """Seconds between comments in a stream that has not begun, so that no proxy closes the connection; 0: none are
-    sent.
-    """
+    """Seconds between comments in a stream that has not begun, so that no proxy closes it; 0: none are sent."""
     request_deadline_s: float = 600.0
     """Seconds from a request's arrival until its answer must begin, over all attempts."""
     forward_authorization: bool = False
     """Forwards clients' Authorization header to endpoints, for servers with API keys of their own."""
     api_key: tuple[str, ...] = field(default=(), repr=False)
-    """API keys of clients, in addition to those of the file and the environment; without any key, all clients are
-    answered.
-    """
+    """API keys of clients, besides those of the file and the environment; without any, all clients are answered."""
     api_key_file: str | None = None
     engine_api_key: str = field(default="", repr=False)
     """The key that is sent to engines with every request."""
@@ -124,16 +108,12 @@ class GatewaySettings:
     engine_ca_certs: str | None = None
     """CA of engines at https:// addresses; None for the system's CAs."""
     engine_certfile: str | None = None
-    """The gateway's client certificate for engines, with its key in it or in `engine_keyfile`; None for no
-    certificate.
-    """
+    """The gateway's client certificate for engines, with its key in it or in `engine_keyfile`; None: it has none."""
     engine_keyfile: str | None = None
     engine_server_name: str | None = None
     """The name in engines' certificates; None for the host of their address."""
     drain_s: float = 5.0
-    """Largest number of seconds from SIGTERM until it stops listening: clients leave their persistent connections
-    meanwhile.
-    """
+    """Largest number of seconds from SIGTERM until it stops listening, in which clients leave their connections."""
     shutdown_timeout_s: float = 30.0
     """Seconds for requests in flight when the gateway is stopped."""
 

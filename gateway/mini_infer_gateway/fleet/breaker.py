@@ -75,8 +75,9 @@ class Breaker:
         return self.cause is None
 
     def is_open(self, now_s: float) -> bool:
-        """True if the endpoint may not be chosen now: the circuit is open, and it is too early for a probe or one is in
-        flight.
+        """True if the endpoint may not be chosen now.
+
+        The circuit is open then, and it is too early for a probe, or a probe is in flight.
         """
         return not self.closed and (self.probing or now_s < self.retry_at_s)
 

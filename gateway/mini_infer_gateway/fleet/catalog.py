@@ -74,8 +74,9 @@ def orphaned(
 
 
 def _owners(claims: Iterable[tuple[str, str]], services: Iterable[str]) -> dict[str, str]:
-    """Returns the service that owns each bare name: the first claim counts, and another service's namespace/name is no
-    bare name.
+    """Returns the service that owns each bare name: the first claim counts.
+
+    No service may claim another one's namespace/name.
     """
     taken = set(services)
     owners: dict[str, str] = {}
@@ -114,7 +115,5 @@ def _rank(created: str, name: str) -> tuple[bool, str, str]:
 
 
 def _serving(endpoints: Iterable[Endpoint], model: str) -> tuple[str, ...]:
-    """Returns the endpoints that serve `model`; a service has several models only while a rollout changes the served
-    name.
-    """
+    """Returns the endpoints that serve `model`: pods of a service differ while a rollout changes the served name."""
     return tuple(endpoint.name for endpoint in endpoints if endpoint.model == model)

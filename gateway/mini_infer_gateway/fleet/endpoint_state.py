@@ -78,15 +78,13 @@ class EndpointState:
 
     @property
     def role(self) -> str:
-        """The endpoint's current role. Its own report counts first: it may have switched since its source was
+        """The endpoint's current role. Its own report counts first: it may have switched since the source was
         written.
         """
         return self.subscriber.role or self.endpoint.role
 
     def is_reporting(self, now_s: float) -> bool:
-        """True if load reports arrive; nothing else shows that a prefill engine works, which receives no client
-        requests.
-        """
+        """True if load reports arrive: nothing else shows that a prefill engine works, since no client talks to it."""
         return self.subscriber.report_s is not None and now_s - self.subscriber.report_s <= SILENT_S
 
     @property

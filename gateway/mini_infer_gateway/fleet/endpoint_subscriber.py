@@ -88,9 +88,7 @@ class EndpointSubscriber:
         stale_ttl_s: float,
         secret: PeerSecret | None = None,
     ) -> None:
-        """`secret` proves membership of the endpoint's service, if the endpoint requires that
-        (`Endpoint.peer_auth`).
-        """
+        """`secret` proves membership of the endpoint's service, if `Endpoint.peer_auth` requires that."""
         self._endpoint = endpoint
         self._index, self._ledger, self._tokenizers, self._upstream = index, ledger, tokenizers, upstream
         self._count_gap, self._learned, self._clock = count_gap, learned, clock
@@ -106,9 +104,7 @@ class EndpointSubscriber:
         self.refused = False
         """True if the handshake with its event socket failed the last time: the keys of both sides differ."""
         self.lag_s = 0.0
-        """Seconds between the sending and the arrival of the last event or load report, by the clocks of two
-        machines.
-        """
+        """Seconds from the sending to the arrival of the last event or load report, by the clocks of two machines."""
         self.report_s: float | None = None
         """Time of the last load report over the present event socket; None if there was none."""
         self.role = ""
@@ -300,9 +296,7 @@ class EndpointSubscriber:
             await self._breathe()
 
     async def _breathe(self) -> None:
-        """Lets the event loop run once after SLICE_S of continuous work: reading a socket with much to read never
-        waits.
-        """
+        """Lets the event loop run after SLICE_S of work: awaiting a socket with much to read does not yield to it."""
         if self._clock() - self._breathed_s > SLICE_S:
             await asyncio.sleep(0)
             self._breathed_s = self._clock()

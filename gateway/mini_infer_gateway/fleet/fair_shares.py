@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 TOKENS_PER_SECOND: Final = 32.0
-"""Tokens charged for each second in an engine's batch: about as many are decoded, and the gateway does not
-count them.
-"""
+"""Tokens charged for a second in an engine's batch: about as many are decoded; the gateway does not count them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,9 +39,7 @@ class Signs:
     """True if the last readiness probe did not succeed."""
 
     def quiet_s(self, now_s: float) -> float:
-        """Returns the seconds for which requests have waited since its last byte, including those of clients that gave
-        up.
-        """
+        """Returns the seconds for which requests, abandoned ones included, have waited since its last byte."""
         waiting_s = 0.0 if self.waiting_since_s is None else now_s - max(self.waiting_since_s, self.byte_s)
         return self.abandoned_s + waiting_s
 

@@ -16,9 +16,7 @@ class NameRules:
     """Rules that restrict which namespaces may own which bare names."""
 
     allowed: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Allowed namespaces by model, or by ANY_MODEL for models without an entry; without either, every namespace may own
-    it.
-    """
+    """Allowed namespaces by model, or by ANY_MODEL for models without an entry; without either, all are allowed."""
 
     def allows(self, model: str, service: str) -> bool:
         """True if `service`, a namespace/name, may own the bare name."""

@@ -69,9 +69,7 @@ class PrefillRates:
         return self._mean_told or self._tokens / self._seconds
 
     def _own(self, endpoint: str, fleet: float) -> float:
-        """Returns the rate that an endpoint reports, or its observed rate, in which the fleet's rate weighs
-        FLEET_TOKENS.
-        """
+        """Returns the rate that an endpoint reports, or its observed rate with a prior of FLEET_TOKENS."""
         if self._told:
             return self._told.get(endpoint, fleet)
         if own := self._observed.get(endpoint):
@@ -79,9 +77,7 @@ class PrefillRates:
         return fleet
 
     def report(self, endpoint: str, report: LoadReport) -> None:
-        """Takes a load report. A queue loses tokens when their pass is launched, which is when the previous pass has
-        ended.
-        """
+        """Takes a load report. A queue loses tokens as their pass is launched, which is when the previous one ends."""
         if report.prefill_tokens_per_s > 0:
             self._told[endpoint] = report.prefill_tokens_per_s
             self._mean_told = sum(self._told.values()) / len(self._told)

@@ -24,9 +24,7 @@ from mini_infer_gateway.settings import GatewaySettings
 from mini_infer_web.api_errors import ApiError, unknown_model
 
 FIRST_LOOK_S = 5.0
-"""Seconds for engines to report their tokenizer before the gateway is ready: without it, requests are routed by
-load.
-"""
+"""Seconds for engines to report their tokenizer before the gateway is ready; without it, load alone decides."""
 
 GIVERS_FAULTS = frozenset(("unreachable", "late", "peer_lost", "transport", "lease_expired", "refused"))
 """Reasons of an engine to compute a prompt itself that count as failures of the engine that was to provide it. Other
@@ -110,8 +108,8 @@ class Fleet:
         return self.synced and (asked or self._clock() - self._synced_s > FIRST_LOOK_S)
 
     def resolve(self, model: str) -> Sequence[str]:
-        """Returns the names of the endpoints that serve `model`. Raises ApiError: 404 if it is unknown, 503 if none
-        serves it now.
+        """Returns the endpoints that serve `model`. Raises ApiError: 404 if it is unknown, 503 if none serves
+        it now.
         """
         names = self.catalog.by_name.get(model)
         if names is not None:
@@ -145,14 +143,13 @@ class Fleet:
         return _agreed(model.tool_call_parser for model in models), _agreed(model.reasoning_parser for model in models)
 
     def begin(self, name: str, request: Waiting) -> AttemptRecord:
-        """Records that `request` is sent to this endpoint. Raises KeyError if the endpoint was removed since it was
-        chosen.
-        """
+        """Records that `request` is sent to this endpoint. Raises KeyError if it was removed since it was chosen."""
         return AttemptRecord(self.endpoints[name], request, self._clock)
 
     def computed_for_another(self, name: str, fallback: str) -> None:
-        """Records the start of an answer whose prompt this endpoint was to compute; `fallback` is the reason why it did
-        not.
+        """Records the start of an answer whose prompt this endpoint was to compute.
+
+        `fallback` is the reason why the decode engine did not get its KV cache; "" if it did.
         """
         state = self.endpoints.get(name)
         if state is None:
@@ -166,9 +163,7 @@ class Fleet:
             log.warning("endpoint %s did not give KV cache several times (%s), leaving it alone", name, fallback)
 
     def why_not_tokenized_here(self, name: str) -> str:
-        """Returns why an endpoint's prompts are tokenised by its engine; "" if they are tokenised here, or not
-        at all.
-        """
+        """Returns why an endpoint's engine tokenises its prompts; "" if the gateway does, or none does."""
         return self._tokenizers.reason(self.endpoints[name].subscriber.assets_revision)
 
     async def watch(self) -> None:
@@ -254,9 +249,7 @@ def no_endpoint(model: str, detail: str = "") -> ApiError:
 
 
 def _place(endpoint: Endpoint) -> tuple[str, ...]:
-    """Returns the fields that identify a process, with the proof that it requires: if one changes, it is a different
-    process.
-    """
+    """Returns the fields that identify a process and its proof: if one changes, it is a different process."""
     proof = (endpoint.peer_auth, endpoint.service) if endpoint.peer_auth else ()
     return endpoint.url, endpoint.events, endpoint.replay, endpoint.transfer, *proof
 

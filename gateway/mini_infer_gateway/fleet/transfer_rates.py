@@ -14,9 +14,7 @@ from mini_infer_contract.events import LoadReport
 FIRST_BYTES_PER_S = 4e9
 """Rate until an engine reports one: that of a slow network card, or from host memory to host memory on one machine."""
 KV_BYTES_PER_TOKEN = 64 << 10
-"""Size until an engine reports it: some billion parameters, grouped-query attention (28 layers, 4 heads of 128: 56
-KiB).
-"""
+"""Size until an engine reports it: that of some billion parameters with GQA (28 layers, 4 heads of 128: 56 KiB)."""
 FIRST_FIXED_S = 0.005
 LONGEST_FIXED_S = 1.0
 GAIN = 0.1
@@ -80,9 +78,7 @@ class TransferRates:
             self._told[endpoint] = _Told(rate, tokens_per_s, report.ts, report.ts)
 
     def observe(self, expected_s: float, took_s: float, now_s: float) -> None:
-        """Records a first token whose prompt another engine computed: it took `took_s` where `expected_s` was
-        expected.
-        """
+        """Records the seconds to a first token whose prompt another engine computed, and those expected."""
         lateness_s = self._fixed_s(now_s) - FIRST_FIXED_S + GAIN * (took_s - expected_s)
         self._lateness_s = min(LONGEST_FIXED_S, max(-FIRST_FIXED_S, lateness_s))
         self._learned_s = now_s

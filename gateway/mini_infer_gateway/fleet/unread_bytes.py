@@ -45,9 +45,7 @@ class UnreadBytes:
             self._check()
 
     async def receive(self, socket: zmq.asyncio.Socket) -> list[bytes]:
-        """Returns the next message, and checks the connection meanwhile. Raises UnreadBytesError once too much is
-        unread.
-        """
+        """Returns the next message, and checks meanwhile. Raises UnreadBytesError once too much is unread."""
         while not await socket.poll(int(LOOK_S * 1000)):
             self._check()
         frames: list[bytes] = await socket.recv_multipart()

@@ -16,9 +16,7 @@ from mini_infer_gateway.http.upstream import Upstream, UpstreamError
 
 TICK_S = 0.5
 LATE_S = 1.0
-"""Delay of a tick in seconds that shows a stall of the gateway itself: endpoints are not judged by what did not
-arrive.
-"""
+"""Delay of a tick that shows a stall of the gateway itself: what did not arrive is no sign of endpoints then."""
 PROBE_TIMEOUT_S = 1.0
 FOREIGN_READY_PATH = "/health"
 """Readiness path of vLLM and SGLang."""

@@ -34,9 +34,7 @@ wait at the engine are in order of arrival, and the shares of keys no longer app
 OFFERS = 8
 """Number of waiting requests whose decisions one look of an idle endpoint checks, to bound its cost."""
 DECISION_HOLDS_S = 0.5
-"""Seconds after which a decision is made again, and then when the request has waited twice as long: caches
-change, too.
-"""
+"""Seconds after which a decision is made again, and then at each doubled wait: caches change, too."""
 KEPT_COST_ERROR_S = 0.3
 """Seconds by which an offer may look worse by stored costs and is still routed: batches and prices change meanwhile."""
 
@@ -88,9 +86,7 @@ class FlowQueue:
     """The queues of all pools."""
 
     def __init__(self, outlet: Outlet, backlog: Backlog, rates: PrefillRates, max_queue: int) -> None:
-        """`max_queue` is the number of requests that may wait in one pool; with 0 none waits here, and endpoints get
-        everything.
-        """
+        """`max_queue` is the number of requests that may wait in one pool; with 0, endpoints get everything at once."""
         self._outlet, self._backlog, self._rates, self._max_queue = outlet, backlog, rates, max_queue
         self._windows: dict[str, Window] = {}
         self._predictions: dict[str, WaitPrediction] = {}
@@ -113,9 +109,7 @@ class FlowQueue:
         return True
 
     def pump(self, endpoint: str, now_s: float) -> None:
-        """Sends an endpoint what it has room for: after its load report, a first byte, the end of a request, a change
-        of state.
-        """
+        """Sends an endpoint what it has room for: after a load report, a first byte, an end, or a change of state."""
         seen: set[int] = set()
         for _ in range(PLACED_AT_ONCE):
             if not self._has_room(endpoint):
@@ -149,7 +143,7 @@ class FlowQueue:
         self._backlog.pauses.keep(endpoints)
 
     def place_anew(self, endpoint: str, now_s: float) -> None:
-        """Re-routes the first requests that wait for an endpoint that may not be chosen any more; the next look
+        """Re-routes the first requests that wait for an endpoint that is not usable any more; the next look
         continues.
         """
         for entry in self._backlog.waiting(endpoint)[:PLACED_AT_ONCE]:
@@ -240,9 +234,7 @@ class FlowQueue:
         return False
 
     def _may_prefer(self, entry: QueuedRequest, endpoint: str, now_s: float) -> bool:
-        """Returns False while the latest decision applies: the request would cost more here than at the chosen
-        endpoint.
-        """
+        """Returns False while the latest decision holds: the request would cost more here than where it waits."""
         if now_s - entry.decided_s >= max(DECISION_HOLDS_S, entry.decided_s - entry.came_s):
             return True
         if not entry.costs_s or entry.decision is None:

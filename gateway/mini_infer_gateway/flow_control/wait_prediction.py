@@ -17,9 +17,7 @@ class WaitPrediction:
         self._placed_s: float | None = None
 
     def seconds(self, ahead: int, otherwise_s: float) -> float:
-        """Returns the predicted seconds of a request with `ahead` before it; `otherwise_s` while nothing has been
-        placed yet.
-        """
+        """Returns the predicted wait behind `ahead` requests; `otherwise_s` while nothing has been placed yet."""
         return otherwise_s if self._pause_s is None else (ahead + 1) * self._pause_s
 
     def placed(self, now_s: float, still_waiting: bool) -> None:

@@ -48,9 +48,7 @@ class Sender:
         await self({"type": "http.response.body", "body": body})
 
     def try_chunk(self, body: bytes) -> bool:
-        """Sends a part of a response that has begun. Returns False if nothing was sent, for example because its client
-        is slow.
-        """
+        """Sends a part of a response that has begun. Returns False if it was not sent, as when the client is slow."""
         return self._writer is not None and self._writer.chunk(body)
 
 

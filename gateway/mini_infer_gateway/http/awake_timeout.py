@@ -15,9 +15,7 @@ TICKS = 4
 
 @asynccontextmanager
 async def awake_timeout(limit_s: float) -> AsyncIterator[None]:
-    """Raises TimeoutError after `limit_s` seconds of this loop's own time, as `asyncio.timeout` does for wall-clock
-    time.
-    """
+    """Raises TimeoutError after `limit_s` seconds of this loop's own time, unlike `asyncio.timeout`."""
     async with asyncio.timeout(None) as limit:
         countdown = _Countdown(limit, limit_s / TICKS)
         try:

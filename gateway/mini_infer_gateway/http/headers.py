@@ -1,6 +1,4 @@
-"""Filters the headers that are forwarded in either direction. Pure; names are in lower case, as in ASGI and our
-client.
-"""
+"""Filters the headers that are forwarded in either direction. Pure; names are in lower case, as in ASGI."""
 
 from mini_infer_apis.dialects.anthropic_errors import ID_HEADER
 from mini_infer_contract.launch import REQUEST_ID_HEADER
@@ -48,9 +46,7 @@ def to_endpoint(headers: Headers, forward_authorization: bool = False) -> Header
 
 
 def to_client(headers: Headers, own: Headers) -> Headers:
-    """Returns an endpoint's headers in the form in which the client receives them; `own` replace those of the same
-    name.
-    """
+    """Returns an endpoint's headers for the client; `own` replace those of the same name."""
     return _without(headers, _NOT_TO_CLIENT.union(name for name, _ in own) if own else _NOT_TO_CLIENT) + own
 
 

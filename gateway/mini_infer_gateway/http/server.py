@@ -28,8 +28,8 @@ TICK_S = 0.05
 
 
 class DrainingServer(LimitedServer):
-    """A uvicorn server that drains before it exits. `on_drain` is called once, when the drain begins, on the event
-    loop.
+    """A uvicorn server that drains before it exits. It calls `on_drain` once, on the event loop, as the drain
+    begins.
     """
 
     def __init__(
@@ -54,9 +54,7 @@ class DrainingServer(LimitedServer):
             super().handle_exit(sig, frame)
 
     def begin_drain(self) -> None:
-        """Begins the drain, as SIGTERM does. The next tick does the rest, since this may run inside a signal
-        handler.
-        """
+        """Begins the drain, as SIGTERM does; the next tick does the rest, since this may run in a signal handler."""
         self.draining = True
 
     async def on_tick(self, counter: int) -> bool:
@@ -66,9 +64,7 @@ class DrainingServer(LimitedServer):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stops listening, then waits for first requests on new connections and for WebSockets, before uvicorn shuts
-        down.
-        """
+        """Stops listening, then waits for first requests on new connections and for WebSockets, before the shutdown."""
         if self.draining and not self.force_exit:
             for server in self.servers:
                 server.close()

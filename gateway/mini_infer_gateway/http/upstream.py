@@ -23,9 +23,7 @@ from mini_infer_gateway.http.awake_timeout import awake_timeout
 Headers = list[tuple[bytes, bytes]]
 
 BUFFER_BYTES = 256 << 10
-"""Unread body bytes at which a connection stops reading: a slow client throttles its endpoint instead of filling
-memory.
-"""
+"""Unread body bytes at which a connection stops reading: a slow client throttles its endpoint."""
 HEAD_BYTES = 64 << 10
 """Largest size of a response's head, complete or not."""
 LONGEST_SIZE = 10
@@ -46,14 +44,10 @@ KEEPALIVE = {
     }.items()
     if hasattr(socket, name)
 }
-"""TCP options that detect a vanished node within about eleven seconds (tcp(7)); options that the system lacks are left
-out.
-"""
+"""TCP options (tcp(7)) that detect a vanished node within about eleven seconds, as far as the system has them."""
 
 STALE_S = 0.05
-"""Seconds from a request's last byte until its connection ends: if it ends later, the endpoint had time to
-process it.
-"""
+"""Seconds from a request's last byte to the end of its connection within which it cannot have been processed."""
 
 _PROOF = PEER_HEADER.encode() + b": %s\r\n"
 _NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")
@@ -73,9 +67,7 @@ class BrokenConnectionError(UpstreamError):
 
 
 class MalformedResponseError(BrokenConnectionError):
-    """The endpoint sent something that is not one HTTP/1.1 response to one request; no part of it may reach a
-    client.
-    """
+    """The endpoint sent something other than one HTTP/1.1 response; no part of it may reach a client."""
 
 
 class UpstreamTimeoutError(UpstreamError):
@@ -139,9 +131,7 @@ class Response(asyncio.Protocol):
         self._sink: Callable[[bytes], bool] | None = None
         self._sink_error: Exception | None = None
         self._is_chunked = self._in_chunk = self._at_chunk = False
-        """Framing of the body: if it is chunked, if the parser is within a chunk, and if the next byte begins a
-        chunk.
-        """
+        """Framing of the body: it is chunked, the parser is within a chunk, the next byte begins a chunk."""
         self._heard_s = 0.0
         """Loop time at which bytes last arrived."""
 
@@ -372,9 +362,7 @@ class Response(asyncio.Protocol):
             self._framed = True
 
     def _skip_interim(self) -> None:
-        """Skips an interim response such as 100 Continue. Rejects 101, which is never requested, and endless 1xx
-        responses.
-        """
+        """Skips an interim response such as 100 Continue. Rejects 101, which is never requested, and endless 1xx."""
         self._interim += 1
         if self.status == 101 or self._interim > INTERIM_LIMIT:
             raise MalformedResponseError("it switched protocols" if self.status == 101 else "it sends 1xx for ever")
@@ -410,9 +398,7 @@ def _lone_chunk(data: bytes) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _size_line(length: int) -> bytes:
-    """Returns the size line of a chunk that has `length` bytes with this line and the final line end; b"" if
-    none has.
-    """
+    """Returns the size line of a chunk of `length` bytes, with this line and the final line end; b"" if none fits."""
     for digits in range(1, LONGEST_SIZE - 1):
         size = length - digits - 4
         if size > 0 and len(line := b"%x\r\n" % size) == digits + 2:
@@ -514,9 +500,7 @@ class Upstream:
         headers: Headers | None = None,
         limit_bytes: int = FETCH_BYTES,
     ) -> tuple[int, bytes]:
-        """Sends a GET and returns the whole response, (status, body). Raises UpstreamError, also on a 5xx or above
-        `limit_bytes`.
-        """
+        """Sends a GET and returns (status, whole body). Raises UpstreamError, also on a 5xx or above `limit_bytes`."""
         return await self._whole(url, "GET", path, headers or [], b"", timeout_s, limit_bytes)
 
     async def post(

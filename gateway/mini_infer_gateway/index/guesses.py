@@ -76,9 +76,7 @@ class Guesses:
             blocks -= self._drop_first(self._by_time[0][0], blocks)
 
     def _drop_first(self, now_s: float, blocks: int) -> int:
-        """Drops up to `blocks` blocks of the guess at the top of the heap if it has expired. Returns the number
-        dropped.
-        """
+        """Drops up to `blocks` blocks of the heap's first guess if it has expired. Returns the number dropped."""
         _, number = self._by_time[0]
         guess = self._guesses[number]
         if guess.expires_s > now_s:
@@ -105,9 +103,7 @@ class Guesses:
         return Lookup(keys).deepest(self.by_key.__contains__, held + 1, len(keys))
 
     def _cut_after(self, key: bytes) -> int:
-        """Returns the guess that ends with this key. Splits off what another prompt has beyond it as a guess of its
-        own.
-        """
+        """Returns the guess that ends with this key, split there if another prompt continues beyond it."""
         number = self.by_key[key]
         guess = self._guesses[number]
         length = len(guess.keys) - guess.dropped

@@ -40,9 +40,7 @@ class HeldBlocks:
         self.owner: dict[bytes, int] = {}
         """Row of the block that ends with each of our keys."""
         self.step = 1
-        """Number of our blocks in the smallest run of the sender's blocks that ends with one of ours; only whole
-        sender's blocks are shared.
-        """
+        """Number of our blocks in the smallest run of whole blocks of the sender that ends with one of ours."""
         self._rests: dict[int, tuple[int, ...]] = {}
         """Token ids after a row's key, by row; empty if the sender's block size is a multiple of ours."""
         self._leaves: OrderedDict[int, None] = OrderedDict()

@@ -136,9 +136,7 @@ class PrefixIndex:
         return orphans
 
     def guess(self, endpoint: str, keys: Sequence[bytes], expires_s: float) -> None:
-        """Records that a prompt with these keys was sent there: they count as cached until `expires_s`, or until an
-        event.
-        """
+        """Records that a prompt was sent there: its keys count as cached until `expires_s`, or until an event."""
         holdings = self._holdings(endpoint)
         held = holdings.blocks.touch(Lookup(keys))
         if held < len(keys):
@@ -149,9 +147,7 @@ class PrefixIndex:
             self._trim(added)
 
     def mark_stale(self, endpoint: str, until_s: float) -> None:
-        """Limits the trust in blocks of an endpoint whose events stopped while it is alive, until `until_s` or
-        `clear`.
-        """
+        """Limits the trust in blocks of a live endpoint whose events stopped, to `until_s` or `clear`."""
         if holdings := self._endpoints.get(endpoint):
             holdings.stale_until_s = until_s
 
@@ -267,14 +263,14 @@ class PrefixIndex:
 
 
 def _on_device(event: BlockStored | BlockRemoved) -> bool:
-    """True if the event is about blocks in GPU memory; other tiers and further groups of a hybrid model give no hits
-    there.
+    """True if the blocks are on the GPU; other tiers and further groups of a hybrid model say nothing about
+    hits there.
     """
     return event.medium in (None, MEDIUM_GPU) and not event.group_idx
 
 
 def _extra(event: BlockStored, position: int) -> tuple[Any, ...]:
-    """Returns what identifies a block beside tokens and parent, without the adapter, which is part of the root."""
+    """Returns what distinguishes a block apart from tokens, parent and adapter (the root includes the adapter)."""
     extra = event.extra_keys[position] if event.extra_keys and position < len(event.extra_keys) else None
     return tuple(item for item in extra or () if item != event.lora_name)
 

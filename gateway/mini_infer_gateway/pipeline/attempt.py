@@ -82,9 +82,7 @@ class Exchange:
         request_id: str = "",
         errors: ErrorShape = OPENAI_ERRORS,
     ) -> None:
-        """`headers` are those for an endpoint, `path` includes the query, and `keepalive` belongs to a stream that has
-        not begun.
-        """
+        """`headers` are for an endpoint, `path` includes the query, `keepalive` is of a stream that has not begun."""
         self.method, self.path, self.headers, self.body, self.send = method, path, headers, body, send
         self.keepalive = keepalive
         self.expired: ApiError | None = None
@@ -95,19 +93,15 @@ class Exchange:
         self.status = 0
         """HTTP status of the response that went to the client; 0 if none did."""
         self.hints: Headers = []
-        """Headers that the gateway itself adds for this attempt's endpoint, beside `headers`."""
+        """Headers that the gateway adds for this attempt's endpoint, in addition to `headers`."""
         self.kv_fallback = ""
-        """The reason why the endpoint computed the prompt itself although another endpoint was named for prefill; empty
-        if none.
-        """
+        """The reason why the endpoint computed the prompt itself although another one was to; empty if none."""
         self.in_band_error = False
         """True if the endpoint reported an error in the middle of a stream."""
         self.continuation: Continuation | None = None
         """The state with which another endpoint can continue the stream; None if the stream cannot be continued."""
         self.retry: Callable[[Failure], bool] = _never
-        """Returns True if the request is to be retried after this failure; set for each attempt, called once for each
-        failure.
-        """
+        """Decides if a failure is retried; set for each attempt, and called once for each failure."""
         self._is_events = False
         self.on_abandon: Callable[[], None] = _nothing
         """Called when the client disconnects: it ends the wait of a request that has no endpoint yet."""
@@ -122,9 +116,7 @@ class Exchange:
             self._response.cut()
 
     def let_go(self) -> None:
-        """Drops the callbacks when the exchange is over: they refer back to it, and would leave a cycle to the garbage
-        collector.
-        """
+        """Drops the callbacks when the exchange is over: they refer back to it, and would leave a reference cycle."""
         self.retry, self.on_abandon = _never, _nothing
 
     def expire(self, error: ApiError) -> None:
@@ -156,9 +148,7 @@ class Exchange:
         await self.tell_inside(_endpoint_failed(detail))
 
     async def tell(self, error: ApiError) -> None:
-        """Reports `error` to the client: as a response, or as an event if a stream has begun. Any other answer stays
-        truncated.
-        """
+        """Reports `error` as a response, or as an event if a stream has begun. Any other answer stays truncated."""
         self.keepalive.stop()
         if self._is_events or (self.keepalive.begun and not self.status):
             await self.tell_inside(error)

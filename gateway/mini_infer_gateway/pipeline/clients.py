@@ -34,9 +34,7 @@ class Client:
     """The value of CLIENT_HEADER; empty if it depends on the address of the connection."""
 
     def priority(self, fields: dict[str, Any]) -> int:
-        """Returns the effective priority of a request, from vLLM's `priority` or OpenAI's `service_tier`. Lower goes
-        first.
-        """
+        """Returns the effective priority, from vLLM's `priority` or OpenAI's `service_tier`. Lower goes first."""
         wanted = None if _PRIORITY_FIELDS.isdisjoint(fields) else _wanted_priority(fields)
         return 0 if wanted is None else clamped(wanted, self.max_priority)
 
@@ -73,9 +71,7 @@ class Clients:
             max_priority=settings.max_priority, salt_of=self._own, orders_by_deadline=settings.max_priority < 0
         )
         self._known: dict[bytes, tuple[KeyGrant, Client]] = {}
-        """Grants and clients by the hash of their key. After the file of keys has changed, a grant is a different
-        object.
-        """
+        """Grants and clients by the hash of their key. A grant is a new object after the file of keys has changed."""
 
     def of(self, scope: Scope) -> Client:
         """Returns the client of a request that has been authorised."""
@@ -102,9 +98,7 @@ class Clients:
 
 
 def name_at_engines(client: Client, scope: Scope) -> bytes:
-    """Returns the value of CLIENT_HEADER: one value for all requests of a key's name, or of a peer address without a
-    key.
-    """
+    """Returns the value of CLIENT_HEADER: one value for each name of a key, or for each peer without a key."""
     if client.name_at_engines:
         return client.name_at_engines
     address = scope.get("client")

@@ -38,9 +38,7 @@ _ENDED = re.compile(rb'"code":"(?:engine_dead|engine_error|stopping)"')
 
 
 def may_outlive_its_engine(fields: Mapping[str, Any]) -> bool:
-    """True if another engine may contribute to the answer: the request is for a stream that is not itself a resumed
-    one.
-    """
+    """True if another engine may contribute to the answer: it is a stream, and not itself a resumed one."""
     return bool(fields.get("stream")) and "resume_token_ids" not in fields and not fields.get("use_beam_search")
 
 
@@ -115,9 +113,7 @@ class Continuation:
         return len(self._ids) + self.finished + self.done
 
     def body(self, body: bytes) -> bytes:
-        """Returns the request for the next engine. `body` is the client's JSON object; the last value of a repeated key
-        counts.
-        """
+        """Returns the request for the next engine: `body`, the client's JSON object, with fields added at its end."""
         added = b""
         if self.seed is not None:
             added += b',"seed":%d' % self.seed
@@ -169,9 +165,7 @@ class Continuation:
 
 
 def split_engine_death(events: bytes) -> tuple[bytes, bool]:
-    """Returns the events before the one that reports that the engine cannot continue, and True if there is such an
-    event.
-    """
+    """Returns the events before one that reports the engine's end, and True if there is such an event."""
     found = [position for mark in _ERRORS if (position := events.find(mark)) >= 0]
     if not found or not _ENDED.search(events, min(found)):
         return events, False

@@ -22,9 +22,7 @@ REPLAYED: Mapping[StreamForm, type[Continuation]] = {"chunks": ReplayedContinuat
 
 
 def continuation_of(form: StreamForm, fields: Mapping[str, Any]) -> type[Continuation] | None:
-    """Returns the kind for a request with these fields on a path with this stream form; None if no engine can continue
-    it.
-    """
+    """Returns the kind for a request with these fields and this stream form; None if no engine can continue it."""
     if can_be_continued(fields):
         return RESUMED[form]
     replays = may_outlive_its_engine(fields) and (form == "chunks" or LOGPROBS in (fields.get("include") or ()))

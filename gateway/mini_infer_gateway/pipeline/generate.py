@@ -62,7 +62,7 @@ from mini_infer_web.sliced_json import read_large_json_object
 BYTES_PER_TOKEN = 4
 """Bytes per token, to estimate the tokens of a prompt that was not tokenised."""
 FACTS = "mini_infer_facts"
-"""Key in an ASGI scope: facts about the request beside its head, for its log line."""
+"""Key in an ASGI scope: facts about the request for its log line, in addition to those of its head."""
 CLIENT_CLOSED_REQUEST = 499
 """Status of nginx for a client that closed the connection, used in metrics only; nobody receives it."""
 
@@ -384,9 +384,7 @@ class Generate:
     def _may_retry(
         self, call: _Call, request: RoutingRequest, decision: Decision, names: Sequence[str], failure: Failure
     ) -> bool:
-        """Returns True if the request is to be retried after this failure; the endpoints left are looked up at the last
-        moment.
-        """
+        """Returns True if the request is to be retried after this failure; looks up the remaining endpoints late."""
         now_s, others = self._clock(), _elsewhere(request, decision)
         if failure in KILLS:
             self._poison.killed(call.path, call.client_body, decision.decode.name, now_s)
@@ -497,9 +495,7 @@ class Generate:
             record.close()
 
     def _begin_answer(self, call: _Call) -> None:
-        """Retains the body for a continuation if there is memory for it; otherwise logs a warning and counts the
-        stream.
-        """
+        """Retains the body for a continuation if there is memory for it; otherwise counts the stream and warns."""
         is_tight = self._bodies.is_tight
         if is_tight and call.exchange.continuation:
             self._metrics.continuation_off()
@@ -512,16 +508,12 @@ class Generate:
         call.answer_begins(keep_body=not is_tight)
 
     def _head_timeout_s(self, call: _Call, now_s: float) -> float:
-        """Returns the time-out of the response head. The deadline limits it until the answer begins; a continued stream
-        has begun.
-        """
+        """Returns the time-out of the response head. The deadline limits it, except for a stream that continues."""
         left_s = max(0.0, call.attempts.deadline_s - now_s)
         return self._settings.head_timeout_s if call.exchange.status else min(self._settings.head_timeout_s, left_s)
 
     def _ask_for_ids(self, call: _Call, endpoint: Endpoint) -> bool:
-        """Prepares the stream for a continuation if it can be continued. Returns True if this attempt continues a
-        stream.
-        """
+        """Prepares a stream for continuation if possible. Returns True if this attempt continues a stream."""
         exchange = call.exchange
         if exchange.can_resume and exchange.continuation:
             exchange.body = exchange.continuation.body(exchange.body)
@@ -594,9 +586,7 @@ def _watch_link(link: ClientLink, exchange: Exchange) -> Callable[[], None]:
 
 
 def _watch_messages(receive: Receive, exchange: Exchange) -> Callable[[], None]:
-    """Abandons the exchange when its client disconnects, for a server whose connections are not ours: a task waits for
-    it.
-    """
+    """Abandons the exchange when its client disconnects, by a task that waits for the ASGI message."""
 
     def leave(task: asyncio.Task[None]) -> None:
         if not task.cancelled():
@@ -649,9 +639,7 @@ def _has_one_prompt(prompts: Mapping[str, PromptKeys]) -> bool:
 
 
 def _hints(decision: Decision) -> Headers:
-    """Returns the headers that name other engines to an engine; clients may not send them (see
-    `headers.PRIVATE_PREFIX`).
-    """
+    """Returns the headers that name other engines to an engine; they are never accepted from clients."""
     if decision.prefill:
         return [(_PREFILL_FROM, decision.prefill.transfer.encode())]
     return [(_FETCH_FROM, decision.fetch.transfer.encode())] if decision.fetch else []

@@ -14,9 +14,7 @@ from mini_infer_gateway.pipeline.continuation import Continuation
 
 @dataclass(slots=True)
 class HeldContinuation(Continuation, ABC):
-    """The base of continuations that buffer events until their token ids arrive; a subclass knows the events of one
-    API.
-    """
+    """The base of continuations that buffer events until their token ids arrive; a subclass knows one API's events."""
 
     asks_for_ids: ClassVar[bytes] = b',"return_token_ids":true'
     _held: list[bytes] = field(default_factory=list)
@@ -43,6 +41,4 @@ class HeldContinuation(Continuation, ABC):
 
     @abstractmethod
     def take_one(self, event: bytes, told: list[bytes]) -> None:
-        """Records one event, and appends to `told` what the client is to receive of it and of the buffered events
-        before it.
-        """
+        """Records one event, and appends to `told` what the client is to receive of it and of buffered events."""

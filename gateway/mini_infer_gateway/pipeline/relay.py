@@ -33,9 +33,7 @@ class Relay:
         self._dead = False
 
     async def run(self, response: Response, piece: bytes, idle_timeout_s: float) -> None:
-        """Relays `piece`, whole events that were read already, and all that follows. Raises UpstreamError if the
-        endpoint fails.
-        """
+        """Relays `piece`, whole events that were read already, and all that follows. Raises UpstreamError."""
         self._heard()
         self._go_on(piece)
         while True:

@@ -48,7 +48,7 @@ def ids_in(body: dict[str, Any]) -> Iterable[str]:
 
 
 def replica_url(host: str, port: int, is_tls: bool) -> str:
-    """Returns the address by which replicas know this one."""
+    """Returns the URL that identifies a replica among the others."""
     name = f"[{host}]" if ":" in host else host
     return f"{'https' if is_tls else 'http'}://{name}:{port}"
 
@@ -154,9 +154,7 @@ class Replicas:
             response.close()
 
     async def _look(self) -> None:
-        """Resolves the names again. A name without addresses does not prevent the replicas of other names from being
-        found.
-        """
+        """Resolves the names again. A name without addresses does not hide the replicas of other names."""
         loop, found = asyncio.get_running_loop(), dict[str, str]()
         for host, port in self._names:
             try:
@@ -191,9 +189,7 @@ def _host_and_port(name: str, port: int) -> tuple[str, int]:
 
 
 def _context(tls: TlsFiles) -> Any:
-    """Returns the TLS context for replicas. They share this one's certificate, which is trusted itself, whatever its
-    names.
-    """
+    """Returns the TLS context for replicas. It trusts their common certificate itself, whatever its names."""
     context = client_context(tls.ssl_certfile, tls.ssl_certfile, tls.ssl_keyfile)
     context.check_hostname = False
     context.verify_flags |= 0x80000  # X509_V_FLAG_PARTIAL_CHAIN: the certificate need not be a CA's.

@@ -78,9 +78,7 @@ class ReplayedResponse(ResponseContinuation):
     """Number of these ids that the engine that regenerates the response has emitted."""
     _empty: int = 0
     _empty_again: int = 0
-    """Steps without a token after the last id: `_empty` the client has received, `_empty_again` the engine has emitted
-    again.
-    """
+    """Steps without a token after the last id: `_empty` the client has received, `_empty_again` were emitted again."""
 
     @property
     def progress(self) -> int:

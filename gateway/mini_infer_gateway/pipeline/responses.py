@@ -64,9 +64,7 @@ class Responses:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles one request. `scope` contains its "request_id". Raises ApiError if the gateway itself refuses the
-        request.
-        """
+        """Handles one request; `scope` contains its "request_id". Raises ApiError if the gateway itself refuses it."""
         held = scope[_HELD] = HeldBody(self._bodies)
         scope.pop(CLIENT_LINK, None)  # A response that is made in the background outlives its client's connection.
         try:
@@ -122,9 +120,7 @@ class Responses:
             held.release()
 
     def _check(self, body: dict[str, Any]) -> str:
-        """Checks what the gateway can check at once: the conversation's fields and the model. Returns the engines'
-        model name.
-        """
+        """Checks the conversation's fields and the model's name. Returns the name by which engines know the model."""
         chat_body(body, UnknownFields(self._settings.unknown_fields))
         model = asked_model(ENGINE_PATHS[RESPONSES_PATH], body, self._fleet.catalog.listed)
         endpoints = self._fleet.endpoints

@@ -33,7 +33,7 @@ _CHAT_FIELDS = (
     *("chat_template", "chat_template_kwargs"),
 )
 _KEPT = ("cache_salt", "truncate_prompt_tokens")
-"""Fields of a body on which its keys depend beside its tokens."""
+"""Fields of a body, other than its prompt, on which its keys depend."""
 
 log = logging.getLogger(__name__)
 

@@ -24,9 +24,7 @@ _REPLACED_CHARACTERS = 4096
 """Distance from the last mark within which a text that diverges from a remembered one replaces it."""
 _ENTRY_BYTES = 1500
 CHUNK_CHARACTERS = 16 << 10
-"""Characters of a chunk of a remembered text: small enough to be copied and compared without a system call for
-memory.
-"""
+"""Characters of a chunk of a remembered text: it is copied and compared without a system call for memory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,9 +102,7 @@ class TemplateWorkers:
         body: dict[str, Any],
         abandoned: Callable[[], bool],
     ) -> list[PromptText | list[int]] | None:
-        """Returns the prompts that a reader makes of the body; None if it rejects the body. Raises
-        RenderFailedError.
-        """
+        """Returns the prompts that a reader makes of the body; None if it rejects it. Raises RenderFailedError."""
         model = self._models.setdefault(revision, _Model())
         if self._clock() < model.suspended_until_s or len(model.waiting) >= QUEUE_LIMIT:
             self._on_failure("suspended")

@@ -30,18 +30,14 @@ from mini_infer_prompts.word_ids import WORDS_BYTES
 from mini_infer_web.api_errors import ApiError
 
 INLINE_CHARACTERS = 8 << 10
-"""Largest number of characters tokenised on the event loop, which takes at most three milliseconds; more use a
-thread.
-"""
+"""Largest number of characters tokenised on the event loop, in three milliseconds at most; more use a thread."""
 INLINE_BYTES = 48 << 10
 """Largest body rendered on the event loop; a larger one could delay other requests for too long."""
 INLINE_MESSAGES = 256
 INLINE_UNITS = 4 << 20
 """Units of work that a template may do on the event loop: at worst about 20 ms, a tenth of that for a chat."""
 THREAD_UNITS, UNITS_A_BYTE = 16 << 20, 4
-"""Units of work on a thread, and those that each byte of the body adds. A template that needs more runs in a
-process.
-"""
+"""Units of work on a thread, and those that each byte of the body adds. Beyond them, a process renders."""
 FETCH_TIMEOUT_S = 30.0
 MAX_ASSETS_BYTES = 128 << 20
 """Largest size of the files of one tokenizer; the largest known have 35 MB."""
@@ -156,9 +152,7 @@ class Tokenizers:
         return HowItTokenises(await self._add(named), is_told=False)
 
     async def _asked(self, endpoint: Endpoint) -> str:
-        """Returns the revision of a model whose servers tokenise. Raises NoPromptAssetsError if this server
-        does not.
-        """
+        """Returns the revision of a model whose servers tokenise. Raises NoPromptAssetsError if this one does not."""
         revision = f"{ASK} {endpoint.model}"
         tokenizer = self._asking.setdefault(revision, AskedTokenizer(self._upstream, endpoint.model))
         if not await tokenizer.try_server(endpoint.url):
@@ -206,9 +200,7 @@ class Tokenizers:
         self._on_change(size_bytes + self._workers.memory_bytes)
 
     def reason(self, revision: str) -> str:
-        """Returns why prompts of this revision are tokenised by its engines and not here; "" if they are tokenised
-        here.
-        """
+        """Returns why engines tokenise the prompts of this revision; "" if they are tokenised here."""
         return self._unusable.get(revision) or self._workers.reason(revision)
 
     async def keys(
@@ -247,9 +239,7 @@ class Tokenizers:
         max_tokens: int | None,
         abandoned: Callable[[], bool],
     ) -> PromptKeys | None:
-        """Renders here, then on a thread, then in a process, until one suffices; the last resort is the engine's
-        /tokenize.
-        """
+        """Renders here, then on a thread, then in a process, until one suffices; at last the engine tokenises."""
         is_light = _is_light(body, size_bytes)
         light_units = (INLINE_UNITS,) if is_light else ()
         for units in (*light_units, THREAD_UNITS + UNITS_A_BYTE * size_bytes):
@@ -328,9 +318,7 @@ class Tokenizers:
 
 
 def _encoder(assets: PromptAssets, cache_bytes: int, is_ours: bool) -> PromptEncoder:
-    """Builds an encoder. Raises UnknownFormError, ValueError, any error of the library, and RuntimeError for its
-    panics.
-    """
+    """Builds an encoder. Raises UnknownFormError, ValueError, the library's errors, and its panics as RuntimeError."""
     if not is_ours:
         check_form(assets.files)
     try:
@@ -350,9 +338,7 @@ def _is_light(body: dict[str, Any], size_bytes: int) -> bool:
 
 
 def read_tokenizers(folders: Mapping[str, str]) -> dict[str, PromptAssets | str]:
-    """Reads the tokenizers in the folders configured for models. Raises ValueError if a folder has no usable
-    tokenizer.
-    """
+    """Reads the tokenizers in the configured folders. Raises ValueError if one has no usable tokenizer."""
     found: dict[str, PromptAssets | str] = {}
     for model, folder in folders.items():
         if folder == ASK:

@@ -59,9 +59,7 @@ class _Job(Generic[Result]):
 
 
 def _without_frames(error: BaseException) -> Exception:
-    """Returns the error without the frames of its thread, whose variables refer to the job, its text, and so the error
-    itself.
-    """
+    """Returns the error without the frames of its thread: their variables refer to the job, and so to the error."""
     links: list[BaseException | None] = [error]
     while links:
         if link := links.pop():
@@ -88,9 +86,7 @@ class WorkerThreads:
         return len(self._queue)
 
     async def run(self, steps: Generator[Any, None, Result], abandoned: Callable[[], bool]) -> Result:
-        """Returns the result of `steps`. Raises AbandonedError if `abandoned` returned True; a thread calls it between
-        steps.
-        """
+        """Returns the result of `steps`. Raises AbandonedError if `abandoned`, called between steps, returned True."""
         # No variable here may hold the job: an error refers to this frame, and the job to the error.
         return await self._put(_Job(steps, abandoned))
 
@@ -117,9 +113,7 @@ class WorkerThreads:
             pass
 
     def _take_turn(self) -> bool:
-        """Works on the next job. Returns False if the pool is closed. An idle thread must not keep its last job
-        alive.
-        """
+        """Works on the next job. Returns False if the pool is closed. An idle thread keeps no job alive."""
         job = self._next()
         if job is None:
             return False

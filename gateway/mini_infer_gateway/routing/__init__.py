@@ -1,3 +1,4 @@
-"""Chooses the endpoint of a request with filters, producers, scorers and a picker; pure: time and randomness
-come in.
+"""Chooses the endpoint of a request with filters, producers, scorers and a picker. Pure.
+
+Time and randomness are passed in.
 """

@@ -112,9 +112,7 @@ class Candidate:
     computes_for_others: bool = field(init=False)
     """True if it is a prefill engine, which answers no clients."""
     group: Group = field(init=False)
-    """The group within which KV cache may move: engines of two groups have different weights, or tokenise
-    differently.
-    """
+    """The group within which KV cache may move: other groups have other weights, or tokenise differently."""
 
     def __post_init__(self) -> None:
         """Computes once the properties that every decision reads of every candidate."""
@@ -146,18 +144,14 @@ class Decision:
     prefill: Endpoint | None = None
     """Another endpoint that computes the prompt first; None if the decode endpoint does."""
     prefill_tokens: int = 0
-    """Tokens that the prefill endpoint has to compute: it may have another part of the prompt cached than the decode
-    endpoint.
-    """
+    """Tokens that the prefill endpoint has to compute: its cache may differ from that of the decode endpoint."""
     fetch: Endpoint | None = None
     """Another endpoint that has more of the prompt cached, from which its KV cache is to be fetched."""
     prefill_reason: PrefillReason = ""
     first_token_s: float = 0.0
     """Expected seconds from now until the first token, if `prefill` is set."""
     break_even_tokens: float = inf
-    """Number of missing tokens from which a prefill endpoint would be used now; infinite if never, or if there is no
-    choice.
-    """
+    """Missing tokens from which a prefill endpoint would be used now; infinite if never, or without a choice."""
     standing: Standing | None = field(default=None, compare=False, repr=False)
     """The costs behind the choice; None if there was no choice, or nothing was scored."""
 

@@ -82,9 +82,7 @@ class Pairing:
         self._transfers, self._limit = transfers, max_local_prefill_tokens
 
     def with_offers(self, request: RoutingRequest, decodes: Sequence[Candidate], facts: Facts, offers: Offers) -> Facts:
-        """Returns the facts for the choice of a decode engine: missing tokens cost at most what the prefill engine
-        takes.
-        """
+        """Returns the facts for the choice of a decode engine: missing tokens cost at most what prefill apart takes."""
         cached = list(facts[CACHED_TOKENS])
         for position, candidate in enumerate(decodes):
             offer = offers.get(candidate.group)

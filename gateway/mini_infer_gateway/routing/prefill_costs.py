@@ -15,9 +15,7 @@ DELAY_PER_ROW = 0.125
 a second weigh as much as one that waits a second for its first token.
 """
 MOST_DELAY = 8.0
-"""Largest price of delay: more requests do not make a prompt wait longer for a prefill engine, as some work must spill
-over.
-"""
+"""Largest price of delay: further requests do not prolong the wait for a prefill engine; some work must spill over."""
 ROWS_OF_DECODE_ROLE = 8.0
 """Smallest number of requests assumed on an engine of the role decode: others arrive while the prompt is computed."""
 LEAST_TOKENS = 64
@@ -67,9 +65,7 @@ def fetched_s(decode: Site, more_tokens: float, link: Link, price: float) -> flo
 
 
 def break_even_tokens(decode: Site, prefill: Site, link: Link, price: float) -> float:
-    """Returns the number of missing tokens from which a prefill engine is better for an uncached prompt; infinite if
-    never.
-    """
+    """Returns the number of missing tokens from which prefill apart is better, if none is cached; infinite if never."""
     gained_s = (1.0 + price) / decode.tokens_per_s - max(1.0 / prefill.tokens_per_s, 1.0 / link.tokens_per_s)
     lost_s = link.fixed_s + prefill.wait_s - decode.wait_s
     if gained_s <= 0:

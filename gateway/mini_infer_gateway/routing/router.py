@@ -63,9 +63,7 @@ class Router:
         self._picker, self._picker_time = picker, self._time_of(picker)
 
     def route(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> Decision | None:
-        """Returns the endpoints for this request; None if no candidate may be chosen. `now_s` is on the monotonic
-        clock.
-        """
+        """Returns the endpoints for this request; None if no candidate may be chosen. `now_s` is monotonic."""
         decodes = self.eligible(request, candidates)
         if not decodes:
             return None

@@ -1,6 +1,4 @@
-"""Converts costs in seconds to scores: criteria in one unit can be added, and with weights of 1 a second is a
-second.
-"""
+"""Converts costs in seconds to scores: criteria in one unit add up; with weights of 1 a second is a second."""
 
 from collections.abc import Sequence
 from operator import sub
@@ -29,9 +27,7 @@ def queue_seconds(facts: Facts) -> list[float]:
 
 
 def costs_beside_queues(standing: Standing) -> dict[str, float]:
-    """Returns by endpoint the cost of a choice without the wait in its queue: that part is valid until caches
-    change.
-    """
+    """Returns by endpoint a choice's cost without the wait in the queue, which stays valid until caches change."""
     names = (candidate.name for candidate in standing.candidates)
     return dict(zip(names, map(sub, standing.costs_s, queue_seconds(standing.facts)), strict=True))
 

@@ -23,9 +23,7 @@ class PrefixHits:
     provides = (CACHED_TOKENS, SHARED_TOKENS, SHARERS, HELD_TOKENS)
 
     def __init__(self, index: PrefixIndex, block_size_tokens: int = BLOCK_SIZE_TOKENS) -> None:
-        """`block_size_tokens` is the number of tokens of a key; only a simulation differs from the contract's block
-        size.
-        """
+        """`block_size_tokens` is the number of tokens a key; only a simulation differs from the contract."""
         self._index, self._block_size_tokens = index, block_size_tokens
 
     def produce(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> Facts:
@@ -43,9 +41,7 @@ class PrefixHits:
     def _hits(
         self, request: RoutingRequest, candidates: Sequence[Candidate], names: list[str], now_s: float
     ) -> list[Hit]:
-        """Looks up hits by revision of the prompt assets; there are several only while a rollout changes the
-        tokenizer.
-        """
+        """Looks up hits by revision of the prompt assets: several exist while a rollout changes the tokenizer."""
         revisions = {candidate.assets_revision for candidate in candidates}
         if len(revisions) == 1:
             return self._of_prompt(request.prompts.get(revisions.pop()), names, now_s)

@@ -9,9 +9,7 @@ from mini_infer_gateway.routing.base import AHEAD_TOKENS, PAGE_WAIT, Candidate, 
 
 
 class WaitingAhead:
-    """Provides the uncached tokens of waiting requests, and the pause until an endpoint without pages can take one
-    more.
-    """
+    """Provides the uncached tokens of waiting requests, and the pause until an endpoint has pages for one more."""
 
     name = "waiting_ahead"
     provides = (AHEAD_TOKENS, PAGE_WAIT)
