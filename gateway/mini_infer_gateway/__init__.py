@@ -1,3 +1,3 @@
-"""The gateway: sends each OpenAI request to the pod that already holds most of its prompt's KV cache."""
+"""The gateway: sends each OpenAI request to the pod that already has most of its prompt's KV cache."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""`python -m mini_infer_gateway`: the same as `mini-infer-gateway`."""
+"""`python -m mini_infer_gateway`: runs the command `mini-infer-gateway`."""
 
 from mini_infer_gateway.entry import main
 

@@ -1,6 +1,6 @@
-"""The gateway put together, as one ASGI application: which path goes where, what starts and what stops.
+"""The gateway as one ASGI application: dispatches paths, starts and stops all parts.
 
-Plain ASGI rather than a framework, since on the way of a request every layer is paid for by every token.
+Plain ASGI rather than a framework, since every token pays for every layer on a request's path.
 """
 
 import asyncio
@@ -50,10 +50,10 @@ from mini_infer_web.http_server.connection import RESPONSE_WRITER
 from mini_infer_web.request_ids import request_id_in
 
 FIRST_SOURCE_PAUSE_S, LONGEST_SOURCE_PAUSE_S = 1.0, 30.0
-"""Until a source of endpoints that ended is started again."""
+"""Seconds until a source of endpoints that ended is started again: the first pause, and the longest."""
 EXPIRE_EVERY_S = 5.0
 EXPIRE_PAUSE_S = 0.002
-"""Between two parts of it: requests go on."""
+"""Seconds between two parts of an expiry run, in which requests proceed."""
 
 DEBUG_PATH = "/debug/endpoints"
 _GET = frozenset(("GET", "HEAD"))
@@ -64,7 +64,7 @@ access = logging.getLogger("mini_infer_gateway.access_log")
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What the gateway answers of itself on one path."""
+    """A page that the gateway answers itself."""
 
     show: Callable[[Send], Awaitable[None]]
     methods: frozenset[str] = _GET
@@ -80,7 +80,7 @@ class Gateway:
         keys: ApiKeys | None = None,
         upstream_tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`keys`: of clients; None: any may ask. `upstream_tls`: towards engines at https addresses."""
+        """`keys` are those of clients; None if no key is required. `upstream_tls` is for engines at https addresses."""
         self.settings = settings
         self._keys = keys or ApiKeys()
         self._source = source
@@ -154,12 +154,14 @@ class Gateway:
         self._admin_pages, self._client_pages = self._make_admin_pages(), self._make_client_pages()
         self._tasks: list[asyncio.Task[None]] = []
         self._source_failure = ""
-        """Why the list of endpoints is not kept up to date."""
+        """The reason why the list of endpoints is out of date; empty if it is not."""
         self.stopping = False
-        """Set when a shutdown begins: no longer ready, and every connection ends with its next answer."""
+        """True once a shutdown has begun: the gateway is not ready, and each connection closes after its next
+        answer.
+        """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
+        """Handles one ASGI scope: an HTTP request, a WebSocket, or the lifespan."""
         if scope["type"] == "http":
             request_id, refusal = request_id_in(scope["headers"])
             scope["request_id"] = request_id
@@ -191,7 +193,7 @@ class Gateway:
             await self._websocket(scope, receive, send)
 
     async def start(self) -> None:
-        """Begins to look for endpoints."""
+        """Starts all background tasks, among them the search for endpoints."""
         self._tasks = [
             asyncio.create_task(self._follow_source(), name="endpoint source"),
             asyncio.create_task(self.fleet.watch(), name="watchdog"),
@@ -201,7 +203,7 @@ class Gateway:
         ]
 
     def stop_gently(self) -> None:
-        """From now on it is not ready, and connections end with their next answer."""
+        """Begins the shutdown: the gateway is not ready from now on, and connections close after their next answer."""
         self.stopping = True
         self._tasks.append(asyncio.create_task(self.responses.stop_gently(), name="end WebSockets"))
 
@@ -217,7 +219,7 @@ class Gateway:
         self._replicas.close()
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI of a WebSocket: its handshake is refused as a request would be."""
+        """Handles a WebSocket: its handshake is rejected by the rules for requests."""
         scope["request_id"], refusal = request_id_in(scope["headers"])
         path = scope["path"]
         if _port(scope) == self.settings.admin_port or path != RESPONSES_PATH:
@@ -229,7 +231,11 @@ class Gateway:
             await self.responses.websocket(scope, receive, send)
 
     def _key_refusal(self, scope: Scope) -> ApiError | None:
-        """Operators' own port asks for a key where it names tenants' engines, and for none by probes and metrics."""
+        """Returns the error if an API key is missing.
+
+        The admin port requires a key only for the debug page, which names tenants' engines, and not for probes and
+        metrics.
+        """
         if _port(scope) == self.settings.admin_port and scope["path"] != DEBUG_PATH:
             return None
         if (grant := self._keys.grant(scope["headers"])) is not None:
@@ -256,7 +262,7 @@ class Gateway:
             await self._show(self._client_pages, method, path, send)
 
     async def _say_options(self, scope: Scope, send: Send) -> None:
-        """What a path takes, and what a browser asks before a page from elsewhere may use it."""
+        """Answers OPTIONS: the methods of a path, and the CORS preflight of a browser."""
         methods = self._methods_of(scope["path"]) | {"OPTIONS"}
         allow = (b"allow", ", ".join(sorted(methods)).encode())
         headers = [allow, *self.settings.cors.preflight_headers(scope["headers"])]
@@ -264,7 +270,7 @@ class Gateway:
         await send({"type": "http.response.body", "body": b""})
 
     def _methods_of(self, path: str) -> frozenset[str]:
-        """Empty where there is no such path."""
+        """Returns the methods of a path; empty if the path is unknown."""
         if is_responses_path(path):
             return methods_of(path)
         if path.startswith(MODELS_PATH + "/"):
@@ -285,7 +291,7 @@ class Gateway:
         }
 
     def _make_admin_pages(self) -> dict[str, Page]:
-        """What operators of the gateway may ask, and clients may not."""
+        """Returns the pages for operators, which clients may not request."""
         return self._probe_pages() | {
             METRICS_PATH: Page(
                 lambda send: send_bytes(send, 200, self.metrics.text(), b"text/plain; version=0.0.4; charset=utf-8")
@@ -298,7 +304,7 @@ class Gateway:
         }
 
     def _make_client_pages(self) -> dict[str, Page]:
-        """What anyone may ask; without a port of their own, operators' pages are beside them on a loopback address."""
+        """Returns the pages for all clients; without an admin port, a loopback address has the operators' pages too."""
         as_vllm = Page(self._say_health_as_vllm, _GET | {"POST"})
         pages = self._probe_pages() | {
             MODELS_PATH: Page(lambda send: send_json(send, 200, operations.models(self.fleet))),
@@ -313,7 +319,7 @@ class Gateway:
         return pages | self._make_admin_pages() if on_loopback else pages
 
     async def _say_health_as_vllm(self, send: Send) -> None:
-        """VLLM's /health and /ping: no body, and 200 once requests are answered."""
+        """Answers as vLLM's /health and /ping do: no body, and 200 once requests are answered."""
         await send_bytes(send, 200 if self._is_ready else 503, b"")
 
     @property
@@ -344,7 +350,7 @@ class Gateway:
                 await asyncio.sleep(EXPIRE_PAUSE_S if more else EXPIRE_EVERY_S)
 
     def _share_out(self, tokenizer_bytes: int) -> None:
-        """Tokenizers came or went: the index has what they leave."""
+        """Resizes the index to what tokenizers leave, after one was added or removed."""
         shares = share_out(self.settings.memory_limit_bytes, tokenizer_bytes, self.settings.responses_memory_bytes)
         if shares.short_bytes:
             log.warning(
@@ -356,7 +362,10 @@ class Gateway:
         self.index.limit(self.settings.index_max_blocks or shares.index_blocks)
 
     async def _follow_source(self) -> None:
-        """Until cancelled. A source that ends is started again; the last list stays, and the gateway is not ready."""
+        """Runs the source until cancelled, and starts it again if it ends.
+
+        Meanwhile the last list stays, and the gateway is not ready.
+        """
         pause_s = FIRST_SOURCE_PAUSE_S
         while True:
             try:
@@ -391,7 +400,7 @@ class Gateway:
 
 
 def _port(scope: Scope) -> int:
-    """Of ours, to which the client has connected."""
+    """Returns the port of ours to which the client has connected."""
     port: int = scope["server"][1]
     return port
 

@@ -1,4 +1,4 @@
-"""`mini-infer-gateway`: flags to settings, a socket, and a server around the application."""
+"""`mini-infer-gateway`: converts flags to settings, and starts a server with the application on a socket."""
 
 import argparse
 import contextlib
@@ -49,13 +49,13 @@ TIMES = (
     "drain",
     "shutdown_timeout",
 )
-"""Flags in seconds: their settings end with `_s`."""
+"""Flags in seconds, whose settings end with `_s`."""
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
 BACKLOG = 2048
 
 
 def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
-    """Settings from the command line; exits with usage on a mistake."""
+    """Returns the settings from the command line; exits with the usage if they are invalid."""
     defaults = GatewaySettings()
     parser = argparse.ArgumentParser(
         prog="mini-infer-gateway",
@@ -254,7 +254,7 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
 
 
 def _by_model(named: Sequence[str]) -> dict[str, str]:
-    """Folders by model: of `MODEL=DIR` the model is what stands before the first equals sign; "" of `DIR` alone."""
+    """Returns folders by model: in `MODEL=DIR` the model ends at the first equals sign; `DIR` has the model ""."""
     parts = (text.partition("=") for text in named)
     return {first if equals else "": folder if equals else first for first, equals, folder in parts}
 
@@ -385,7 +385,7 @@ def _add_tls_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    """With commas, or vLLM's form, a list in JSON."""
+    """Parses names separated by commas, or a JSON list as vLLM has it."""
     if not text.lstrip().startswith("["):
         return tuple(name.strip() for name in text.split(","))
     try:
@@ -395,7 +395,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _engine_key(file: str | None) -> str:
-    """The first key of a file, else the environment's. SystemExit: the file has none."""
+    """Returns the first key of a file, else the environment's. Raises SystemExit if the file has none."""
     if file is None:
         return os.environ.get(ENGINE_API_KEY_ENV, "")
     try:
@@ -415,7 +415,7 @@ def _peer_secret(file: str | None) -> PeerSecret | None:
 
 
 def make_source(settings: GatewaySettings) -> EndpointSource:
-    """The source that the settings name."""
+    """Returns the source of endpoints that the settings select."""
     if settings.endpoints_file is not None:
         return StaticFile(settings.endpoints_file)
     # Imported late: the client's generated code takes a second that a static file need not wait for.
@@ -430,7 +430,7 @@ def make_source(settings: GatewaySettings) -> EndpointSource:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A bound socket. SystemExit says what is wrong with the address."""
+    """Returns a bound socket. Raises SystemExit, which says what is wrong with the address."""
     try:
         server = bound_socket(host, port)
     except OSError as error:
@@ -445,7 +445,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs until told to stop."""
+    """Runs the gateway until it is stopped."""
     show_crashes()
     # Prompts are spread over threads of ours, of low priority, and never over the library's own.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

@@ -1,10 +1,10 @@
-"""`mini-infer-gateway`: names the extra where packages are missing."""
+"""`mini-infer-gateway`: names the extra to install if packages are missing."""
 
 from mini_infer_process.extras import missing_packages_name_the_extra
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     with missing_packages_name_the_extra("mini-infer-gateway", "gateway"):
         from mini_infer_gateway.cli import main as serve
 

@@ -1,4 +1,4 @@
-"""How long the event loop stands still: a timer that looks at how late it is. All requests wait that long at least."""
+"""Measures stalls of the event loop with a timer that records its own delay. Every request waits at least as long."""
 
 import asyncio
 import time
@@ -9,24 +9,24 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from mini_infer_contract import metrics as names
 
 INTERVAL_S = 0.01
-"""Between two looks: a stall that is longer is always seen, all but this much of it."""
+"""Seconds between two checks: every longer stall is seen, apart from at most this much of it."""
 STALL_S = 0.02
 WINDOW_S = 30.0
-"""The longest lag is kept for one to two of these."""
+"""Seconds of a window; the longest lag is kept for one to two windows."""
 
 
 class LoopLag:
-    """Runs as a task; Prometheus reads it."""
+    """Measures the lag of the event loop as a task; Prometheus reads it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._window_ends_s = 0.0
         self._longest_s = [0.0, 0.0]
-        """Of the window before and of this one."""
+        """The longest lag of the previous and of the current window."""
         self.stalls = 0
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Measures until cancelled."""
         while True:
             due_s = self._clock() + INTERVAL_S
             await asyncio.sleep(INTERVAL_S)
@@ -34,7 +34,7 @@ class LoopLag:
             self.observe(now_s - due_s, now_s)
 
     def observe(self, lag_s: float, now_s: float) -> None:
-        """The timer was this late."""
+        """Records the lag of one timer."""
         if now_s >= self._window_ends_s:
             self._window_ends_s = now_s + WINDOW_S
             self._longest_s = [self._longest_s[1], 0.0]
@@ -43,11 +43,11 @@ class LoopLag:
 
     @property
     def longest_s(self) -> float:
-        """The longest lag of the last minute."""
+        """The longest lag of the last minute, in seconds."""
         return max(self._longest_s)
 
     def collect(self) -> Iterator[Metric]:
-        """See prometheus_client."""
+        """Yields the metrics for prometheus_client."""
         lag = GaugeMetricFamily(names.GATEWAY_EVENT_LOOP_LAG, "Longest stall of the event loop in the last minute.")
         lag.add_metric([], self.longest_s)
         stalls = CounterMetricFamily(names.GATEWAY_EVENT_LOOP_STALLS, "Stalls of the event loop over 20 ms.")

@@ -1,19 +1,19 @@
-"""How the gateway's memory is shared out, so that the worst input allowed stays below one limit.
+"""Divides the gateway's memory among its parts, so that the worst permitted input stays below one limit. Pure.
 
-Sizes of the parts were measured: `tests/gateway/test_memory.py` holds them to it. Pure.
+The sizes of the parts were measured, and `tests/gateway/test_memory.py` checks them.
 """
 
 import re
 from dataclasses import dataclass
 
 BASE_BYTES = 96 << 20
-"""Interpreter, libraries, and some thousand connections."""
+"""Bytes of the interpreter, the libraries, and some thousand connections."""
 BODY_FACTOR = 6
-"""A body is read, decoded, rendered and tokenised: so many times its size at once, until its keys are known."""
+"""Memory of a body as a multiple of its size, until its keys are known: it is read, decoded, rendered and tokenised."""
 BLOCK_BYTES = 300
-"""Of a block in the prefix index: two keys, two table entries, its place in the tree."""
+"""Bytes of a block in the prefix index: two keys, two table entries, and its place in the tree."""
 TOKENIZER_FACTOR = 26
-"""A tokenizer takes so many times the size of its tokenizer.json."""
+"""Memory of a tokenizer as a multiple of the size of its tokenizer.json."""
 REMEMBERED_SHARE, SEGMENTS_SHARE, BODIES_SHARE, SPARE_SHARE = 0.08, 0.04, 0.2, 0.1
 RESPONSES_SHARE = 0.05
 LEAST_INDEX_SHARE = 0.1
@@ -22,7 +22,7 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 2
 
 
 def parse_size(text: str) -> int:
-    """Bytes of "1Gi", "900M", "512MiB" or a plain number. ValueError: it is none of these."""
+    """Returns the bytes of "1Gi", "900M", "512MiB" or a plain number. Raises ValueError for anything else."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?)?b?\s*", text.lower())
     if not found:
         raise ValueError(f"{text!r} is no size: write bytes, or a number with K, M, G, Ki, Mi or Gi")
@@ -31,25 +31,25 @@ def parse_size(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MemoryShares:
-    """What each part may take."""
+    """The memory that each part may take."""
 
     bodies_bytes: int
-    """Of request bodies that are read or tokenised, each counted BODY_FACTOR times."""
+    """Memory for request bodies that are read or tokenised; each counts BODY_FACTOR times its size."""
     remembered_bytes: int
-    """Of prompts of before (prompts.remembered)."""
+    """Memory for remembered prompts (`prompts.remembered`)."""
     segments_bytes: int
-    """Of pieces of text and their token ids (contract.segments), over all tokenizers."""
+    """Memory for pieces of text and their token ids (`contract.segments`), over all tokenizers."""
     responses_bytes: int
-    """Of responses that are kept (contract.stored_responses)."""
+    """Memory for stored responses (`contract.stored_responses`)."""
     index_blocks: int
     short_bytes: int
-    """By how much the limit is too low for the tokenizers that are loaded."""
+    """Bytes by which the limit is too low for the tokenizers that are loaded."""
 
 
 def share_out(limit_bytes: int, tokenizer_bytes: int, responses_bytes: int | None = None) -> MemoryShares:
-    """The parts for a limit, where tokenizers of this size are loaded: the index has what the others leave.
+    """Returns the parts of a limit while tokenizers of this size are loaded: the index gets what the others leave.
 
-    `responses_bytes`: what kept responses may take; None: a share.
+    `responses_bytes` is the memory for stored responses; None if they get a share of the limit.
     """
     responses = int(RESPONSES_SHARE * limit_bytes) if responses_bytes is None else responses_bytes
     bodies, remembered, segments, spare, least = (
@@ -61,14 +61,14 @@ def share_out(limit_bytes: int, tokenizer_bytes: int, responses_bytes: int | Non
 
 
 class BodyBudget:
-    """Bytes of request bodies in memory, over all requests."""
+    """A limit for the bytes of all request bodies in memory."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self.taken_bytes = 0
 
     def take(self, size_bytes: int) -> bool:
-        """Whether there is room; one request alone always has it."""
+        """Allocates from the budget. Returns False if there is no room; a sole request always has room."""
         if self.taken_bytes and self.taken_bytes + size_bytes > self._limit_bytes:
             return False
         self.taken_bytes += size_bytes
@@ -76,16 +76,16 @@ class BodyBudget:
 
     @property
     def is_tight(self) -> bool:
-        """More than half is taken: what need not be kept should not be."""
+        """True if more than half is allocated, so that nothing optional should be retained."""
         return 2 * self.taken_bytes > self._limit_bytes
 
     def give_back(self, size_bytes: int) -> None:
-        """What was taken is not needed any more."""
+        """Frees bytes that were allocated."""
         self.taken_bytes -= size_bytes
 
 
 class HeldBody:
-    """What one request has taken of a budget."""
+    """The bytes that one request has allocated from a budget."""
 
     __slots__ = ("_budget", "_taken_bytes")
 
@@ -93,7 +93,7 @@ class HeldBody:
         self._budget, self._taken_bytes = budget, 0
 
     def grow(self, size_bytes: int) -> bool:
-        """Room for a body of this size that is still to be worked on; False: others need it now."""
+        """Allocates room to process a body of this size. Returns False if there is not enough now."""
         more = BODY_FACTOR * size_bytes - self._taken_bytes
         if more > 0:
             if not self._budget.take(more):
@@ -102,12 +102,12 @@ class HeldBody:
         return True
 
     def settle(self, size_bytes: int) -> None:
-        """The prompt's keys are known: from now on only the body itself is kept."""
+        """Reduces the allocation to the body itself, once the prompt's keys are known."""
         if (less := self._taken_bytes - size_bytes) > 0:
             self._budget.give_back(less)
             self._taken_bytes = size_bytes
 
     def release(self) -> None:
-        """Nothing of it is kept."""
+        """Frees the whole allocation."""
         self._budget.give_back(self._taken_bytes)
         self._taken_bytes = 0

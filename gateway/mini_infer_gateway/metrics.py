@@ -1,4 +1,4 @@
-"""What the gateway exports for Prometheus. Labels are bounded: known models, plugins, closed sets of reasons."""
+"""The gateway's metrics for Prometheus. Labels are bounded: known models, plugins, closed sets of reasons."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -30,11 +30,11 @@ QUEUE_BUCKETS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 
 OVERHEAD_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5)
 
 PLACEMENTS: Mapping[PrefillReason, str] = {"cheaper": "apart", "forced": "apart", "fetch": "fetched"}
-"""All other reasons: local."""
+"""Label of the placement by reason; all other reasons have "local"."""
 
 
 class Outcome(Enum):
-    """What became of a request, or of one attempt at one endpoint; the value is the label."""
+    """The outcome of a request, or of one attempt at one endpoint; the value is the label."""
 
     OK = "ok"
     CLIENT_ERROR = "client_error"
@@ -48,26 +48,26 @@ class Outcome(Enum):
 
 
 def outcome_of(status: int) -> Outcome:
-    """Of an answer that is whole."""
+    """Returns the outcome of a complete answer."""
     return Outcome.OK if status < 400 else Outcome.CLIENT_ERROR if status < 500 else Outcome.SERVER_ERROR
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointFigures:
-    """What is read off one endpoint's state when somebody asks."""
+    """The figures of one endpoint at the time of a scrape."""
 
     name: str
     model: str
     state: str
     in_flight: int
     cause: str
-    """Why its circuit is open; "": it is closed."""
+    """The cause for which its circuit is open; "" if it is closed."""
     lag_s: float
     index_blocks: int
 
 
 class Metrics:
-    """One gateway's numbers."""
+    """The metrics of one gateway."""
 
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # A second series for each, which nothing of ours reads.
@@ -205,7 +205,7 @@ class Metrics:
         )
 
     def _child(self, metric: Labelled, *labels: str) -> Labelled:
-        """A series: the library looks it up under a lock, and five of them are needed for a request."""
+        """Returns a cached series: the library looks it up under a lock, and each request needs five."""
         key = metric, labels
         child = self._children.get(key)
         if child is None:
@@ -213,104 +213,104 @@ class Metrics:
         return child
 
     def answered(self, model: str, status: int, outcome: Outcome, seconds: float) -> None:
-        """A request ended; `model` is "" where the client's is not known."""
+        """Counts a request that ended; `model` is "" if it is unknown."""
         self._child(self._requests, model, str(status), outcome.value).inc()
         if outcome is Outcome.OK:
             self._child(self._duration, model).observe(seconds)
 
     def attempted(self, endpoint: str, outcome: Outcome) -> None:
-        """A request that went to an endpoint ended there."""
+        """Counts an attempt that ended at an endpoint."""
         self._child(self._attempts, endpoint, outcome.value).inc()
 
     def forget_endpoint(self, endpoint: str) -> None:
-        """The endpoint is gone, and with it its series."""
+        """Removes the series of an endpoint that was removed."""
         for key in [key for key in self._children if key[0] is self._attempts and key[1][0] == endpoint]:
             del self._children[key]
         self._attempts.remove_by_labels({names.LABEL_ENDPOINT: endpoint})
 
     def tokenized(self, seconds: float) -> None:
-        """A prompt's keys are known."""
+        """Records the time in which a prompt's keys were computed."""
         self._tokenize.observe(seconds)
 
     def decided(self, reason: str) -> None:
-        """An endpoint was chosen; a retry is another decision."""
+        """Counts a routing decision; a retry is another decision."""
         self._child(self._decisions, reason).inc()
 
     def prefill_placed(self, model: str, reason: PrefillReason, break_even_tokens: float) -> None:
-        """It was decided who computes a prompt; an empty reason: there was nobody to choose of."""
+        """Counts the placement of a prompt's computation; an empty reason means that there was no choice."""
         if reason:
             self._child(self._prefill_placements, model, PLACEMENTS.get(reason, "local"), reason).inc()
         if break_even_tokens < inf:
             self._child(self._break_even, model).set(break_even_tokens)
 
     def first_token_apart(self, expected_s: float, actual_s: float) -> None:
-        """The first byte came of a stream whose prompt another engine computed."""
+        """Records the first byte of a stream whose prompt another engine computed."""
         self._child(self._first_token_apart, "expected").observe(expected_s)
         self._child(self._first_token_apart, "actual").observe(actual_s)
 
     def overhead(self, seconds: float) -> None:
-        """A request is about to go out for the first time."""
+        """Records the gateway's overhead before a request is sent for the first time."""
         self._overhead.observe(seconds)
 
     def first_byte(self, model: str, seconds: float, prompt_tokens: int, hit_tokens: int) -> None:
-        """The first body byte came, from the endpoint that keeps the request."""
+        """Records the first body byte from the endpoint that keeps the request."""
         self._child(self._first_byte, model).observe(seconds)
         self._child(self._prompt_tokens, model).inc(prompt_tokens)
         self._child(self._hit_tokens, model).inc(hit_tokens)
 
     def retried(self, reason: str) -> None:
-        """A request goes to another endpoint."""
+        """Counts a request that goes to another endpoint."""
         self._retries.labels(reason).inc()
 
     def continued(self, whole: bool) -> None:
-        """A stream lost its endpoint; `whole`: the client got all of it nevertheless."""
+        """Counts a stream that lost its endpoint. `whole` is True if the client received all of it nevertheless."""
         self._continuations.labels("whole" if whole else "broke").inc()
 
     def poison_refused(self) -> None:
-        """A request was refused because it had ended engines before."""
+        """Counts a request that was refused because it had ended engines before."""
         self._poison_refused.inc()
 
     def template_failed(self, reason: str) -> None:
-        """A process for chat templates could not render a prompt within its limits."""
+        """Counts a prompt that a process for chat templates could not render within its limits."""
         self._template_failures.labels(reason).inc()
 
     def forwarded(self, outcome: str) -> None:
-        """A request went to the replica that keeps what it goes on from."""
+        """Counts a request that was forwarded to the replica that stores its earlier response."""
         self._forwarded.labels(outcome).inc()
 
     def name_changed(self, is_held: bool) -> None:
-        """A bare model name goes to another service; `is_held`: it will."""
+        """Counts a bare model name that goes to another service. `is_held` is True if the change is delayed."""
         self._names_changed.labels("held" if is_held else "changed").inc()
 
     def source_failed(self) -> None:
-        """The source of endpoints ended and is started again."""
+        """Counts a source of endpoints that ended and is started again."""
         self._source_failures.inc()
 
     def continuation_off(self) -> None:
-        """A stream began that no other endpoint can go on with, since memory for bodies is short."""
+        """Counts a stream that no other endpoint can continue, since memory for bodies is short."""
         self._continuation_off.inc()
 
     def queue_waited(self, model: str, seconds: float, predicted_s: float | None) -> None:
-        """A request was placed after waiting so long; `predicted_s`: what was expected, if it had to wait."""
+        """Records a placed request's wait. `predicted_s` is the prediction; None if it did not have to wait."""
         self._child(self._queue_wait, model).observe(seconds)
         if predicted_s is not None:
             self._child(self._queue_wait_error, model).observe(abs(seconds - predicted_s))
 
     def queue_refused(self, model: str, reason: str) -> None:
-        """A request was turned away although an endpoint exists for it."""
+        """Counts a request that was turned away although an endpoint exists for it."""
         self._queue_refused.labels(model, reason).inc()
 
     def event_gap(self, healed: str) -> None:
-        """KV events were lost and made up for by `healed`."""
+        """Counts lost KV events; `healed` is the means by which they were recovered."""
         self._gaps.labels(healed).inc()
 
     def text(self) -> bytes:
-        """The exposition."""
+        """Returns all metrics in the exposition format."""
         return generate_latest(self.registry)
 
 
 class StateCollector:
-    """Gauges that are read off the gateway's state when somebody asks, so that gone endpoints leave no series."""
+    """Gauges computed from the gateway's state at each scrape, so that removed endpoints leave no series."""
 
     def __init__(
         self,
@@ -320,15 +320,16 @@ class StateCollector:
         depths: Callable[[], Mapping[str, int]],
         kept: Callable[[], tuple[int, int]],
     ) -> None:
-        """`plugins`: (name, calls, seconds) of each; `depths`: model -> requests that wait here.
+        """`plugins` yields (name, calls, seconds) of each plugin; `depths` returns the number of waiting requests by
+        model.
 
-        `kept`: responses that are kept, and their bytes.
+        `kept` returns the number of stored responses, and their bytes.
         """
         self._endpoints, self._plugins, self._retry_budget = endpoints, plugins, retry_budget
         self._depths, self._kept = depths, kept
 
     def collect(self) -> Iterator[Metric]:
-        """See prometheus_client."""
+        """Yields the metrics for prometheus_client."""
         yield from self._by_model(list(self._endpoints()))
         yield from self._by_endpoint(list(self._endpoints()))
         yield GaugeMetricFamily(names.GATEWAY_RETRY_BUDGET, "Retries that may be made now.", self._retry_budget())

@@ -1,7 +1,7 @@
-"""Which paths go on to an engine, one row each: how its prompt is tokenised, what kind of work it is, how errors look.
+"""The paths that go on to an engine, one row each: how the prompt is tokenised, the kind of work, the shape of errors.
 
-A new path of the engines' is a row here, and a reader of prompts in prompts/prompt_keys where none fits. Paths that
-stand neither here nor in app are answered with 404.
+A new engine path needs a row here, and a reader of prompts in `prompts/prompt_keys` if no existing one fits. A path
+that is neither here nor in `app` is answered with 404.
 """
 
 from dataclasses import dataclass
@@ -30,41 +30,40 @@ COMPLETIONS_PATH: Final = "/v1/completions"
 EMBEDDINGS_PATH: Final = "/v1/embeddings"
 
 StreamForm = Literal["chunks", "messages", "responses"]
-"""OpenAI's chunks, Anthropic's named events, or OpenAI's."""
+"""The form of a stream's events: OpenAI's chunks, Anthropic's named events, or OpenAI's named events."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePath:
-    """How the gateway treats the requests of one path."""
+    """The gateway's treatment of requests to one path."""
 
     path: str
     methods: frozenset[str] = frozenset(("POST",))
-    """GET carries no body: its model stands in the query."""
+    """Accepted methods. GET has no body: its model is in the query."""
     prompts: PromptReader | None = None
-    """What of the body is tokenised for routing; None: nothing is, it is routed by load."""
+    """The reader of the prompts that are tokenised for routing; None if the path is routed by load."""
     generates: bool = True
-    """It takes a place in an engine's batch: it waits in the queue for one. What does not goes on at once."""
+    """True if it takes a place in an engine's batch and waits in the queue for it; otherwise it is sent on at once."""
     continued: StreamForm | None = None
-    """A stream of it whose engine died is continued by another engine, as pipeline.continuations says: the form of its
-    events. None: it is not."""
+    """The form of its events, if another engine can continue a stream whose engine died; None if no engine can."""
     lone_model: bool = False
-    """The model may be left out while there is only one."""
+    """True if the model may be omitted while there is only one."""
     any_model: bool = False
-    """The answer is the same whatever the model is: any engine's will do."""
+    """True if the answer does not depend on the model, so that any engine can answer."""
     takes_forms: bool = False
-    """Its body may be a form with files."""
+    """True if its body may be a form with files."""
     errors: ErrorShape = OPENAI_ERRORS
     own_headers: frozenset[bytes] = frozenset()
-    """The gateway's own words to an engine: never a client's."""
+    """Headers by which the gateway instructs an engine; they are never accepted from clients."""
 
 
 OTHER_SERVERS_PATHS: Final = (
     *("/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score", "/classify", "/pooling"),
     *("/v1/audio/speech", "/v1/images/generations", "/v1/moderations"),
 )
-"""What engines of ours do not answer and other OpenAI servers do, vLLM's and its kind: JSON that names a model."""
+"""Paths of other OpenAI servers, such as vLLM, that our engines do not serve: JSON bodies that name a model."""
 FORM_PATHS: Final = ("/v1/audio/transcriptions", "/v1/audio/translations", "/v1/images/edits", "/v1/images/variations")
-"""The same with files, as forms."""
+"""Paths of other OpenAI servers that take forms with files."""
 
 ENGINE_PATHS: Final = {
     row.path: row

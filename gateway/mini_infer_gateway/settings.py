@@ -1,4 +1,4 @@
-"""Every knob of the gateway, read once from the command line into a frozen object."""
+"""All settings of the gateway, read once from the command line into a frozen object."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,114 +16,121 @@ from mini_infer_web.tls import TlsFiles
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySettings:
-    """What `mini-infer-gateway` was started with; exactly one source of endpoints is given."""
+    """The settings with which `mini-infer-gateway` was started; exactly one source of endpoints is set."""
 
     host: str = "127.0.0.1"
     port: int = 8080
     admin_port: int | None = None
-    """For /metrics and /debug; None: they are on `port` if `host` is a loopback address, and else nowhere."""
+    """Port for /metrics and /debug; None: on `port` if `host` is a loopback address, else they are not served."""
     endpoints_file: str | None = None
     kubernetes: bool = False
     namespace: str | None = None
-    """None: pods of all namespaces."""
+    """Namespace whose pods are used; None for all namespaces."""
     kubeconfig: str | None = None
-    """None: the pod's own service account, or else the usual places."""
+    """Kubeconfig file; None for the pod's own service account, or else the usual places."""
     model_namespaces: tuple[str, ...] = ()
-    """MODEL=NAMESPACE: which namespaces' services may own a bare model name; *: those that are not named."""
+    """Rules MODEL=NAMESPACE that restrict whose services may own a bare model name; *: all other names."""
     routing: Policy = "prefix"
     max_local_prefill_tokens: int | None = None
-    """Uncached prompt tokens that a decode engine computes itself beside prefill engines; None: learned."""
+    """Largest number of uncached prompt tokens that a decode engine computes itself if there are prefill engines; None
+    for the cheaper choice by learned rates.
+    """
     tokenizers: Mapping[str, str] = field(default_factory=dict)
-    """By model, a folder with its tokenizer, for servers that do not tell how they tokenise, or "ask"; "": of all."""
+    """Folders with tokenizers, or "ask", by model, for servers that do not publish theirs; "" for all models."""
     seed: int | None = None
-    """For ties; None: different in every process, so that replicas do not march in step."""
+    """Seed for ties; None for a different one in every process, so that replicas do not choose in step."""
     log_level: str = "info"
     log_format: LogFormat = "text"
     access_log: bool = True
-    """A line for each request."""
+    """Writes a log line for each request."""
 
     routing_headers: bool = False
-    """Tell clients which endpoint answered and what it had cached: tenants could learn what others ask."""
+    """Reports to clients which endpoint answered and what it had cached: tenants could learn about each other's
+    prompts.
+    """
     memory_limit_bytes: int = 1 << 30
-    """What the process may take, the same as its container's limit; memory.py says who gets what."""
+    """Memory that the process may take, equal to its container's limit; `memory.py` divides it."""
     responses_memory_bytes: int | None = None
-    """Of that, for responses of /v1/responses that are kept; None: memory.py's share."""
+    """Part of that memory for stored responses of /v1/responses; None for the default share."""
     responses_ttl_s: float = 86_400.0
-    """For which such a response is kept after its last use."""
+    """Seconds for which such a response is stored after its last use."""
     unknown_fields: UnknownFieldsMode = "refuse"
-    """What the gateway does with unknown fields of responses that it accepts before an engine sees them."""
+    """Treatment of unknown fields in requests to /v1/responses that the gateway accepts before an engine sees them."""
     replicas: tuple[str, ...] = ()
-    """Names of all replicas of this gateway in DNS: a response that another one keeps is gone on with there."""
+    """DNS names of all replicas: a request that continues a response of another replica is forwarded to it."""
     replica_host: str | None = None
-    """Of this one among them, by which the others reach it."""
+    """Host of this replica, by which the others reach it."""
     max_body_bytes: int = MAX_BODY_BYTES
-    """The same as an engine's: what it would refuse is refused here."""
+    """Largest request body, equal to the engines' limit: what they would reject is rejected here."""
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
-    """What clients may do with connections."""
+    """Limits for the connections of clients."""
     allowed_hosts: tuple[str, ...] = ()
-    """Hosts that it answers for, "*" for all; empty: no domain where only this machine reaches it without a key,
-    else all."""
+    """Hosts that are accepted in the Host header, "*" for all. If empty, no domain is accepted where only this machine
+    can reach the gateway without a key, and otherwise all are.
+    """
     max_queue: int = 1024
-    """Requests of one model that may wait at the gateway for an endpoint with room; 0: none waits here."""
+    """Largest number of requests of one model that wait here for an endpoint with room; 0: none waits."""
     queue_timeout_s: float = 60.0
-    """How long one may wait there: a client of a chat has given up by then."""
+    """Seconds for which a request may wait there: after that, the client of a chat has given up."""
     connect_timeout_s: float = 2.0
-    """Inside a cluster a connection takes a millisecond; longer means that the pod's node is gone."""
+    """Time-out of a connection. Inside a cluster it takes a millisecond; longer means that the pod's node is gone."""
     head_timeout_s: float = 600.0
-    """To the response's first byte: a whole completion where it is not streamed."""
+    """Time-out of a response's first byte, which without streaming is the time of a whole completion."""
     idle_timeout_s: float = 300.0
-    """Between two pieces of a stream."""
+    """Time-out between two pieces of a stream."""
     max_attempts: int = 3
-    """Endpoints that one request may be tried on."""
+    """Largest number of endpoints on which one request is tried."""
     continuation: bool = True
-    """Go on with a stream on another endpoint where its own died; costs a number a token between engine and gateway."""
+    """Continues a stream on another endpoint if its own dies; costs a number a token between engine and gateway."""
     request_timeout_s: float = 0.0
-    """For a whole request, its answer included; 0: no limit but that of the client's own header."""
+    """Time-out of a whole request, including its answer; 0: only a client's own header limits it."""
     sse_keepalive_s: float = 15.0
-    """A stream that has not begun after so long gets comments, one each time, so that no proxy cuts it; 0: never."""
+    """Seconds between comments in a stream that has not begun, so that no proxy closes it; 0: none are sent."""
     request_deadline_s: float = 600.0
-    """From a request's arrival until its answer begins, over all attempts."""
+    """Seconds from a request's arrival until its answer must begin, over all attempts."""
     forward_authorization: bool = False
-    """Send clients' Authorization header on to endpoints, for servers with API keys of their own."""
+    """Forwards clients' Authorization header to endpoints, for servers with API keys of their own."""
     api_key: tuple[str, ...] = field(default=(), repr=False)
-    """Of clients, beside those of the file and the environment; with none at all anybody may ask."""
+    """API keys of clients, besides those of the file and the environment; without any, all clients are answered."""
     api_key_file: str | None = None
     engine_api_key: str = field(default="", repr=False)
-    """Sent to engines with every request."""
+    """The key that is sent to engines with every request."""
     max_priority: int = 0
-    """The lowest number, which goes first, that clients' requests may have as their priority; keys may have another."""
+    """Lowest priority number that clients' requests may have, where lower goes first; a key may have its own limit."""
     cache_salt_by_key: bool = True
-    """Clients of different API keys share no prefix cache."""
+    """Separates the prefix caches of clients with different API keys."""
     peer_secret: PeerSecret | None = None
-    """The root secret that proves to engines that the gateway belongs to their service; None: it proves nothing."""
+    """The root secret that proves to engines that the gateway belongs to their service; None for no proof."""
     cors: CorsPolicy = field(default_factory=CorsPolicy)
-    """Which pages' scripts may use it from a browser."""
+    """Web pages whose scripts may use the gateway from a browser."""
     tls: TlsFiles = field(default_factory=TlsFiles)
-    """Of the clients' port; operators' own port speaks plain HTTP."""
+    """Certificates of the clients' port; the admin port serves plain HTTP."""
     engine_ca_certs: str | None = None
-    """The CA of engines at https:// addresses; None: the system's."""
+    """CA of engines at https:// addresses; None for the system's CAs."""
     engine_certfile: str | None = None
-    """The gateway's own certificate towards engines, with its key in it or in `engine_keyfile`; None: it has none."""
+    """The gateway's client certificate for engines, with its key in it or in `engine_keyfile`; None: it has none."""
     engine_keyfile: str | None = None
     engine_server_name: str | None = None
-    """The name in engines' certificates; None: that of their address."""
+    """The name in engines' certificates; None for the host of their address."""
     drain_s: float = 5.0
-    """At most, from SIGTERM until it stops to listen: clients leave their kept connections meanwhile."""
+    """Largest number of seconds from SIGTERM until it stops listening, in which clients leave their connections."""
     shutdown_timeout_s: float = 30.0
-    """For requests in flight when the gateway is told to stop."""
+    """Seconds for requests in flight when the gateway is stopped."""
 
     index_max_blocks: int | None = None
-    """Over all endpoints, 16 tokens each; None: what the memory limit leaves, about 300 bytes each."""
+    """Largest number of blocks of 16 tokens in the index, over all endpoints, with about 300 bytes each; None for what
+    the memory limit leaves.
+    """
     guess_ttl_s: float = 10.0
-    """How long a routed prompt counts as cached before an event must have confirmed it."""
+    """Seconds for which a routed prompt counts as cached without an event that confirms it."""
     stale_ttl_s: float = 300.0
-    """How long what events said is believed after they stopped coming from an endpoint that still answers."""
+    """Seconds for which cached blocks are trusted after the events of an endpoint that still answers have stopped."""
     approximate_ttl_s: float = 600.0
-    """The same where no events come: how long a prompt is thought to survive in an engine's cache."""
+    """Seconds for which a prompt is assumed to stay in the cache of an engine without events."""
     forget_model_s: float = 300.0
-    """How long a model without any endpoint still answers 503 (come back) and not 404 (no such model)."""
+    """Seconds for which a model without endpoints is answered with 503 (retry later) instead of 404 (no such model)."""
 
     @property
     def is_loopback(self) -> bool:
-        """Nobody but this machine can reach it."""
+        """True if only this machine can reach the gateway."""
         return is_loopback(self.host)

@@ -1,1 +1,1 @@
-"""What the gateway answers: questions about the gateway itself; requests to engines are the pipeline's."""
+"""The gateway's own API: queries about the gateway itself; requests to engines belong to the pipeline."""

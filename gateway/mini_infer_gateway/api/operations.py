@@ -1,4 +1,4 @@
-"""What clients and people may ask of the gateway itself: models, and endpoints with what is known of them."""
+"""Answers queries of clients and operators about the gateway itself: models, and the state of endpoints."""
 
 import time
 from datetime import datetime
@@ -14,12 +14,12 @@ _STARTED = int(time.time())
 
 
 def models(fleet: Fleet) -> dict[str, Any]:
-    """The body of GET /v1/models: every name under which a model is reached."""
+    """Returns the body of GET /v1/models: every name under which a model can be reached."""
     return {"object": "list", "data": [_model(fleet, name) for name in fleet.catalog.listed]}
 
 
 def model(fleet: Fleet, name: str) -> dict[str, Any]:
-    """The body of GET /v1/models/NAME. ApiError 404."""
+    """Returns the body of GET /v1/models/NAME. Raises ApiError 404 if the name is unknown."""
     if name not in fleet.catalog.by_name:
         raise unknown_model(name, fleet.catalog.listed)
     return _model(fleet, name)
@@ -42,7 +42,7 @@ def _model(fleet: Fleet, name: str) -> dict[str, Any]:
 
 
 def _created(endpoint: Endpoint) -> int:
-    """When its service was made, else when this gateway started."""
+    """Returns the time at which its service was created, else that at which this gateway started."""
     try:
         return int(datetime.fromisoformat(endpoint.service_created).timestamp())
     except ValueError:
@@ -50,7 +50,7 @@ def _created(endpoint: Endpoint) -> int:
 
 
 def endpoints(fleet: Fleet, index: PrefixIndex, ledger: LoadLedger, now_s: float) -> dict[str, Any]:
-    """The body of GET /debug/endpoints."""
+    """Returns the body of GET /debug/endpoints."""
     rows = []
     for name, state in sorted(fleet.endpoints.items()):
         load = ledger.load(name)

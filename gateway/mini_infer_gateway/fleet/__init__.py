@@ -1,1 +1,1 @@
-"""The endpoints as the gateway knows them now: what they hold, how busy they are, whether they are worth trying."""
+"""The endpoints as the gateway knows them now: their caches, their load, and their health."""

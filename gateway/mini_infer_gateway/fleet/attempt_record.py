@@ -1,6 +1,6 @@
-"""What one attempt at one endpoint teaches about it: who waits, first bytes, failures, room. Knows no HTTP.
+"""Records what one attempt teaches about its endpoint: waiting requests, first bytes, failures, room. Knows no HTTP.
 
-An endpoint that was removed in between keeps its record to itself: nobody looks at it any more.
+If the endpoint is removed meanwhile, its record has no effect: nothing reads that state any more.
 """
 
 import logging
@@ -10,15 +10,15 @@ from mini_infer_gateway.fleet.breaker import Cause
 from mini_infer_gateway.fleet.endpoint_state import EndpointState, Waiting
 
 DRAIN_PAUSE_S = 2.0
-"""An endpoint that said it drains is left alone this long, until its source says so too."""
+"""Seconds for which an endpoint is not chosen after it reported that it drains, until its source reports so too."""
 UNANSWERED_PROBE_S = 0.5
-"""A request that tries an ejected endpoint and ends without a byte after so long has failed, whoever ended it."""
+"""Seconds without a byte after which a request to an ejected endpoint counts as failed, whoever ended it."""
 
 log = logging.getLogger(__name__)
 
 
 class AttemptRecord:
-    """Made when a request goes out; one of the verdicts, or `close` alone, ends it."""
+    """The record of one attempt: created when a request is sent; one of the verdicts, or `close` alone, ends it."""
 
     def __init__(self, state: EndpointState, request: Waiting, clock: Callable[[], float]) -> None:
         self._state, self._request, self._clock = state, request, clock
@@ -28,14 +28,14 @@ class AttemptRecord:
         state.sent(request, self.started_s)
 
     def byte(self) -> None:
-        """Something of the answer came."""
+        """Records that a part of the answer arrived."""
         self._state.heard(self._clock())
         if not self._streams and self._request.can_resume:
             self._streams = True
             self._state.streaming.add(self._request)
 
     def first_byte(self, status: int) -> None:
-        """The answer begins."""
+        """Records that the answer begins."""
         now_s = self._clock()
         self._state.heard(now_s)
         self._state.waits_no_more(self._request, now_s)
@@ -45,12 +45,12 @@ class AttemptRecord:
             self._unless_closed("answers again", lambda: self._state.breaker.first_byte(self._generation))
 
     def succeeded(self) -> None:
-        """The answer is whole, and no server error."""
+        """Records a complete answer that is no server error."""
         self.judged = True
         self._unless_closed("answers again", lambda: self._state.breaker.succeeded(self._generation))
 
     def failed(self, cause: Cause) -> None:
-        """A connect error, a 5xx, a time-out or a stream that broke."""
+        """Records a connect error, a 5xx, a time-out or a stream that broke."""
         self.judged = True
         state = self._state
         was_closed = state.breaker.closed
@@ -61,15 +61,15 @@ class AttemptRecord:
             log.warning("endpoint %s failed several times (%s), leaving it alone", state.endpoint.name, cause.value)
 
     def draining(self) -> None:
-        """It answered that it drains."""
+        """Records that the endpoint answered that it drains."""
         self._state.draining_until_s = self._clock() + DRAIN_PAUSE_S
 
     def overloaded(self, retry_after_s: float | None) -> None:
-        """It answered 429."""
+        """Records that the endpoint answered 429."""
         self._state.overloaded(self._clock(), retry_after_s)
 
     def close(self) -> None:
-        """The attempt is over."""
+        """Ends the attempt; if it has no verdict yet, the breaker learns that it ended."""
         now_s, state = self._clock(), self._state
         is_unanswered = self._request in state.waiting
         if is_unanswered:

@@ -1,7 +1,7 @@
-"""Requests that wait at the gateway, by the endpoint that they wait for, in the order in which they go.
+"""Requests that wait at the gateway, by the endpoint that they wait for, in the order in which they are served.
 
-Flows share an endpoint fairly; within a flow priority, deadline and arrival decide. Pure data: it does not know why a
-request waits for this endpoint and not for another.
+Flows share an endpoint fairly; within a flow, priority, deadline and arrival decide. Pure data: it does not know why a
+request waits for one endpoint and not for another.
 """
 
 from bisect import bisect_left, insort
@@ -13,27 +13,27 @@ from mini_infer_gateway.fleet.fair_shares import NO_KEY, FairShares, Flow
 from mini_infer_gateway.fleet.placement_pauses import PlacementPauses
 
 Order = tuple[int, float, int]
-"""(priority, deadline on the monotonic clock, number of arrival): the lowest of a flow goes first."""
+"""(priority, deadline on the monotonic clock, arrival number): the lowest of a flow goes first."""
 
 _order = attrgetter("order")
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One waiting request."""
+    """A waiting request."""
 
     order: Order
     pool: str
-    """What is bounded together: the endpoints of one model."""
+    """The unit to which the queue limit applies: the endpoints of one model."""
     endpoint: str = ""
-    """That it waits for; "": it does not wait."""
+    """The endpoint that the request waits for; "" if it does not wait."""
     uncached_tokens: int = 0
-    """Prompt tokens that this endpoint would have to compute, when it was last looked at."""
+    """Prompt tokens that this endpoint would have to compute, by the latest decision."""
     flow: Flow = NO_KEY
 
 
 class _Line:
-    """What waits for one endpoint, of one flow."""
+    """The requests of one flow that wait for one endpoint."""
 
     __slots__ = ("entries", "flow", "tokens")
 
@@ -43,7 +43,7 @@ class _Line:
         self.tokens = 0
 
     def ahead(self, order: Order) -> tuple[int, int]:
-        """Returns how many go before `order`, and their tokens."""
+        """Returns the number of requests that go before `order`, and their tokens."""
         if self.entries[-1].order < order:
             return len(self.entries), self.tokens
         count = bisect_left(self.entries, order, key=_order)
@@ -51,12 +51,12 @@ class _Line:
 
 
 class Backlog:
-    """Entries of all endpoints."""
+    """The waiting requests of all endpoints."""
 
     def __init__(self) -> None:
         self.shares = FairShares()
         self._lines: dict[str, dict[str, _Line]] = {}
-        """By endpoint and flow."""
+        """Lines by endpoint and name of the flow."""
         self._flows: Counter[Flow] = Counter()
         self._pools: dict[str, Counter[Flow]] = {}
         self.pauses = PlacementPauses()
@@ -65,7 +65,7 @@ class Backlog:
         return bool(self._lines)
 
     def add(self, entry: Entry, endpoint: str, uncached_tokens: int) -> None:
-        """`entry` waits for this endpoint now."""
+        """Adds `entry` to the requests that wait for this endpoint."""
         entry.endpoint, entry.uncached_tokens = endpoint, uncached_tokens
         flow = entry.flow
         lines = self._lines.setdefault(endpoint, {})
@@ -80,7 +80,7 @@ class Backlog:
         self._pools.setdefault(entry.pool, Counter())[flow] += 1
 
     def remove(self, entry: Entry) -> None:
-        """`entry` waits no more."""
+        """Removes `entry`, which waits no more."""
         lines = self._lines[entry.endpoint]
         line = lines[entry.flow.name]
         del line.entries[bisect_left(line.entries, entry.order, key=_order)]
@@ -99,25 +99,25 @@ class Backlog:
         entry.endpoint = ""
 
     def first(self, endpoint: str) -> Entry | None:
-        """The entry that goes first of those that wait for this endpoint."""
+        """Returns the entry that goes first among those that wait for this endpoint."""
         lines = self._lines.get(endpoint)
         if lines is None:
             return None
         return min((line.entries[0] for line in lines.values()), key=self.rank) if len(lines) > 1 else _only(lines, 0)
 
     def final(self, endpoint: str) -> Entry | None:
-        """The entry that goes last of those that wait for this endpoint."""
+        """Returns the entry that goes last among those that wait for this endpoint."""
         lines = self._lines.get(endpoint)
         if lines is None:
             return None
         return max((line.entries[-1] for line in lines.values()), key=self.rank) if len(lines) > 1 else _only(lines, -1)
 
     def rank(self, entry: Entry) -> tuple[float, Order]:
-        """The first of several flows has the lowest."""
+        """Returns a sort key; among the first entries of several flows, the lowest goes first."""
         return self.shares.level(entry.flow), entry.order
 
     def goes_before(self, entry: Entry, other: Entry) -> bool:
-        """True if `entry` goes before `other`, as things stand."""
+        """True if `entry` goes before `other` in the current state."""
         if entry.flow == other.flow:
             return entry.order < other.order
         level = self.shares.level(entry.flow)
@@ -126,28 +126,29 @@ class Backlog:
         return (level, entry.order) < self.rank(other)
 
     def waiting(self, endpoint: str) -> list[Entry]:
-        """For this endpoint, flow by flow, each in order. Not to be changed."""
+        """Returns the entries that wait for this endpoint, flow by flow, each in order. Do not change the list."""
         lines = sorted(self._lines.get(endpoint, {}).values(), key=lambda line: self.shares.level(line.flow))
         if len(lines) == 1:
             return lines[0].entries
         return [entry for line in lines for entry in line.entries]
 
     def count(self, endpoint: str) -> int:
-        """How many wait for this endpoint."""
+        """Returns the number of requests that wait for this endpoint."""
         return sum(len(line.entries) for line in self._lines.get(endpoint, {}).values())
 
     def endpoints(self) -> list[str]:
-        """Those that something waits for."""
+        """Returns the endpoints for which a request waits."""
         return list(self._lines)
 
     def flows(self) -> list[Flow]:
-        """Those of which something waits."""
+        """Returns the flows that have a waiting request."""
         return list(self._flows)
 
     def ahead(self, endpoint: str, order: Order, flow: Flow = NO_KEY) -> tuple[int, int]:
-        """(requests, uncached tokens) that wait for this endpoint and go before a request of this order and flow.
+        """Returns (requests, uncached tokens) that wait for this endpoint and go before a request of this order and
+        flow.
 
-        Of other flows an estimate: what they are served until this one's counter has passed theirs.
+        The part of other flows is an estimate: what they are served until this flow's counter has passed theirs.
         """
         lines = self._lines.get(endpoint)
         if not lines:
@@ -165,24 +166,24 @@ class Backlog:
         return requests, tokens
 
     def depth(self, pool: str) -> int:
-        """Requests that wait in this pool."""
+        """Returns the number of requests that wait in this pool."""
         return self._pools[pool].total() if pool in self._pools else 0
 
     def depths(self) -> dict[str, int]:
-        """The same of all pools in which something waits."""
+        """Returns the number of waiting requests by pool, for pools that have any."""
         return {pool: counts.total() for pool, counts in self._pools.items()}
 
     def depth_of(self, pool: str, flow: Flow) -> int:
-        """Requests of this flow that wait in this pool."""
+        """Returns the number of requests of this flow that wait in this pool."""
         return self._pools[pool][flow] if pool in self._pools else 0
 
     def longest(self, pool: str) -> Flow | None:
-        """The flow with the most requests in this pool for its weight; None: nothing waits."""
+        """Returns the flow with the most requests in this pool for its weight; None if nothing waits."""
         counts = self._pools.get(pool)
         return max(counts, key=lambda flow: counts[flow] / flow.weight) if counts else None
 
     def last(self, pool: str, flow: Flow | None = None) -> Entry | None:
-        """The one in this pool that goes last, of this flow if one is named."""
+        """Returns the entry of this pool that goes last, of this flow if one is given."""
         lines = (line for lines in self._lines.values() for line in lines.values() if flow in (None, line.flow))
         lasts = (next((e for e in reversed(line.entries) if e.pool == pool), None) for line in lines)
         return max(filter(None, lasts), key=_order, default=None)

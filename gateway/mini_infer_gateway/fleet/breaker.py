@@ -1,8 +1,8 @@
-"""Whether an endpoint is worth trying: a circuit breaker that opens after failures in a row. Pure, knows no sockets.
+"""Decides whether an endpoint is worth trying: a circuit breaker that opens after consecutive failures. Pure.
 
-Open, it lets one request try after a pause that doubles with each opening, and closes at that request's first byte. It
-also closes without any request when something shows that the cause is over: see CLOSED_BY. A client's own mistakes
-(4xx) and a drain say nothing about health.
+An open circuit admits one request after a pause that doubles with each opening, and closes at that request's first
+byte. It also closes without a request when there is evidence that the cause is over (see CLOSED_BY). A client's own
+mistakes (4xx) and a drain do not count as failures.
 """
 
 from dataclasses import dataclass
@@ -14,24 +14,24 @@ LONGEST_PAUSE_S = 30.0
 
 
 class Cause(Enum):
-    """Why a circuit opened; the value is the metric's label."""
+    """The cause for which a circuit opened; the value is the metric's label."""
 
     UNREACHABLE = "unreachable"
     """No connection could be made, or it broke."""
     STATUS = "status"
-    """It answered 5xx."""
+    """The endpoint answered 5xx."""
     TIMEOUT = "timeout"
-    """It accepted a request and said nothing for too long."""
+    """The endpoint accepted a request and was silent for too long."""
     SILENT = "silent"
-    """Its load reports stopped coming."""
+    """Load reports of the endpoint stopped."""
     TRANSFER = "transfer"
-    """Decode engines could not get the KV cache that it was to compute for them."""
+    """Decode engines could not fetch the KV cache that the endpoint was to compute for them."""
     SLOW = "slow"
-    """Its requests wait for a first byte far longer than its peers'."""
+    """Requests to the endpoint wait for a first byte far longer than requests to its peers."""
 
 
 class Evidence(Enum):
-    """What shows, without a client's request, that an endpoint works again."""
+    """Evidence, without a client's request, that an endpoint works again."""
 
     SOCKET = "a new handshake with its event socket"
     READY = "it answered that it is ready"
@@ -52,51 +52,54 @@ CLOSED_BY = {
 
 @dataclass(slots=True)
 class Breaker:
-    """One endpoint's; times are on the caller's monotonic clock.
+    """The circuit breaker of one endpoint; times are on the caller's monotonic clock.
 
-    `started` gives a generation, and the verdicts of that request name it: what was sent before the circuit opened can
-    neither lengthen the pause nor close the circuit.
+    `started` returns a generation, which the verdicts of that request pass on: a request that was sent before the
+    circuit opened can neither lengthen the pause nor close the circuit.
     """
 
     cause: Cause | None = None
-    """Why it is open; None: it is closed."""
+    """The reason why the circuit is open; None if it is closed."""
     failures: int = 0
-    """Since an answer was whole."""
+    """Number of failures since the circuit last closed or a request succeeded."""
     openings: int = 0
-    """Since an answer was whole; each doubles the pause."""
+    """Number of openings since a request last succeeded; each doubles the pause."""
     retry_at_s: float = 0.0
     probing: bool = False
-    """A request is out that decides whether it closes."""
+    """True while a request is in flight that decides whether the circuit closes."""
     generation: int = 0
 
     @property
     def closed(self) -> bool:
-        """Nothing speaks against it."""
+        """True if the circuit is closed."""
         return self.cause is None
 
     def is_open(self, now_s: float) -> bool:
-        """Not to be chosen now: open, and neither due for a try nor without one."""
+        """True if the endpoint may not be chosen now.
+
+        The circuit is open then, and it is too early for a probe, or a probe is in flight.
+        """
         return not self.closed and (self.probing or now_s < self.retry_at_s)
 
     def started(self) -> int:
-        """A request goes out; returns the generation for its verdicts."""
+        """Records that a request is sent, and returns the generation for its verdicts."""
         if not self.closed:
             self.probing = True
         return self.generation
 
     def first_byte(self, generation: int) -> None:
-        """It began to answer below 500: enough to close, not enough to forget earlier failures."""
+        """Records the start of an answer below 500: enough to close the circuit, not enough to reset the pause."""
         if generation == self.generation and not self.closed:
             self._close()
 
     def succeeded(self, generation: int) -> None:
-        """The answer is whole."""
+        """Records a complete answer."""
         if generation == self.generation:
             self._close()
             self.openings = 0
 
     def failed(self, generation: int, now_s: float, cause: Cause) -> None:
-        """A connect error, a 5xx, a time-out or a stream that broke."""
+        """Records a connect error, a 5xx, a time-out or a stream that broke."""
         if generation != self.generation:
             return
         self.failures += 1
@@ -104,19 +107,19 @@ class Breaker:
             self.trip(now_s, cause)
 
     def ended(self, generation: int) -> None:
-        """It ended without a verdict: the client went, or the endpoint drains or has no room."""
+        """Records a request without a verdict: the client disconnected, or the endpoint drains or has no room."""
         if generation == self.generation:
             self.probing = False
 
     def trip(self, now_s: float, cause: Cause) -> None:
-        """Opens it."""
+        """Opens the circuit."""
         self.retry_at_s = now_s + min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self.openings, 10))
         self.openings += 1
         self.generation += 1
         self.cause, self.probing = cause, False
 
     def learned(self, evidence: Evidence) -> bool:
-        """Takes evidence that came without a request; True: it closed the circuit."""
+        """Takes evidence that came without a request. Returns True if it closed the circuit."""
         if self.cause is None or evidence not in CLOSED_BY[self.cause]:
             return False
         self._close()

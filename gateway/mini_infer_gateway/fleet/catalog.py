@@ -1,4 +1,4 @@
-"""Which endpoints a client means by a model name. Pure; the rule for users is in docs/model-names.md."""
+"""Maps the model names that clients use to endpoints. Pure; docs/model-names.md has the rule for users."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,19 +8,19 @@ from mini_infer_gateway.endpoints.base import Service
 from mini_infer_gateway.fleet.name_owners import NameRules
 
 Members = Mapping[str, Sequence[Endpoint]]
-"""A service's namespace/name -> its endpoints; "" for those without a service."""
+"""Endpoints by their service's namespace/name; "" for those without a service."""
 
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """Names as clients may write them, and who answers to each."""
+    """The names that clients may use, and the endpoints that serve each."""
 
     by_name: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Every name that works -> names of its endpoints; none of them while a known service has no pod."""
+    """Endpoint names by every valid name; empty while a known service has no pod."""
     owners: Mapping[str, str] = field(default_factory=dict)
-    """Bare names -> the services that own them."""
+    """Bare names with the services that own them."""
     listed: tuple[str, ...] = ()
-    """Those that /v1/models shows: served names, and namespace/name where the served name is another service's."""
+    """Names that /v1/models lists: served names, and namespace/name if the served name belongs to another service."""
 
     @classmethod
     def of(
@@ -30,11 +30,11 @@ class Catalog:
         orphaned: Sequence[Service] = (),
         rules: NameRules = NameRules(),  # noqa: B008 - it is frozen
     ) -> "Catalog":
-        """The catalog of these endpoints, ready or not: a service that restarts keeps its name.
+        """Returns the catalog of these endpoints, ready or not: a service that restarts keeps its name.
 
-        With `services` a bare name goes to the oldest service whose own spec claims it, whatever pods say of
-        themselves; without (None) each endpoint's word on its service is trusted. `orphaned` are services that are
-        gone while their endpoints are not: they keep what nobody else claims. `rules` say who may claim what.
+        With `services`, a bare name goes to the oldest service whose own spec claims it, whatever its pods report; if
+        None, each endpoint's statement about its service is trusted. `orphaned` are deleted services whose endpoints
+        still exist: they keep names that no other service claims. `rules` restrict which service may claim a name.
         """
         members: dict[str, list[Endpoint]] = {}
         for endpoint in endpoints:
@@ -53,7 +53,7 @@ class Catalog:
         return cls(by_name, owners, tuple(sorted(listed)))
 
     def without(self, models: frozenset[str]) -> "Catalog":
-        """The same where these bare names have no endpoint for now."""
+        """Returns the catalog with no endpoint for these bare names."""
         if not models:
             return self
         by_name = {name: () if name in models else endpoints for name, endpoints in self.by_name.items()}
@@ -63,10 +63,10 @@ class Catalog:
 def orphaned(
     known: Iterable[Service], services: Iterable[Service], endpoints: Iterable[Endpoint]
 ) -> tuple[Service, ...]:
-    """Of the services that were `known`, those that are gone while engines of theirs stay.
+    """Returns the services among `known` that are deleted while engines of theirs stay.
 
-    That is what `kubectl delete --cascade=orphan` leaves: pods that run on, and are to be adopted when the service is
-    made again. Pods that drain are on their way out with it.
+    `kubectl delete --cascade=orphan` leaves such pods: they continue to run, and are adopted when the service is
+    created again. Pods that drain are terminating with their service.
     """
     there = {service.name for service in services}
     staying = {endpoint.service for endpoint in endpoints if not endpoint.draining}
@@ -74,7 +74,10 @@ def orphaned(
 
 
 def _owners(claims: Iterable[tuple[str, str]], services: Iterable[str]) -> dict[str, str]:
-    """Bare name -> service: the first claim counts, and nobody claims another's namespace/name."""
+    """Returns the service that owns each bare name: the first claim counts.
+
+    No service may claim another one's namespace/name.
+    """
     taken = set(services)
     owners: dict[str, str] = {}
     for model, service in claims:
@@ -84,10 +87,10 @@ def _owners(claims: Iterable[tuple[str, str]], services: Iterable[str]) -> dict[
 
 
 def _claimed(services: Sequence[Service], orphaned: Sequence[Service], members: Members) -> Iterator[tuple[str, str]]:
-    """(name, service) by what the services' specs say, the oldest first.
+    """Yields (name, service) by the specs of the services, the oldest first.
 
     Names that only pods still serve come after them: a rollout that changes the served name keeps the old one alive,
-    unless another service's spec claims it. What services that are gone had claimed comes last.
+    unless another service's spec claims it. The claims of deleted services come last.
     """
     ranked = sorted(services, key=lambda service: _rank(service.created, service.name))
     yield from ((service.model, service.name) for service in ranked)
@@ -97,7 +100,7 @@ def _claimed(services: Sequence[Service], orphaned: Sequence[Service], members: 
 
 
 def _described(members: Members) -> Iterator[tuple[str, str]]:
-    """(name, service) by what the endpoints say, the oldest service first."""
+    """Yields (name, service) by what the endpoints report, the oldest service first."""
     ages = {
         service: min((endpoint.service_created for endpoint in endpoints if endpoint.service_created), default="")
         for service, endpoints in members.items()
@@ -107,10 +110,10 @@ def _described(members: Members) -> Iterator[tuple[str, str]]:
 
 
 def _rank(created: str, name: str) -> tuple[bool, str, str]:
-    """The oldest first; those of unknown age last; equals by namespace/name."""
+    """Returns a sort key: the oldest first, unknown age last, equals by namespace/name."""
     return not created, created, name
 
 
 def _serving(endpoints: Iterable[Endpoint], model: str) -> tuple[str, ...]:
-    """Several models in one service only while a rollout changes the served name."""
+    """Returns the endpoints that serve `model`: pods of a service differ while a rollout changes the served name."""
     return tuple(endpoint.name for endpoint in endpoints if endpoint.model == model)

@@ -1,7 +1,7 @@
-"""Keeps the prefix index and the load ledger true to one endpoint: its ZMQ events, replay, snapshot, prompt assets.
+"""Keeps the prefix index and the load ledger in step with one endpoint: ZMQ events, replay, snapshot, prompt assets.
 
-The owner cancels it when the endpoint goes. When its events stop while it still answers, what they said
-is kept for a while; when it does not answer, nothing is claimed of it.
+The owner cancels it when the endpoint is removed. If the events of an endpoint stop while it still answers, its blocks
+are kept in the index for a while; if it does not answer, they are removed.
 """
 
 import asyncio
@@ -50,17 +50,17 @@ from mini_infer_process.curve import secure_client
 FIRST_BACKOFF_S = 0.2
 LONGEST_BACKOFF_S = 10.0
 FOREIGN_BACKOFF_S = 60.0
-"""A server without prompt assets may be replaced by one with them at the same address."""
+"""Seconds until a server without prompt assets is queried again: one with assets may replace it at the same address."""
 SNAPSHOT_TIMEOUT_S = 10.0
 REPLAY_TIMEOUT_S = 2.0
 RECONNECT_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 30.0
-"""Between two connections to an endpoint whose events make no sense."""
+"""Longest pause in seconds between two connections to an endpoint whose events are invalid."""
 ALIVE_TIMEOUT_S = 1.0
 HEARTBEAT_MS = 5000
-"""A dead node closes no connection: silence of three of these does."""
+"""Milliseconds between heartbeats; a dead node closes no connection, but three missed heartbeats do."""
 SLICE_S = 0.002
-"""Events are applied this long between two looks at the event loop."""
+"""Seconds for which events are applied before the event loop runs again."""
 
 _REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 _EVENTS = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _REFUSALS
@@ -69,11 +69,11 @@ log = logging.getLogger(__name__)
 
 
 class PeerRefusedError(Exception):
-    """The endpoint and the gateway do not agree on what proves membership; only whoever deployed them can end that."""
+    """The endpoint and the gateway disagree on the proof of membership; only the operator of both can resolve that."""
 
 
 class EndpointSubscriber:
-    """One endpoint's."""
+    """The subscriber to one endpoint."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class EndpointSubscriber:
         stale_ttl_s: float,
         secret: PeerSecret | None = None,
     ) -> None:
-        """`secret`: what proves membership of the endpoint's service, if it wants that (`Endpoint.peer_auth`)."""
+        """`secret` proves membership of the endpoint's service, if `Endpoint.peer_auth` requires that."""
         self._endpoint = endpoint
         self._index, self._ledger, self._tokenizers, self._upstream = index, ledger, tokenizers, upstream
         self._count_gap, self._learned, self._clock = count_gap, learned, clock
@@ -97,43 +97,43 @@ class EndpointSubscriber:
         self._assets_due = asyncio.Event()
         self._stale_ttl_s = stale_ttl_s
         self.stale_until_s = 0.0
-        """Until then what events said before they stopped is believed."""
+        """Time until which the blocks of events that have stopped are still trusted."""
         self._breathed_s = 0.0
         self.live = False
-        """Events arrive and the index knows what was before them."""
+        """True if events arrive and the index includes what was before them."""
         self.refused = False
         """True if the handshake with its event socket failed the last time: the keys of both sides differ."""
         self.lag_s = 0.0
-        """Between the sending and the arrival of the last event or load report, by two machines' clocks."""
+        """Seconds from the sending to the arrival of the last event or load report, by the clocks of two machines."""
         self.report_s: float | None = None
-        """When the last load report came over the socket that is open now; None: none has."""
+        """Time of the last load report over the present event socket; None if there was none."""
         self.role = ""
-        """What it says that it is now, over the socket that is open; empty: it does not say."""
+        """The role that the endpoint reports over the present socket; empty if it reports none."""
         self.asked = False
-        """It has been asked how it tokenises, whatever it said."""
+        """True once the endpoint has been queried for its prompt assets, whatever the result."""
         self.assets_revision = ""
-        """Of its tokenizer; empty: none is known."""
+        """Revision of its prompt assets; empty if none is known."""
         self.resumes = False
-        """It is one of ours, and can go on with what another one has begun."""
+        """True if it is an engine of this project, which can continue a stream that another engine began."""
         self.model = ServedModel()
-        """What it says of the model that it serves."""
+        """The served model, as the endpoint reports it."""
 
     @property
     def events_state(self) -> str:
-        """One word for its event socket; "" if it has none."""
+        """The state of its event socket in one word; "" if it has none."""
         if not self._endpoint.events:
             return ""
         return "live" if self.live else "refused" if self.refused else "waiting"
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Follows the endpoint's prompt assets and events until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow_assets())
             if self._endpoint.events:
                 tasks.create_task(self._follow_events())
 
     def suspect(self) -> None:
-        """A connection failed: the server behind the address may soon be another one, with an empty cache."""
+        """Handles a failed connection: the server at the address may soon be a different one, with an empty cache."""
         self._assets_due.set()
         if not self.live:
             self._forget()
@@ -164,7 +164,7 @@ class EndpointSubscriber:
                 await asyncio.wait_for(self._assets_due.wait(), pause_s)
 
     async def _fetch_model(self) -> "ServedModel":
-        """From the list of models, where vLLM's servers and ours tell it."""
+        """Reads the model from the list of models, in which vLLM's servers and ours report it."""
         with contextlib.suppress(UpstreamError):
             status, body = await self._upstream.fetch(self._endpoint.url, MODELS_PATH, SNAPSHOT_TIMEOUT_S)
             if status == 200:
@@ -188,7 +188,7 @@ class EndpointSubscriber:
             await asyncio.sleep(pause_s)
 
     async def _lost(self) -> None:
-        """No events come for now: their word is kept for a while where the endpoint still answers."""
+        """Handles the loss of the event socket: known blocks are kept for a while if the endpoint still answers."""
         if self.live:
             self.stale_until_s = self._clock() + self._stale_ttl_s
             self._index.mark_stale(self._endpoint.name, self.stale_until_s)
@@ -208,7 +208,7 @@ class EndpointSubscriber:
         self._index.clear(self._endpoint.name)
 
     async def _follow_connection(self) -> None:
-        """One connection, from its handshake until it breaks."""
+        """Follows one connection, from its handshake until it breaks."""
         if self._endpoint.peer_auth and self._secret is None:
             self.refused = True
             raise PeerRefusedError("it wants proof of membership, and the gateway has no --peer-key-file")
@@ -288,7 +288,7 @@ class EndpointSubscriber:
         await self._apply_slices(batch.events)
 
     async def _apply_slices(self, events: Iterable[KVEvent]) -> None:
-        """Requests go on between two slices."""
+        """Applies events in slices, between which other tasks can run."""
         for part in slices(events):
             orphans = self._index.apply(self._endpoint.name, part)
             if orphans:
@@ -296,7 +296,7 @@ class EndpointSubscriber:
             await self._breathe()
 
     async def _breathe(self) -> None:
-        """Lets the event loop run once this has held it for SLICE_S: a socket with much to read never waits."""
+        """Lets the event loop run after SLICE_S of work: awaiting a socket with much to read does not yield to it."""
         if self._clock() - self._breathed_s > SLICE_S:
             await asyncio.sleep(0)
             self._breathed_s = self._clock()
@@ -306,7 +306,7 @@ class EndpointSubscriber:
             await self._apply(sequence, batch)
 
     async def _heal(self, sequence: int, batch: KVEventBatch) -> None:
-        """Events were lost before `sequence`: replay, or else a snapshot, or else only what comes from now on."""
+        """Recovers events that were lost before `sequence`: by replay, else by a snapshot, else only from now on."""
         assert self._sequencer.expected is not None
         await self._replay(self._sequencer.expected)
         healed = "replay"
@@ -317,7 +317,7 @@ class EndpointSubscriber:
         await self._apply_if_new(sequence, batch)
 
     async def _resync(self) -> bool:
-        """Takes all that the endpoint holds: from its snapshot, or else from what it can replay."""
+        """Reloads all blocks of the endpoint, from its snapshot, else from what it can replay."""
         snapshot = await self._snapshot()
         if snapshot is None:
             self._sequencer.expected = None
@@ -340,7 +340,7 @@ class EndpointSubscriber:
             return None
 
     async def _replay(self, first: int) -> bool:
-        """Applies the batches from `first` on, as long as they follow each other; False: none came."""
+        """Applies the batches from `first` on, as long as they are consecutive. Returns False if none arrived."""
         if not self._endpoint.replay:
             return False
         socket: zmq.asyncio.Socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
@@ -377,7 +377,7 @@ async def _connection_changed(monitor: zmq.asyncio.Socket) -> tuple[int, int]:
 
 
 async def _handshake(monitor: zmq.asyncio.Socket) -> tuple[int, int]:
-    """Waits for a handshake to end. Returns the connection's descriptor, and the event that says how it ended."""
+    """Waits for a handshake to end. Returns the connection's descriptor, and the event by which the handshake ended."""
     descriptor = -1
     while True:
         event, value = await _connection_changed(monitor)
@@ -387,11 +387,11 @@ async def _handshake(monitor: zmq.asyncio.Socket) -> tuple[int, int]:
 
 
 class ServedModel(msgspec.Struct, frozen=True):
-    """An entry of an engine's list of models; None: it does not say."""
+    """An entry of an engine's list of models; a field is None if the engine does not report it."""
 
     id: str = ""
     max_model_len: int | None = None
-    """Tokens that its context holds."""
+    """Largest context length in tokens."""
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
 
@@ -401,7 +401,7 @@ class _Models(msgspec.Struct):
 
 
 def read_model(body: bytes, model: str) -> ServedModel:
-    """What the answer of MODELS_PATH says of `model`."""
+    """Returns the entry for `model` in a response of MODELS_PATH."""
     try:
         models = msgspec.json.decode(body, type=_Models).data
     except msgspec.DecodeError:

@@ -1,8 +1,9 @@
-"""Whether an endpoint that still accepts connections has stopped working: a stopped process, a deadlock, a lost node.
+"""Detects endpoints that accept connections but have stopped working: a stopped process, a deadlock, a lost node.
 
-Pure: facts and the time come in, a cause or None goes out. Two signs are used. An engine of ours reports its load at
-least once a second from the loop that computes, so silence is a verdict of its own. Of others only answers are known:
-one whose requests wait for a first byte, while not a byte of anything arrives from it and its peers answer, is stuck.
+Pure: facts and the time come in, a cause or None goes out. There are two signs. An engine of this project reports its
+load at least once a second from the loop that computes, so silence is a verdict of its own. Of other engines only
+answers are known: one is stuck if its requests wait for a first byte, no byte of any answer arrives from it, and its
+peers answer.
 """
 
 from collections.abc import Iterable
@@ -11,47 +12,47 @@ from dataclasses import dataclass
 from mini_infer_gateway.fleet.breaker import Cause
 
 SILENT_S = 3.5
-"""Without a load report: three reports and the length of an unusually long step."""
+"""Seconds without a load report before a verdict: three reports and the length of an unusually long step."""
 SUSPECT_S = 2.5
-"""Without a byte while requests wait: time to ask whether it is ready."""
+"""Seconds without a byte, while requests wait, after which its readiness is probed."""
 STUCK_S = 4.0
-"""Without a byte while requests wait and peers answer, at least."""
+"""Smallest number of seconds without a byte, while requests wait and peers answer, before a verdict."""
 PEERS_FACTOR = 3.0
-"""Times the slowest recent answer of a peer: long prompts are slow everywhere."""
+"""Multiple of the slowest recent answer of a peer that must also have passed: long prompts are slow everywhere."""
 CONFIRMED_S = 10.0
-"""After this much silence requests without an answer are moved even if its HTTP server still answers."""
+"""Seconds without a load report after which waiting requests are moved even if its HTTP server still answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signs:
-    """What was seen of an endpoint, on the caller's monotonic clock."""
+    """The observations of an endpoint, on the caller's monotonic clock."""
 
     report_s: float | None = None
-    """When its last load report came over the event socket that is open now; None: none has."""
+    """Time of the last load report over the present event socket; None if there was none."""
     byte_s: float = 0.0
-    """When a byte of any answer last came from it."""
+    """Time at which a byte of any answer last arrived."""
     waiting_since_s: float | None = None
-    """Since when, without a break, at least one of our requests is without a first byte; None: there is none."""
+    """Time since which at least one request has always been without a first byte; None if there is none now."""
     abandoned_s: float = 0.0
-    """How long requests whose clients gave up had waited before that, without a byte of anything since."""
+    """Seconds for which abandoned requests had waited before that, without a byte of any answer since."""
     unready: bool = False
-    """It was asked whether it is ready, and did not say so."""
+    """True if the last readiness probe did not succeed."""
 
     def quiet_s(self, now_s: float) -> float:
-        """How long requests have waited for it since its last byte, those of clients that gave up included."""
+        """Returns the seconds for which requests, abandoned ones included, have waited since its last byte."""
         waiting_s = 0.0 if self.waiting_since_s is None else now_s - max(self.waiting_since_s, self.byte_s)
         return self.abandoned_s + waiting_s
 
 
 def is_suspect(signs: Signs, now_s: float) -> bool:
-    """Whether to ask it if it is ready."""
+    """True if its readiness should be probed."""
     return signs.quiet_s(now_s) > SUSPECT_S
 
 
 def verdict(signs: Signs, peers_first_byte_s: Iterable[float], now_s: float) -> Cause | None:
-    """Why it should get no requests; None: nothing speaks against it.
+    """Returns the cause for which the endpoint should get no requests; None if it seems healthy.
 
-    `peers_first_byte_s`: how long its peers' recent first bytes took.
+    `peers_first_byte_s` are the seconds that its peers' recent first bytes took.
     """
     if signs.report_s is not None and now_s - signs.report_s > SILENT_S:
         return Cause.SILENT
@@ -63,5 +64,5 @@ def verdict(signs: Signs, peers_first_byte_s: Iterable[float], now_s: float) -> 
 
 
 def is_confirmed(signs: Signs, now_s: float) -> bool:
-    """Whether what waits on an endpoint with a verdict should be moved: a long step looks the same at first."""
+    """True if requests that wait on an endpoint with a verdict should be moved: a long step looks the same at first."""
     return signs.unready or signs.report_s is None or now_s - signs.report_s > CONFIRMED_S

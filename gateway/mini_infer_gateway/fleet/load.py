@@ -1,7 +1,8 @@
-"""How busy each endpoint is: its own last report, plus those of our requests that the report cannot contain yet.
+"""Tracks the load of each endpoint: its last report, plus those of our requests that the report cannot contain yet.
 
-Reports name the requests that arrived since the one before; those are dropped here, so that all gateway replicas end at
-the same number. An endpoint that never reported is judged by what we have in flight there. Pure: no clock, no socket.
+Reports name the requests that arrived since the previous report. Those are dropped here, so that all gateway replicas
+arrive at the same number. An endpoint that has never reported is judged by our requests in flight. Pure: no clock, no
+socket.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,30 +13,31 @@ from mini_infer_contract.events import LoadReport
 
 
 class Load(NamedTuple):
-    """What an endpoint has to do."""
+    """The work that an endpoint has to do."""
 
     running: int
     waiting: int
     queued_tokens: int
     kv_usage: float
     unreported: int = 0
-    """Of the running ones, those of ours that no report has counted yet."""
+    """Number of our requests, among the running ones, that no report has counted yet."""
     reported: bool = True
-    """The endpoint tells how busy it is; else this is what we have in flight there, answers that do not stream included
-    until they are whole."""
+    """True if the endpoint reports its load. Otherwise this is our requests in flight there, which include
+    non-streaming requests until their answers are complete.
+    """
     engines: int = 1
-    """Copies of the model behind the endpoint, with a queue each."""
+    """Copies of the model behind the endpoint, each with its own queue."""
 
 
 @dataclass(slots=True, eq=False)
 class InFlight:
-    """One request that we sent: give it back with `finish`."""
+    """A request that we sent; it counts until `finish`."""
 
     endpoint: str
     request_id: str
     uncached_tokens: int
     answered: bool = False
-    """Its first byte came, so its prompt is computed."""
+    """True once its first byte has arrived, so that its prompt is computed."""
 
 
 @dataclass(slots=True)
@@ -44,7 +46,7 @@ class _Ours:
 
     flights: set[InFlight] = field(default_factory=set)
     queued_tokens: int = 0
-    """Uncached ones of those whose first byte has not come."""
+    """Uncached tokens of the requests whose first byte has not arrived."""
 
     def add(self, flight: InFlight) -> None:
         self.flights.add(flight)
@@ -62,20 +64,20 @@ class _Ours:
 
 
 class LoadLedger:
-    """Reports and requests in flight of all endpoints."""
+    """The load reports and requests in flight of all endpoints."""
 
     def __init__(self) -> None:
         self._reports: dict[str, LoadReport] = {}
         self._ours: dict[str, _Ours] = {}
         self._loads: dict[str, Load] = {}
-        """What `load` has worked out and nothing has changed since."""
+        """Cached results of `load` that are still valid."""
         self._unreported: dict[str, dict[str, list[InFlight]]] = {}
-        """Endpoint -> request id -> requests, as many as a client sent under one id."""
+        """Unreported requests by endpoint and request id: as many as a client sent under one id."""
         self.on_report: Callable[[str, LoadReport], None] = lambda endpoint, report: None
         """Called after a report was taken."""
 
     def start(self, endpoint: str, request_id: str, uncached_tokens: int) -> InFlight:
-        """Counts a request from the decision on, before the endpoint can know of it."""
+        """Counts a request from the routing decision on, before the endpoint can know of it."""
         flight = InFlight(endpoint, request_id, uncached_tokens)
         self._ours.setdefault(endpoint, _Ours()).add(flight)
         self._unreported.setdefault(endpoint, {}).setdefault(request_id, []).append(flight)
@@ -83,7 +85,7 @@ class LoadLedger:
         return flight
 
     def answered(self, flight: InFlight) -> None:
-        """Its first byte came: its prompt is computed."""
+        """Records that the first byte arrived: the prompt is computed."""
         if ours := self._ours.get(flight.endpoint):
             ours.answered(flight)
         self._loads.pop(flight.endpoint, None)
@@ -100,7 +102,7 @@ class LoadLedger:
                 del unreported[flight.request_id]
 
     def report(self, endpoint: str, report: LoadReport) -> None:
-        """Takes an endpoint's own word."""
+        """Takes an endpoint's load report."""
         self._reports[endpoint] = report
         self._loads.pop(endpoint, None)
         unreported = self._unreported.get(endpoint)
@@ -113,28 +115,28 @@ class LoadLedger:
         self.on_report(endpoint, report)
 
     def silence(self, endpoint: str) -> None:
-        """The endpoint's reports stopped coming (its socket is gone): its last one means nothing any more."""
+        """Drops the last report of an endpoint whose reports stopped (its socket is closed): it is no longer valid."""
         self._loads.pop(endpoint, None)
         self._reports.pop(endpoint, None)
 
     def forget(self, endpoint: str) -> None:
-        """The endpoint is gone; requests still in flight there end by themselves."""
+        """Forgets an endpoint that was removed; requests still in flight there end by themselves."""
         self._loads.pop(endpoint, None)
         self._reports.pop(endpoint, None)
         self._ours.pop(endpoint, None)
         self._unreported.pop(endpoint, None)
 
     def in_flight(self, endpoint: str) -> int:
-        """Our own requests there."""
+        """Returns the number of our own requests there."""
         ours = self._ours.get(endpoint)
         return len(ours.flights) if ours else 0
 
     def load(self, endpoint: str) -> Load:
-        """What is known now."""
+        """Returns the current load of an endpoint."""
         return self._loads.get(endpoint) or self._worked_out(endpoint)
 
     def loads(self, endpoints: Sequence[str]) -> list[Load]:
-        """The same of several."""
+        """Returns the current load of each of these endpoints."""
         known, work_out = self._loads.get, self._worked_out
         return [known(endpoint) or work_out(endpoint) for endpoint in endpoints]
 

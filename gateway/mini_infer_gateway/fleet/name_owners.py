@@ -1,8 +1,8 @@
-"""Who may own a bare model name, and what happens when its owner changes. Pure; the time is passed in.
+"""Decides which service may own a bare model name, and delays changes of owner. Pure; the time is passed in.
 
-The catalog says who owns a name by the services' ages. A name whose owner gave it up is not another namespace's at
-once: for a while nobody answers to it, and that is said, so that a claim that waited never takes over traffic in
-silence.
+The catalog assigns a name by the ages of the services. A name that its owner gave up does not go to another namespace
+at once: for a while no endpoint serves it, and this is reported, so that a waiting claim never takes over traffic
+silently.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,13 +13,13 @@ ANY_MODEL = "*"
 
 @dataclass(frozen=True, slots=True)
 class NameRules:
-    """Which namespaces may own which bare names."""
+    """Rules that restrict which namespaces may own which bare names."""
 
     allowed: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """By model, ANY_MODEL for those that are not named; a name without an entry may be owned by all."""
+    """Allowed namespaces by model, or by ANY_MODEL for models without an entry; without either, all are allowed."""
 
     def allows(self, model: str, service: str) -> bool:
-        """Whether `service`, a namespace/name, may own the bare name."""
+        """True if `service`, a namespace/name, may own the bare name."""
         namespaces = self.allowed.get(model, self.allowed.get(ANY_MODEL))
         return namespaces is None or _namespace(service) in namespaces
 
@@ -32,20 +32,20 @@ class OwnerChange:
     before: str
     after: str
     is_held: bool
-    """Nobody answers to it yet."""
+    """True if no endpoint serves the name yet."""
 
 
 class NameOwners:
-    """The owners that this gateway has seen."""
+    """The owners of names that this gateway has seen."""
 
     def __init__(self, hold_s: float) -> None:
-        """`hold_s`: from the loss of an owner until a service of another namespace has the name."""
+        """`hold_s` is the time between the loss of an owner and the assignment to a service of another namespace."""
         self._hold_s = hold_s
         self._owners: dict[str, str] = {}
         self._held_since_s: dict[str, float] = {}
 
     def settle(self, owners: Mapping[str, str], now_s: float) -> tuple[frozenset[str], list[OwnerChange]]:
-        """The names that nobody has for now, of those with these owners, and what has changed since the last call."""
+        """Returns the names among `owners` that have no owner for now, and the changes since the last call."""
         held, changes = set[str](), []
         for model, after in owners.items():
             before = self._owners.get(model, after)
@@ -65,7 +65,7 @@ class NameOwners:
 
     @property
     def is_holding(self) -> bool:
-        """Some name is waiting for its time to be over."""
+        """True if a name waits for its new owner."""
         return bool(self._held_since_s)
 
     def _own(self, model: str, service: str) -> None:
@@ -74,7 +74,7 @@ class NameOwners:
 
 
 def read_rules(texts: Iterable[str]) -> NameRules:
-    """Of `MODEL=NAMESPACE`, several for one name. ValueError: one has another form."""
+    """Parses `MODEL=NAMESPACE`, which may occur several times for one name. Raises ValueError for any other form."""
     allowed: dict[str, frozenset[str]] = {}
     for text in texts:
         model, equals, namespace = text.rpartition("=")

@@ -1,6 +1,6 @@
-"""How long an endpoint that has no pages or slots left takes until it can be given one request more, learned. Pure.
+"""Learns how long an endpoint without free pages or slots takes until it can accept one more request. Pure.
 
-Prompt tokens say nothing there: a request ends when its answer does. The pauses between the latest placements do.
+Prompt tokens do not predict that: a request ends when its answer does. The pauses between the latest placements do.
 """
 
 from collections.abc import Collection
@@ -11,13 +11,14 @@ from mini_infer_gateway.fleet.load import Load
 GAIN = 0.2
 """Weight of the latest pause: about the last five count, since a batch of long answers ends within a few of them."""
 WAITING_LIMIT = 2
-"""Requests that wait at an engine for pages or slots: one to take the next place, and one spare. An endpoint may have
-several engines."""
+"""Largest number of requests that wait for pages or slots at an engine: one to take the next place, and one spare. An
+endpoint may have several engines.
+"""
 FULL_KV_USAGE = 0.95
 
 
 def lacks_pages(load: Load) -> bool:
-    """True if as many requests wait for pages or slots at the endpoint as may."""
+    """True if as many requests wait for pages or slots at the endpoint as the limit allows."""
     if not load.reported:
         return False
     # What a report does not count yet joins those that wait, where pages or slots are what is missing.
@@ -28,7 +29,7 @@ def lacks_pages(load: Load) -> bool:
 @dataclass(slots=True)
 class _Pause:
     since_s: float | None = None
-    """When the latest request was placed, or the first began to wait; None: nothing waits."""
+    """Time when the latest request was placed, or the first began to wait; None if nothing waits."""
     mean_s: float = 0.0
 
 
@@ -39,13 +40,13 @@ class PlacementPauses:
         self._pauses: dict[str, _Pause] = {}
 
     def began(self, endpoint: str, now_s: float) -> None:
-        """Notes that a request waits for this endpoint from now on."""
+        """Records that a request waits for this endpoint from now on."""
         pause = self._pauses.setdefault(endpoint, _Pause())
         if pause.since_s is None:
             pause.since_s = now_s
 
     def placed(self, endpoint: str, now_s: float, still_waiting: bool) -> None:
-        """Notes that a request was sent to this endpoint; `still_waiting`: others wait for it."""
+        """Records that a request was sent to this endpoint. `still_waiting` is True if others wait for it."""
         pause = self._pauses.get(endpoint)
         if pause is None or pause.since_s is None:
             return
@@ -54,12 +55,12 @@ class PlacementPauses:
         pause.since_s = now_s if still_waiting else None
 
     def left(self, endpoint: str) -> None:
-        """Notes that nothing waits for this endpoint any more."""
+        """Records that nothing waits for this endpoint any more."""
         if pause := self._pauses.get(endpoint):
             pause.since_s = None
 
     def seconds(self, endpoint: str, now_s: float) -> float:
-        """Returns the mean pause, or the present one if that is longer already."""
+        """Returns the mean pause, or the current one if that is already longer."""
         pause = self._pauses.get(endpoint)
         if pause is None:
             return 0.0

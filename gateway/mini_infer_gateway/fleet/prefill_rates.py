@@ -1,9 +1,9 @@
-"""How many prompt tokens a second each endpoint computes while it has some to compute, learned from what it does.
+"""Learns how many prompt tokens a second each endpoint computes while it has any to compute. Pure.
 
-Three sources: what engines measured themselves and tell in load reports; where none does, the tokens that a queue lost
-between two of them; and the time to the first byte of a long prompt where there are no reports. Endpoints of a fleet
-are mostly alike, so little evidence about one counts for little: its rate is that of all until its own observations
-outweigh them. Pure: times come with the observations.
+There are three sources: rates that engines measured themselves and send in load reports; if none does, the tokens that
+a queue lost between two reports; and the time to first byte of a long prompt if there are no reports. Endpoints of a
+fleet are mostly alike, so little evidence about one counts for little: its rate is that of all until its own
+observations outweigh them. Times come with the observations.
 """
 
 from collections.abc import Collection, Sequence
@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from mini_infer_contract.events import LoadReport
 
 FIRST_GUESS = 20_000.0
-"""Tokens a second, until something is known: a model of some billion parameters on a datacentre GPU, or less."""
+"""Tokens a second until something is known: a model of some billion parameters on a datacentre GPU, or less."""
 GUESS_TOKENS = 8192
-"""What the first guess weighs against observations."""
+"""Weight of the first guess against observations, in tokens."""
 FLEET_TOKENS = 200_000
-"""What the fleet's rate weighs against an endpoint's own: some seconds of work."""
+"""Weight of the fleet's rate against an endpoint's own, in tokens: some seconds of work."""
 ALIKE = 0.2
-"""Endpoints that differ by less are taken for equal: else the one that looks fastest gets all that is free to go."""
+"""Relative difference below which endpoints count as equal: otherwise the seemingly fastest one gets all requests."""
 MEMORY_TOKENS = 1_000_000
-"""Observations are forgotten by half after so many tokens."""
+"""Half-life of observations, in tokens."""
 LEAST_TOKENS = 1024
-"""An observation of fewer is mostly the wait for a pass to end."""
+"""Smallest observation in tokens; a smaller one is mostly the wait for a pass to end."""
 SLOWEST, FASTEST = 100.0, 5_000_000.0
 
 
@@ -33,7 +33,7 @@ class _Observed:
     report_s: float = 0.0
     queued: int = 0
     launched: int = 0
-    """Tokens that left the queue before the latest report: their pass runs until the next one. 0: not known."""
+    """Tokens that left the queue before the latest report, whose pass runs until the next report; 0 if unknown."""
 
     def add(self, tokens: float, seconds: float) -> None:
         keep = 0.5 ** (tokens / MEMORY_TOKENS)
@@ -41,24 +41,24 @@ class _Observed:
 
 
 class PrefillRates:
-    """All endpoints'."""
+    """The prefill rates of all endpoints."""
 
     def __init__(self) -> None:
         self._observed: dict[str, _Observed] = {}
         self._told: dict[str, float] = {}
-        """Endpoint -> tokens a second, by its own measurement."""
+        """Tokens a second by endpoint, from its own measurement."""
         self._mean_told = 0.0
         self._tokens, self._seconds = float(GUESS_TOKENS), GUESS_TOKENS / FIRST_GUESS
-        """The first guess and all observations that are remembered."""
+        """Sums of the first guess and all remembered observations."""
 
     def tokens_per_s(self, endpoint: str) -> float:
-        """Of this endpoint if it differs from the others, else of all together."""
+        """Returns the rate of this endpoint if it differs from the others, else the rate of the fleet."""
         fleet = self._fleet
         own = self._own(endpoint, fleet)
         return _bounded(fleet if fleet * (1.0 - ALIKE) <= own <= fleet * (1.0 + ALIKE) else own)
 
     def all_tokens_per_s(self, endpoints: Sequence[str]) -> list[float]:
-        """The same of several."""
+        """Returns `tokens_per_s` of each of these endpoints."""
         fleet = self._fleet
         own = [self._own(endpoint, fleet) for endpoint in endpoints]
         least, most, bounded = fleet * (1.0 - ALIKE), fleet * (1.0 + ALIKE), _bounded(fleet)
@@ -69,7 +69,7 @@ class PrefillRates:
         return self._mean_told or self._tokens / self._seconds
 
     def _own(self, endpoint: str, fleet: float) -> float:
-        """As it tells, or by its own observations, with a rate of all that weighs as much as FLEET_TOKENS."""
+        """Returns the rate that an endpoint reports, or its observed rate with a prior of FLEET_TOKENS."""
         if self._told:
             return self._told.get(endpoint, fleet)
         if own := self._observed.get(endpoint):
@@ -77,7 +77,7 @@ class PrefillRates:
         return fleet
 
     def report(self, endpoint: str, report: LoadReport) -> None:
-        """A load report. A queue loses tokens when their pass is launched, which is when the pass before has ended."""
+        """Takes a load report. A queue loses tokens as their pass is launched, which is when the previous one ends."""
         if report.prefill_tokens_per_s > 0:
             self._told[endpoint] = report.prefill_tokens_per_s
             self._mean_told = sum(self._told.values()) / len(self._told)
@@ -89,11 +89,11 @@ class PrefillRates:
         own.report_s, own.queued = report.ts, report.queued_tokens
 
     def observe(self, endpoint: str, tokens: int, took_s: float) -> None:
-        """So many tokens, with those that were queued before them, took that long."""
+        """Records the seconds that these tokens took, which include those queued before them."""
         self._add(self._observed.setdefault(endpoint, _Observed()), tokens, took_s)
 
     def keep(self, endpoints: Collection[str]) -> None:
-        """Forgets all others: they are gone."""
+        """Forgets all other endpoints, which are removed."""
         if self._told.keys() - endpoints:
             self._told = {name: rate for name, rate in self._told.items() if name in endpoints}
             self._mean_told = sum(self._told.values()) / max(1, len(self._told))

@@ -24,11 +24,12 @@ from mini_infer_gateway.settings import GatewaySettings
 from mini_infer_web.api_errors import ApiError, unknown_model
 
 FIRST_LOOK_S = 5.0
-"""For engines to tell how they tokenise, before requests are welcome: without that they are routed by load alone."""
+"""Seconds for engines to report their tokenizer before the gateway is ready; without it, load alone decides."""
 
 GIVERS_FAULTS = frozenset(("unreachable", "late", "peer_lost", "transport", "lease_expired", "refused"))
-"""Of an engine's reasons to compute a prompt itself, those that speak against the engine that was to give it; others
-mean that nothing was lost, such as that computing is cheaper by now."""
+"""Reasons of an engine to compute a prompt itself that count as failures of the engine that was to provide it. Other
+reasons mean that nothing was lost, for example that computing is cheaper by now.
+"""
 
 RELEASE_EVERY_S = 5.0
 
@@ -36,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 class Fleet:
-    """Endpoints by name, and the catalog of the names that clients use."""
+    """All endpoints by name, and the catalog of the names that clients use."""
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class Fleet:
         self._keys = PeerKeys(settings.peer_secret)
         self._seen_s: dict[str, float] = {}
         self._services: tuple[Service, ...] = ()
-        """Those there are, and those that are gone while their engines stay."""
+        """All services, including deleted ones whose engines still exist."""
         self.endpoints: dict[str, EndpointState] = {}
         self.catalog = Catalog()
         self._rules, self._owners = read_rules(settings.model_namespaces), NameOwners(settings.forget_model_s)
@@ -63,7 +64,7 @@ class Fleet:
         self._synced_s = 0.0
 
     def update(self, listed: Sequence[Listed], services: Sequence[Service] | None = None) -> None:
-        """The source's whole list: starts to follow what is new, stops what is gone."""
+        """Takes the source's whole list: starts to follow new endpoints, and stops those that are removed."""
         wanted = {entry.endpoint.name: entry for entry in listed}
         for name, state in list(self.endpoints.items()):
             entry = wanted.get(name)
@@ -102,12 +103,14 @@ class Fleet:
 
     @property
     def is_ready(self) -> bool:
-        """The endpoints are known, and each has been asked how it tokenises, or had time enough to answer."""
+        """True if the endpoints are known, and each has been queried for its tokenizer or had time enough to answer."""
         asked = all(state.subscriber.asked for state in self.endpoints.values())
         return self.synced and (asked or self._clock() - self._synced_s > FIRST_LOOK_S)
 
     def resolve(self, model: str) -> Sequence[str]:
-        """Names of the endpoints that serve `model`. ApiError 404: nobody does; 503: nobody does just now."""
+        """Returns the endpoints that serve `model`. Raises ApiError: 404 if it is unknown, 503 if none serves
+        it now.
+        """
         names = self.catalog.by_name.get(model)
         if names is not None:
             return names
@@ -119,29 +122,35 @@ class Fleet:
         return self._clock() - seen_s >= self._settings.forget_model_s
 
     def candidates(self, names: Sequence[str], now_s: float) -> list[Candidate]:
-        """These endpoints as they stand."""
+        """Returns these endpoints as candidates in their current state."""
         return [self.endpoints[name].candidate(now_s) for name in names if name in self.endpoints]
 
     def assets_revisions(self, names: Sequence[str]) -> set[str]:
-        """Of the prompt assets of these endpoints."""
+        """Returns the revisions of the prompt assets of these endpoints."""
         return {self.endpoints[name].subscriber.assets_revision for name in names if name in self.endpoints}
 
     def max_prompt_tokens(self, names: Sequence[str]) -> int | None:
-        """What the roomiest of these endpoints takes; None: of one of them it is not known."""
+        """Returns the largest context length of these endpoints; None if that of one of them is unknown."""
         lengths = [self.endpoints[name].subscriber.model.max_model_len for name in names if name in self.endpoints]
         return None if None in lengths else max((length for length in lengths if length), default=None)
 
     def parsers(self, names: Sequence[str]) -> tuple[str | None, str | None]:
-        """How these endpoints read calls of tools, and thinking; None: they do not, do not say, or do not agree."""
+        """Returns the parsers of tool calls and of reasoning of these endpoints.
+
+        A parser is None if the endpoints have none, do not report one, or disagree.
+        """
         models = [self.endpoints[name].subscriber.model for name in names if name in self.endpoints]
         return _agreed(model.tool_call_parser for model in models), _agreed(model.reasoning_parser for model in models)
 
     def begin(self, name: str, request: Waiting) -> AttemptRecord:
-        """`request` goes out to this endpoint. KeyError: it has gone since it was chosen."""
+        """Records that `request` is sent to this endpoint. Raises KeyError if it was removed since it was chosen."""
         return AttemptRecord(self.endpoints[name], request, self._clock)
 
     def computed_for_another(self, name: str, fallback: str) -> None:
-        """A decode engine's answer began whose prompt this one was to compute; `fallback`: why it did not get it."""
+        """Records the start of an answer whose prompt this endpoint was to compute.
+
+        `fallback` is the reason why the decode engine did not get its KV cache; "" if it did.
+        """
         state = self.endpoints.get(name)
         if state is None:
             return
@@ -154,11 +163,11 @@ class Fleet:
             log.warning("endpoint %s did not give KV cache several times (%s), leaving it alone", name, fallback)
 
     def why_not_tokenized_here(self, name: str) -> str:
-        """Why an endpoint's prompts are tokenised by its engine; "": they are tokenised here, or not at all."""
+        """Returns why an endpoint's engine tokenises its prompts; "" if the gateway does, or none does."""
         return self._tokenizers.reason(self.endpoints[name].subscriber.assets_revision)
 
     async def watch(self) -> None:
-        """Ejects what stopped working, and gives names whose time is over to their next owners, until cancelled."""
+        """Ejects endpoints that stopped working, and assigns released names to their next owners, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(Watchdog(self.endpoints, self._upstream, self._clock).run(), name="watchdog")
             tasks.create_task(self._release_names(), name="release model names")
@@ -205,12 +214,12 @@ class Fleet:
         log.info("endpoint %s at %s serves %s", endpoint.name, endpoint.url, endpoint.model)
 
     def _proofs(self) -> dict[str, bytes]:
-        """Returns what each endpoint that wants proof gets with every request, by its URL."""
+        """Returns by URL the proof that each endpoint that requires one gets with every request."""
         secrets = {state.endpoint.url: self._keys.secret_of(state.endpoint) for state in self.endpoints.values()}
         return {url: secret.http_token().encode() for url, secret in secrets.items() if secret is not None}
 
     def _learned(self, name: str, evidence: Evidence) -> bool:
-        """What a subscriber saw; True: it closed the circuit."""
+        """Takes evidence from a subscriber. Returns True if it closed the circuit."""
         state = self.endpoints[name]
         if evidence is Evidence.SOCKET and not state.breaker.closed:
             # Another process, whose HTTP server may not be there yet: the watchdog asks it.
@@ -234,19 +243,19 @@ class Fleet:
 
 
 def no_endpoint(model: str, detail: str = "") -> ApiError:
-    """The 503 of a model that exists without a pod that can take the request."""
+    """Returns the 503 for a known model without a pod that can take the request."""
     message = f"no endpoint of model {model!r} can take the request now{detail and f' ({detail})'}; try again shortly"
     return ApiError(503, message, code="no_endpoint", headers={"retry-after": "1"})
 
 
 def _place(endpoint: Endpoint) -> tuple[str, ...]:
-    """What must stay the same for it to be the same process, which wants the same proof."""
+    """Returns the fields that identify a process and its proof: if one changes, it is a different process."""
     proof = (endpoint.peer_auth, endpoint.service) if endpoint.peer_auth else ()
     return endpoint.url, endpoint.events, endpoint.replay, endpoint.transfer, *proof
 
 
 def _agreed(told: Iterable[str | None]) -> str | None:
-    """What all say that say anything; None: nothing, or not the same."""
+    """Returns the value on which all agree that report one; None if none does, or they disagree."""
     said = {value for value in told if value is not None}
     return said.pop() if len(said) == 1 else None
 

@@ -1,7 +1,7 @@
-"""Ends a connection whose peer sends a message without an end: libzmq bounds the size of frames, not their number.
+"""Ends a connection whose peer sends an endless message: libzmq bounds the size of frames, not their number.
 
-The kernel counts what has arrived (`tcp_info`, tcp(7)), the reader what it got as whole messages; the difference is
-what libzmq buffers. Elsewhere than on Linux nothing is counted, and nothing is ended.
+The kernel counts the bytes that have arrived (`tcp_info`, tcp(7)), and the reader those of whole messages; the
+difference is what libzmq buffers. On systems other than Linux nothing is counted, and no connection is ended.
 """
 
 import asyncio
@@ -14,23 +14,23 @@ from collections.abc import Sequence
 import zmq.asyncio
 
 LIMIT_BYTES = 32 << 20
-"""More than a burst of a healthy engine, whose batches are of some kilobytes."""
+"""Largest number of unread bytes: more than a burst of a healthy engine, whose batches have some kilobytes."""
 LOOK_S = 0.1
 _FRAME_BYTES = 64
-"""What a frame has beside its bytes, at most: its length, and CurveZMQ's nonce and authenticator."""
+"""Largest overhead of a frame: its length, and CurveZMQ's nonce and authenticator."""
 _RECEIVED = slice(128, 136)
-"""Of `struct tcp_info`: tcpi_bytes_received, since Linux 4.1."""
+"""Position of `tcpi_bytes_received` in `struct tcp_info`, since Linux 4.1."""
 
 
 class UnreadBytesError(Exception):
-    """The peer sends more than anybody has read as messages."""
+    """The peer has sent more bytes that form no whole messages than the limit."""
 
 
 class UnreadBytes:
-    """The account of one connection."""
+    """The count of unread bytes of one connection."""
 
     def __init__(self, descriptor: int) -> None:
-        """`descriptor`: libzmq's own, which it may close at any time."""
+        """`descriptor` belongs to libzmq, which may close it at any time."""
         self._descriptor = descriptor
         self._read = 0
 
@@ -39,13 +39,13 @@ class UnreadBytes:
         self._read += sum(map(len, frames)) + len(frames) * _FRAME_BYTES
 
     async def watch(self) -> None:
-        """Looks at the connection until cancelled. Raises UnreadBytesError once too much is unread."""
+        """Checks the connection until cancelled. Raises UnreadBytesError once too much is unread."""
         while True:
             await asyncio.sleep(LOOK_S)
             self._check()
 
     async def receive(self, socket: zmq.asyncio.Socket) -> list[bytes]:
-        """Returns the next message, and looks while it waits. Raises UnreadBytesError once too much is unread."""
+        """Returns the next message, and checks meanwhile. Raises UnreadBytesError once too much is unread."""
         while not await socket.poll(int(LOOK_S * 1000)):
             self._check()
         frames: list[bytes] = await socket.recv_multipart()
@@ -58,7 +58,7 @@ class UnreadBytes:
 
 
 def _received(descriptor: int) -> int:
-    """Returns how many bytes have come over a connection, or 0 if nobody can tell."""
+    """Returns the number of bytes that have arrived over a connection, or 0 if it cannot be determined."""
     if sys.platform != "linux":
         return 0
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:

@@ -1,6 +1,7 @@
-"""Looks at all endpoints twice a second: ejects those that stopped working, and asks those in doubt if they are ready.
+"""Checks all endpoints twice a second: ejects those that stopped working, and probes the readiness of suspects.
 
-What counts as stopped is liveness', what ends an ejection is the breaker's; here are the clock and the questions.
+`liveness` defines when an endpoint has stopped, and the breaker when an ejection ends; this module has the clock and
+the probes.
 """
 
 import asyncio
@@ -15,22 +16,22 @@ from mini_infer_gateway.http.upstream import Upstream, UpstreamError
 
 TICK_S = 0.5
 LATE_S = 1.0
-"""A tick this late says that the gateway itself stood still: what did not arrive says nothing of endpoints."""
+"""Delay of a tick that shows a stall of the gateway itself: what did not arrive is no sign of endpoints then."""
 PROBE_TIMEOUT_S = 1.0
 FOREIGN_READY_PATH = "/health"
-"""vLLM's and SGLang's."""
+"""Readiness path of vLLM and SGLang."""
 
 log = logging.getLogger(__name__)
 
 
 class Watchdog:
-    """Of one fleet; `states` is the registry's own table."""
+    """The watchdog of one fleet; `states` is the registry's own table."""
 
     def __init__(self, states: Mapping[str, EndpointState], upstream: Upstream, clock: Callable[[], float]) -> None:
         self._states, self._upstream, self._clock = states, upstream, clock
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Checks all endpoints periodically, until cancelled."""
         while True:
             due_s = self._clock() + TICK_S
             await asyncio.sleep(TICK_S)
@@ -79,7 +80,7 @@ class Watchdog:
             log.info("endpoint %s is ready again", state.endpoint.name)
 
     async def _is_ready(self, url: str) -> bool | None:
-        """None: it has no page that would tell."""
+        """Returns True if the endpoint is ready; None if it has no page that reports readiness."""
         for path in (READY_PATH, FOREIGN_READY_PATH):
             try:
                 async with asyncio.timeout(PROBE_TIMEOUT_S):

@@ -1,1 +1,1 @@
-"""Requests wait at the gateway, not at engines: each endpoint is given what keeps it busy, the rest is placed later."""
+"""Flow control: requests wait at the gateway instead of at engines, and each endpoint gets just enough to stay busy."""

@@ -1,7 +1,7 @@
-"""The queue in the serving path: requests wait as futures, and leave when they are placed, refused, late or abandoned.
+"""The queue in the serving path: requests wait as futures until they are placed, refused, timed out or abandoned.
 
-It is told of load reports, first bytes and ends, and looks at everything itself now and then, since endpoints also
-come, go and break without a word. What is sent where is the queue's and the router's to decide.
+Load reports, first bytes and ends are reported to it. It also checks everything itself at intervals, since endpoints
+come, go and break without notice. The queue and the router decide what is sent where.
 """
 
 import asyncio
@@ -27,51 +27,51 @@ from mini_infer_web.api_errors import ApiError
 
 LOOK_EVERY_S = 0.1
 LOOKED_AT = 4
-"""Endpoints for which nothing waits that one look offers what waits for others, in turns."""
+"""Number of idle endpoints to which one look offers requests that wait for others, in turns."""
 
 
 class Candidates(Protocol):
-    """Who may be asked, as things stand; the fleet."""
+    """The source of candidate endpoints in their current state; the fleet implements it."""
 
     def candidates(self, names: Sequence[str], now_s: float) -> list[Candidate]:
-        """These endpoints."""
+        """Returns these endpoints as candidates."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A request's endpoint: it counts there from now on, until `FlowController.finish`."""
+    """A request's endpoint: the request counts in its load until `FlowController.finish`."""
 
     decision: Decision
     flight: InFlight
     prefill_flight: InFlight | None
-    """At the engine that computes its prompt, where that is another one."""
+    """The request's load at the engine that computes its prompt; None if the decode engine does."""
     prompt_tokens: int
-    """As its tokenizer counts them; 0: not tokenised."""
+    """Number of prompt tokens by its tokenizer; 0 if the prompt was not tokenised."""
     waited_s: float
     sent_s: float
     tokens_before_answer: int
-    """Its own uncached ones, and those that the endpoint had to compute already."""
+    """The request's own uncached tokens, and those that the endpoint had to compute already."""
     flow: Flow = NO_KEY
 
 
 @dataclass(slots=True, eq=False)
 class Waiter(QueuedRequest):
-    """A request of the serving path."""
+    """A request of the serving path that may wait."""
 
     names: Callable[[], Sequence[str]] = tuple
-    """Of the model's endpoints: others may have come since it began to wait."""
+    """Returns the names of the model's endpoints now: others may have come since the request began to wait."""
     request_id: str = ""
     placement: Placement | None = None
     future: "asyncio.Future[None] | None" = None
 
     def fail(self, error: Exception) -> None:
-        """It ends without an endpoint."""
+        """Ends the wait with an error, without an endpoint."""
         if self.future and not self.future.done():
             self.future.set_exception(error)
 
 
 class FlowController:
-    """All requests between their routing and their end."""
+    """Controls all requests between their routing and their end."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class FlowController:
         guess: Callable[[RoutingRequest, Decision, float], int],
         clock: Callable[[], float],
     ) -> None:
-        """`guess` counts a prompt as cached at the endpoint that it goes to, and returns its tokens."""
+        """`guess` counts a prompt as cached at the endpoint that it goes to, and returns its number of tokens."""
         self._settings, self._fleet, self._router, self._ledger = settings, fleet, router, ledger
         self._backlog, self._rates, self._transfers = backlog, rates, transfers
         self._metrics, self._guess, self._clock = metrics, guess, clock
@@ -95,9 +95,9 @@ class FlowController:
         ledger.on_report = self.reported
 
     def order(self, priority: int, arrived_s: float, patience_s: float = inf) -> Order:
-        """A new request's place in the queue: by priority, then by when it must be placed at the latest.
+        """Returns a new request's position in the queue: by priority, then by its deadline for placement.
 
-        `patience_s`: how long its client wants to wait at most.
+        `patience_s` is the longest time for which its client is willing to wait.
         """
         return priority, arrived_s + min(patience_s, self._settings.queue_timeout_s), next(self._numbers)
 
@@ -109,12 +109,10 @@ class FlowController:
         leave: Callable[[Callable[[Exception], None]], None],
         give_up_s: float = inf,
     ) -> Placement | None:
-        """An endpoint for this request, at once or when it is its turn; None: there is none that may be chosen.
+        """Waits for an endpoint for this request, and places it there. Returns None if no endpoint may be chosen.
 
-        `leave` gets a function that ends the wait with an error; `give_up_s` is when the client wants no more.
-
-        Raises ApiError: 429 where too many wait, 503 where it
-        waited too long.
+        `leave` is called with a function that ends the wait with an error. `give_up_s` is the time at which the client
+        gives up. Raises ApiError: 429 if too many requests wait, 503 if this one waited too long.
         """
         now_s = self._clock()
         waiter = Waiter(
@@ -133,7 +131,7 @@ class FlowController:
         return waiter.placement
 
     def place_now(self, request: RoutingRequest, decision: Decision, request_id: str) -> Placement:
-        """Where it has been decided already and nothing may wait: a stream goes on."""
+        """Places a request that continues a stream: it is routed already and may not wait."""
         waiter = Waiter(request.order, request.model, flow=request.flow, request=request, request_id=request_id)
         self.send(waiter, decision, self._clock())
         assert waiter.placement is not None
@@ -154,9 +152,9 @@ class FlowController:
             self._queue.drop(waiter)
 
     def first_byte(self, placement: Placement, is_stream: bool, came_apart: bool = True) -> None:
-        """Its answer begins, so its prompt is computed, and, in a stream, not much more.
+        """Records that the answer begins: its prompt is computed, and, for a stream, not much more.
 
-        `came_apart`: where another engine was to compute it, that one has.
+        `came_apart` is True unless another engine was to compute the prompt and failed to.
         """
         endpoint = placement.flight.endpoint
         self._ledger.answered(placement.flight)
@@ -171,7 +169,7 @@ class FlowController:
         self._pump(endpoint)
 
     def finish(self, placement: Placement) -> None:
-        """It is over, however it ended."""
+        """Removes a request from the load of its endpoints, however it ended."""
         self._ledger.finish(placement.flight)
         if placement.flow.name:
             self._backlog.shares.charge(placement.flow, TOKENS_PER_SECOND * max(0.0, self._clock() - placement.sent_s))
@@ -184,13 +182,13 @@ class FlowController:
         self._pump(flight.endpoint)
 
     def reported(self, endpoint: str, report: LoadReport) -> None:
-        """An endpoint said how busy it is."""
+        """Takes an endpoint's load report."""
         self._rates.report(endpoint, report)
         self._transfers.report(endpoint, report)
         self._queue.report(endpoint, report.queued_tokens, self._clock())
 
     async def look(self, names: Callable[[], Sequence[str]]) -> None:
-        """Until cancelled: places anew what waits for endpoints that are gone, and offers idle ones what waits."""
+        """Re-routes requests that wait for lost endpoints and offers requests to idle ones, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             known = list(names())
@@ -201,7 +199,7 @@ class FlowController:
                 self.look_once(known)
 
     def look_once(self, names: Sequence[str]) -> None:
-        """One look; `names` are all endpoints that there are."""
+        """Checks the queue once; `names` are all existing endpoints."""
         now_s = self._clock()
         usable = {candidate.endpoint.name for candidate in self._fleet.candidates(names, now_s) if _usable(candidate)}
         waited_for = self._backlog.endpoints()
@@ -228,13 +226,13 @@ class FlowController:
     # What the queue asks of its outlet.
 
     def route(self, entry: QueuedRequest, now_s: float) -> Decision | None:
-        """See Outlet."""
+        """Routes a waiting request among the model's current endpoints."""
         assert isinstance(entry, Waiter)
         assert entry.request is not None
         return self._router.route(entry.request, self._fleet.candidates(entry.names(), now_s), now_s)
 
     def send(self, entry: QueuedRequest, decision: Decision, now_s: float) -> None:
-        """See Outlet."""
+        """Starts the request's load at its endpoints, and completes its wait with a placement."""
         assert isinstance(entry, Waiter)
         assert entry.request is not None
         prompt_tokens = self._guess(entry.request, decision, now_s)
@@ -254,19 +252,19 @@ class FlowController:
             entry.future.set_result(None)
 
     def refuse(self, entry: QueuedRequest, retry_after_s: int) -> None:
-        """See Outlet."""
+        """Fails the waiting request with a 429."""
         assert isinstance(entry, Waiter)
         self._metrics.queue_refused(entry.pool, "displaced")
         entry.fail(_queue_full(entry.pool, retry_after_s))
 
     def abandon(self, entry: QueuedRequest) -> None:
-        """See Outlet: placed nowhere, and nothing wrong with the request."""
+        """Completes the wait without a placement, which the request's caller reports as a missing endpoint."""
         assert isinstance(entry, Waiter)
         if entry.future and not entry.future.done():
             entry.future.set_result(None)
 
     def load(self, endpoint: str) -> Load:
-        """See Outlet."""
+        """Returns the endpoint's load from the ledger."""
         return self._ledger.load(endpoint)
 
 

@@ -1,12 +1,12 @@
-"""One bounded queue in front of the endpoints of each model: who is sent when, and where. Pure but for its outlet.
+"""A bounded queue in front of the endpoints of each model: decides when a request is sent. Pure but for its outlet.
 
-A request is routed when it comes. If the endpoint that it should go to has room it goes there at once; else it waits
-for it. When an endpoint has room again, the first that waits for it is routed once more, with what is known then: it
-goes there, or on to the endpoint that is better by now. An endpoint for which nothing waits is offered the first and
-the last of what waits for others, and takes what would start sooner there at a price worth it. With each decision the
-queue keeps what every endpoint cost beside the wait in its queue: an offer is routed only where present queues would
-turn the decision, or when the request has waited twice as long. A pair needs room at both: the request waits for the
-one that has none. So only the router decides where; the queue only decides when.
+A request is routed when it arrives. If the chosen endpoint has room, it goes there at once; otherwise it waits for that
+endpoint. When an endpoint has room again, the first request that waits for it is routed once more, with current
+knowledge: it goes there, or to the endpoint that is better by now. An endpoint for which nothing waits is offered the
+first and the last of the requests that wait for others, and takes those that would start sooner there at a justified
+price. With each decision the queue stores the cost of every endpoint without the wait in its queue: an offer is routed
+only if present queues would change the decision, or if the request has waited twice as long. A pair needs room at both
+endpoints: the request waits for the one that has none. So only the router decides where; the queue only decides when.
 """
 
 from collections.abc import Collection, Mapping
@@ -24,22 +24,23 @@ from mini_infer_gateway.routing.base import Decision, RoutingRequest
 from mini_infer_gateway.routing.seconds import costs_beside_queues
 
 IMMEDIATE = -(1 << 40)
-"""The priority of what never waits here: it takes no place in a batch."""
+"""Priority of requests that never wait here, because they take no place in a batch."""
 PLACED_AT_ONCE = 32
-"""Requests that one look at an endpoint places: bounds the time that it takes; the next look goes on."""
+"""Largest number of requests that one look at an endpoint places, to bound its duration; the next look continues."""
 MOST_UNREPORTED = 8
-"""Requests of API keys that an engine has before its report counts them (every 20 ms): what waits there is in its order
-of arrival, and no key's share counts for it any more."""
+"""Largest number of requests of API keys at an engine that its report (every 20 ms) does not count yet: requests that
+wait at the engine are in order of arrival, and the shares of keys no longer apply to them.
+"""
 OFFERS = 8
-"""Waiting requests whose decisions one look of an idle endpoint checks: bounds its cost."""
+"""Number of waiting requests whose decisions one look of an idle endpoint checks, to bound its cost."""
 DECISION_HOLDS_S = 0.5
-"""A decision is made anew after this time, and then when the request has waited twice as long: caches change, too."""
+"""Seconds after which a decision is made again, and then at each doubled wait: caches change, too."""
 KEPT_COST_ERROR_S = 0.3
-"""An offer is routed although it costs so much more by what was kept: batches and prices change meanwhile."""
+"""Seconds by which an offer may look worse by stored costs and is still routed: batches and prices change meanwhile."""
 
 
 class QueueFullError(Exception):
-    """As many requests wait as may, and none of them goes after this one."""
+    """The queue is full, and no waiting request goes after this one."""
 
     def __init__(self, depth: int, retry_after_s: int) -> None:
         super().__init__(f"{depth} requests wait for this model already")
@@ -53,46 +54,46 @@ class QueuedRequest(Entry):
     request: RoutingRequest | None = None
     came_s: float = 0.0
     give_up_s: float = inf
-    """When it must not wait any longer."""
+    """Time at which the request stops waiting."""
     predicted_wait_s: float = 0.0
     decision: Decision | None = None
-    """The latest one, while it waits."""
+    """The latest decision, while the request waits."""
     decided_s: float = 0.0
     costs_s: Mapping[str, float] = field(default_factory=dict)
-    """By endpoint, what that decision cost beside the wait in its queue."""
+    """Cost of that decision by endpoint, without the wait in its queue."""
 
 
 class Outlet(Protocol):
-    """What becomes of requests; called in the middle of the queue's work, so it must not call back."""
+    """Receives the queue's decisions. It is called in the middle of the queue's work, so it must not call back."""
 
     def route(self, entry: QueuedRequest, now_s: float) -> Decision | None:
-        """Where it should go as things stand; None: no endpoint may be chosen."""
+        """Routes the request in the current state. Returns None if no endpoint may be chosen."""
 
     def send(self, entry: QueuedRequest, decision: Decision, now_s: float) -> None:
-        """It goes there now; from here on it counts in that endpoint's load."""
+        """Sends the request now; from here on it counts in that endpoint's load."""
 
     def refuse(self, entry: QueuedRequest, retry_after_s: int) -> None:
-        """It waited and must make room for one that goes before it."""
+        """Rejects a waiting request that must make room for one that goes before it."""
 
     def abandon(self, entry: QueuedRequest) -> None:
-        """It waited, and now there is no endpoint left that may be chosen."""
+        """Ends the wait of a request for which no endpoint is left that may be chosen."""
 
     def load(self, endpoint: str) -> Load:
-        """As things stand."""
+        """Returns the current load of an endpoint."""
 
 
 class FlowQueue:
-    """All pools' queues."""
+    """The queues of all pools."""
 
     def __init__(self, outlet: Outlet, backlog: Backlog, rates: PrefillRates, max_queue: int) -> None:
-        """`max_queue`: requests that may wait in one pool; 0: none ever waits here, endpoints are given everything."""
+        """`max_queue` is the number of requests that may wait in one pool; with 0, endpoints get everything at once."""
         self._outlet, self._backlog, self._rates, self._max_queue = outlet, backlog, rates, max_queue
         self._windows: dict[str, Window] = {}
         self._predictions: dict[str, WaitPrediction] = {}
         self._has_keys = False
 
     def offer(self, entry: QueuedRequest, now_s: float) -> bool:
-        """Sends a new request or lets it wait; False: there is no endpoint for it. QueueFullError: too many wait."""
+        """Sends a new request or queues it. Returns False if there is no endpoint for it. Raises QueueFullError."""
         self._has_keys |= bool(entry.flow.name)
         decision = self._outlet.route(entry, now_s)
         if decision is None:
@@ -108,7 +109,7 @@ class FlowQueue:
         return True
 
     def pump(self, endpoint: str, now_s: float) -> None:
-        """Gives an endpoint what it has room for: after its load report, a first byte, an end, a turn of its state."""
+        """Sends an endpoint what it has room for: after a load report, a first byte, an end, or a change of state."""
         seen: set[int] = set()
         for _ in range(PLACED_AT_ONCE):
             if not self._has_room(endpoint):
@@ -121,19 +122,19 @@ class FlowQueue:
                 return
 
     def report(self, endpoint: str, queued_tokens: int, now_s: float) -> None:
-        """A load report came."""
+        """Adapts the endpoint's window to a load report, and sends what it has room for."""
         waiting = self._backlog.count(endpoint)
         if waiting:
             self._windows.setdefault(endpoint, Window()).learn(queued_tokens, waiting)
         self.pump(endpoint, now_s)
 
     def drop(self, entry: QueuedRequest) -> None:
-        """Its client went, or it waited too long."""
+        """Removes a request whose client has disconnected, or which waited too long."""
         if entry.endpoint:
             self._leave(entry)
 
     def keep(self, endpoints: Collection[str]) -> None:
-        """Forgets what was learned of all others, and of models for which nothing waits any more."""
+        """Forgets what was learned about all other endpoints, and about models for which nothing waits any more."""
         if self._windows.keys() - endpoints:
             self._windows = {name: window for name, window in self._windows.items() if name in endpoints}
             depths = self._backlog.depths()
@@ -142,12 +143,14 @@ class FlowQueue:
         self._backlog.pauses.keep(endpoints)
 
     def place_anew(self, endpoint: str, now_s: float) -> None:
-        """The endpoint may not be chosen any more: the first that wait for it go elsewhere; the next look goes on."""
+        """Re-routes the first requests that wait for an endpoint that is not usable any more; the next look
+        continues.
+        """
         for entry in self._backlog.waiting(endpoint)[:PLACED_AT_ONCE]:
             self._place_again(entry, now_s)
 
     def depth(self, pool: str) -> int:
-        """Requests that wait in this pool."""
+        """Returns the number of requests that wait in this pool."""
         return self._backlog.depth(pool)
 
     def _has_room(self, endpoint: str) -> bool:
@@ -159,7 +162,7 @@ class FlowQueue:
         return has_room(load, self._rates.tokens_per_s(endpoint), window_s)
 
     def _full(self, entry: QueuedRequest, decision: Decision) -> str | None:
-        """Of the endpoints that it needs the first without room for it; None: it may go."""
+        """Returns the first endpoint of the decision that has no room for the request; None if all have room."""
         return next((one.name for one in decision.endpoints if not self._may_go(entry, one.name)), None)
 
     def _may_go(self, entry: QueuedRequest, endpoint: str) -> bool:
@@ -167,9 +170,11 @@ class FlowQueue:
         return (first is None or self._backlog.goes_before(entry, first)) and self._has_room(endpoint)
 
     def _make_room(self, entry: QueuedRequest) -> None:
-        """Where too many wait, the last of the flow with the most for its weight is refused, or else the newcomer.
+        """Makes room in a full queue: rejects the last request of the flow with the most for its weight, or the
+        newcomer.
 
-        So no flow fills the queue for others. Within a flow a newcomer displaces what has a lower priority.
+        So no flow fills the queue at the expense of others. Within a flow, a newcomer displaces a request of lower
+        priority.
         """
         assert entry.request is not None
         if entry.request.attempted:
@@ -190,7 +195,7 @@ class FlowQueue:
         self._outlet.refuse(last, retry_after_s(last.predicted_wait_s))
 
     def _place_again(self, entry: Entry, now_s: float) -> bool:
-        """Routes a waiting request once more; returns False if it still waits."""
+        """Routes a waiting request once more. Returns False if it still waits."""
         assert isinstance(entry, QueuedRequest)
         decision = self._outlet.route(entry, now_s)
         before = entry.endpoint
@@ -218,7 +223,7 @@ class FlowQueue:
             self._backlog.pauses.left(endpoint)
 
     def _take_over(self, endpoint: str, now_s: float) -> bool:
-        """Sends one request that waits for another endpoint here, if here is the better place by now."""
+        """Sends one request here that waits for another endpoint, if this endpoint is better by now."""
         others = [name for name in self._backlog.endpoints() if name != endpoint]
         ends = (e for name in others for e in (self._backlog.first(name), self._backlog.final(name)) if e)
         offered = sorted({id(e): e for e in ends}.values(), key=self._backlog.rank)
@@ -229,7 +234,7 @@ class FlowQueue:
         return False
 
     def _may_prefer(self, entry: QueuedRequest, endpoint: str, now_s: float) -> bool:
-        """Returns False while the latest decision holds: the request costs more here than where it should go."""
+        """Returns False while the latest decision holds: the request would cost more here than where it waits."""
         if now_s - entry.decided_s >= max(DECISION_HOLDS_S, entry.decided_s - entry.came_s):
             return True
         if not entry.costs_s or entry.decision is None:
@@ -243,7 +248,7 @@ class FlowQueue:
         return entry.costs_s.get(endpoint, 0.0) + self._queue_s(endpoint, now_s)
 
     def _queue_s(self, endpoint: str, now_s: float) -> float:
-        """Returns the seconds until this endpoint gets to a request that it is given, by tokens or by pages."""
+        """Returns the seconds until this endpoint would start a new request, by queued tokens or by pages."""
         load = self._outlet.load(endpoint)
         pages_s = self._backlog.pauses.seconds(endpoint, now_s) if lacks_pages(load) else 0.0
         return max(load.queued_tokens / self._rates.tokens_per_s(endpoint), pages_s)
@@ -275,7 +280,7 @@ class FlowQueue:
 
 
 def _uncached(entry: QueuedRequest, decision: Decision, endpoint: str) -> int:
-    """Prompt tokens that this endpoint of the decision would compute."""
+    """Returns the prompt tokens that this endpoint of the decision would compute."""
     assert entry.request is not None
     if decision.prefill is None:
         return max(1, entry.request.prompt_tokens - decision.hit_tokens)

@@ -1,7 +1,7 @@
-"""Whether an endpoint should be given another request now, and how much work it is given ahead: learned. Pure.
+"""Decides whether an endpoint has room for another request, and learns how much work it needs in advance. Pure.
 
-An engine needs work in hand for the time between two of its passes and our answer to its report; whatever it has beyond
-that only waits there, where it can no longer be placed elsewhere or overtaken.
+An engine needs queued work for the time between two of its passes and our reaction to its report. Whatever it has
+beyond that only waits there, where it can no longer be placed elsewhere or overtaken.
 """
 
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ WIDER, NARROWER = 1.25, 0.995
 
 
 def has_room(load: Load, tokens_per_s: float, window_s: float) -> bool:
-    """Whether its queue is shorter than the window, and nothing waits there for pages.
+    """True if the endpoint's queue is shorter than the window, and no request there waits for pages.
 
-    An endpoint that does not report is given everything: nobody could tell when it has room again.
+    An endpoint that does not report its load gets everything: nothing would show when it has room again.
     """
     if not load.reported:
         return True
@@ -25,12 +25,12 @@ def has_room(load: Load, tokens_per_s: float, window_s: float) -> bool:
 
 @dataclass(slots=True)
 class Window:
-    """Seconds of prompt work that one endpoint is given ahead."""
+    """The window of one endpoint: the seconds of prompt work that it gets in advance."""
 
     seconds: float = FIRST_WINDOW_S
 
     def learn(self, queued_tokens: int, waiting_here: int) -> None:
-        """A load report came: wider where the endpoint ran dry although something waited for it, else narrower."""
+        """Adapts to a load report: widens if the endpoint ran dry while requests waited for it, else narrows."""
         if waiting_here and not queued_tokens:
             self.seconds = min(LONGEST_WINDOW_S, self.seconds * WIDER)
         elif waiting_here:

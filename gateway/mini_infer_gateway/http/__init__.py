@@ -1,1 +1,1 @@
-"""HTTP itself, knowing no model: ASGI towards clients, a connection pool towards endpoints."""
+"""The HTTP layer, which knows no models: ASGI towards clients, a connection pool towards endpoints."""

@@ -1,4 +1,4 @@
-"""ASGI in small: reading a body, sending JSON, noticing that the client went. Plain functions, no framework."""
+"""Helpers for plain ASGI: reading a body, sending JSON, detecting that the client has disconnected. No framework."""
 
 import asyncio
 import json
@@ -11,23 +11,24 @@ from mini_infer_web.request_body import check_media_type, unpacked
 
 
 class Sender:
-    """A request's `send`: adds headers to its response, and remembers whether that began and with which status."""
+    """The `send` of a request: adds headers to its response, and records its status."""
 
     __slots__ = ("_headers", "_send", "_writer", "last", "status")
 
     def __init__(
         self, send: Send, headers: Headers, last: Callable[[], bool], writer: ResponseWriter | None = None
     ) -> None:
-        """`last`: whether the connection is to be closed after this response, asked when its head goes out.
+        """`last` is called when the head is sent, and returns True if the connection is to be closed after this
+        response.
 
-        `writer`: of the same response as `send`; None: the server has none.
+        `writer` writes the same response as `send`; None if the server has no such writer.
         """
         self._send, self._headers, self.last, self._writer = send, headers, last, writer
         self.status = 0
-        """Of the response that went out; 0: none did."""
+        """Status of the response that was sent; 0 if none was."""
 
     async def __call__(self, message: Message) -> None:
-        """See ASGI."""
+        """Sends an ASGI message, and adds the headers to a response's start."""
         if not self.status and message["type"] == "http.response.start":
             headers = [*message["headers"], *self._headers]
             if self.last():
@@ -38,7 +39,7 @@ class Sender:
         await self._send(message)
 
     async def whole(self, status: int, headers: Headers, body: bytes) -> None:
-        """A whole response; `headers` with its Content-Length."""
+        """Sends a whole response; `headers` include its Content-Length."""
         in_one = self._writer is not None and not self.status and not self.last()
         if in_one and self._writer and self._writer.whole(status, headers + self._headers, body):
             self.status = status
@@ -47,20 +48,21 @@ class Sender:
         await self({"type": "http.response.body", "body": body})
 
     def try_chunk(self, body: bytes) -> bool:
-        """Sends at once a part of a response that has begun; False: nothing was sent, since its client is slow, say."""
+        """Sends a part of a response that has begun. Returns False if it was not sent, as when the client is slow."""
         return self._writer is not None and self._writer.chunk(body)
 
 
 class ClientGoneError(Exception):
-    """The client closed its connection; nobody waits for an answer."""
+    """The client closed its connection, so that nobody waits for an answer."""
 
 
 async def read_body(
     scope: Scope, receive: Receive, limit_bytes: int, room: Callable[[int], bool], is_form: bool = False
 ) -> bytes:
-    """The request's body without its compression; `is_form`: it may be one.
+    """Returns the request's body, decompressed. `is_form` is True if it may be a form.
 
-    ApiError 413 where it is longer than the limit, 415 where it is no JSON by its head, 503 where there is no `room`.
+    Raises ApiError: 413 if the body is longer than the limit, 415 if its media type is not JSON, 503 if there is no
+    `room`.
     """
     if scope["method"] == "POST" and not is_form:
         check_media_type(_header(scope, b"content-type"))
@@ -107,7 +109,7 @@ async def _read(scope: Scope, receive: Receive, limit_bytes: int, room: Callable
 
 
 def no_room() -> ApiError:
-    """The 503 of a body for which there is no memory now."""
+    """Returns the 503 for a body for which there is no memory now."""
     message = "too many large requests are being read at once: try again shortly"
     return ApiError(503, message, code="out_of_memory", headers={"retry-after": "1", "connection": "close"})
 
@@ -121,13 +123,13 @@ def _too_large(limit_bytes: int) -> ApiError:
 async def send_bytes(
     send: Send, status: int, body: bytes, content_type: bytes = b"application/json", headers: Headers | None = None
 ) -> None:
-    """A whole response."""
+    """Sends a whole response."""
     start = [(b"content-type", content_type), (b"content-length", str(len(body)).encode()), *(headers or [])]
     await send_whole(send, status, start, body)
 
 
 async def send_whole(send: Send, status: int, headers: Headers, body: bytes) -> None:
-    """A whole response; `headers` with its Content-Length."""
+    """Sends a whole response; `headers` include its Content-Length."""
     if isinstance(send, Sender):
         await send.whole(status, headers, body)
         return
@@ -136,18 +138,18 @@ async def send_whole(send: Send, status: int, headers: Headers, body: bytes) -> 
 
 
 async def send_json(send: Send, status: int, content: object, headers: Headers | None = None) -> None:
-    """A whole JSON response."""
+    """Sends a whole JSON response."""
     await send_bytes(send, status, json.dumps(content).encode(), headers=headers)
 
 
 async def send_error(send: Send, error: ApiError, request_id: str, shape: ErrorShape = OPENAI_ERRORS) -> None:
-    """An error in the shape of the API that the path belongs to."""
+    """Sends an error in the shape of the API that the path belongs to."""
     own = [(name.encode(), value.encode()) for name, value in error.headers.items()]
     await send_json(send, error.status, shape.body(error, request_id), own)
 
 
 def websocket_denial(send: Send) -> Send:
-    """A `send` whose response refuses a WebSocket's handshake (ASGI's extension websocket.http.response)."""
+    """Returns a `send` whose response rejects a WebSocket handshake (ASGI's extension `websocket.http.response`)."""
 
     async def deny(message: Message) -> None:
         await send({**message, "type": f"websocket.{message['type']}"})

@@ -1,7 +1,7 @@
-"""A time-out that does not count time in which this process itself stood still.
+"""A time-out that does not count time in which this process itself was stalled.
 
-After a stall (a machine without time for us, a long computation) the event loop may run timers before it looks at
-sockets: then everything that was under way seems late, although its answer lies in the kernel's buffers.
+After a stall (a machine without CPU time for us, a long computation), the event loop may run timers before it polls
+sockets. Everything in progress would then seem late, although its answer is already in the kernel's buffers.
 """
 
 import asyncio
@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 TICKS = 4
-"""A limit is so many ticks; one that comes later than by its own length is not counted."""
+"""Number of ticks in a time-out; a tick that is late by more than its own length is not counted."""
 
 
 @asynccontextmanager
 async def awake_timeout(limit_s: float) -> AsyncIterator[None]:
-    """As asyncio.timeout: TimeoutError after `limit_s` seconds of this loop's own time."""
+    """Raises TimeoutError after `limit_s` seconds of this loop's own time, unlike `asyncio.timeout`."""
     async with asyncio.timeout(None) as limit:
         countdown = _Countdown(limit, limit_s / TICKS)
         try:

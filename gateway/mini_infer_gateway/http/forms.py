@@ -1,6 +1,6 @@
-"""Forms with files (multipart/form-data, RFC 7578), such as audio to be transcribed: their short fields, and no more.
+"""Reads the short fields of forms with files (multipart/form-data, RFC 7578), such as audio to be transcribed.
 
-A web page can make any browser send a form, but not one with an Authorization header: without one a form is refused.
+A web page can make any browser send a form, but not with an Authorization header: a form without one is rejected.
 """
 
 import re
@@ -18,9 +18,9 @@ _FILE = re.compile(rb"^content-disposition:[^\r]*;\s*filename", re.IGNORECASE | 
 
 
 def boundary_of(headers: Headers) -> bytes:
-    """What separates the parts of a request's form; empty: it is none.
+    """Returns the boundary between the parts of a request's form; empty if the request is not a form.
 
-    ApiError 415: it is one that a web page could have sent; 400: its head is broken.
+    Raises ApiError: 415 if a web page could have sent the form, 400 if its head is malformed.
     """
     content_type = next((value.decode("latin-1") for name, value in headers if name == b"content-type"), "")
     if content_type.partition(";")[0].strip().lower() != _MEDIA_TYPE:
@@ -35,7 +35,10 @@ def boundary_of(headers: Headers) -> bytes:
 
 
 def form_fields(body: bytes, boundary: bytes) -> dict[str, str | bool]:
-    """The fields that are no files; "stream" as in JSON. the last of a name counts. ApiError 400: it is broken."""
+    """Returns the fields that are not files; "stream" is a bool, as in JSON.
+
+    The last field of a name counts. Raises ApiError 400 if the form is malformed.
+    """
     fields: dict[str, str | bool] = {}
     for head, start, end in _parts(body, boundary):
         name = _NAME.search(head)
@@ -49,7 +52,7 @@ def form_fields(body: bytes, boundary: bytes) -> dict[str, str | bool]:
 
 
 def with_model_field(body: bytes, boundary: bytes, model: str) -> bytes:
-    """The form with each `model` set to `model`, and every other byte as it was."""
+    """Returns the form with each `model` set to `model`, and every other byte unchanged."""
     pieces, copied = [], 0
     for head, start, end in _parts(body, boundary):
         if (name := _NAME.search(head)) and name[1] == b"model":
@@ -59,7 +62,7 @@ def with_model_field(body: bytes, boundary: bytes, model: str) -> bytes:
 
 
 def _parts(body: bytes, boundary: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """(headers, start and end of the content) of each part. ApiError 400: they do not follow each other."""
+    """Yields (headers, start and end of the content) of each part. Raises ApiError 400 if the parts are malformed."""
     between = b"\r\n--" + boundary
     position = 0 if body.startswith(between[2:]) else body.find(between) + 2
     for _ in range(MOST_PARTS):

@@ -1,4 +1,4 @@
-"""Which headers go on, in either direction. Pure; names are in lower case, as ASGI and our client give them."""
+"""Filters the headers that are forwarded in either direction. Pure; names are in lower case, as in ASGI."""
 
 from mini_infer_apis.dialects.anthropic_errors import ID_HEADER
 from mini_infer_contract.launch import REQUEST_ID_HEADER
@@ -6,7 +6,7 @@ from mini_infer_contract.launch import REQUEST_ID_HEADER
 Headers = list[tuple[bytes, bytes]]
 
 PRIVATE_PREFIX = b"x-mini-infer-"
-"""Words between gateway and engines: neither side of a client's."""
+"""Prefix of the headers between gateway and engines: they are neither accepted from clients nor sent to them."""
 _PREFIX_BYTES = len(PRIVATE_PREFIX)
 
 _HOP_BY_HOP = frozenset(
@@ -23,28 +23,30 @@ _HOP_BY_HOP = frozenset(
     )
 )
 _REQUEST_OWN = frozenset((b"host", b"content-length", b"content-encoding", b"expect", REQUEST_ID_HEADER.encode()))
-"""Written anew for the connection to the endpoint, which gets bodies without compression."""
+"""Headers that are rewritten for the connection to the endpoint, which receives decompressed bodies."""
 _CREDENTIALS = frozenset((b"authorization", b"x-api-key", b"cookie"))
-"""A client's proof towards the gateway, not towards every pod that a namespace may start."""
+"""Credentials of a client for the gateway; they are not meant for every pod that a namespace may start."""
 _RESPONSE_PRIVATE = frozenset((b"set-cookie", b"location", b"server", REQUEST_ID_HEADER.encode(), ID_HEADER.encode()))
-"""An endpoint's own address and sessions mean nothing to a client of the gateway; the request's id is told by that."""
+"""Headers that are not sent to clients: an endpoint's address and cookies have no meaning outside, and the gateway sets
+the request's id itself.
+"""
 
 
 _NOT_TO_ENDPOINT = {
     False: _HOP_BY_HOP | _REQUEST_OWN | _CREDENTIALS,
     True: _HOP_BY_HOP | _REQUEST_OWN | {b"cookie"},
 }
-"""By whether an endpoint gets clients' keys."""
+"""Headers that are not forwarded to an endpoint, by whether it receives clients' credentials."""
 _NOT_TO_CLIENT = _HOP_BY_HOP | _RESPONSE_PRIVATE
 
 
 def to_endpoint(headers: Headers, forward_authorization: bool = False) -> Headers:
-    """A client's headers as an endpoint gets them."""
+    """Returns a client's headers in the form in which an endpoint receives them."""
     return _without(headers, _NOT_TO_ENDPOINT[forward_authorization])
 
 
 def to_client(headers: Headers, own: Headers) -> Headers:
-    """An endpoint's headers as the client gets them: `own` replace those of the same name."""
+    """Returns an endpoint's headers for the client; `own` replace those of the same name."""
     return _without(headers, _NOT_TO_CLIENT.union(name for name, _ in own) if own else _NOT_TO_CLIENT) + own
 
 
@@ -64,5 +66,5 @@ def _without(headers: Headers, unwanted: frozenset[bytes]) -> Headers:
 
 
 def retry_after_s(value: bytes) -> float | None:
-    """The seconds in a Retry-After header; None where it is empty or a date."""
+    """Returns the seconds in a Retry-After header; None if it is empty or a date."""
     return float(value) if value.isdigit() and len(value) < 10 else None

@@ -1,7 +1,9 @@
-"""Keeps a stream's connection alive while there is nothing to stream yet: proxies cut what is silent for a minute.
+"""Keeps a stream's connection alive while there is nothing to stream yet: proxies cut connections after a silent
+minute.
 
-A stream that waits for longer than the interval is begun with a comment of server-sent events, and gets one more each
-interval. Until then nothing has been sent, so that an error has its own status; afterwards it is told as an event.
+A stream that waits for longer than the interval begins with a comment of server-sent events, and gets another one each
+interval. Until then nothing has been sent, so that an error has its own status; afterwards an error is sent as an
+event.
 """
 
 import asyncio
@@ -17,23 +19,23 @@ STREAM_HEADERS: Headers = [
 
 
 class KeepAlive:
-    """Of one request. To be stopped before anything else is sent."""
+    """Keeps the connection of one request alive. Call `stop` before anything else is sent."""
 
     def __init__(self, send: Send, interval_s: float) -> None:
-        """`interval_s`, 0: never, such as for what is no stream."""
+        """`interval_s` is 0 for a response that is not a stream: no comment is sent then."""
         self._send, self._interval_s = send, interval_s
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self.begun = False
-        """The client has a head, 200, and comments."""
+        """True once the client has received a head with status 200 and comments."""
 
     def start(self) -> None:
-        """The request begins to wait."""
+        """Starts the interval, as the request begins to wait."""
         if self._interval_s > 0:
             self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._begin)
 
     def stop(self) -> None:
-        """It waits no longer."""
+        """Stops the comments, as the request no longer waits."""
         if self._timer:
             self._timer.cancel()
             self._timer = None

@@ -1,8 +1,8 @@
-"""uvicorn's server with an end that loses no request: first it says that it is going, then it stops to listen.
+"""Extends uvicorn's server with a shutdown that loses no request: it announces its end, then stops listening.
 
-From the first SIGTERM on for a while (`drain_s`) it still accepts, the application answers `/readyz` with 503 and puts
-`connection: close` on every answer: so clients and proxies leave kept connections after an answer, not in the middle of
-a request. A second signal, or Ctrl-C, skips that. Does not know what is served.
+For `drain_s` from the first SIGTERM it still accepts connections, while the application answers `/readyz` with 503 and
+adds `connection: close` to every response. Clients and proxies therefore leave persistent connections after a response,
+not in the middle of a request. A second signal, or Ctrl-C, skips the drain. This module does not know what is served.
 """
 
 import asyncio
@@ -19,15 +19,18 @@ from mini_infer_web.http_server.websocket import LimitedWebSocket
 from mini_infer_web.tls import ServerTls
 
 KEEP_ALIVE_S = 120
-"""Longer than clients and proxies keep an idle connection (httpx 5 s, aiohttp 15, nginx and ALB 60, Go 90): the side
-that closes first should not be the server, or a request that is sent at that moment is lost."""
+"""Seconds that an idle connection stays open: longer than clients and proxies keep one (httpx 5 s, aiohttp 15, nginx
+and ALB 60, Go 90). If the server closed first, a request that is sent at that moment would be lost.
+"""
 QUIET_S = 1.0
-"""Without a connection, after which a drain need not go on."""
+"""Seconds without a connection after which a drain ends early."""
 TICK_S = 0.05
 
 
 class DrainingServer(LimitedServer):
-    """`on_drain` is called once, when the drain begins, on the event loop."""
+    """A uvicorn server that drains before it exits. It calls `on_drain` once, on the event loop, as the drain
+    begins.
+    """
 
     def __init__(
         self,
@@ -36,7 +39,7 @@ class DrainingServer(LimitedServer):
         on_drain: Callable[[], None],
         tls: ServerTls | None = None,
     ) -> None:
-        """`tls`: of the first socket; all others speak plain HTTP."""
+        """`tls` is for the first socket; all others use plain HTTP."""
         config.timeout_keep_alive = KEEP_ALIVE_S
         super().__init__(config, tls)
         self._drain_s, self._on_drain = drain_s, on_drain
@@ -44,24 +47,24 @@ class DrainingServer(LimitedServer):
         self.draining = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """See uvicorn.Server."""
+        """Begins the drain at the first SIGTERM, and leaves every other signal to uvicorn."""
         if sig == signal.SIGTERM and self.started and not self.draining:
             self.begin_drain()
         else:
             super().handle_exit(sig, frame)
 
     def begin_drain(self) -> None:
-        """What SIGTERM does. The rest follows with the next tick, since this may run inside a signal handler."""
+        """Begins the drain, as SIGTERM does; the next tick does the rest, since this may run in a signal handler."""
         self.draining = True
 
     async def on_tick(self, counter: int) -> bool:
-        """See uvicorn.Server; called ten times a second."""
+        """Requests the exit when the drain is over. uvicorn calls it ten times a second."""
         if self.draining:
             self.should_exit |= self._has_drained(time.monotonic())
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """See uvicorn.Server."""
+        """Stops listening, then waits for first requests on new connections and for WebSockets, before the shutdown."""
         if self.draining and not self.force_exit:
             for server in self.servers:
                 server.close()

@@ -1,27 +1,27 @@
-"""Server-sent events as bytes: where whole events end, so that half of one is never sent on.
+"""Splits server-sent events at the ends of whole events, so that a part of an event is never sent on.
 
-Takes nothing away and adds nothing: what goes in comes out, later at most. The form is that of the HTML standard,
+Nothing is removed or added: all input comes out, possibly later. The format is that of the HTML standard,
 https://html.spec.whatwg.org/multipage/server-sent-events.html: an event ends with an empty line.
 """
 
 import re
 
 LONGEST_EVENT_BYTES = 4 << 20
-"""More than this without an empty line is no event stream: it is passed on as it comes."""
+"""Longest event; more bytes without an empty line are not an event stream, and are passed on as they arrive."""
 
 _COMMENTS = re.compile(rb"(?:(?::[^\r\n]*(?:\r\n|\r|\n))+(?:\r\n|\r|\n))+")
 _ERRORS = (b'data: {"error"', b"event: error")
-"""How it begins: OpenAI's, and the named one of other APIs."""
+"""Beginnings of an error event: OpenAI's, and the named event of other APIs."""
 
 
 class EventSplitter:
-    """Of one stream."""
+    """The splitter of one stream."""
 
     def __init__(self) -> None:
         self._held = b""
 
     def feed(self, piece: bytes) -> bytes:
-        """The whole events that `piece` completes; b"" where there are none yet."""
+        """Returns the whole events that `piece` completes; b"" if it completes none."""
         if not self._held and piece.endswith(b"\n\n"):
             return piece
         data = self._held + piece
@@ -32,23 +32,23 @@ class EventSplitter:
         return data[:end]
 
     def rest(self) -> bytes:
-        """What came after the last whole event, of a stream that ended in good order."""
+        """Returns the bytes after the last whole event, for a stream that ended normally."""
         return self._held
 
 
 def without_comments(events: bytes) -> bytes:
-    """Whole events without the comments before the first of them, which only keep a connection alive."""
+    """Returns whole events without the comments before the first of them, which only keep a connection alive."""
     found = _COMMENTS.match(events)
     return events[found.end() :] if found else events
 
 
 def may_have_error(events: bytes) -> bool:
-    """False: `has_error` is False, which is nearly always so."""
+    """Returns False if `has_error` is certainly False, which is nearly always the case."""
     return b"error" in events and any(mark in events for mark in _ERRORS)
 
 
 def has_error(events: bytes) -> bool:
-    """Whether one of these whole events is an error: quotes and line ends inside of JSON strings are escaped."""
+    """True if one of these whole events is an error. Quotes and line ends inside JSON strings are escaped."""
     for mark in _ERRORS:
         position = events.find(mark)
         if position >= 0 and (position == 0 or events[position - 1] in b"\r\n"):
@@ -57,7 +57,7 @@ def has_error(events: bytes) -> bool:
 
 
 def _last_end(data: bytes) -> int:
-    """Where the last whole event ends; 0: none does."""
+    """Returns the position after the last whole event; 0 if there is none."""
     end = data.rfind(b"\n\n") + 2
     end = end if end > 1 else 0
     if b"\r" in data:

@@ -1,1 +1,1 @@
-"""Which endpoint holds which blocks of which prompts, and the order of the events that say so. Pure."""
+"""The index of cached blocks: maps prompts to the endpoints that have their blocks, and orders KV events. Pure."""

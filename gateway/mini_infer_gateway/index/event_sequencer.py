@@ -1,10 +1,10 @@
-"""Whether a batch of events is the next one, an old one, one after a gap, or a restarted sender's. Pure."""
+"""Classifies a batch of events: the next one, an old one, one after a gap, or the first of a restarted sender. Pure."""
 
 from enum import Enum
 
 
 class Verdict(Enum):
-    """What to do with a batch."""
+    """The treatment of a batch."""
 
     NEXT = "apply it"
     KNOWN = "it is contained in a replay or a snapshot"
@@ -13,16 +13,16 @@ class Verdict(Enum):
 
 
 class Sequencer:
-    """Follows one sender's numbers."""
+    """Follows the sequence numbers of one sender."""
 
     def __init__(self) -> None:
         self._heard = -1
-        """The last number on the live socket, where numbers only ever rise."""
+        """The last number on the live socket, where numbers only increase."""
         self.expected: int | None = None
-        """The next number; None: nothing is known yet, so any will do."""
+        """The next number; None if nothing is known yet, so that any number is accepted."""
 
     def observe(self, sequence: int) -> Verdict:
-        """Judges a number from the live socket."""
+        """Returns the verdict for a number from the live socket."""
         heard, self._heard = self._heard, sequence
         if sequence <= heard:
             self.expected = None
@@ -32,5 +32,5 @@ class Sequencer:
         return Verdict.KNOWN if sequence < self.expected else Verdict.GAP
 
     def applied(self, sequence: int) -> None:
-        """Everything up to `sequence` is in the index now."""
+        """Records that everything up to `sequence` is in the index now."""
         self.expected = sequence + 1

@@ -1,7 +1,7 @@
-"""Prompts that were sent to one endpoint and count as held there until an event says so or their time is up.
+"""Prompts that were sent to an endpoint and count as cached there until an event confirms them or they expire.
 
-A guess covers what a prompt has beyond what is held or guessed already, so a growing chat adds what is new of it and
-gives the rest new time, guess by guess and not block by block. Pure: time is passed in.
+A guess covers the part of a prompt beyond what is cached or guessed already. A growing chat therefore adds its new
+part, and extends the time of the rest, guess by guess and not block by block. Pure: time is passed in.
 """
 
 import heapq
@@ -15,32 +15,32 @@ NONE = -1
 
 @dataclass(slots=True)
 class _Guess:
-    """Blocks that one request added."""
+    """The blocks that one request added."""
 
     keys: Sequence[bytes]
     expires_s: float
     before: int
-    """The guess that the prompt's blocks before these belong to; NONE: they were held, or there are none."""
+    """The guess that contains the prompt's preceding blocks; NONE if they are confirmed, or there are none."""
     dropped: int = 0
-    """How many of the keys, from the last on, are forgotten already."""
+    """Number of keys, counted from the last, that are forgotten already."""
 
 
 class Guesses:
-    """Of one endpoint."""
+    """The guesses about one endpoint."""
 
     def __init__(self) -> None:
         self.by_key: dict[bytes, int] = {}
-        """Our key -> the guess that it belongs to."""
+        """The guess that each of our keys belongs to."""
         self._guesses: dict[int, _Guess] = {}
         self._by_time: list[tuple[float, int]] = []
-        """A heap; a guess that got new time stands there with its old one."""
+        """A heap of (expiry, guess); an extended guess stays at its old expiry."""
         self._next = 0
 
     def __len__(self) -> int:
         return len(self.by_key)
 
     def add(self, keys: Sequence[bytes], held: int, expires_s: float) -> None:
-        """A prompt was sent, of which the first `held` blocks are held."""
+        """Records that a prompt was sent whose first `held` blocks are cached."""
         now_known = held
         before = NONE
         if held < len(keys) and keys[held] in self.by_key:
@@ -51,7 +51,7 @@ class Guesses:
             self._begin(keys[now_known:], expires_s, before)
 
     def depth(self, keys: Lookup, held: int, now_s: float, step: int) -> int:
-        """How many blocks count as held, where `held` are; in whole steps."""
+        """Returns the number of blocks that count as cached, given that `held` are; a multiple of `step`."""
         if not self.by_key or held >= keys.length or not self._is_alive(keys.last_of(held + 1), now_s):
             return held
         depth = keys.deepest(self.by_key.__contains__, held + 1, keys.length)
@@ -60,23 +60,23 @@ class Guesses:
         return depth - depth % step
 
     def confirm(self, key: bytes) -> None:
-        """An event says that it is held."""
+        """Removes a key from the guesses, because an event reported it as cached."""
         self.by_key.pop(key, None)
 
     def expire(self, now_s: float, blocks: int) -> int:
-        """Forgets guesses whose time is up, at most `blocks`; how many it looked at."""
+        """Forgets expired guesses, at most `blocks` blocks. Returns the number of blocks that it inspected."""
         spent = 0
         while spent < blocks and self._by_time and self._by_time[0][0] <= now_s:
             spent += 1 + self._drop_first(now_s, blocks - spent)
         return spent
 
     def forget(self, blocks: int) -> None:
-        """Forgets this many, of those first whose time is up first."""
+        """Forgets this many blocks, those that expire first."""
         while blocks > 0 and self._by_time:
             blocks -= self._drop_first(self._by_time[0][0], blocks)
 
     def _drop_first(self, now_s: float, blocks: int) -> int:
-        """Of the guess that is listed as the next to end, if that is so; how many it forgot."""
+        """Drops up to `blocks` blocks of the heap's first guess if it has expired. Returns the number dropped."""
         _, number = self._by_time[0]
         guess = self._guesses[number]
         if guess.expires_s > now_s:
@@ -99,11 +99,11 @@ class Guesses:
         return number is not None and self._guesses[number].expires_s > now_s
 
     def _known(self, keys: Sequence[bytes], held: int) -> int:
-        """Up to where the keys belong to guesses; the key at `held` does."""
+        """Returns the number of leading keys that are cached or guessed; the key at `held` is guessed."""
         return Lookup(keys).deepest(self.by_key.__contains__, held + 1, len(keys))
 
     def _cut_after(self, key: bytes) -> int:
-        """The guess that ends with this key; what another prompt has beyond it becomes a guess of its own."""
+        """Returns the guess that ends with this key, split there if another prompt continues beyond it."""
         number = self.by_key[key]
         guess = self._guesses[number]
         length = len(guess.keys) - guess.dropped

@@ -1,8 +1,8 @@
-"""What one endpoint says that it holds: a tree of blocks under our own keys, made for few and short looks.
+"""The blocks that one endpoint reports as cached: a tree of blocks under our own keys, made for few and short accesses.
 
-Because a cache holds a prompt from its beginning on, how much of a prompt is held is found by bisection. Where blocks
-fork is remembered by run (an unforked part of a chain), so what conversations share is found without a walk. Blocks are
-rows of columns, not objects: a million of them would hold up the garbage collector. Pure: no clock.
+A cache contains a prompt from its beginning on, so bisection finds the cached length of a prompt. Forks are stored by
+run (an unforked part of a chain), so the part that conversations share is found without a walk. Blocks are rows of
+columns, not objects: a million objects would slow the garbage collector. Pure: no clock.
 """
 
 from array import array
@@ -18,14 +18,14 @@ ROOT = -1
 
 
 class Hit(Struct, frozen=True, gc=False):
-    """What an endpoint holds of one prompt."""
+    """The cached part of one prompt at an endpoint."""
 
     blocks: int
-    """From the first on, without a gap."""
+    """Number of cached blocks from the first on, without a gap."""
     shared_blocks: int
-    """Those of them that other prompts held there begin with too."""
+    """Number of these blocks that are also the beginning of other prompts cached there."""
     sharers: int
-    """How many continuations the shared part has."""
+    """Number of continuations of the shared part."""
 
 
 NO_HIT = Hit(0, 0, 1)
@@ -36,35 +36,35 @@ class HeldBlocks:
 
     def __init__(self) -> None:
         self.by_hash: dict[BlockHash, int] = {}
-        """The sender's hash -> row."""
+        """Rows by the sender's hash."""
         self.owner: dict[bytes, int] = {}
-        """Our key -> the row of the block that ends with it."""
+        """Row of the block that ends with each of our keys."""
         self.step = 1
-        """Ours to the smallest run of the sender's blocks that ends where one of ours does: it shares whole blocks."""
+        """Number of our blocks in the smallest run of whole blocks of the sender that ends with one of ours."""
         self._rests: dict[int, tuple[int, ...]] = {}
-        """Row -> token ids after its key; none wherever the sender's block size is a multiple of ours."""
+        """Token ids after a row's key, by row; empty if the sender's block size is a multiple of ours."""
         self._leaves: OrderedDict[int, None] = OrderedDict()
-        """Rows on which none hangs, the least recently used first."""
+        """Rows without children, the least recently used first."""
         self._ghosts: set[int] = set()
-        """Rows that were removed while others hung on them: a prompt may be held with a gap, so it is walked."""
+        """Rows that were removed although they had children. A prompt may have a gap then, so lookups walk."""
         self._keys: list[bytes] = []
         self._hashes: list[BlockHash | None] = []
         self._parents, self._children = array("i"), array("i")
         self._depths, self._runs = array("i"), array("i")
         self._free_rows: list[int] = []
         self._run_above, self._run_end = array("i"), array("i")
-        """By run: the block that it hangs on, and its last block."""
+        """The parent block of each run, and its last block."""
         self._free_runs: list[int] = []
 
     def __len__(self) -> int:
         return max(len(self.owner), len(self.by_hash))
 
     def end_of(self, row: int) -> tuple[bytes, tuple[int, ...]]:
-        """Our last key at or before a block's end, and the token ids after it."""
+        """Returns our last key at or before a block's end, and the token ids after it."""
         return self._keys[row], self._rests.get(row, ())
 
     def add(self, block_hash: BlockHash, parent: int, key: bytes, keys: int, rest: tuple[int, ...]) -> int:
-        """A block that hangs on the row `parent`, with `keys` more keys than it, the last of them `key`; its row."""
+        """Adds a block under the row `parent`, with `keys` more keys, the last of which is `key`. Returns its row."""
         known = self.by_hash.get(block_hash)
         if known is not None:
             if self._keys[known] == key and self._rests.get(known, ()) == rest:
@@ -81,13 +81,13 @@ class HeldBlocks:
         return row
 
     def used(self, row: int) -> None:
-        """The end of a chain was stored or asked for: of all conversations this is the last to be forgotten."""
+        """Marks the end of a chain as most recently used, because it was stored or looked up."""
         if row != ROOT and not self._children[row]:
             self._leaves[row] = None
             self._leaves.move_to_end(row)
 
     def drop(self, block_hash: BlockHash) -> None:
-        """A block that is no longer held; unknown ones are ignored."""
+        """Removes a block that is no longer cached; unknown ones are ignored."""
         row = self.by_hash.pop(block_hash, None)
         if row is None:
             return
@@ -100,7 +100,7 @@ class HeldBlocks:
             self._release(row)
 
     def forget(self, blocks: int) -> None:
-        """Drops this many blocks from the ends of the conversations that were used the longest ago."""
+        """Drops this many blocks from the ends of the least recently used conversations."""
         while blocks > 0 and self._leaves:
             row, _ = self._leaves.popitem(last=False)
             while blocks > 0 and row != ROOT and not self._children[row] and row not in self._ghosts:
@@ -117,7 +117,7 @@ class HeldBlocks:
             blocks -= 1
 
     def hit(self, keys: Lookup) -> Hit:
-        """What is held of a prompt with these keys, from its first on, and what of it others begin with too."""
+        """Returns the cached part of a prompt with these keys, and the part of it that other prompts share."""
         owner, step = self.owner, self.step
         if self._ghosts:
             blocks = self._walk(keys)
@@ -134,14 +134,14 @@ class HeldBlocks:
         return Hit(blocks, min(blocks, shared_blocks), sharers)
 
     def touch(self, keys: Lookup) -> int:
-        """A prompt is used there: how many of its blocks are held."""
+        """Marks a prompt as used, and returns the number of its cached blocks."""
         blocks = self.hit(keys).blocks
         if blocks:
             self.used(self.owner[keys.last_of(blocks)])
         return blocks
 
     def sweep(self, blocks: int) -> int:
-        """Frees memory of about this many blocks of holdings that nobody reads any more; how many are left."""
+        """Frees the memory of about this many blocks of a discarded tree. Returns the number of entries left."""
         for _ in range(min(blocks, len(self.by_hash))):
             self.by_hash.popitem()
         for _ in range(min(blocks, len(self.owner))):
@@ -178,7 +178,7 @@ class HeldBlocks:
         return row
 
     def _run_under(self, parent: int) -> int:
-        """The run of a new block: its parent's where that is the first to hang there, or else a new one."""
+        """Returns the run of a new block: that of its parent if it is the parent's first child, else a new one."""
         if parent == ROOT:
             return self._new_run(ROOT)
         run = self._runs[parent]
@@ -189,7 +189,7 @@ class HeldBlocks:
         return self._new_run(parent)
 
     def _split(self, run: int, last: int) -> None:
-        """The part of a run up to the block `last` becomes a run of its own, on which the rest hangs."""
+        """Splits a run after the block `last`: the upper part becomes a run of its own, the parent of the rest."""
         upper = self._new_run(self._run_above[run])
         self._run_end[upper], self._run_above[run] = last, last
         row = last
@@ -207,7 +207,7 @@ class HeldBlocks:
         return len(self._run_above) - 1
 
     def _release(self, row: int) -> None:
-        """Frees a row on which nothing hangs, and ghosts above it that held on for its sake."""
+        """Frees a row without children, and removed rows above it that were kept only for its sake."""
         while True:
             run, parent = self._runs[row], self._parents[row]
             self._hashes[row] = None

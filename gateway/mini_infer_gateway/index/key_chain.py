@@ -1,6 +1,6 @@
 """The block keys of a long prompt: 16 bytes a key instead of an object and a pointer to it, most of them shared.
 
-A prompt that grew from another one takes over its chunks, so a turn of a long chat costs memory for what is new of it.
+A prompt that extends another one reuses its chunks, so a turn of a long chat costs memory only for its new part.
 """
 
 from bisect import bisect_left
@@ -13,17 +13,17 @@ from mini_infer_contract.blocks import KEY_BYTES
 
 CHUNK_KEYS = 256
 FEW_BISECTIONS = 4
-"""Of one prompt's keys, after which all are taken out."""
+"""Number of bisections over one prompt's keys after which all keys are unpacked."""
 REMEMBERED_CHUNKS = 256
-"""Whose keys stay taken out: a million tokens of chats, in 5 MB."""
+"""Number of chunks whose keys stay unpacked: a million tokens of chats, in 5 MB."""
 _CHUNK_BYTES = CHUNK_KEYS * KEY_BYTES
 
 
 class Lookup:
-    """A prompt's keys while endpoints are asked one by one how many of them, from the first on, they hold.
+    """Finds how many of a prompt's keys, from the first on, each of several endpoints has cached.
 
-    Each is first thought to hold as much as the one before. Where that is wrong several times, all keys are taken out
-    of their chunks, which costs as much as some bisections, and makes those that follow three times as fast.
+    Each endpoint is first assumed to have as many cached as the previous one. If that is wrong several times, all keys
+    are unpacked from their chunks. That costs as much as some bisections, and makes further ones three times as fast.
     """
 
     __slots__ = ("_bisections", "_keys", "_likely", "_listed", "_packed", "first", "length")
@@ -33,20 +33,21 @@ class Lookup:
         self._packed = keys.packed() if isinstance(keys, KeyChain) else b"".join(keys)
         self.length, self.first = len(keys), self._packed[:KEY_BYTES]
         self._likely: dict[int, tuple[int, bytes, bytes]] = {}
-        """By step: what was found last, the last key of it, and the one that was not held."""
+        """By step: the last result, the last key of it, and the following key, which was not cached."""
         self._listed: dict[int, list[bytes]] = {}
-        """By step: the last key of each run of so many, the deepest first."""
+        """By step: the last key of each run of `step` keys, the deepest first."""
         self._bisections = 0
 
     def last_of(self, blocks: int) -> bytes:
-        """The last key of so many, from the first on; no key where there are not so many."""
+        """Returns the last key of the first `blocks` keys; empty if there are fewer."""
         end = blocks * KEY_BYTES
         return self._packed[end - KEY_BYTES : end]
 
     def deepest(self, holds: Callable[[bytes], bool], low: int, high: int, step: int = 1) -> int:
-        """How many runs of `step` keys are held.
+        """Returns the number of cached runs of `step` keys.
 
-        The first `low` runs are known to be held, those after `high` not to be; `holds` is asked for a run's last key.
+        The first `low` runs are known to be cached, and those after `high` not to be. `holds` is called with a run's
+        last key.
         """
         if listed := self._listed.get(step):
             count = len(listed)
@@ -82,17 +83,17 @@ def _unpacked(keys: bytes) -> tuple[bytes, ...]:
 
 @lru_cache(maxsize=REMEMBERED_CHUNKS)
 def _keys_of_chunk(chunk: bytes) -> tuple[bytes, ...]:
-    """Of a whole one, which the next turn of the same chat has too."""
+    """Unpacks a whole chunk, which the next turn of the same chat contains too."""
     return _unpacked(chunk)
 
 
 class KeyChain(Sequence[bytes]):
-    """Read like a list of keys."""
+    """A sequence of keys, packed in chunks."""
 
     __slots__ = ("_chunks", "_length")
 
     def __init__(self, keys: Sequence[bytes], begin: "KeyChain | None" = None, blocks: int = 0) -> None:
-        """The first `blocks` keys of `begin`, and `keys`."""
+        """Joins the first `blocks` keys of `begin` and `keys`."""
         whole = blocks // CHUNK_KEYS
         self._chunks: list[bytes] = []
         if begin:
@@ -110,14 +111,14 @@ class KeyChain(Sequence[bytes]):
         return iter(self.to_list())
 
     def to_list(self) -> list[bytes]:
-        """All keys."""
+        """Returns all keys."""
         keys: list[bytes] = []
         for chunk in self._chunks:
             keys += _keys_of_chunk(chunk) if len(chunk) == _CHUNK_BYTES else _unpacked(chunk)
         return keys
 
     def packed(self) -> bytes:
-        """All keys, one behind the other."""
+        """Returns all keys as one string of bytes."""
         return b"".join(self._chunks)
 
     @overload

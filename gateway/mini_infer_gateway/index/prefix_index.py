@@ -1,9 +1,9 @@
-"""Which endpoint holds which blocks of which prompts, rebuilt from KV events in our own chain of keys.
+"""Maps prompts to the endpoints that have their blocks cached, rebuilt from KV events with our own chain of keys.
 
-An event brings token ids and the sender's hashes. The keys are computed here from the token ids; the sender's hashes
+An event contains token ids and the sender's hashes. The keys are computed here from the token ids; the sender's hashes
 only name its blocks in later events, so an engine with another hash, salt or block size needs no trust. Guesses stand
-in until the event of a routed prompt comes. No call takes long: what is large is applied, forgotten and freed in parts.
-Pure: no sockets, no sequence numbers, time is passed in.
+in until the event of a routed prompt arrives. No call takes long: large changes are applied, forgotten and freed in
+parts. Pure: no sockets, no sequence numbers, time is passed in.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,22 +22,22 @@ from mini_infer_gateway.index.key_chain import Lookup
 __all__ = ["NO_HIT", "Hit", "PrefixIndex", "prompt_root", "slices"]
 
 SLICE_BLOCKS = 256
-"""Applied, forgotten or freed at once: less than two milliseconds."""
+"""Blocks that are applied, forgotten or freed at once, which takes less than two milliseconds."""
 MOST_FORGOTTEN = 4 * SLICE_BLOCKS
-"""Where there are more to forget, because the bound fell, they go with the calls that follow."""
+"""Largest number of blocks that one call forgets; if the limit was lowered, later calls forget the rest."""
 
 
 @lru_cache(maxsize=1024)
 def prompt_root(adapter: str = "", salt: str = "") -> bytes:
-    """The parent of a prompt's first block in the gateway's keys.
+    """Returns the parent of a prompt's first block in the gateway's keys.
 
-    No model revision in it: hits are looked up an endpoint at a time, and an endpoint serves one revision.
+    It does not depend on the model revision: hits are looked up by endpoint, and an endpoint serves one revision.
     """
     return root_key("", adapter, salt)
 
 
 def slices(events: Iterable[KVEvent]) -> Iterator[list[KVEvent]]:
-    """The same events in parts of SLICE_BLOCKS at most, long chains cut: between two parts something else may run."""
+    """Divides events into parts of at most SLICE_BLOCKS, and long chains too: other tasks may run between two parts."""
     part: list[KVEvent] = []
     room = SLICE_BLOCKS
     for event in events:
@@ -72,20 +72,20 @@ def _pieces(event: KVEvent) -> Iterator[KVEvent]:
 
 
 class _Holdings:
-    """What one endpoint holds and is thought to hold."""
+    """The confirmed and the guessed blocks of one endpoint."""
 
     __slots__ = ("blocks", "guesses", "stale_until_s")
 
     def __init__(self) -> None:
         self.blocks, self.guesses = HeldBlocks(), Guesses()
         self.stale_until_s: float | None = None
-        """Its events stopped: what they said is believed until then; None: they come."""
+        """Time until which blocks are trusted after the endpoint's events stopped; None while events arrive."""
 
     def size(self) -> int:
         return len(self.blocks) + len(self.guesses)
 
     def hit(self, keys: Lookup, now_s: float) -> Hit:
-        """What is held of a prompt, or thought to be."""
+        """Returns the part of a prompt that is cached or guessed to be."""
         blocks, guesses = self.blocks, self.guesses
         hit = blocks.hit(keys) if keys.first in blocks.owner or blocks.step > 1 else NO_HIT
         if not guesses.by_key:
@@ -95,28 +95,28 @@ class _Holdings:
 
 
 class PrefixIndex:
-    """The holdings of all endpoints, at most `max_blocks` in all."""
+    """The cached blocks of all endpoints, at most `max_blocks` in total."""
 
     def __init__(self, max_blocks: int) -> None:
         self._max_blocks = max_blocks
         self._endpoints: dict[str, _Holdings] = {}
         self._total = 0
         self._discarded: list[HeldBlocks] = []
-        """Of endpoints that are gone: to free a million blocks at once would take too long."""
+        """Blocks of endpoints that are removed: freeing a million blocks at once would take too long."""
 
     @property
     def total_blocks(self) -> int:
-        """Held and guessed, over all endpoints."""
+        """Number of confirmed and guessed blocks of all endpoints."""
         return self._total
 
     def limit(self, max_blocks: int) -> None:
-        """Another bound from now on; what is too much is forgotten bit by bit."""
+        """Changes the limit; the excess is forgotten in parts."""
         self._max_blocks = max_blocks
 
     def apply(self, endpoint: str, events: Sequence[KVEvent]) -> int:
-        """Takes an endpoint's events in order; returns how many chains hung on a parent that is not known here.
+        """Applies an endpoint's events in order. Returns the number of chains with an unknown parent.
 
-        Takes as long as the events are: see `slices`.
+        The call takes time in proportion to the events: see `slices`.
         """
         holdings = self._holdings(endpoint)
         before = holdings.size()
@@ -136,7 +136,7 @@ class PrefixIndex:
         return orphans
 
     def guess(self, endpoint: str, keys: Sequence[bytes], expires_s: float) -> None:
-        """A prompt with these keys was just sent there: they count as held until `expires_s`, or until an event."""
+        """Records that a prompt was sent there: its keys count as cached until `expires_s`, or until an event."""
         holdings = self._holdings(endpoint)
         held = holdings.blocks.touch(Lookup(keys))
         if held < len(keys):
@@ -147,14 +147,14 @@ class PrefixIndex:
             self._trim(added)
 
     def mark_stale(self, endpoint: str, until_s: float) -> None:
-        """Events stopped while the endpoint lives: what they said counts until then, or until `clear`."""
+        """Limits the trust in blocks of a live endpoint whose events stopped, to `until_s` or `clear`."""
         if holdings := self._endpoints.get(endpoint):
             holdings.stale_until_s = until_s
 
     def expire(self, now_s: float) -> bool:
-        """Drops what is stale and some guesses that nothing confirmed; whether there is more to do at once.
+        """Drops stale blocks and some expired guesses. Returns True if there is more to do at once.
 
-        To be called now and then, lookups ignore expired guesses anyway.
+        Call it at intervals; lookups ignore expired guesses anyway.
         """
         left = SLICE_BLOCKS
         for holdings in self._endpoints.values():
@@ -173,7 +173,7 @@ class PrefixIndex:
         return left <= 0 or bool(self._discarded) or self._total > self._max_blocks
 
     def hits(self, endpoints: Sequence[str], keys: Sequence[bytes], now_s: float) -> list[Hit]:
-        """What each of these endpoints holds of a prompt with these keys."""
+        """Returns for each of these endpoints the cached part of a prompt with these keys."""
         if not keys:
             return [NO_HIT] * len(endpoints)
         looked_up = Lookup(keys)
@@ -181,15 +181,15 @@ class PrefixIndex:
         return [holdings.hit(looked_up, now_s) if holdings else NO_HIT for holdings in each]
 
     def hit(self, endpoint: str, keys: Sequence[bytes], now_s: float) -> Hit:
-        """What is held of a prompt with these keys: takes time with the logarithm of its length."""
+        """Returns the cached part of a prompt with these keys, in time logarithmic in the prompt's length."""
         return self.hits([endpoint], keys, now_s)[0]
 
     def held_blocks(self, endpoint: str) -> int:
-        """How many blocks are held there in all, guesses included."""
+        """Returns the number of all blocks cached there, guesses included."""
         return self.all_held_blocks([endpoint])[0]
 
     def all_held_blocks(self, endpoints: Sequence[str]) -> list[int]:
-        """The same of each of several."""
+        """Returns `held_blocks` of each of these endpoints."""
         each = map(self._endpoints.get, endpoints)
         return [
             len(holdings.blocks.owner) * holdings.blocks.step + len(holdings.guesses.by_key) if holdings else 0
@@ -197,7 +197,7 @@ class PrefixIndex:
         ]
 
     def clear(self, endpoint: str) -> None:
-        """The endpoint is gone, or what is known of it is not to be trusted."""
+        """Forgets an endpoint that was removed, or whose blocks are not to be trusted."""
         holdings = self._endpoints.pop(endpoint, None)
         if holdings:
             self._total -= holdings.size()
@@ -244,7 +244,7 @@ class PrefixIndex:
     def _trim(self, added: int = 0) -> None:
         """Forgets guesses, then the least recently used blocks, of the largest endpoint.
 
-        What was just added in its stead at least, and MOST_FORGOTTEN more at most.
+        It forgets as many blocks as were just added, if there are too many, and at most MOST_FORGOTTEN more.
         """
         most = max(0, added) + MOST_FORGOTTEN
         while self._total > self._max_blocks:
@@ -263,12 +263,14 @@ class PrefixIndex:
 
 
 def _on_device(event: BlockStored | BlockRemoved) -> bool:
-    """Blocks of other tiers, and of a hybrid model's further groups, say nothing about a hit on the device."""
+    """True if the blocks are on the GPU; other tiers and further groups of a hybrid model say nothing about
+    hits there.
+    """
     return event.medium in (None, MEDIUM_GPU) and not event.group_idx
 
 
 def _extra(event: BlockStored, position: int) -> tuple[Any, ...]:
-    """What tells a block apart beside tokens and parent, without the adapter, which is the root's."""
+    """Returns what distinguishes a block apart from tokens, parent and adapter (the root includes the adapter)."""
     extra = event.extra_keys[position] if event.extra_keys and position < len(event.extra_keys) else None
     return tuple(item for item in extra or () if item != event.lora_name)
 
@@ -285,5 +287,5 @@ def _root(event: BlockStored) -> bytes:
 
 
 def _distinguish(parent: bytes, extra: tuple[Any, ...]) -> bytes:
-    """A parent under which no text prompt's keys are found: media hashes are not known to the gateway."""
+    """Returns a parent under which no text prompt's keys are found: the gateway does not know hashes of media."""
     return root_key(parent.hex(), "", repr(extra)) if extra else parent

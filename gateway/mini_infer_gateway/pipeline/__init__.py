@@ -1,1 +1,1 @@
-"""The way of one request: read, resolve the model, tokenise, route, attempt, and attempt again elsewhere."""
+"""The request pipeline: reads, resolves the model, tokenises, routes, attempts, and retries elsewhere."""

@@ -1,9 +1,9 @@
-"""One attempt at one endpoint: send the request, relay the answer; says what went wrong, and when.
+"""Sends one attempt of a request to one endpoint, relays the answer, and reports what failed and when.
 
-Bytes are relayed as they come and untouched, event streams by whole events. An endpoint that dies in the middle of an
-event stream leaves it to be continued by another where that is possible, and ends it with an error event in its API's
-shape where it is not. Which endpoint, and what next, is decided in generate; whether a failure may be tried elsewhere,
-in retries; what a continued stream needs, in continuation.
+Bytes are relayed untouched as they arrive; event streams are relayed by whole events. If an endpoint dies in the middle
+of an event stream, another endpoint continues the stream where that is possible; otherwise the stream ends with an
+error event in the shape of its API. `generate` chooses the endpoint and the next step, `retries` decides whether a
+failure may be tried elsewhere, and `continuation` knows what a continued stream needs.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ from mini_infer_web.api_errors import OPENAI_ERRORS, ApiError, ErrorShape
 from mini_infer_web.asgi import Headers, Send
 
 WHOLE_BYTES = 1 << 20
-"""A response of known length up to this is read whole before it is sent on, so that until then it can be retried."""
+"""Largest response of known length that is read whole before it is sent on: until then the request can be retried."""
 
 _DRAINING, _KV_FALLBACK = DRAINING_HEADER.encode(), KV_FALLBACK_HEADER.encode()
 _ENGINE_DEAD = b'"engine_dead"'
@@ -46,7 +46,10 @@ _OVERLOADED = 429
 
 
 class AttemptError(Exception):
-    """Nothing was sent to the client. `again`: another endpoint is to be tried; else there is none to try."""
+    """An attempt failed before anything was sent to the client.
+
+    `again` is True if another endpoint is to be tried, and False if no attempt is left.
+    """
 
     def __init__(self, failure: Failure, detail: str, again: bool) -> None:
         super().__init__(detail)
@@ -54,10 +57,10 @@ class AttemptError(Exception):
 
 
 class StreamCutError(Exception):
-    """A stream that can be continued lost its endpoint; the client was not told.
+    """A stream that can be continued lost its endpoint, and the client has not been notified.
 
-    `died`: the connection broke, so that the request may be what ended the engine; `refused`: the endpoint does not
-    take such a request.
+    `died` is True if the connection broke, so that the request may be what ended the engine. `refused` is True if the
+    endpoint does not accept such a request.
     """
 
     def __init__(self, detail: str, *, died: bool = False, refused: bool = False) -> None:
@@ -66,7 +69,7 @@ class StreamCutError(Exception):
 
 
 class Exchange:
-    """One client's request across its attempts: who the client is, and whether it is still there."""
+    """A client's request across its attempts, with the state of the client's connection."""
 
     def __init__(
         self,
@@ -79,50 +82,53 @@ class Exchange:
         request_id: str = "",
         errors: ErrorShape = OPENAI_ERRORS,
     ) -> None:
-        """`headers` as an endpoint gets them; `path` with its query; `keepalive` of a stream that has not begun."""
+        """`headers` are for an endpoint, `path` includes the query, `keepalive` is of a stream that has not begun."""
         self.method, self.path, self.headers, self.body, self.send = method, path, headers, body, send
         self.keepalive = keepalive
         self.expired: ApiError | None = None
-        """Why it was abandoned though its client is there."""
+        """The reason why the exchange was abandoned although its client is still connected."""
         self._begin_by_s = 0.0
         self._request_id, self._errors = request_id, errors
         self.gone = False
         self.status = 0
-        """Of the response that went to the client; 0: none did."""
+        """HTTP status of the response that went to the client; 0 if none did."""
         self.hints: Headers = []
-        """The gateway's own words to the endpoint of this attempt, beside `headers`."""
+        """Headers that the gateway adds for this attempt's endpoint, in addition to `headers`."""
         self.kv_fallback = ""
-        """Why the endpoint computed the prompt itself, though another one was named for it."""
+        """The reason why the endpoint computed the prompt itself although another one was to; empty if none."""
         self.in_band_error = False
-        """The endpoint said in the middle of a stream that it failed."""
+        """True if the endpoint reported an error in the middle of a stream."""
         self.continuation: Continuation | None = None
-        """Set for a stream that another endpoint can go on with."""
+        """The state with which another endpoint can continue the stream; None if the stream cannot be continued."""
         self.retry: Callable[[Failure], bool] = _never
-        """Whether to try again after this failure: set for each attempt, asked once for each failure."""
+        """Decides if a failure is retried; set for each attempt, and called once for each failure."""
         self._is_events = False
         self.on_abandon: Callable[[], None] = _nothing
-        """Called when the client goes: ends what the request waits for before it has an endpoint."""
+        """Called when the client disconnects: it ends the wait of a request that has no endpoint yet."""
         self._moved: Failure | None = None
         self._response: Response | None = None
 
     def abandon(self) -> None:
-        """The client went: its endpoint must stop now."""
+        """Stops the endpoint's work at once, because the client has disconnected."""
         self.gone = True
         self.on_abandon()
         if self._response:
             self._response.cut()
 
     def let_go(self) -> None:
-        """It is over: what it calls refers to it, and would be left for the garbage collector to find."""
+        """Drops the callbacks when the exchange is over: they refer back to it, and would leave a reference cycle."""
         self.retry, self.on_abandon = _never, _nothing
 
     def expire(self, error: ApiError) -> None:
-        """It has taken too long: it ends as if its client had gone, which is told `error`."""
+        """Ends the exchange because it took too long, as if its client had disconnected; the client gets `error`."""
         self.expired = error
         self.abandon()
 
     def move(self, reason: str) -> None:
-        """See endpoint_state.Waiting; `reason` is a Failure's value."""
+        """Gives up the current endpoint for another one, if there is one and nothing is lost by it.
+
+        `reason` is the value of a `Failure`.
+        """
         failure = Failure(reason)
         if self.can_resume and not self.gone and self._response:
             self._moved = failure
@@ -134,15 +140,15 @@ class Exchange:
 
     @property
     def can_resume(self) -> bool:
-        """The client has a part of a stream, and another endpoint can go on with it."""
+        """True if the client has received a part of a stream that another endpoint can continue."""
         return bool(self.status and self.continuation and self.continuation.possible)
 
     async def tell_broken(self, detail: str) -> None:
-        """Ends an event stream that nobody goes on with."""
+        """Ends an event stream that no endpoint can continue with an error event."""
         await self.tell_inside(_endpoint_failed(detail))
 
     async def tell(self, error: ApiError) -> None:
-        """Ends it with an error: as an answer of its own, or in the stream that has begun; else it is left cut."""
+        """Reports `error` as a response, or as an event if a stream has begun. Any other answer stays truncated."""
         self.keepalive.stop()
         if self._is_events or (self.keepalive.begun and not self.status):
             await self.tell_inside(error)
@@ -150,7 +156,7 @@ class Exchange:
             await send_error(self.send, error, self._request_id, self._errors)
 
     async def tell_inside(self, error: ApiError) -> None:
-        """Ends an event stream with an error."""
+        """Ends an event stream with an error event."""
         await self.send({"type": "http.response.body", "body": self._errors.event(error, self._request_id)})
 
     async def attempt(
@@ -163,12 +169,13 @@ class Exchange:
         record: AttemptRecord,
         on_first_byte: Callable[[int], None],
     ) -> None:
-        """Sends the request to `endpoint` and relays what it answers.
+        """Sends the request to `endpoint` and relays the response.
 
-        Raises AttemptError while the client has seen nothing, UpstreamError when the endpoint failed later on (the
-        client has been told), StreamCutError (it has not, see `continuation`), ClientGoneError. Where no retry is left
-        the client gets even a 503, unless it says that its engine has ended. `on_first_byte` gets the status. Called
-        again after StreamCutError, it goes on with the stream.
+        Raises AttemptError while the client has received nothing, UpstreamError if the endpoint failed later (the
+        client has been notified), StreamCutError if it failed later and the stream can be continued (the client has not
+        been notified, see `continuation`), and ClientGoneError. If no retry is left, the client receives even a 503,
+        unless the 503 says that its engine has ended. `on_first_byte` is called with the status. A call after
+        StreamCutError continues the stream.
         """
         self._moved = None
         self._begin_by_s = asyncio.get_running_loop().time() + head_timeout_s
@@ -201,7 +208,7 @@ class Exchange:
             raise self._failed(record, endpoint, error) from error
 
     def _failed(self, record: AttemptRecord, endpoint: Endpoint, error: UpstreamError) -> AttemptError:
-        """What becomes of an error before the first byte."""
+        """Records an error that came before the first byte, and converts it to an AttemptError."""
         failure = self._moved or _failure(error)
         if failure in CAUSE:
             record.failed(CAUSE[failure])
@@ -271,7 +278,7 @@ class Exchange:
         settings: GatewaySettings,
         record: AttemptRecord,
     ) -> None:
-        """The rest of a stream whose beginning came from another endpoint."""
+        """Relays the rest of a stream whose beginning came from another endpoint."""
         if response.status != 200 or splitter is None:
             failure = _judged(response, body)
             if failure:
@@ -286,7 +293,10 @@ class Exchange:
     async def _beginning(
         self, response: Response, splitter: EventSplitter | None, settings: GatewaySettings, record: AttemptRecord
     ) -> tuple[bytes, bool]:
-        """What is sent with the head, and whether it is all: a whole small body, or the first piece of a stream."""
+        """Returns the bytes to send with the head, and True if they are the whole body.
+
+        The bytes are a small body as a whole, or the first piece of a stream.
+        """
         length = response.header(b"content-length")
         piece = await response.read(settings.idle_timeout_s)
         if not (length.isdigit() and int(length) <= WHOLE_BYTES):
@@ -301,7 +311,7 @@ class Exchange:
     async def _first_events(
         self, response: Response, splitter: EventSplitter, piece: bytes, settings: GatewaySettings
     ) -> tuple[bytes, bool]:
-        """An event stream begins with a whole event; comments before it say only that the endpoint is there."""
+        """Reads up to the first whole event. Comments before it are dropped: they only show a live endpoint."""
         while piece:
             if events := without_comments(splitter.feed(piece)):
                 return events, False
@@ -310,7 +320,7 @@ class Exchange:
         return splitter.rest(), True
 
     def _events(self, events: bytes) -> tuple[bytes, bool]:
-        """What of whole events goes to the client, and whether they say that the engine has ended."""
+        """Returns what the client receives of whole events, and True if they report that the engine has ended."""
         if self.continuation is None:
             self.in_band_error |= has_error(events)
             return events, False
@@ -349,7 +359,7 @@ def _nothing() -> None:
 
 
 def _judged(response: Response, body: bytes) -> Failure | None:
-    """What an answer says of its endpoint; None: nothing is wrong with it."""
+    """Returns the failure of the endpoint that a response shows; None if nothing is wrong with the endpoint."""
     if response.status == _OVERLOADED:
         return Failure.OVERLOADED
     if response.status not in _SERVER_ERRORS:
@@ -372,7 +382,7 @@ def _endpoint_failed(detail: str) -> ApiError:
 
 
 def _error_of(status: int, body: bytes, complete: bool) -> ApiError:
-    """What an endpoint answered instead of a stream, for a client whose stream has begun."""
+    """Converts an endpoint's response that is not a stream to an error, for a client whose stream has begun."""
     told: dict[str, Any] = {}
     if complete:
         with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):

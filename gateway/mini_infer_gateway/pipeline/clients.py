@@ -1,4 +1,4 @@
-"""Who a request is from, by its API key: whose share it takes, which priority it may have, which cache it shares."""
+"""Maps a request's API key to its client: the fair share, the allowed priority and the cache salt of its requests."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -18,27 +18,28 @@ from mini_infer_web.http_server.peers import peer_of
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """What requests of one key get."""
+    """The rights and properties of all requests with one API key."""
 
     flow: Flow = NO_KEY
     max_priority: int = 0
-    """The lowest number that their priority may have: lower ones go first."""
+    """The lowest number that a request's priority may have: requests with lower numbers go first."""
     salt_of: KeyGrant | None = None
-    """Whose cache they use alone; None: they share that of all."""
+    """The key whose salt separates these requests' prefix cache from all others; None if they share the common cache.
+    """
     orders_by_deadline: bool = False
-    """A shorter wait that they ask for puts them before others of their flow."""
+    """True if a request with a shorter queue time-out goes before the other requests of its flow."""
     facts: dict[str, str] = field(default_factory=dict)
-    """For their lines in the log."""
+    """Fields that are added to the log line of each request."""
     name_at_engines: bytes = b""
-    """The value of CLIENT_HEADER; empty: it depends on the address that they come from."""
+    """The value of CLIENT_HEADER; empty if it depends on the address of the connection."""
 
     def priority(self, fields: dict[str, Any]) -> int:
-        """The priority in force of a request; vLLM's field and OpenAI's service_tier. Lower goes first."""
+        """Returns the effective priority, from vLLM's `priority` or OpenAI's `service_tier`. Lower goes first."""
         wanted = None if _PRIORITY_FIELDS.isdisjoint(fields) else _wanted_priority(fields)
         return 0 if wanted is None else clamped(wanted, self.max_priority)
 
     def rewritten(self, row: EnginePath, body: bytes, fields: dict[str, Any]) -> tuple[bytes, dict[str, Any]]:
-        """The body and its fields as an engine gets them: with the priority in force, and the cache salt of the key."""
+        """Returns the body and its fields for an engine: with the effective priority and the key's cache salt."""
         if self.salt_of is None and _PRIORITY_FIELDS.isdisjoint(fields):
             return body, fields
         changed: dict[str, Any] = {}
@@ -54,11 +55,11 @@ class Client:
 _PRIORITY_FIELDS: Final = frozenset(("priority", "service_tier"))
 ANYBODY: Final = Client()
 GRANT: Final = "mini_infer_key_grant"
-"""In a scope: what its API key may do, where that has been looked up."""
+"""Key in an ASGI scope: the grant of the request's API key, if it has been looked up already."""
 
 
 class Clients:
-    """The clients of one gateway."""
+    """Finds the client of each request to one gateway."""
 
     def __init__(self, settings: GatewaySettings, keys: ApiKeys) -> None:
         self._keys, self._max_priority = keys, settings.max_priority
@@ -70,10 +71,10 @@ class Clients:
             max_priority=settings.max_priority, salt_of=self._own, orders_by_deadline=settings.max_priority < 0
         )
         self._known: dict[bytes, tuple[KeyGrant, Client]] = {}
-        """By the hash of their key; a grant of before the file of keys changed is another object."""
+        """Grants and clients by the hash of their key. A grant is a new object after the file of keys has changed."""
 
     def of(self, scope: Scope) -> Client:
-        """The client of a request, which has been let in."""
+        """Returns the client of a request that has been authorised."""
         if not self._has_keys:
             return self._anybody
         grant = scope.get(GRANT) or self._keys.grant(scope["headers"])
@@ -97,7 +98,7 @@ class Clients:
 
 
 def name_at_engines(client: Client, scope: Scope) -> bytes:
-    """Returns the value of CLIENT_HEADER: the same for all requests of a key's name, else for those of a peer."""
+    """Returns the value of CLIENT_HEADER: one value for each name of a key, or for each peer without a key."""
     if client.name_at_engines:
         return client.name_at_engines
     address = scope.get("client")
@@ -106,16 +107,16 @@ def name_at_engines(client: Client, scope: Scope) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _opaque(name: str) -> bytes:
-    """An engine needs no key's name and no address: it only tells clients apart."""
+    """Returns an opaque name: an engine only has to tell clients apart, and needs neither key names nor addresses."""
     return hashlib.blake2b(name.encode(), digest_size=12, person=b"mini-infer").hexdigest().encode()
 
 
 _KNOWN = 10_000
-"""Clients that are remembered; a file of keys that changes often has more."""
+"""Largest number of cached clients; a file of keys that changes often would exceed it."""
 
 
 def _wanted_priority(fields: dict[str, Any]) -> int | None:
-    """What a body asks for; None: nothing. An engine refuses what is no integer."""
+    """Returns the priority that a body requests; None if it has none or no integer, which an engine rejects."""
     wanted = fields.get("priority")
     if wanted is None:
         tier = fields.get("service_tier")
@@ -124,7 +125,7 @@ def _wanted_priority(fields: dict[str, Any]) -> int | None:
 
 
 def _with_fields(body: bytes, fields: dict[str, Any]) -> bytes:
-    """A JSON object with these fields in place of its own: of two fields of one name the last counts."""
+    """Appends these fields to a JSON object. They replace its own: if a name occurs twice, the last value counts."""
     end = body.rindex(b"}")
     last = end - 1
     while body[last] in b" \t\r\n":

@@ -1,9 +1,11 @@
-"""What is known of one stream, so that another engine can go on with it where its engine died. Pure: bytes in and out.
+"""Records the state of one stream, so that another engine can continue it after its engine died. Pure: bytes in and
+out.
 
-Engines of ours tell the token ids of each event when asked (`return_token_ids`) and go on after given ones
-(`resume_token_ids`): stop strings, unfinished characters, usage and, as the noise is a function of seed and output
-index (docs/adr/0005), sampled tokens come out as if nothing had happened. Here the ids are collected and, where the
-client did not ask for them, taken out again: what it gets is, byte for byte, what it would have got without.
+The engines of this project report the token ids of each event if a request sets `return_token_ids`, and continue after
+given ids (`resume_token_ids`). Stop strings, incomplete characters, usage and sampled tokens come out as if nothing had
+happened, because the noise is a function of seed and output index (docs/adr/0005). This module collects the ids and
+removes them again if the client did not request them: the client receives, byte for byte, what it would have received
+without them.
 """
 
 import re
@@ -23,27 +25,29 @@ NO_TEXT = (
     b'"delta":{"content":""},"logprobs":null,"finish_reason":null',
     b'"text":"","logprobs":null,"finish_reason":null',
 )
-"""A step whose token completed no character: told only to those who asked for token ids."""
+"""Marks of a step whose token completed no character: only clients that request token ids receive its event."""
 _ROLE = b'"delta":{"role":'
-"""The first event of a chat."""
+"""Mark of the first event of a chat."""
 _JSON_EVENT = re.compile(rb"(?:^|\n)data: \{")
 NO_CHOICE = b'"choices":[]'
-"""The usage at the end."""
+"""Mark of the usage event at the end."""
 _CHOICE = b'"choices":[{'
 _ERRORS = (b'data: {"error"', b"event: error\n")
 _ENDED = re.compile(rb'"code":"(?:engine_dead|engine_error|stopping)"')
-"""What an engine of ours says inside of a stream that it cannot go on with, through no fault of the request's."""
+"""Matches an in-stream error by which our engines report that they cannot continue, through no fault of the request."""
 
 
 def may_outlive_its_engine(fields: Mapping[str, Any]) -> bool:
-    """Whether another engine may have part in an answer to this: in a stream that is itself no resumed one."""
+    """True if another engine may contribute to the answer: it is a stream, and not itself a resumed one."""
     return bool(fields.get("stream")) and "resume_token_ids" not in fields and not fields.get("use_beam_search")
 
 
 def can_be_continued(fields: Mapping[str, Any]) -> bool:
-    """Whether a request's stream can be resumed: one choice, nothing told of its prompt, and not itself a resumed one.
+    """True if a request's stream can be resumed: it has one choice, reports nothing of its prompt, and is not itself
+    resumed.
 
-    Log probabilities of output tokens stand in the event of their tokens, and so are told once like these.
+    Log probabilities of output tokens are in the events of their tokens, and so are sent exactly once, as the tokens
+    are.
     """
     if not may_outlive_its_engine(fields):
         return False
@@ -63,34 +67,34 @@ def _is_ids(prompt: list[Any]) -> bool:
 
 @dataclass(slots=True)
 class Continuation:
-    """Of one stream."""
+    """The state of one stream that another engine can resume after its last token."""
 
     asks_for_ids: ClassVar[bytes] = b',"return_token_ids":true,"return_prompt_token_ids":false'
     seed: int | None
-    """To be set; None: the client sent one."""
+    """The seed to set; None if the client sent one."""
     strips: bool
-    """The client did not ask for token ids."""
+    """True if token ids are removed from the stream because the client did not request them."""
     wants_usage: bool
-    """The stream ends with an event of its usage."""
+    """True if the stream ends with a usage event."""
     has_text: bool = True
-    """Its engines have a tokenizer. Where they have none, steps without text are what the client is told."""
+    """True if the engines have a tokenizer. Without one, the client receives also the steps that have no text."""
     finished: bool = False
-    """Its finish reason was told."""
+    """True once the client has received the finish reason."""
     done: bool = False
-    """It is complete."""
+    """True once the stream is complete."""
     possible: bool = True
-    """All that was told is known by its token ids."""
+    """True while everything that the client has received is known by its token ids."""
     differs: bool = False
-    """An engine that made it again told other tokens: nobody can go on."""
+    """True if an engine that regenerated the stream produced other tokens: no engine can continue it."""
     usage_told: bool = False
-    """The client has got the event of its usage."""
+    """True once the client has received the usage event."""
     _ids: list[bytes] = field(default_factory=list)
     _asked: bool = False
     _resumed: bool = False
 
     @classmethod
     def of(cls, fields: Mapping[str, Any], seed: int) -> Self:
-        """For a request with these fields; `seed` is for where there is none."""
+        """Returns the continuation for a request with these fields. `seed` is used if the client sent none."""
         options = fields.get("stream_options")
         return cls(
             seed=seed if fields.get("seed") is None else None,
@@ -100,16 +104,16 @@ class Continuation:
 
     @property
     def end(self) -> bytes:
-        """What ends a stream whose finish reason was told."""
+        """The bytes that end a stream whose finish reason the client has received."""
         return DONE
 
     @property
     def progress(self) -> int:
-        """Grows with each step that the client was told of."""
+        """A number that grows with each step that the client has received."""
         return len(self._ids) + self.finished + self.done
 
     def body(self, body: bytes) -> bytes:
-        """The request for the next engine; `body` is the client's JSON object. Of a key sent twice the last counts."""
+        """Returns the request for the next engine: `body`, the client's JSON object, with fields added at its end."""
         added = b""
         if self.seed is not None:
             added += b',"seed":%d' % self.seed
@@ -123,7 +127,7 @@ class Continuation:
         return body[:-1] + added + body[-1:]
 
     def take(self, events: bytes) -> bytes:
-        """Notes what whole events tell; returns what of them the client gets."""
+        """Records what whole events report, and returns the part of them that goes to the client."""
         if self.strips and not self._resumed and events.find(b"\n\n") == len(events) - 2 and events.startswith(_JSON):
             start = events.rfind(_IDS)
             if start >= 0:
@@ -149,7 +153,7 @@ class Continuation:
         return events
 
     def _take_step(self, event: bytes, start: int) -> bytes:
-        """The same for a lone event with ids, which begin at `start`: nearly all are such, so it is made short."""
+        """Takes a lone event whose ids begin at `start`. Nearly all events are such, so this path is short."""
         end = event.index(b"]", start)
         ids = event[start + len(_IDS) : end]
         if ids:
@@ -161,7 +165,7 @@ class Continuation:
 
 
 def split_engine_death(events: bytes) -> tuple[bytes, bool]:
-    """Whole events up to the one that says that the engine cannot go on, and whether there is one."""
+    """Returns the events before one that reports the engine's end, and True if there is such an event."""
     found = [position for mark in _ERRORS if (position := events.find(mark)) >= 0]
     if not found or not _ENDED.search(events, min(found)):
         return events, False
@@ -169,7 +173,7 @@ def split_engine_death(events: bytes) -> tuple[bytes, bool]:
 
 
 def _without(events: bytes, mark: bytes) -> bytes:
-    """Without the events that hold `mark`."""
+    """Returns the events that do not contain `mark`."""
     if mark not in events:
         return events
     return b"".join(event + b"\n\n" for event in events.split(b"\n\n")[:-1] if mark not in event)

@@ -1,4 +1,4 @@
-"""Which way of going on fits a stream whose engine may die."""
+"""Chooses the kind of continuation for a stream whose engine may die."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,13 +15,14 @@ RESUMED: Mapping[StreamForm, type[Continuation]] = {
     "messages": MessageContinuation,
     "responses": ResponseContinuation,
 }
-"""Another engine takes the stream up behind its last token."""
+"""Continuations by stream form for which another engine resumes the stream after its last token."""
 REPLAYED: Mapping[StreamForm, type[Continuation]] = {"chunks": ReplayedContinuation, "responses": ReplayedResponse}
-"""Another engine makes the stream again, of which the client gets what it has not got."""
+"""Continuations by stream form for which another engine regenerates the stream; the client receives only the new part.
+"""
 
 
 def continuation_of(form: StreamForm, fields: Mapping[str, Any]) -> type[Continuation] | None:
-    """For a request with these fields on a path with streams of this form; None: nobody can go on with it."""
+    """Returns the kind for a request with these fields and this stream form; None if no engine can continue it."""
     if can_be_continued(fields):
         return RESUMED[form]
     replays = may_outlive_its_engine(fields) and (form == "chunks" or LOGPROBS in (fields.get("include") or ()))

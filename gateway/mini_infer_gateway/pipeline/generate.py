@@ -1,6 +1,6 @@
-"""The requests that go on to an engine: read, resolve the model, tokenise, route, relay, and try again elsewhere.
+"""Handles the requests that go on to an engine: reads, resolves the model, tokenises, routes, relays, and retries.
 
-Stages of one request stand in `Generate.__call__` and `Generate._serve`; what one attempt does is in attempt.
+The stages of one request are in `Generate.__call__` and `Generate._serve`; a single attempt is in `attempt`.
 """
 
 import asyncio
@@ -60,17 +60,18 @@ from mini_infer_web.request_timeout import request_timeout_s, timed_out
 from mini_infer_web.sliced_json import read_large_json_object
 
 BYTES_PER_TOKEN = 4
-"""To weigh a prompt that was not tokenised."""
+"""Bytes per token, to estimate the tokens of a prompt that was not tokenised."""
 FACTS = "mini_infer_facts"
-"""In a scope: what is known of the request beside its head, for its line in the log."""
+"""Key in an ASGI scope: facts about the request for its log line, in addition to those of its head."""
 CLIENT_CLOSED_REQUEST = 499
-"""nginx' status for metrics; nobody receives it."""
+"""Status of nginx for a client that closed the connection, used in metrics only; nobody receives it."""
 
 CONTINUATION_WAIT_S = 20.0
-"""From the loss of a stream's endpoint until another must have gone on with it: an engine may have to start."""
+"""Seconds from the loss of a stream's endpoint in which another must continue the stream: an engine may have to start.
+"""
 CONTINUATION_PAUSE_S = 0.1
 WARN_EVERY_S = 60.0
-"""Between two warnings that streams are not continued."""
+"""Seconds between two warnings that streams cannot be continued."""
 
 _REQUEST_ID, _CLIENT = REQUEST_ID_HEADER.encode(), CLIENT_HEADER.encode()
 _PREFILL_FROM, _FETCH_FROM = PREFILL_FROM_HEADER.encode(), FETCH_FROM_HEADER.encode()
@@ -85,7 +86,7 @@ _decoder = msgspec.json.Decoder()
 
 @dataclass(slots=True)
 class _Call:
-    """One request on its way."""
+    """A request in progress."""
 
     row: EnginePath
     path: str
@@ -95,25 +96,25 @@ class _Call:
     attempts: Attempts
     fields: dict[str, Any]
     model: str
-    """As the client wrote it: a name of the catalog."""
+    """The model as the client wrote it, which is a name in the catalog."""
     client_body: bytes
     held: HeldBody
     patience_s: float
-    """How long its client lets it wait for an endpoint with room."""
+    """Seconds that the client allows the request to wait for an endpoint with room."""
     timeout_s: float
-    """How long all of it may take; infinite: no limit."""
+    """Seconds that the whole request may take; infinite if there is no limit."""
     facts: dict[str, Any]
-    """For its line in the log."""
+    """Fields of the request's log line."""
     boundary: bytes = b""
-    """Its body is a form, of which this separates the parts; empty: it is JSON."""
+    """The boundary between the parts of a form; empty if the body is JSON."""
     client: Client = ANYBODY
 
     def leave_queue_by(self, fail: Callable[[Exception], None]) -> None:
-        """`fail` ends its wait for an endpoint, should its client go."""
+        """Ends the wait for an endpoint with `fail` if the client disconnects."""
         self.exchange.on_abandon = lambda: fail(ClientGoneError())
 
     def answer_begins(self, keep_body: bool) -> None:
-        """From now on its body is needed only where another endpoint may have to go on with the answer."""
+        """Frees the body as the answer begins, unless another endpoint may have to continue the answer."""
         if keep_body and self.exchange.continuation:
             self.fields = {"model": self.model}
             return
@@ -152,13 +153,13 @@ class Generate:
         self._poison = PoisonRequests()
         self._warn_again_s = 0.0
         self.in_flight = 0
-        """Requests that are being answered or wait to be."""
+        """Number of requests that are being answered or wait for an answer."""
         self.flow = FlowController(
             settings, fleet, router, ledger, backlog, rates, transfers, metrics, self._guess, clock
         )
 
     async def __call__(self, row: EnginePath, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request, from its first byte to the metrics; `scope` has its "request_id"."""
+        """Handles one request, from its first byte to the metrics. `scope` contains its "request_id"."""
         arrived_s = self._clock()
         request_id: str = scope["request_id"]
         model, status, outcome = "", CLIENT_CLOSED_REQUEST, Outcome.INTERNAL
@@ -209,7 +210,7 @@ class Generate:
             self._metrics.answered(model, status, outcome, self._clock() - arrived_s)
 
     async def _read_fields(self, scope: Scope, body: bytes, held: HeldBody) -> dict[str, Any]:
-        """Of a JSON body, or of the query where there is none."""
+        """Returns the fields of a JSON body, or of the query if the method is GET."""
         if not held.grow(len(body) + VALUE_BYTES * await check_structure(body)):
             raise no_room()
         return _in_query(scope) if scope["method"] == "GET" else await read_large_json_object(body, _fields_at_once)
@@ -257,7 +258,7 @@ class Generate:
         )
 
     async def _watched(self, call: _Call, names: Sequence[str], link: ClientLink | None, receive: Receive) -> None:
-        """Serves the call as long as its client is there."""
+        """Serves the call as long as its client is connected."""
         exchange = call.exchange
         unwatch = _watch_link(link, exchange) if link else _watch_messages(receive, exchange)
         exchange.keepalive.start()
@@ -309,7 +310,7 @@ class Generate:
     async def _continue(
         self, call: _Call, request: RoutingRequest, lost: Endpoint, names: Sequence[str], cut: StreamCutError
     ) -> None:
-        """Goes on with a stream on other endpoints of the same revision, or on the same one when it is back."""
+        """Continues a stream on other endpoints of the same revision, or on the same endpoint when it is back."""
         continuation = call.exchange.continuation
         assert continuation is not None
         give_up_s, told, idle = self._clock() + CONTINUATION_WAIT_S, continuation.progress, 0
@@ -349,7 +350,7 @@ class Generate:
         )
 
     async def _end_stream(self, call: _Call, continuation: Continuation, cut: StreamCutError) -> None:
-        """Nobody goes on with it: either nothing but its end lacks, or the client is told."""
+        """Ends a stream that no endpoint continues: with its last event if only that is missing, else with an error."""
         if continuation.finished and not continuation.wants_usage:
             rest = b"" if continuation.done else continuation.end
             await call.exchange.send({"type": "http.response.body", "body": rest})
@@ -359,7 +360,7 @@ class Generate:
         raise UpstreamError(str(cut)) from cut
 
     async def _place(self, call: _Call, request: RoutingRequest, names: Sequence[str]) -> Placement:
-        """An endpoint that has room. ApiError: there is none, or too many wait; ClientGoneError."""
+        """Waits for an endpoint with room. Raises ApiError if none exists or too many wait; ClientGoneError."""
         if call.exchange.gone:
             raise ClientGoneError
 
@@ -383,7 +384,7 @@ class Generate:
     def _may_retry(
         self, call: _Call, request: RoutingRequest, decision: Decision, names: Sequence[str], failure: Failure
     ) -> bool:
-        """Whether to try again after this failure; what is left to try is looked up at the last moment."""
+        """Returns True if the request is to be retried after this failure; looks up the remaining endpoints late."""
         now_s, others = self._clock(), _elsewhere(request, decision)
         if failure in KILLS:
             self._poison.killed(call.path, call.client_body, decision.decode.name, now_s)
@@ -429,7 +430,7 @@ class Generate:
         )
 
     async def _attempt(self, call: _Call, request: RoutingRequest, placement: Placement) -> None:
-        """One endpoint, which counts the request as its load already."""
+        """Sends the request to one endpoint, whose load includes it already."""
         decision, now_s = placement.decision, self._clock()
         endpoint = decision.decode
         self._metrics.decided(decision.reason)
@@ -494,7 +495,7 @@ class Generate:
             record.close()
 
     def _begin_answer(self, call: _Call) -> None:
-        """Keeps the body for a continuation where there is memory for it; where there is none, somebody should know."""
+        """Retains the body for a continuation if there is memory for it; otherwise counts the stream and warns."""
         is_tight = self._bodies.is_tight
         if is_tight and call.exchange.continuation:
             self._metrics.continuation_off()
@@ -507,12 +508,12 @@ class Generate:
         call.answer_begins(keep_body=not is_tight)
 
     def _head_timeout_s(self, call: _Call, now_s: float) -> float:
-        """The deadline is for the beginning of the answer: a stream that goes on has begun."""
+        """Returns the time-out of the response head. The deadline limits it, except for a stream that continues."""
         left_s = max(0.0, call.attempts.deadline_s - now_s)
         return self._settings.head_timeout_s if call.exchange.status else min(self._settings.head_timeout_s, left_s)
 
     def _ask_for_ids(self, call: _Call, endpoint: Endpoint) -> bool:
-        """Makes the stream one that can be continued, if it can; True: this attempt goes on with one."""
+        """Prepares a stream for continuation if possible. Returns True if this attempt continues a stream."""
         exchange = call.exchange
         if exchange.can_resume and exchange.continuation:
             exchange.body = exchange.continuation.body(exchange.body)
@@ -531,7 +532,7 @@ class Generate:
         return _decision_headers(decision, prompt_tokens) if self._settings.routing_headers else []
 
     def _guess(self, request: RoutingRequest, decision: Decision, now_s: float) -> int:
-        """Counts the prompt as cached at the endpoint from now on; returns its tokens."""
+        """Counts the prompt as cached at the endpoint from now on, and returns its number of tokens."""
         name = decision.decode.name
         prompt = request.prompts.get(self._fleet.endpoints[name].subscriber.assets_revision)
         if prompt is None:
@@ -544,11 +545,11 @@ class Generate:
 
 
 VALUE_BYTES = 12
-"""What a value of a body adds to its length where memory is counted: decoded it takes several times as much."""
+"""Bytes counted for a value of a body beyond its length: decoded, it takes several times as much memory."""
 
 
 def asked_model(row: EnginePath, fields: dict[str, Any], listed: Sequence[str]) -> str:
-    """The model that a body names. ApiError 400: it names none."""
+    """Returns the model that a body names. Raises ApiError 400 if it names none."""
     model = fields.get("model")
     if model is None and row.any_model and not listed:
         raise no_endpoint("any")
@@ -579,13 +580,13 @@ def _fields_at_once(body: bytes) -> dict[str, Any]:
 
 
 def _watch_link(link: ClientLink, exchange: Exchange) -> Callable[[], None]:
-    """Abandons the exchange when its client's connection is lost; returns what ends that."""
+    """Abandons the exchange when its client's connection is lost. Returns a function that stops watching."""
     link.watch(exchange.abandon)
     return link.unwatch
 
 
 def _watch_messages(receive: Receive, exchange: Exchange) -> Callable[[], None]:
-    """The same for a request that did not come over a connection of ours: by a task that waits for the message."""
+    """Abandons the exchange when its client disconnects, by a task that waits for the ASGI message."""
 
     def leave(task: asyncio.Task[None]) -> None:
         if not task.cancelled():
@@ -609,17 +610,17 @@ async def _tell(exchange: Exchange | None, send: Send, error: ApiError, request_
 
 
 def _outcome(exchange: Exchange) -> Outcome:
-    """Of an exchange that was relayed to its end."""
+    """Returns the outcome of an exchange that was relayed to its end."""
     return Outcome.IN_BAND_ERROR if exchange.in_band_error else outcome_of(exchange.status)
 
 
 def _in_query(scope: Scope) -> dict[str, Any]:
-    """The fields of a request without a body: each query parameter's last value."""
+    """Returns the fields of a request without a body: the last value of each query parameter."""
     return dict(parse_qsl(scope["query_string"].decode("latin-1")))
 
 
 def _patience_s(headers: Headers) -> float:
-    """The client's own limit for its wait in the queue; what is no number of seconds is none."""
+    """Returns the seconds that the client allows in the queue; infinite if it sent none or no number."""
     sent = next((value for name, value in headers if name == _QUEUE_TIMEOUT), b"")
     try:
         patience_s = float(sent)
@@ -629,7 +630,7 @@ def _patience_s(headers: Headers) -> float:
 
 
 def _elsewhere(request: RoutingRequest, decision: Decision) -> RoutingRequest:
-    """The same request where none of the endpoints is to be chosen that a failure may have come from."""
+    """Returns the request with the endpoints excluded that may have caused a failure."""
     return replace(request, attempted=request.attempted.union(endpoint.name for endpoint in decision.endpoints))
 
 
@@ -638,7 +639,7 @@ def _has_one_prompt(prompts: Mapping[str, PromptKeys]) -> bool:
 
 
 def _hints(decision: Decision) -> Headers:
-    """What the engine is told of other engines, which clients may not tell it: see headers.PRIVATE_PREFIX."""
+    """Returns the headers that name other engines to an engine; they are never accepted from clients."""
     if decision.prefill:
         return [(_PREFILL_FROM, decision.prefill.transfer.encode())]
     return [(_FETCH_FROM, decision.fetch.transfer.encode())] if decision.fetch else []
@@ -656,7 +657,7 @@ def _decision_headers(decision: Decision, prompt_tokens: int) -> Headers:
 
 
 def _given_up(call: _Call, failed: AttemptError) -> ApiError:
-    """The error of a request whose last attempt failed before its first byte."""
+    """Returns the error for a request whose last attempt failed before its first byte."""
     if failed.failure is Failure.TIMEOUT:
         message = f"an endpoint of model {call.model!r} did not answer in time: {failed}"
         return ApiError(504, message, code="endpoint_timeout")

@@ -1,7 +1,7 @@
-"""A continuation of streams in which a step makes several events, and its token ids come in one behind them.
+"""A continuation of streams in which a step emits several events, with its token ids in a single event after them.
 
-Events are held until their ids have come, which is at once: what a client has got is always known by its token ids, and
-of a step that was lost in the middle it has got nothing.
+Events are buffered until their ids arrive, which is at once. What a client has received is therefore always known by
+its token ids, and of a step that was lost in the middle it has received nothing.
 """
 
 from abc import ABC, abstractmethod
@@ -14,25 +14,25 @@ from mini_infer_gateway.pipeline.continuation import Continuation
 
 @dataclass(slots=True)
 class HeldContinuation(Continuation, ABC):
-    """Of one stream; an API says what each of its events is."""
+    """The base of continuations that buffer events until their token ids arrive; a subclass knows one API's events."""
 
     asks_for_ids: ClassVar[bytes] = b',"return_token_ids":true'
     _held: list[bytes] = field(default_factory=list)
-    """Events whose token ids are still to come."""
+    """Events whose token ids have not arrived yet."""
 
     @classmethod
     def of(cls, fields: Mapping[str, Any], seed: int) -> Self:
-        """For a request with these fields; `seed` is for where there is none."""
+        """Returns the continuation for a request with these fields. `seed` is used if the client sent none."""
         strips = fields.get("return_token_ids") is not True
         return cls(seed=seed if fields.get("seed") is None else None, strips=strips, wants_usage=False)
 
     def body(self, body: bytes) -> bytes:
-        """See `Continuation`. Events without their ids are made again."""
+        """Returns the request for the next engine, and drops the buffered events: that engine generates them again."""
         self._held.clear()
         return super(HeldContinuation, self).body(body)
 
     def take(self, events: bytes) -> bytes:
-        """See `Continuation`."""
+        """Records each of these events, and returns those that the client is to receive now."""
         told: list[bytes] = []
         for event in events.split(b"\n\n"):
             if event:
@@ -41,4 +41,4 @@ class HeldContinuation(Continuation, ABC):
 
     @abstractmethod
     def take_one(self, event: bytes, told: list[bytes]) -> None:
-        """Note what one event tells; `told` gets what of it, and of those held before it, the client gets."""
+        """Records one event, and appends to `told` what the client is to receive of it and of buffered events."""

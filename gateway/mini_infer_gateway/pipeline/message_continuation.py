@@ -1,6 +1,6 @@
-"""The same for a stream of Anthropic's Messages API (see continuation): where its engine died, another goes on.
+"""Continues a stream of Anthropic's Messages API on another engine after its engine died (see `continuation`).
 
-Engines of ours tell a step's token ids in a `ping` behind its events (see held_continuation).
+The engines of this project report the token ids of a step in a `ping` after its events (see `held_continuation`).
 """
 
 import re
@@ -16,18 +16,18 @@ _OF_A_STEP = b"event: content_block_"
 
 @dataclass(slots=True)
 class MessageContinuation(HeldContinuation):
-    """Of one stream."""
+    """The state of one stream of the Messages API that another engine can resume."""
 
     _begun: bool = False
-    """The client has the message's beginning."""
+    """True once the client has received the beginning of the message."""
 
     @property
     def end(self) -> bytes:
-        """What ends a stream whose `message_delta` was told."""
+        """The event that ends a stream whose `message_delta` the client has received."""
         return b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 
     def take_one(self, event: bytes, told: list[bytes]) -> None:
-        """See `HeldContinuation`."""
+        """Buffers the events of a step until their `ping`, and drops a second beginning of the message."""
         if event.startswith(_OF_A_STEP):
             self._held.append(event)
         elif found := _IDS.match(event):

@@ -1,7 +1,7 @@
-"""Requests that ended engines, remembered by their content, so that a client's own retries cannot end more. Pure.
+"""Remembers requests that ended engines by their content, so that a client's own retries cannot end more. Pure.
 
-A client's library asks again after a 5xx. Without this memory each of its tries would end as many engines as one
-request may. A request is known by path and body, a short hash of which is all that is kept.
+Client libraries retry after a 5xx. Without this memory, each of their retries could end as many engines as one request
+may. A request is identified by its path and body, of which only a short hash is stored.
 """
 
 from collections import OrderedDict
@@ -11,19 +11,19 @@ from hashlib import blake2b
 from mini_infer_web.api_errors import ApiError
 
 KILLS_LIMIT = 2
-"""Engines that one request may end."""
+"""Number of engines that one request may end before it is refused."""
 REMEMBERED_S = 300.0
-"""From the last engine that a request ended until it may be tried again."""
+"""Seconds after the last engine that a request ended until the request may be tried again."""
 REMEMBERED_REQUESTS = 1024
 APART_S = 2.0
-"""Two ends of one endpoint that are closer than this are one: no engine starts faster."""
+"""Seconds within which two ends of one endpoint count as one: no engine starts faster."""
 
 _Key = tuple[int, bytes]
 
 
 @dataclass(slots=True)
 class _Kills:
-    """What one request has ended."""
+    """The engines that one request has ended."""
 
     count: int
     endpoint: str
@@ -31,12 +31,12 @@ class _Kills:
 
 
 class PoisonRequests:
-    """The requests that ended engines lately, the oldest first."""
+    """The requests that ended engines lately, oldest first."""
 
     def __init__(self) -> None:
         self._kills: OrderedDict[_Key, _Kills] = OrderedDict()
         self._lengths: dict[int, int] = {}
-        """How many of them have a body of this length: others need no hash."""
+        """Number of these requests by length of body: a body of another length needs no hash."""
 
     def __len__(self) -> int:
         return len(self._kills)
@@ -52,7 +52,7 @@ class PoisonRequests:
         return known.count if known else 0
 
     def killed(self, path: str, body: bytes, endpoint: str, now_s: float) -> None:
-        """Counts an engine that ended while it had this request."""
+        """Counts an engine that ended while it processed this request."""
         self._forget_old(now_s)
         key = _key(path, body)
         known = self._pop(key) or _Kills(0, "", now_s)
@@ -63,7 +63,7 @@ class PoisonRequests:
             self._pop(next(iter(self._kills)))
 
     def answered(self, path: str, body: bytes) -> None:
-        """Forgets a request that an engine has answered: it was not what ended the others."""
+        """Forgets a request that an engine has answered: it was not the cause of the earlier failures."""
         if len(body) in self._lengths:
             self._pop(_key(path, body))
 
@@ -84,7 +84,7 @@ class PoisonRequests:
 
 
 def endpoints_ended(model: str, kills: int, detail: str = "") -> ApiError:
-    """The 502 of a request that ended engines. OpenAI's and Anthropic's clients do not repeat it by themselves."""
+    """Returns the 502 for a request that ended engines. OpenAI's and Anthropic's clients do not retry it."""
     return ApiError(
         502,
         f"{kills} endpoints of model {model!r} ended while they had this request, so it is not tried on another"

@@ -1,7 +1,7 @@
-"""A stream on its way from an endpoint to its client: each piece goes on in the callback that has received it.
+"""Relays a stream from an endpoint to its client: each piece is sent on in the callback that received it.
 
-No task wakes and no timer is set for a piece, as long as the client's connection takes what comes; where it does not,
-nothing more is read until it does. Knows neither endpoints nor retries: what events mean is told by whoever relays.
+No task wakes and no timer is set for a piece, as long as the client's connection accepts the data. If it does not,
+nothing more is read until it does. This module knows neither endpoints nor retries: the caller interprets the events.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from mini_infer_web.asgi import Send
 
 
 class Relay:
-    """Of one stream."""
+    """The relay of one stream."""
 
     def __init__(
         self,
@@ -22,10 +22,10 @@ class Relay:
         read: Callable[[bytes], tuple[bytes, bool]],
         heard: Callable[[], None],
     ) -> None:
-        """`splitter`: of event streams, of which only whole events go on; None: any bytes do.
+        """`splitter` is that of an event stream, of which only whole events are sent on; if None, any bytes are.
 
-        `read` says what of them the client gets, and whether they say that the engine has ended; `heard` is called when
-        anything comes.
+        `read` returns the part of the events that the client receives, and True if they report that the engine has
+        ended. `heard` is called whenever data arrives.
         """
         self._send, self._splitter, self._read, self._heard = send, splitter, read, heard
         self._try_chunk = send.try_chunk if isinstance(send, Sender) else None
@@ -33,7 +33,7 @@ class Relay:
         self._dead = False
 
     async def run(self, response: Response, piece: bytes, idle_timeout_s: float) -> None:
-        """Relays `piece`, whole events that were read already, and what follows. UpstreamError: the endpoint failed."""
+        """Relays `piece`, whole events that were read already, and all that follows. Raises UpstreamError."""
         self._heard()
         self._go_on(piece)
         while True:
@@ -48,13 +48,13 @@ class Relay:
         await self._send({"type": "http.response.body", "body": rest})
 
     def _take(self, data: bytes) -> bool:
-        """See `Response.pump`."""
+        """Relays received data. Returns False to stop reading: the client's buffer is full or the engine has ended."""
         self._heard()
         piece = self._splitter.feed(data) if self._splitter else data
         return self._go_on(piece) if piece else True
 
     def _go_on(self, piece: bytes) -> bool:
-        """Sends what the client gets of it; False: not without waiting, or there is nothing more to come."""
+        """Sends on the client's part of `piece`. Returns False if its buffer is full or the engine has ended."""
         events, self._dead = self._read(piece) if self._splitter else (piece, False)
         if events and (self._try_chunk is None or not self._try_chunk(events)):
             self._unsent = events

@@ -1,8 +1,9 @@
-"""A continuation of streams that no engine takes up in the middle: another one makes them again from their beginning.
+"""Continues streams that no engine can resume in the middle: another engine generates them again from their beginning.
 
-Those with several choices or prompts, and those that echo their prompt. Seed and output index fix every token
-(docs/adr/0005), so it tells the same again; what the client has got of each choice is compared by its token ids and
-left out. Where the tokens differ, which batches of other sizes can cause if two are nearly as likely, nobody goes on.
+These are streams with several choices or prompts, and those that echo their prompt. Seed and output index determine
+every token (docs/adr/0005), so the second engine emits the same stream. What the client has received of each choice is
+compared by token ids and left out. If the tokens differ, which other batch sizes can cause when two tokens are nearly
+equally likely, the stream is not continued.
 """
 
 from collections.abc import Mapping
@@ -39,12 +40,12 @@ class _Chunk(msgspec.Struct):
 
 @dataclass(slots=True)
 class _Told:
-    """Of one choice: what the client has got, and how far the engine that tells it again has come."""
+    """The state of one choice: what the client has received, and how much of it was emitted again."""
 
     ids: list[int] = field(default_factory=list)
     characters: int = 0
     empty: int = 0
-    """Events without tokens behind the last of these ids, such as the role."""
+    """Number of events without tokens, such as the role, after the last of these ids."""
     finished: bool = False
     at: int = 0
     characters_again: int = 0
@@ -59,14 +60,14 @@ _chunks = msgspec.json.Decoder(_Chunk)
 
 @dataclass(slots=True)
 class ReplayedContinuation(Continuation):
-    """Of one stream."""
+    """The state of one stream that another engine can regenerate."""
 
     choices: int = 1
     _told: dict[int, _Told] = field(default_factory=dict)
 
     @classmethod
     def of(cls, fields: Mapping[str, Any], seed: int) -> Self:
-        """See `Continuation`."""
+        """Returns the continuation for a request with these fields, and computes its number of choices."""
         stream = super(ReplayedContinuation, cls).of(fields, seed)
         prompt, copies = fields.get("prompt"), fields.get("n")
         several = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
@@ -75,17 +76,17 @@ class ReplayedContinuation(Continuation):
 
     @property
     def progress(self) -> int:
-        """See `Continuation`."""
+        """A number that grows with each token and each finish reason that the client has received."""
         return sum(len(choice.ids) + choice.finished for choice in self._told.values()) + self.done
 
     def body(self, body: bytes) -> bytes:
-        """See `Continuation`."""
+        """Returns the request for the next engine, which begins every choice again."""
         for choice in self._told.values():
             choice.begin_again()
         return super(ReplayedContinuation, self).body(body)
 
     def take(self, events: bytes) -> bytes:
-        """See `Continuation`."""
+        """Compares whole events with what the client has received, and returns the new part."""
         told = []
         for event in events.split(b"\n\n"):
             if event and not self.differs:
@@ -108,7 +109,7 @@ class ReplayedContinuation(Continuation):
         return self._new(event, found, found.token_ids, choice)
 
     def _new(self, event: bytes, found: _ChoiceOf, ids: list[int], choice: _Told) -> list[bytes]:
-        """What of an event the client has not got."""
+        """Returns the part of an event that the client has not received."""
         known = choice.ids[choice.at : choice.at + len(ids)]
         if known != ids[: len(known)]:
             self.differs, self.possible = True, False
@@ -126,13 +127,13 @@ class ReplayedContinuation(Continuation):
         return self._shown(event)
 
     def _was_told(self, choice: _Told, found: _ChoiceOf) -> bool:
-        """Whether an event without tokens was."""
+        """True if the client has received this event, which has no tokens."""
         if choice.at < len(choice.ids) or (found.finish_reason is not None and choice.finished):
             return True
         return choice.empty_again <= choice.empty
 
     def _rest(self, event: bytes, found: _ChoiceOf, choice: _Told, ids: list[int], missing: int) -> list[bytes]:
-        """The client has got a part of the event: its steps were cut in other places."""
+        """Returns the rest of an event that the client has in part: its steps were divided in other places."""
         if _UNDIVIDED not in event or not (found.said or found.text == ""):
             self.differs, self.possible = True, False
             return []

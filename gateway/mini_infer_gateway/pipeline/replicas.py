@@ -1,8 +1,8 @@
-"""Replicas of the gateway: whose response an id names, and the way of a request to the replica that keeps it.
+"""Finds the gateway replica that stores the response named by an id, and forwards requests to it.
 
-A replica writes its tag into the ids of what it keeps. Another one that gets such an id sends the whole request on,
-with its client's own credentials, so each key sees its own there as here. A replica that is gone has taken what it kept
-with it: the request is then answered as one for an id of which nothing is known.
+A replica writes its tag into the ids of what it stores. A replica that receives an id with another tag forwards the
+whole request with the client's own credentials, so each key has access to the same objects through any replica. What a
+replica stored is lost with it: a request for it is then answered as one with an unknown id.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ from mini_infer_web.asgi import Headers, Receive, Scope, Send
 from mini_infer_web.tls import TlsFiles, client_context
 
 FORWARDED_HEADER = b"x-mini-infer-forwarded"
-"""Ends the way of a request: whoever gets it answers, so that no two replicas send it to each other."""
+"""Header that ends forwarding: a replica that receives it answers itself, so that no two replicas loop."""
 LOOK_EVERY_S = 10.0
-"""How long the addresses of replicas are believed."""
+"""Seconds for which the addresses of replicas are cached."""
 LOOK_AGAIN_S = 1.0
-"""The same where an id names none of them: a replica may have started since."""
+"""Seconds for which they are cached if an id matches none of them: a replica may have started since."""
 RESOLVE_TIMEOUT_S = 2.0
 
 _TAG = re.compile(rf"[a-z]+_([0-9a-f]{{{TAG_CHARACTERS}}})[0-9a-f]{{16,}}")
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 def ids_in(body: dict[str, Any]) -> Iterable[str]:
-    """What a request to /v1/responses goes on from: a response, and items of earlier ones."""
+    """Yields the ids that a request to /v1/responses refers to: a previous response, and items of earlier ones."""
     if isinstance(previous := body.get("previous_response_id"), str):
         yield previous
     given = body.get("input")
@@ -48,18 +48,18 @@ def ids_in(body: dict[str, Any]) -> Iterable[str]:
 
 
 def replica_url(host: str, port: int, is_tls: bool) -> str:
-    """The address by which replicas know one of them."""
+    """Returns the URL that identifies a replica among the others."""
     name = f"[{host}]" if ":" in host else host
     return f"{'https' if is_tls else 'http'}://{name}:{port}"
 
 
 def replica_tag(url: str) -> str:
-    """What stands in the ids of what a replica keeps."""
+    """Returns the tag that stands in the ids of what a replica stores."""
     return hashlib.sha256(url.encode()).hexdigest()[:TAG_CHARACTERS]
 
 
 class Replicas:
-    """All replicas of one gateway, by their names in DNS."""
+    """All replicas of one gateway, found by their names in DNS."""
 
     def __init__(
         self,
@@ -71,10 +71,11 @@ class Replicas:
         clock: Callable[[], float],
         on_forward: Callable[[str], None] = lambda outcome: None,
     ) -> None:
-        """`own_host`: of this one; `names`: HOST or HOST:PORT of all, each of which may have several addresses.
+        """`own_host` is the host of this replica. `names` are HOST or HOST:PORT of all, each with one or more
+        addresses.
 
-        `tls` is the certificate of this replica, which the others have too. `on_forward` gets "answered", "gone" or
-        "failed".
+        `tls` is the certificate of this replica, which the others have too. `on_forward` is called with "answered",
+        "gone" or "failed".
         """
         self._names = [_host_and_port(name, port) for name in names] if own_host else []
         self._tls, self._clock, self._on_forward = tls, clock, on_forward
@@ -90,7 +91,7 @@ class Replicas:
         return self._tls.ssl_certfile is not None
 
     async def keeper(self, scope: Scope, ids: Iterable[str]) -> str | None:
-        """The address of another replica that keeps one of these; None: this one is to answer."""
+        """Returns the address of another replica that stores one of these ids; None if this replica is to answer."""
         if not self._names or any(name == FORWARDED_HEADER for name, _ in scope["headers"]):
             return None
         tags = {found[1] for one in ids if (found := _TAG.match(one))} - {self.tag}
@@ -103,9 +104,10 @@ class Replicas:
         return next((self._by_tag[tag] for tag in sorted(tags) if tag in self._by_tag), None)
 
     async def forward(self, url: str, scope: Scope, body: bytes, receive: Receive, send: Send, idle_s: float) -> bool:
-        """Has another replica answer. False: it is gone, and nothing was sent. `idle_s`: between pieces of the answer.
+        """Forwards a request to another replica. Returns False if that replica is gone; nothing was sent then.
 
-        `receive` is past the body. ApiError 502: it failed before it answered.
+        `receive` is past the body. `idle_s` is the time-out between pieces of the answer. Raises ApiError 502 if the
+        replica failed before it answered.
         """
         connections: list[Response] = []
 
@@ -152,7 +154,7 @@ class Replicas:
             response.close()
 
     async def _look(self) -> None:
-        """Reads the names' addresses anew; names that have none keep nobody from being found by the others."""
+        """Resolves the names again. A name without addresses does not hide the replicas of other names."""
         loop, found = asyncio.get_running_loop(), dict[str, str]()
         for host, port in self._names:
             try:
@@ -168,7 +170,7 @@ class Replicas:
         self._by_tag = found
 
     def close(self) -> None:
-        """Closes connections to others."""
+        """Closes the connections to other replicas."""
         self._upstream.close()
 
 
@@ -179,7 +181,7 @@ def _headers(scope: Scope) -> Headers:
 
 
 def _host_and_port(name: str, port: int) -> tuple[str, int]:
-    """Of HOST, HOST:PORT, [IPV6] or [IPV6]:PORT. ValueError: it is none."""
+    """Parses HOST, HOST:PORT, [IPV6] or [IPV6]:PORT. Raises ValueError if it is none of them."""
     found = re.fullmatch(r"(?:\[([^\]]+)\]|([^:\[\]]+))(?::(\d{1,5}))?", name)
     if not found:
         raise ValueError(f"--replicas {name!r}: write HOST, HOST:PORT or [IPV6]:PORT")
@@ -187,7 +189,7 @@ def _host_and_port(name: str, port: int) -> tuple[str, int]:
 
 
 def _context(tls: TlsFiles) -> Any:
-    """For connections to replicas, which have this one's certificate: it is trusted itself, whatever its names."""
+    """Returns the TLS context for replicas. It trusts their common certificate itself, whatever its names."""
     context = client_context(tls.ssl_certfile, tls.ssl_certfile, tls.ssl_keyfile)
     context.check_hostname = False
     context.verify_flags |= 0x80000  # X509_V_FLAG_PARTIAL_CHAIN: the certificate need not be a CA's.

@@ -1,8 +1,8 @@
-"""The same for a stream of OpenAI's Responses API (see continuation): where its engine died, another goes on.
+"""Continues a stream of OpenAI's Responses API on another engine after its engine died (see `continuation`).
 
-Engines of ours tell a step's token ids in an event behind the step's own (see held_continuation), which is for the
-gateway alone. Ids of items follow from the response's, so that every engine gives them the same; numbers of events do
-not, for another engine may cut its steps in other places: they are written anew.
+The engines of this project report the token ids of a step in an event after the step's own (see `held_continuation`);
+only the gateway receives it. The ids of items derive from the response's id, so every engine gives them the same ids.
+The numbers of events do not, because another engine may divide its steps in other places: they are rewritten.
 """
 
 import re
@@ -30,18 +30,18 @@ _logprobs = msgspec.json.Decoder(_Logprobs)
 
 @dataclass(slots=True)
 class ResponseContinuation(HeldContinuation):
-    """Of one stream."""
+    """The state of one stream of the Responses API that another engine can resume."""
 
     _number: int = 0
-    """Of the next event that is told."""
+    """The number of the next event that the client receives."""
 
     @property
     def end(self) -> bytes:
-        """Nothing comes after the last event."""
+        """The empty string: nothing comes after the last event."""
         return b""
 
     def take_one(self, event: bytes, told: list[bytes]) -> None:
-        """See `HeldContinuation`."""
+        """Buffers the events of a step until their token ids arrive, then releases them with consecutive numbers."""
         if found := _IDS.match(event):
             self._ids += [found[1]] if found[1] else []
             self._release(told)
@@ -68,30 +68,30 @@ class ResponseContinuation(HeldContinuation):
 
 @dataclass(slots=True)
 class ReplayedResponse(ResponseContinuation):
-    """Of a response with log probabilities, which its last events tell of all tokens: made again from its beginning.
+    """The state of a response with log probabilities: its last events repeat those of all tokens, so it is regenerated.
 
-    See replayed_continuation.
+    `replayed_continuation` explains how a stream is regenerated from its beginning.
     """
 
     _told_ids: list[int] = field(default_factory=list)
     _at: int = 0
-    """Of these ids, how many the engine that tells them again has told."""
+    """Number of these ids that the engine that regenerates the response has emitted."""
     _empty: int = 0
     _empty_again: int = 0
-    """Steps without a token behind the last id: the client has got so many, and the engine has told so many."""
+    """Steps without a token after the last id: `_empty` the client has received, `_empty_again` were emitted again."""
 
     @property
     def progress(self) -> int:
-        """See `Continuation`."""
+        """A number that grows with each token that the client has received, and at the end."""
         return len(self._told_ids) + self.finished + self.done
 
     def body(self, body: bytes) -> bytes:
-        """See `Continuation`."""
+        """Returns the request for the next engine, which begins the response again."""
         self._at = self._empty_again = 0
         return super(ReplayedResponse, self).body(body)
 
     def take_one(self, event: bytes, told: list[bytes]) -> None:
-        """See `HeldContinuation`."""
+        """Compares a step's token ids with those that the client has received, and releases a new step."""
         found = _IDS.match(event)
         if self.differs:
             return
@@ -115,11 +115,11 @@ class ReplayedResponse(ResponseContinuation):
         told += [] if self.strips else [event]
 
     def _was_told(self) -> bool:
-        """Whether a step without a token was."""
+        """True if the client has received this step, which has no token."""
         return self._at < len(self._told_ids) or self._empty_again <= self._empty
 
     def _drop(self, known: int) -> bool:
-        """Drops what of the held events tells the first `known` tokens; False: it cannot be told from the rest."""
+        """Drops the first `known` tokens from the buffered events. Returns False if no event ends at this token."""
         for position, event in enumerate(self._held):
             if known <= 0:
                 del self._held[:position]
@@ -131,7 +131,7 @@ class ReplayedResponse(ResponseContinuation):
 
 
 def _tokens_of(event: bytes) -> int:
-    """How many tokens an event tells: where log probabilities are told, text has one of each."""
+    """Returns the number of tokens in an event: with log probabilities, text has one entry a token."""
     if not event.startswith(_TEXT):
         return 0
     return len(_logprobs.decode(event.partition(b"\ndata: ")[2]).logprobs)

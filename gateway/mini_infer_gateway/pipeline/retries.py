@@ -1,8 +1,8 @@
-"""Whether a request that failed before its first byte is tried on another endpoint. Pure: knows no HTTP, time comes in.
+"""Decides whether a request that failed before its first byte is tried on another endpoint. Pure: no HTTP, no clock.
 
-Four things bound it: attempts and a deadline for each request, a budget for all of them (a share of what arrives, as in
-Finagle and Envoy, so that a fleet that fails gets little more than its load), and the engines a request has ended: one
-that ended two is not given a third.
+Four limits apply: attempts and a deadline for each request; a budget for all of them (a share of what arrives, as in
+Finagle and Envoy, so that a failing fleet gets little more than its load); and the engines that a request has ended: a
+request that ended two is not sent to a third.
 """
 
 from collections.abc import Callable
@@ -14,26 +14,26 @@ from mini_infer_gateway.pipeline.poison_requests import KILLS_LIMIT
 
 
 class Failure(Enum):
-    """Why an attempt failed before its first byte; the value is the metric's label."""
+    """The reason why an attempt failed before its first byte; the value is the metric's label."""
 
     CONNECT = "connect"
-    """No connection: nothing was sent."""
+    """No connection could be made: nothing was sent."""
     BROKE = "broke"
     """The connection broke."""
     MALFORMED = "malformed"
-    """What came was not one response of HTTP."""
+    """The endpoint sent something that is not one HTTP response."""
     TIMEOUT = "timeout"
     DRAINING = "draining"
     STATUS = "status"
-    """A 5xx."""
+    """The endpoint answered 5xx."""
     DIED = "engine_dead"
-    """A 503 that says that the engine behind it has ended."""
+    """The endpoint answered 503 and reported that the engine behind it has ended."""
     OVERLOADED = "overloaded"
-    """A 429: it has no room."""
+    """The endpoint answered 429: it has no room."""
     HUNG = "hung"
-    """Moved away from an endpoint that stopped working."""
+    """The request was moved away from an endpoint that stopped working."""
     REMOVED = "removed"
-    """Moved away from an endpoint that its source no longer lists."""
+    """The request was moved away from an endpoint that its source no longer lists."""
 
 
 CAUSE = {
@@ -45,36 +45,37 @@ CAUSE = {
     Failure.STATUS: Cause.STATUS,
     Failure.DIED: Cause.STATUS,
 }
-"""What it says of the endpoint's health; the others say nothing."""
+"""The cause that a failure reports to the endpoint's circuit breaker; failures without an entry report nothing."""
 KILLS = frozenset((Failure.BROKE, Failure.DIED))
-"""The request may have been what ended the engine."""
+"""Failures in which the request may be what ended the engine."""
 FREE = frozenset((Failure.CONNECT, Failure.DRAINING))
-"""No engine did any work for it: outside the budget."""
+"""Failures in which no engine did any work: their retries do not count against the budget."""
 LEAST_TIME_S = 0.05
-"""Before the deadline: with less there is no point in another try."""
+"""Seconds before the deadline: if less is left, another attempt is useless."""
 
 BUDGET_SHARE = 0.2
-"""Retries a request that arrives pays for."""
+"""Retries that each arriving request adds to the budget."""
 BUDGET_RESERVE = 100.0
-"""Retries that are there at the start and after a quiet time: an engine that dies takes this many with it."""
+"""Retries available at the start and after a quiet period: an engine that dies takes about this many requests with it.
+"""
 BUDGET_REFILL_PER_S = 5.0
 BUDGET_LIMIT = 1000.0
 
 
 @dataclass(slots=True)
 class RetryBudget:
-    """One for all requests of a gateway."""
+    """A budget of retries that all requests of a gateway share."""
 
     tokens: float = BUDGET_RESERVE
     refilled_s: float = 0.0
 
     def earn(self, now_s: float) -> None:
-        """A request arrived."""
+        """Adds the share of a request that has arrived."""
         self._refill(now_s)
         self.tokens = min(BUDGET_LIMIT, self.tokens + BUDGET_SHARE)
 
     def spend(self, now_s: float) -> bool:
-        """Pays for one retry, if there is enough."""
+        """Deducts one retry from the budget. Returns False if not enough is left."""
         self._refill(now_s)
         if self.tokens < 1.0:
             return False
@@ -88,20 +89,20 @@ class RetryBudget:
 
 @dataclass(slots=True)
 class Attempts:
-    """Those of one request."""
+    """The attempts of one request."""
 
     budget: RetryBudget
     limit: int
     deadline_s: float
     count: int = 0
-    """Begun so far."""
+    """Number of attempts begun so far."""
     kills: int = 0
-    """Engines that ended with this request on them, also when a client sent it before."""
+    """Number of engines that ended while they processed this request, including earlier submissions by the client."""
     reasons: list[str] = field(default_factory=list)
-    """Why each failed, for the client's last message."""
+    """The reason why each attempt failed, for the final error message to the client."""
 
     def retry(self, failure: Failure, others_left: Callable[[Failure], bool], now_s: float) -> bool:
-        """Whether to try again after `failure`; to be asked once for each: True is paid for."""
+        """Returns True if the request is to be retried. Call it once for each failure: True has spent budget."""
         self.kills += failure in KILLS
         if self.kills >= KILLS_LIMIT or self.count >= self.limit or now_s >= self.deadline_s - LEAST_TIME_S:
             return False

@@ -1,4 +1,4 @@
-"""Exchanges the `model` of a JSON body and leaves every other byte as the client wrote it."""
+"""Replaces the `model` of a JSON body and leaves every other byte as the client wrote it."""
 
 import json
 from typing import Any
@@ -9,7 +9,7 @@ _WHITESPACE = " \t\n\r"
 
 
 def with_model(body: bytes, model: str) -> bytes:
-    """`body`, a JSON object known to be well-formed, with each top-level `model` set to `model`."""
+    """Returns `body`, a well-formed JSON object, with each top-level `model` set to `model`."""
     text = body.decode()
     pieces, copied = [], 0
     position = _skip(text, text.index("{") + 1)

@@ -1,6 +1,6 @@
-"""Fields of a body by which an engine is sent to another engine for keys and values, which no client may write. Pure.
+"""Rejects fields of a body that direct an engine to another engine for keys and values: no client may set them. Pure.
 
-An engine that obeyed them would take the cache of any host that a client names, and serve it to other clients.
+An engine that obeyed them would fetch the cache of any host that a client names, and serve it to other clients.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,13 +16,13 @@ TRANSFER_FIELDS = frozenset(
     )
 )
 _WITHIN = (("vllm_xargs",), ("sampling_params",), ("sampling_params", "extra_args"))
-"""Objects in a body whose fields vLLM takes for its own."""
+"""Objects in a body whose fields vLLM treats as its own."""
 _WATCHED = TRANSFER_FIELDS.union(path[0] for path in _WITHIN)
-"""Most bodies have none of these, and are looked at no further."""
+"""Top-level fields that need a closer look; most bodies have none of them."""
 
 
 def refuse_transfer_fields(fields: Mapping[str, Any]) -> None:
-    """Raises ApiError 400, which names the field, if a client's body has one that is not null."""
+    """Raises ApiError 400, which names the field, if a client's body contains one that is not null."""
     if _WATCHED.isdisjoint(fields):
         return
     _refuse(fields, ())

@@ -1,1 +1,1 @@
-"""A request's body to the block keys of its prompt: tokenizers, what is remembered of prompts, and the threads."""
+"""Converts a request's body to the block keys of its prompt: tokenizers, remembered prompts, and worker threads."""

@@ -1,6 +1,6 @@
-"""Prompts that their own servers tokenise: asked at `/tokenize`, which vLLM and its kind have, one prompt at a time.
+"""Has prompts tokenised by their own servers, at `/tokenize` (vLLM and compatible servers), one prompt at a time.
 
-For servers whose tokenizer is at hand nowhere else. It costs each request a round trip with its whole prompt.
+This is for servers whose tokenizer is available nowhere else. It costs each request a round trip with its whole prompt.
 """
 
 import logging
@@ -23,17 +23,17 @@ from mini_infer_prompts.prompt import PromptText, completion_prompts
 
 TOKENIZE_PATH = "/tokenize"
 TIMEOUT_S = 5.0
-"""Later its word is not worth the wait: the prompt goes by load."""
+"""Time-out in seconds; a later answer is not worth the wait, and the prompt is routed by load."""
 ANSWER_BYTES = 32 << 20
-"""Of the ids of one prompt as JSON."""
+"""Largest answer: the ids of one prompt as JSON."""
 MOST_PROMPTS = 8
-"""Of one request: more are routed by load."""
+"""Largest number of prompts of one request; a request with more is routed by load."""
 _CHAT_FIELDS = (
     *("messages", "tools", "add_generation_prompt", "continue_final_message", "add_special_tokens"),
     *("chat_template", "chat_template_kwargs"),
 )
 _KEPT = ("cache_salt", "truncate_prompt_tokens")
-"""What of a body decides about its keys beside its tokens."""
+"""Fields of a body, other than its prompt, on which its keys depend."""
 
 log = logging.getLogger(__name__)
 
@@ -52,9 +52,9 @@ _answer = msgspec.json.Decoder(_Tokenized)
 
 
 def questions(read: PromptReader, body: dict[str, Any]) -> Sequence[dict[str, Any] | list[int]] | None:
-    """What to ask for each prompt of a body, or its token ids if they are given; None: nobody can be asked.
+    """Returns for each prompt of a body the `/tokenize` request, or its token ids if they are given.
 
-    ApiError 400: it has no prompt that can be read.
+    Returns None if no server can tokenise such a body. Raises ApiError 400 if it has no readable prompt.
     """
     if read in _CHATS:
         chat = _CHATS[read](body)
@@ -71,20 +71,20 @@ def questions(read: PromptReader, body: dict[str, Any]) -> Sequence[dict[str, An
 
 
 class AskedTokenizer:
-    """Of one model, by its servers."""
+    """Tokenises prompts of one model by requests to its servers."""
 
     def __init__(self, upstream: Upstream, model: str) -> None:
         self._upstream, self._model = upstream, model
         self._urls: list[str] = []
-        """Of servers that have answered, the one to be asked next first."""
+        """URLs of servers that have answered; the first is used next."""
 
     def add_server(self, url: str) -> None:
-        """Asks this one too, until it fails to answer."""
+        """Adds a server, which is used until it fails to answer."""
         if url not in self._urls:
             self._urls.append(url)
 
     async def try_server(self, url: str) -> bool:
-        """Whether this one tells how it tokenises; it is asked from now on. Raises UpstreamError."""
+        """Returns True if this server answers `/tokenize`; it is used from now on. Raises UpstreamError."""
         tells = await self._ask(url, {"prompt": "a"}) is not None
         if tells and url not in self._urls:
             self._urls.append(url)
@@ -93,7 +93,10 @@ class AskedTokenizer:
         return tells
 
     async def as_token_ids(self, read: PromptReader, body: dict[str, Any]) -> dict[str, Any] | None:
-        """A completion's body with the same prompts as token ids; None: they could not be had. ApiError: see above."""
+        """Returns a completion body with the same prompts as token ids; None if no server returned them.
+
+        Raises ApiError 400 if the body has no readable prompt.
+        """
         asked = questions(read, body)
         if asked is None or len(asked) > MOST_PROMPTS:
             return None
@@ -121,7 +124,7 @@ class AskedTokenizer:
         return None
 
     async def _ask(self, url: str, question: dict[str, Any]) -> list[int] | None:
-        """None: it refuses."""
+        """Returns the token ids of one prompt; None if the server rejects the request."""
         body = msgspec.json.encode({"model": self._model} | question)
         status, answer = await self._upstream.post(url, TOKENIZE_PATH, body, TIMEOUT_S, ANSWER_BYTES)
         if status != 200:

@@ -1,7 +1,7 @@
-"""The block keys of a body's prompts, worked out in steps of a few milliseconds, with what is remembered of others.
+"""Computes the block keys of a body's prompts in steps of a few milliseconds, and reuses those of remembered prompts.
 
-Token ids are exactly the engine's: the text is rendered whole each time, and what is taken over from before was
-tokenised from the same characters. Knows no threads and no sockets.
+Token ids are exactly the engine's: the text is always rendered as a whole, and what is reused was tokenised from the
+same characters. Knows no threads and no sockets.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -19,22 +19,22 @@ from mini_infer_web.api_errors import ApiError, context_length, renaming
 from mini_infer_web.body_fields import UnknownFields
 
 PromptReader = Callable[[ChatTemplates, dict[str, Any]], list[PromptText | list[int]]]
-"""The prompts of a body, as texts or token ids. ApiError 400: it has none that can be read."""
+"""Returns the prompts of a body, as texts or token ids. Raises ApiError 400 if it has no readable prompt."""
 
 STEP_CHARACTERS = 16 << 10
-"""Tokenised in a step at most, but for what the tokenizer cannot take in parts."""
+"""Largest number of characters tokenised in a step, except where the tokenizer cannot process a text in parts."""
 
 Steps = Generator[int, None, PromptKeys]
-"""Yields how many characters are still to be tokenised; returns the keys."""
+"""Yields the number of characters still to be tokenised, and returns the keys."""
 
 
 def chat_prompts(encoder: ChatTemplates, body: dict[str, Any]) -> list[PromptText | list[int]]:
-    """Of a chat: one, the conversation by the model's template."""
+    """Reads a chat: one prompt, the conversation rendered with the model's template."""
     return [chat_prompt_text(encoder, body)]
 
 
 def batch_prompts(encoder: ChatTemplates, body: dict[str, Any]) -> list[PromptText | list[int]]:
-    """Of a batch of chats: one of each."""
+    """Reads a batch of chats: one prompt for each."""
     conversations = body.get("messages")
     if not isinstance(conversations, list):
         raise ApiError(400, "messages must be a list of conversations", param="messages")
@@ -42,37 +42,37 @@ def batch_prompts(encoder: ChatTemplates, body: dict[str, Any]) -> list[PromptTe
 
 
 def invocation_prompts(encoder: ChatTemplates, body: dict[str, Any]) -> list[PromptText | list[int]]:
-    """Of what is a chat or a completion by its fields."""
+    """Reads a body that is a chat or a completion, depending on its fields."""
     return chat_prompts(encoder, body) if "messages" in body else text_prompts(encoder, body)
 
 
 def message_chat(body: dict[str, Any]) -> dict[str, Any]:
-    """The chat of a message. Unknown fields are ignored here: the engine decides about them."""
+    """Returns the chat equivalent to a message. Unknown fields are ignored here: the engine decides about them."""
     return anthropic.chat_body(body, unknown=UnknownFields("warn"))
 
 
 def response_chat(body: dict[str, Any]) -> dict[str, Any]:
-    """The chat of a response. Unknown fields are ignored here: the engine decides about them."""
+    """Returns the chat equivalent to a response. Unknown fields are ignored here: the engine decides about them."""
     return responses.chat_body(body, UnknownFields("warn"))
 
 
 def message_prompts(encoder: ChatTemplates, body: dict[str, Any]) -> list[PromptText | list[int]]:
-    """Of a message of Anthropic's API: one, that of the chat which asks for the same."""
+    """Reads a message of Anthropic's API: one prompt, that of the equivalent chat."""
     return [chat_prompt_text(encoder, message_chat(body))]
 
 
 def response_prompts(encoder: ChatTemplates, body: dict[str, Any]) -> list[PromptText | list[int]]:
-    """Of a response whose input is the whole conversation: one, that of the chat which asks for the same."""
+    """Reads a response whose input is the whole conversation: one prompt, that of the equivalent chat."""
     return [chat_prompt_text(encoder, response_chat(body))]
 
 
 def text_prompts(encoder: ChatTemplates, body: dict[str, Any]) -> list[PromptText | list[int]]:
-    """Of a completion: `prompt`, which may be several."""
+    """Reads a completion: `prompt`, which may contain several."""
     return completion_prompts(body)
 
 
 def embedding_prompts(encoder: ChatTemplates, body: dict[str, Any]) -> list[PromptText | list[int]]:
-    """Of embeddings: `input`, which may be several, and which names what is wrong."""
+    """Reads embeddings: `input`, which may contain several, and is named as the parameter in errors."""
     options = {name: body[name] for name in ("add_special_tokens",) if name in body}
     try:
         return completion_prompts({"prompt": body.get("input")} | options)
@@ -91,11 +91,11 @@ def key_steps(
     max_tokens: int | None,
     units: int = DEFAULT_UNITS,
 ) -> Steps:
-    """The keys of a body's prompts; without an encoder those of token ids alone.
+    """Computes the keys of a body's prompts. Without an encoder, only prompts of token ids have keys.
 
-    `units` is the work that each rendering may do; the errors of template_budget are raised. ApiError 400: see
-    contract.prompt, or a prompt has more than `max_tokens`. One that says of no field what is wrong is one of the
-    prompt, as at an engine.
+    `units` is the work that each rendering may do; errors of `template_budget` are raised. Raises ApiError 400 for an
+    invalid prompt (see `contract.prompt`), or one with more than `max_tokens`. An error that names no parameter is
+    attributed to the prompt's field, as at an engine.
     """
     try:
         return (yield from _key_steps(encoder, remembered, read, body, max_tokens, units))
@@ -177,7 +177,7 @@ def _marks_before(found: tuple[Remembered, Mark] | None) -> list[Mark]:
 
 
 def _mark(end: int, count: int, ids: list[int], first_block: int) -> Mark:
-    """After `count` of `ids`, which begin with block `first_block`."""
+    """Returns the mark after `count` of `ids`, which begin with block `first_block`."""
     rest = ids[count - count % BLOCK_SIZE_TOKENS : count]
     return Mark(end, first_block * BLOCK_SIZE_TOKENS + count, tuple(rest))
 
@@ -194,7 +194,7 @@ def _check_tokens(tokens: int, max_tokens: int | None) -> None:
 
 
 def too_long(tokens: str, max_tokens: int) -> ApiError:
-    """The 400 of a prompt that no endpoint of its model can take."""
+    """Returns the 400 for a prompt that no endpoint of its model can take."""
     return ApiError(
         400,
         f"the prompt has {tokens} tokens, and {context_length(max_tokens)}: shorten it",

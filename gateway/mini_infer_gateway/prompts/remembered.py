@@ -1,8 +1,9 @@
-"""Prompts of before: how far their text, token count and block keys can be taken over into one that begins alike.
+"""Remembers prompts, so that a new prompt reuses the token count and block keys of one with the same beginning.
 
-A mark is a place in a text behind an added token: whatever follows there, the token ids before it stay. A new prompt
-takes over all up to the last mark that lies in the common part, compared character by character, so a chat costs what
-is new of it, and a template that changes what is behind costs a comparison that fails. Pure: no tokenizer, no clock.
+A mark is a position in a text after an added token: whatever follows there, the token ids before it stay the same. A
+new prompt reuses everything up to the last mark within the common part, compared character by character. A chat
+therefore costs only its new part, and a template that changes earlier text costs only a failed comparison. Pure: no
+tokenizer, no clock.
 """
 
 import sys
@@ -15,32 +16,33 @@ from mini_infer_contract.blocks import KEY_BYTES
 from mini_infer_gateway.index.key_chain import KeyChain
 
 MIN_CHARACTERS = 4096
-"""Shorter texts are tokenised again, which takes about a millisecond at most."""
+"""Smallest length of a remembered text; a shorter one is tokenised again in about a millisecond."""
 MAX_MARKS = 24
-"""Kept of a text: the last ones, where the next turn parts from this one."""
+"""Largest number of marks of a text: the last ones, near which the next turn diverges."""
 _TAIL_CHARACTERS = 64
 _REPLACED_CHARACTERS = 4096
-"""A text that parts from another one this close to its last mark stands for it."""
+"""Distance from the last mark within which a text that diverges from a remembered one replaces it."""
 _ENTRY_BYTES = 1500
 CHUNK_CHARACTERS = 16 << 10
-"""Of a text that is kept: copied and compared without asking the system for memory."""
+"""Characters of a chunk of a remembered text: it is copied and compared without a system call for memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A place in a text."""
+    """A position in a text before which the token ids are fixed."""
 
     end: int
-    """Characters before it."""
+    """Number of characters before the position."""
     tokens: int
     rest: tuple[int, ...]
-    """The token ids after the last full block before it."""
+    """Token ids between the last full block and the position."""
 
 
 class Remembered:
     """The beginning of a text, up to its last mark, with its block keys.
 
-    It is kept in chunks, most of them those of the text that it grew from, so that a turn copies what is new.
+    The text is stored in chunks, most of them shared with the text that it extends, so that a turn copies only its new
+    part.
     """
 
     __slots__ = ("_chunks", "_tails", "keys", "kind", "marks", "size_bytes")
@@ -53,7 +55,7 @@ class Remembered:
         marks: tuple[Mark, ...],
         grown_from: "tuple[Remembered, Mark] | None" = None,
     ) -> None:
-        """`kind`: what else the keys depend on. `keys`: of all blocks before the last mark, or more."""
+        """`kind` is whatever else the keys depend on. `keys` include those of all blocks before the last mark."""
         self.kind, self.keys, self.marks = kind, keys, marks
         end = marks[-1].end
         self._chunks: list[str] = []
@@ -66,19 +68,19 @@ class Remembered:
         self.size_bytes = sum(map(sys.getsizeof, self._chunks)) + KEY_BYTES * len(keys) + _ENTRY_BYTES
 
     def mark_in(self, text: str) -> Mark | None:
-        """The last mark whose text `text` begins with."""
+        """Returns the last mark up to which `text` has the same characters."""
         for mark, tail in zip(reversed(self.marks), reversed(self._tails), strict=True):
             if text.startswith(tail, mark.end - len(tail)) and self._begins(text, mark.end):
                 return mark
         return None
 
     def beginnings(self) -> list[Hashable]:
-        """Under which it is found: also by a text that is a little shorter."""
+        """Returns the keys under which the text is found, also by a slightly shorter text."""
         level = _level(self.marks[-1].end)
         return [_beginning(self.kind, self._part, level - less) for less in range(min(2, level + 1))]
 
     def _begins(self, text: str, end: int) -> bool:
-        """Whether the first `end` characters are the same."""
+        """True if the first `end` characters are the same."""
         whole = end // CHUNK_CHARACTERS
         chunks = enumerate(self._chunks[:whole])
         if not all(text.startswith(chunk, number * CHUNK_CHARACTERS) for number, chunk in chunks):
@@ -87,7 +89,7 @@ class Remembered:
         return not rest or text.startswith(self._chunks[whole][:rest], whole * CHUNK_CHARACTERS)
 
     def _part(self, start: int, end: int) -> str:
-        """Some characters, which lie within one chunk or two."""
+        """Returns some characters, which lie within one or two chunks."""
         start = max(0, start)
         number = start // CHUNK_CHARACTERS
         offset = number * CHUNK_CHARACTERS
@@ -95,7 +97,7 @@ class Remembered:
 
 
 class RememberedPrompts:
-    """The texts last seen, at most `max_bytes` of them. It may be shared by threads."""
+    """The most recently used texts, at most `max_bytes` of them. Threads may share it."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -105,7 +107,7 @@ class RememberedPrompts:
         self._by_beginning: dict[Hashable, list[Remembered]] = {}
 
     def find(self, kind: Hashable, text: str) -> tuple[Remembered, Mark] | None:
-        """The longest beginning of `text` that is known."""
+        """Returns the longest known beginning of `text`."""
         if len(text) < MIN_CHARACTERS:
             return None
 
@@ -125,7 +127,7 @@ class RememberedPrompts:
         return None
 
     def remember(self, entry: Remembered, instead_of: tuple[Remembered, Mark] | None) -> None:
-        """Keeps a text whose last mark is at MIN_CHARACTERS or after; `instead_of`: what `find` said of it."""
+        """Stores a text whose last mark is at MIN_CHARACTERS or later. `instead_of` is the result of `find` for it."""
         size = entry.size_bytes
         if size > self.max_bytes // 4:
             return
@@ -152,11 +154,11 @@ class RememberedPrompts:
 
 
 def _level(characters: int) -> int:
-    """How often MIN_CHARACTERS can be doubled without leaving a text of this length."""
+    """Returns how often MIN_CHARACTERS can be doubled within a text of this length."""
     return (characters // MIN_CHARACTERS).bit_length() - 1
 
 
 def _beginning(kind: Hashable, part: Callable[[int, int], str], level: int) -> Hashable:
-    """A sample of a text's first MIN_CHARACTERS * 2**level characters."""
+    """Returns a sample of a text's first MIN_CHARACTERS * 2**level characters, as a key."""
     length = MIN_CHARACTERS << level
     return kind, level, part(length // 2, length // 2 + 64), part(length - 64, length)

@@ -1,7 +1,8 @@
-"""A process that renders chat templates of others, with limits of memory and time: its death costs one request.
+"""A process that renders untrusted chat templates with limits of memory and time: if it dies, one request is lost.
 
-It reads a request from its input and writes what it rendered to its output, one after the other; each message is its
-length in four bytes and MessagePack. It opens nothing, and knows nothing but the template and the one request.
+It reads a request from its input and writes the rendered prompts to its output, one request after the other. Each
+message is its length in four bytes and MessagePack. The process opens no files, and knows only the template and the one
+request.
 """
 
 import resource
@@ -26,7 +27,7 @@ READERS = {
         *(prompt_keys.message_prompts, prompt_keys.response_prompts),
     )
 }
-"""Those that render."""
+"""Readers of prompts that render a template."""
 
 
 _LIMITS: tuple[tuple[type[Exception], Literal["memory", "time"]], ...] = (
@@ -37,17 +38,17 @@ _NONE: Literal[""] = ""
 
 
 class RenderRequest(msgspec.Struct):
-    """One body to be rendered."""
+    """A request to render one body."""
 
     revision: str
     reader: str
-    """Of READERS."""
+    """Name of a reader in READERS."""
     body: dict[str, Any]
     templates: dict[str, str]
-    """By name."""
+    """Template sources by name."""
     special_tokens: dict[str, str]
     cpu_s: int
-    """After this much more processor time the process ends."""
+    """CPU seconds for this request, after which the process is killed."""
 
 
 class RenderedPrompt(msgspec.Struct):
@@ -59,33 +60,33 @@ class RenderedPrompt(msgspec.Struct):
 
     @classmethod
     def of(cls, prompt: PromptText | list[int]) -> "RenderedPrompt":
-        """As a reader gives it."""
+        """Converts a prompt as a reader returns it."""
         return cls(*prompt) if isinstance(prompt, PromptText) else cls(ids=prompt)
 
     @property
     def prompt(self) -> PromptText | list[int]:
-        """As a reader gives it."""
+        """The prompt as a reader returns it."""
         return PromptText(self.text, self.add_special_tokens) if self.ids is None else self.ids
 
 
 class RenderAnswer(msgspec.Struct):
-    """What became of it."""
+    """The result of a request."""
 
     prompts: list[RenderedPrompt] = []
     error: str = ""
-    """Why the template, or whoever reads the body, refuses it; "": it does not."""
+    """The error by which the template or the reader rejects the body; "" if it is accepted."""
     limit: Literal["", "memory", "time"] = ""
-    """What the template needs more of than it may have."""
+    """The limit that the template exceeded; "" if none."""
 
 
 def main() -> None:
-    """Serves its parent until that closes the pipe. Arguments: bytes of memory."""
+    """Serves the parent until it closes the pipe. The argument is the memory limit in bytes."""
     _limit(int(sys.argv[1]))
     serve(sys.stdin.buffer, sys.stdout.buffer)
 
 
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:
-    """Until there are no more requests."""
+    """Serves until there are no more requests."""
     answers.write(LENGTH.pack(0))  # It is up.
     answers.flush()
     decoder, known = msgspec.msgpack.Decoder(RenderRequest), OrderedDict[str, ChatTemplates]()

@@ -1,7 +1,8 @@
-"""The processes that render templates whose cost cannot be told: few, shared by all models, each in turn.
+"""Manages the processes that render templates of unbounded cost: few, shared by all models in turn.
 
-A template that takes too long or too much memory ends its process, and its request is routed without; one that does so
-again and again is not rendered here for a while. No model waits for another one's template but for its turn.
+A template that takes too long or too much memory ends its process, and its request is routed without prompt keys. A
+template that does so repeatedly is not rendered here for a while. No model waits for another one's template beyond its
+turn.
 """
 
 import asyncio
@@ -20,19 +21,19 @@ from mini_infer_prompts.prompt import PromptText
 
 WORKERS = 2
 RENDER_TIMEOUT_S = 2.0
-"""Of one request, from its last byte to the first of the answer."""
+"""Time-out of one request in seconds, from the first byte sent to the last byte of the answer."""
 START_TIMEOUT_S = 20.0
 MEMORY_BYTES = 192 << 20
-"""Of one process beside its libraries' code; it has 30 MB of its own."""
+"""Memory of one process in bytes, without the code of its libraries; it needs 30 MB at the start."""
 ANSWER_BYTES = 96 << 20
 QUEUE_LIMIT = 64
-"""Requests of one model that may wait; more go without."""
+"""Largest number of waiting requests of one model; further ones are not rendered."""
 FAILURES_LIMIT = 3
-"""Of one model's template without a success in between, until it is suspended."""
+"""Number of failures of one model's template, without a success in between, that suspend it."""
 SUSPENDED_S = 300.0
 
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH")
-"""All that a process gets: no key of ours is within a template's reach."""
+"""All environment variables that a process receives: no secret of ours is accessible to a template."""
 
 log = logging.getLogger(__name__)
 
@@ -50,18 +51,18 @@ class _Job:
 
 @dataclass(slots=True)
 class _Model:
-    """What is known of one revision's template."""
+    """The jobs and failures of one revision's template."""
 
     waiting: deque[_Job] = field(default_factory=deque)
     is_busy: bool = False
     failures: int = 0
     suspended_until_s: float = 0.0
     reason: str = ""
-    """Of its last failure."""
+    """The reason of its last failure."""
 
 
 class TemplateWorkers:
-    """Processes are started with the first request that needs them, and ended by `close`."""
+    """A pool of rendering processes, which are started with the first request that needs them and ended by `close`."""
 
     def __init__(
         self,
@@ -73,22 +74,22 @@ class TemplateWorkers:
         timeout_s: float | None = None,
         memory_bytes: int = MEMORY_BYTES,
     ) -> None:
-        """`on_failure` gets a word for each failure: "time", "memory" or "suspended". `on_change`: a process began."""
+        """`on_failure` is called with "time", "memory" or "suspended"; `on_change` when a process was started."""
         self._clock, self._on_failure, self._on_change = clock, on_failure, on_change
         self._count, self._memory_bytes = workers, memory_bytes
         self._timeout_s = RENDER_TIMEOUT_S if timeout_s is None else timeout_s
         self._models: OrderedDict[str, _Model] = OrderedDict()
-        """The one whose turn it is first."""
+        """Models in the order of their turns, the next one first."""
         self._changed = asyncio.Condition()
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def memory_bytes(self) -> int:
-        """What the processes that were started may take."""
+        """Bytes that the started processes may take."""
         return len(self._tasks) * self._memory_bytes
 
     def reason(self, revision: str) -> str:
-        """Why a revision's template is not rendered now; "": nothing speaks against it."""
+        """Returns why a revision's template is not rendered now; "" if it is."""
         model = self._models.get(revision)
         return model.reason if model and self._clock() < model.suspended_until_s else ""
 
@@ -101,7 +102,7 @@ class TemplateWorkers:
         body: dict[str, Any],
         abandoned: Callable[[], bool],
     ) -> list[PromptText | list[int]] | None:
-        """Returns what a reader of prompts makes of the body; None: it refuses the body. Raises RenderFailedError."""
+        """Returns the prompts that a reader makes of the body; None if it rejects it. Raises RenderFailedError."""
         model = self._models.setdefault(revision, _Model())
         if self._clock() < model.suspended_until_s or len(model.waiting) >= QUEUE_LIMIT:
             self._on_failure("suspended")
@@ -122,7 +123,7 @@ class TemplateWorkers:
         return [one.prompt for one in answer.prompts]
 
     def keep(self, revisions: set[str]) -> None:
-        """Forgets what is known of other revisions' templates."""
+        """Forgets the state of other revisions' templates."""
         for revision in self._models.keys() - revisions:
             if not self._models[revision].waiting and not self._models[revision].is_busy:
                 del self._models[revision]
@@ -161,7 +162,7 @@ class TemplateWorkers:
                 await process.end()
 
     async def _next(self) -> tuple[str, _Model, _Job]:
-        """The next job of the model that has not had a turn for the longest time, and has none now."""
+        """Returns the next job of the model that has waited longest for a turn and has none now."""
         async with self._changed:
             while True:
                 for revision, model in self._models.items():
@@ -196,7 +197,7 @@ class _LimitError(RenderFailedError):
 
 
 class _Process:
-    """One process, which has one request at a time."""
+    """A process that handles one request at a time."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -204,7 +205,7 @@ class _Process:
 
     @classmethod
     async def start(cls, memory_bytes: int) -> "_Process":
-        """Raises RenderFailedError."""
+        """Starts a process and waits until it is ready. Raises RenderFailedError."""
         environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         environment |= {"TOKENIZERS_PARALLELISM": "false", "MALLOC_ARENA_MAX": "1"}
         process = cls(
@@ -228,7 +229,7 @@ class _Process:
         return process
 
     async def render(self, request: RenderRequest, timeout_s: float) -> RenderAnswer:
-        """Raises RenderFailedError; a process that is broken then must be ended."""
+        """Renders one request. Raises RenderFailedError; if the process is broken then, it must be ended."""
         assert self._process.stdin
         frame = msgspec.msgpack.encode(request)
         self.is_broken = True
@@ -254,7 +255,7 @@ class _Process:
         return await self._process.stdout.readexactly(length)
 
     async def end(self) -> None:
-        """Kills it."""
+        """Kills the process."""
         if self._process.returncode is None:
             self._process.kill()
         await self._process.wait()

@@ -1,8 +1,9 @@
-"""Whether a tokenizer from an engine's pod may run in the gateway: what it costs must follow from the text's length.
+"""Decides whether a tokenizer from an engine's pod may run in the gateway: its cost must be bounded by the text's
+length.
 
-A tokenizer.json is a program of its own: a regular expression may take exponential time, a replacement may make a text
-a million times longer, and the library gives no limits. So only forms are loaded whose cost is known; with any other,
-its own engine tokenises. Pure.
+A tokenizer.json is a program: a regular expression may take exponential time, a replacement may make a text a million
+times longer, and the library offers no limits. Therefore only forms of known cost are loaded; with any other form, the
+engine tokenises itself. Pure.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,12 +15,12 @@ from mini_infer_prompts.text_slices import alternatives_are_known
 
 MAX_ADDED_TOKENS = 20_000
 MAX_LENGTHENING = 16
-"""Characters that a rule may put in place of one."""
+"""Largest number of characters by which a rule may replace one."""
 MAX_SPECIAL_TOKENS = 16
-"""Put around a text."""
+"""Largest number of special tokens around a text."""
 MAX_PARTS = 32
 MAX_UNIGRAM_PIECE = 512
-"""Characters of a piece of a unigram model, which looks at all of them at each place of a text."""
+"""Largest number of characters in a piece of a unigram model, which tries all lengths at each position of a text."""
 
 _PLAIN_NORMALIZERS = frozenset(
     ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Strip", "StripAccents", "BertNormalizer", "Nmt", "ByteLevel")
@@ -55,7 +56,7 @@ class UnknownFormError(Exception):
 
 
 def check_form(files: Mapping[str, str]) -> None:
-    """Raises UnknownFormError if a part of the tokenizer is not known to cost little."""
+    """Raises UnknownFormError if the cost of a part of the tokenizer is not known to be small."""
     try:
         description = msgspec.json.decode(files["tokenizer.json"], type=_Description)
         for part in _leaves(description.normalizer, "normalizers"):

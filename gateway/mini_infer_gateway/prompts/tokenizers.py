@@ -1,7 +1,7 @@
-"""The tokenizers of all endpoints: fetched from them or named, kept by revision, applied to bodies here or on a thread.
+"""The tokenizers of all endpoints: fetched or configured, stored by revision, applied on the event loop or on a thread.
 
-A body that cannot be rendered here has no keys and is routed by load: the engine knows best how to refuse it. One that
-no endpoint could take is refused before it is tokenised.
+A body that cannot be rendered here has no keys and is routed by load: the engine reports the error best. A prompt that
+no endpoint could take is rejected before it is tokenised.
 """
 
 import asyncio
@@ -30,24 +30,24 @@ from mini_infer_prompts.word_ids import WORDS_BYTES
 from mini_infer_web.api_errors import ApiError
 
 INLINE_CHARACTERS = 8 << 10
-"""Up to this many are tokenised on the event loop, in three milliseconds at most; more on a thread."""
+"""Largest number of characters tokenised on the event loop, in three milliseconds at most; more use a thread."""
 INLINE_BYTES = 48 << 10
-"""A body up to this size is rendered on the event loop; a larger one may take more than others should wait."""
+"""Largest body rendered on the event loop; a larger one could delay other requests for too long."""
 INLINE_MESSAGES = 256
 INLINE_UNITS = 4 << 20
-"""Of work that a template may do on the event loop: about 20 ms if it is made to, a tenth of that for a chat."""
+"""Units of work that a template may do on the event loop: at worst about 20 ms, a tenth of that for a chat."""
 THREAD_UNITS, UNITS_A_BYTE = 16 << 20, 4
-"""The same on a thread, and what each byte of the body adds. What is more goes to a process of its own."""
+"""Units of work on a thread, and those that each byte of the body adds. Beyond them, a process renders."""
 FETCH_TIMEOUT_S = 30.0
 MAX_ASSETS_BYTES = 128 << 20
-"""Of the files of one tokenizer: the largest known have 35 MB."""
+"""Largest size of the files of one tokenizer; the largest known have 35 MB."""
 ASK = "ask"
-"""In place of a folder: the server's own /tokenize is asked."""
+"""Value in place of a folder: the server's own /tokenize is used."""
 CACHE_FACTOR = 2
-"""What a cached piece takes of memory, of what its cache counts."""
+"""Memory that a cached piece takes, as a multiple of what its cache counts."""
 
 REFUSED = frozenset(("context_length_exceeded", "prompt_not_text"))
-"""Codes of errors that every endpoint would answer too, after more work."""
+"""Codes of errors that every endpoint would return too, after more work."""
 
 log = logging.getLogger(__name__)
 
@@ -55,26 +55,26 @@ log = logging.getLogger(__name__)
 TOKEN_IDS = "token ids"
 """The revision of engines that run without a tokenizer."""
 _NO_TOKENIZER = b'"no_tokenizer"'
-"""The code by which an engine of ours says so."""
+"""The code by which an engine of this project reports that it has no tokenizer."""
 
 
 class NoPromptAssetsError(Exception):
-    """The server does not tell how it tokenises: it is another maker's."""
+    """The server does not publish its tokenizer: it is another maker's."""
 
 
 class HowItTokenises(NamedTuple):
-    """What is known of a server's tokenizer."""
+    """The tokenizer of a server, as far as it is known."""
 
     revision: str
     is_told: bool
-    """The server has said so, and is one of ours; else it was named for its model."""
+    """True if the server is an engine of this project that reported it; False if it was configured for its model."""
 
 
 class _Tokenizer:
-    """One encoder, and what all of them remember of prompts."""
+    """An encoder, with the prompts that all encoders remember."""
 
     def __init__(self, encoder: PromptEncoder | None, remembered: RememberedPrompts, size_bytes: int) -> None:
-        """`encoder` None: prompts are token ids."""
+        """`encoder` is None if prompts are token ids."""
         self.encoder, self._remembered, self.size_bytes = encoder, remembered, size_bytes
 
     def steps(self, read: PromptReader, body: dict[str, Any], max_tokens: int | None, units: int) -> Steps:
@@ -82,7 +82,7 @@ class _Tokenizer:
 
 
 class Tokenizers:
-    """By revision of their files."""
+    """The tokenizers by the revision of their files."""
 
     def __init__(
         self,
@@ -96,11 +96,12 @@ class Tokenizers:
         on_template_failure: Callable[[str], None] = lambda reason: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`on_change` is told how much memory all tokenizers take, whenever one comes or goes.
+        """`on_change` is called with the memory of all tokenizers, whenever one is added or removed.
 
-        `on_template_failure` gets a word for each rendering that a process could not do within its limits.
-        `threads`: for long prompts; None: all cores but one, at most four. `named`: by model, what servers that do not
-        tell how they tokenise are taken to use, ASK where they are to be asked; "": all models.
+        `on_template_failure` is called with the reason for each rendering that a process could not do within its
+        limits. `threads` is the number for long prompts; None means all cores but one, at most four. `named` are the
+        tokenizers by model of servers that do not publish theirs, or ASK if the servers are to tokenise; "" stands for
+        all models.
         """
         self._upstream, self._named, self._on_change = upstream, named, on_change
         self._remembered = RememberedPrompts(remembered_bytes)
@@ -109,14 +110,14 @@ class Tokenizers:
         self._workers = TemplateWorkers(clock, on_template_failure, self._changed)
         self._tokenizers: dict[str, _Tokenizer] = {}
         self._unusable: dict[str, str] = {}
-        """By revision, why a tokenizer is not run here: its servers are asked."""
+        """Reasons, by revision, why a tokenizer is not run here, so that its servers tokenise."""
         self._asking: dict[str, AskedTokenizer] = {}
-        """By revision too: of models whose servers are asked."""
+        """Tokenisation by servers, by revision, for models whose servers tokenise."""
 
     async def fetch(self, endpoint: Endpoint, known_revision: str) -> "HowItTokenises":
-        """Makes the tokenizer of a server known.
+        """Loads the tokenizer of a server.
 
-        Raises NoPromptAssetsError, or UpstreamError where trying again helps.
+        Raises NoPromptAssetsError, or UpstreamError if a retry may help.
         """
         is_known = known_revision in self._tokenizers or known_revision in self._unusable
         headers = [(b"if-none-match", f'"{known_revision}"'.encode())] if is_known else []
@@ -151,7 +152,7 @@ class Tokenizers:
         return HowItTokenises(await self._add(named), is_told=False)
 
     async def _asked(self, endpoint: Endpoint) -> str:
-        """The revision of a model whose servers tokenise themselves. NoPromptAssetsError: this one does not."""
+        """Returns the revision of a model whose servers tokenise. Raises NoPromptAssetsError if this one does not."""
         revision = f"{ASK} {endpoint.model}"
         tokenizer = self._asking.setdefault(revision, AskedTokenizer(self._upstream, endpoint.model))
         if not await tokenizer.try_server(endpoint.url):
@@ -159,9 +160,9 @@ class Tokenizers:
         return revision
 
     async def _add(self, assets: PromptAssets, is_ours: bool = True) -> str:
-        """Returns the revision. NoPromptAssetsError: the files are of no use.
+        """Loads a tokenizer and returns its revision. Raises NoPromptAssetsError if the files are unusable.
 
-        `is_ours`: whoever runs the gateway has named the files, and not a server.
+        `is_ours` is True if the gateway's operator configured the files, and False if a server sent them.
         """
         if assets.revision in self._tokenizers or assets.revision in self._unusable:
             return assets.revision
@@ -181,7 +182,7 @@ class Tokenizers:
         return assets.revision
 
     def keep(self, revisions: Iterable[str]) -> None:
-        """Forgets all tokenizers but these."""
+        """Forgets all other tokenizers."""
         revisions = set(revisions)
         gone = self._tokenizers.keys() - revisions
         for revision in self._asking.keys() - revisions:
@@ -199,7 +200,7 @@ class Tokenizers:
         self._on_change(size_bytes + self._workers.memory_bytes)
 
     def reason(self, revision: str) -> str:
-        """Why prompts of this revision are tokenised by its engines and not here; "": they are tokenised here."""
+        """Returns why engines tokenise the prompts of this revision; "" if they are tokenised here."""
         return self._unusable.get(revision) or self._workers.reason(revision)
 
     async def keys(
@@ -211,10 +212,10 @@ class Tokenizers:
         max_tokens: int | None,
         abandoned: Callable[[], bool],
     ) -> dict[str, PromptKeys]:
-        """The prompt's keys under each of these revisions that is known and can make sense of the body.
+        """Returns the prompt's keys by revision, for each of these revisions that is known and accepts the body.
 
-        `max_tokens`: what the roomiest endpoint takes, None where that is not known. ApiError 400: no endpoint can
-        take the prompt. Less is returned where `abandoned`, which threads ask now and then, turned true.
+        `max_tokens` is the largest context length of the endpoints, None if unknown. Raises ApiError 400 if no endpoint
+        can take the prompt. The result is incomplete if `abandoned` becomes True, which threads call at intervals.
         """
         found = {}
         for revision in revisions:
@@ -238,7 +239,7 @@ class Tokenizers:
         max_tokens: int | None,
         abandoned: Callable[[], bool],
     ) -> PromptKeys | None:
-        """Renders here, then on a thread, then in a process, as much as it takes; at last its engine is asked."""
+        """Renders here, then on a thread, then in a process, until one suffices; at last the engine tokenises."""
         is_light = _is_light(body, size_bytes)
         light_units = (INLINE_UNITS,) if is_light else ()
         for units in (*light_units, THREAD_UNITS + UNITS_A_BYTE * size_bytes):
@@ -286,7 +287,7 @@ class Tokenizers:
 
     @property
     def queued(self) -> int:
-        """Long prompts that wait for a thread."""
+        """Number of long prompts that wait for a thread."""
         return self._threads.queued
 
     async def close(self) -> None:
@@ -317,7 +318,7 @@ class Tokenizers:
 
 
 def _encoder(assets: PromptAssets, cache_bytes: int, is_ours: bool) -> PromptEncoder:
-    """Raises UnknownFormError, ValueError, and whatever the library does, panics as RuntimeError."""
+    """Builds an encoder. Raises UnknownFormError, ValueError, the library's errors, and its panics as RuntimeError."""
     if not is_ours:
         check_form(assets.files)
     try:
@@ -329,7 +330,7 @@ def _encoder(assets: PromptAssets, cache_bytes: int, is_ours: bool) -> PromptEnc
 
 
 def _is_light(body: dict[str, Any], size_bytes: int) -> bool:
-    """Whether rendering the body takes a few milliseconds at most."""
+    """True if rendering the body takes a few milliseconds at most."""
     if size_bytes > INLINE_BYTES:
         return False
     messages = body.get("messages", body.get("input"))
@@ -337,7 +338,7 @@ def _is_light(body: dict[str, Any], size_bytes: int) -> bool:
 
 
 def read_tokenizers(folders: Mapping[str, str]) -> dict[str, PromptAssets | str]:
-    """What is in the folders that are named for models. ValueError: one has no tokenizer that can be used."""
+    """Reads the tokenizers in the configured folders. Raises ValueError if one has no usable tokenizer."""
     found: dict[str, PromptAssets | str] = {}
     for model, folder in folders.items():
         if folder == ASK:

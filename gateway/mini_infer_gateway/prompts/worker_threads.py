@@ -1,7 +1,7 @@
-"""Threads that share long work fairly: each job has a short turn, then the next; those nobody waits for are dropped.
+"""Threads that share long work fairly: each job has a short turn, then the next one. Abandoned jobs are dropped.
 
-A job is a generator that yields every few milliseconds. So a prompt of a million tokens holds up another prompt of the
-queue by one turn, not by a second. The threads run at a lower priority than the event loop. Knows no prompts.
+A job is a generator that yields every few milliseconds. A prompt of a million tokens therefore delays another prompt in
+the queue by one turn, not by a second. The threads run at a lower priority than the event loop. Knows no prompts.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from mini_infer_process.interpreter import give_way
 Result = TypeVar("Result")
 
 TURN_S = 0.01
-"""After this long a job goes to the end of the queue."""
+"""Seconds of a turn, after which a job goes to the end of the queue."""
 
 
 class AbandonedError(Exception):
@@ -31,7 +31,7 @@ class _Job(Generic[Result]):
         self.done: asyncio.Future[Result] = self._loop.create_future()
 
     def turn(self, until_s: float) -> bool:
-        """Works until then; False: it ended. Called on a thread."""
+        """Works until `until_s`, on a thread. Returns False if the job ended."""
         try:
             while not self._abandoned():
                 next(self._steps)
@@ -59,7 +59,7 @@ class _Job(Generic[Result]):
 
 
 def _without_frames(error: BaseException) -> Exception:
-    """The error without the frames of its thread, whose variables hold the job, its text, and so the error itself."""
+    """Returns the error without the frames of its thread: their variables refer to the job, and so to the error."""
     links: list[BaseException | None] = [error]
     while links:
         if link := links.pop():
@@ -71,7 +71,7 @@ def _without_frames(error: BaseException) -> Exception:
 
 
 class WorkerThreads:
-    """Started with the first job, ended by `close`."""
+    """A pool of threads, which are started with the first jobs and ended by `close`."""
 
     def __init__(self, threads: int) -> None:
         self._count = threads
@@ -82,11 +82,11 @@ class WorkerThreads:
 
     @property
     def queued(self) -> int:
-        """Jobs that wait for their turn."""
+        """Number of jobs that wait for their turn."""
         return len(self._queue)
 
     async def run(self, steps: Generator[Any, None, Result], abandoned: Callable[[], bool]) -> Result:
-        """What `steps` returns. AbandonedError: `abandoned`, which is asked on a thread between steps, was true."""
+        """Returns the result of `steps`. Raises AbandonedError if `abandoned`, called between steps, returned True."""
         # No variable here may hold the job: an error refers to this frame, and the job to the error.
         return await self._put(_Job(steps, abandoned))
 
@@ -101,7 +101,7 @@ class WorkerThreads:
         return job.done
 
     def close(self) -> None:
-        """Lets the threads end after their turns; what is queued is not done."""
+        """Lets the threads end after their turns; queued jobs are dropped."""
         with self._changed:
             self._closed = True
             self._queue.clear()
@@ -113,7 +113,7 @@ class WorkerThreads:
             pass
 
     def _take_turn(self) -> bool:
-        """Works on the next job; False: the pool is closed. A thread that waits must not keep its last job alive."""
+        """Works on the next job. Returns False if the pool is closed. An idle thread keeps no job alive."""
         job = self._next()
         if job is None:
             return False

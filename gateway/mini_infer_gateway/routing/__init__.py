@@ -1,1 +1,4 @@
-"""Where a request goes: filters, producers, scorers, a picker; pure, with time and randomness passed in."""
+"""Chooses the endpoint of a request with filters, producers, scorers and a picker. Pure.
+
+Time and randomness are passed in.
+"""

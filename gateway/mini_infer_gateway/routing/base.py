@@ -1,4 +1,4 @@
-"""The words of routing: what a request looks like, who may take it, what a plugin is, what comes out.
+"""Data types and protocols of routing: the request, the candidate endpoints, the plugins, and the decision.
 
 Knows no HTTP and no sockets; everything here is plain data.
 """
@@ -14,42 +14,49 @@ from mini_infer_gateway.fleet.backlog import Order
 from mini_infer_gateway.fleet.fair_shares import NO_KEY, Flow
 
 IndexKind = Literal["exact", "stale", "approximate", "none"]
-"""How the gateway knows an endpoint's cache: from its KV events, from those that came before they stopped, from our own
-decisions only, or not at all."""
+"""Source of the gateway's knowledge of an endpoint's cache.
+
+It is *exact* from live KV events, *stale* from events that stopped, *approximate* from our own decisions only, or
+*none*.
+"""
 
 Facts = Mapping[str, Sequence[float]]
-"""Table name -> one value a candidate, in the candidates' order."""
+"""Tables by name; each has one value for each candidate, in the candidates' order."""
 
 CACHED_TOKENS = "cached_tokens"
-"""Tokens of this prompt that the endpoint holds."""
+"""Tokens of this prompt that the endpoint has in its cache."""
 SHARED_TOKENS = "shared_tokens"
-"""Those of CACHED_TOKENS that other conversations on that endpoint begin with too."""
+"""Tokens of CACHED_TOKENS that are also the beginning of other conversations on that endpoint."""
 SHARERS = "sharers"
-"""How many conversations those are."""
+"""Number of conversations that share these tokens."""
 HELD_TOKENS = "held_tokens"
-"""Tokens of any prompt that the endpoint holds."""
+"""Tokens of any prompt that the endpoint has in its cache."""
 RUNNING = "running"
-"""Requests that hold pages, and ours that are on the way there."""
+"""Requests that have pages allocated, and our requests that are on their way to the endpoint."""
 WAITING = "waiting"
-"""Requests that the endpoint could not admit yet."""
+"""Requests that the endpoint has not been able to admit yet."""
 QUEUED_TOKENS = "queued_tokens"
-"""Prompt tokens, neither cached nor computed, that are at the endpoint before this request."""
+"""Prompt tokens, neither cached nor computed, that the endpoint has to process before this request."""
 AHEAD_TOKENS = "ahead_tokens"
 """Uncached prompt tokens of requests that wait at the gateway for the endpoint and go before this one."""
 PAGE_WAIT = "page_wait"
-"""Seconds until the endpoint has pages or slots for one request more; 0: it has some."""
+"""Seconds until the endpoint has pages or slots for one more request; 0 if it has some now."""
 PREFILL_RATE = "prefill_rate"
 """Prompt tokens that the endpoint computes in a second."""
 
 UNIFIED, PREFILL, DECODE = "unified", "prefill", "decode"
-"""Roles: does all, computes prompts for others, answers clients and leaves long prompts to others."""
+"""Roles of an endpoint: it does everything, it computes prompts for others, or it answers clients and leaves long
+prompts to prefill endpoints.
+"""
 
 PrefillReason = Literal["", "cheaper", "forced", "short", "dearer", "no_prefill_endpoint", "fetch"]
-"""Why a prompt is computed where it is.
+"""The reason for the place where a prompt is computed.
 
-Apart because that is *cheaper*, or because --max-local-prefill-tokens *forced* it; locally because too little is
-missing (*short*), because the other way is *dearer*, or because none can do it; *fetch*: a part comes from a peer.
-Empty: there is nobody to choose of."""
+A prefill endpoint computes it because that is *cheaper*, or because --max-local-prefill-tokens *forced* it. The decode
+endpoint computes it because too few tokens are missing (*short*), because the transfer would be *dearer*, or because no
+prefill endpoint is available. With *fetch*, a part of its KV cache comes from a peer. The reason is empty if there is
+no choice.
+"""
 
 
 Group = tuple[str, str, str]
@@ -58,57 +65,57 @@ Group = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class PromptKeys:
-    """A request's prompts as one tokenizer sees them."""
+    """The prompts of a request, tokenised by one tokenizer."""
 
     tokens: int
     chains: tuple[Sequence[bytes], ...]
-    """The block keys of each prompt (completions may bring several)."""
+    """The block keys of each prompt (a completion request may have several)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoutingRequest:
-    """What routing may know of a request."""
+    """The properties of a request that routing may use."""
 
     model: str
     prompt_tokens: int
-    """Exact where the prompt was tokenised, an estimate where it was not."""
+    """Number of prompt tokens: exact if the prompt was tokenised, otherwise an estimate."""
     prompts: Mapping[str, PromptKeys] = field(default_factory=dict)
-    """By revision of the prompt assets: pods of one model may differ while a rollout changes its tokenizer."""
+    """Prompts by revision of the prompt assets: pods of one model may differ while a rollout changes its tokenizer."""
     attempted: frozenset[str] = frozenset()
     """Names of the endpoints that have failed this request."""
     may_split: bool = True
-    """It generates text from one prompt, which another engine may compute."""
+    """True if the request generates text from one prompt, which another engine may compute."""
     order: Order = (0, inf, 0)
-    """Its place among the requests of its flow that wait at the gateway."""
+    """The request's position among the waiting requests of its flow."""
     flow: Flow = NO_KEY
-    """Whose share of the endpoints it takes."""
+    """The flow whose share of the endpoints the request uses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An endpoint of the model that was asked for, as it stands now."""
+    """An endpoint of the requested model in its current state."""
 
     endpoint: Endpoint
     ready: bool = True
-    """Its source says that it serves, and it does not drain."""
+    """True if its source reports it as ready and it does not drain."""
     circuit_open: bool = False
-    """Its breaker is open."""
+    """True if its circuit breaker is open."""
     index: IndexKind = "none"
     assets_revision: str = ""
     role: str = ""
-    """As it tells by itself, after a switch; empty: as its source says."""
+    """The role that it reports itself, after a switch; empty if its source's role applies."""
     reporting: bool = True
-    """Its load reports come."""
+    """True if its load reports arrive."""
     resumes: bool = False
-    """It is one of ours, and can go on with what another one has begun."""
+    """True if it is an engine of this project, which can continue a stream that another engine began."""
     name: str = field(init=False)
     computes_for_others: bool = field(init=False)
-    """It is a prefill engine, and answers no clients."""
+    """True if it is a prefill engine, which answers no clients."""
     group: Group = field(init=False)
-    """Engines of two groups hold different weights, or read a prompt differently: no KV cache moves between them."""
+    """The group within which KV cache may move: other groups have other weights, or tokenise differently."""
 
     def __post_init__(self) -> None:
-        """What every decision reads of every candidate is worked out once."""
+        """Computes once the properties that every decision reads of every candidate."""
         set_field, endpoint = object.__setattr__, self.endpoint
         set_field(self, "name", endpoint.name)
         set_field(self, "computes_for_others", (self.role or endpoint.role) == PREFILL)
@@ -117,101 +124,101 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What each candidate cost when a decision was made; it tells later whether the decision still holds."""
+    """The cost of each candidate at the time of a decision, used later to check that the decision still applies."""
 
     candidates: Sequence[Candidate]
     costs_s: Sequence[float]
-    """Weighted seconds; only their differences mean anything."""
+    """Weighted seconds; only their differences have a meaning."""
     facts: Facts
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Where a request goes, and why."""
+    """The endpoints chosen for a request, with the reason."""
 
     decode: Endpoint
     hit_tokens: int
     reason: str
-    """The scorer that made the difference, "only" where there was no choice, "tie" where nothing spoke for anyone."""
+    """The scorer that made the difference, "only" if there was no choice, "tie" if no scorer preferred a candidate."""
     index: IndexKind
     prefill: Endpoint | None = None
-    """Another endpoint that computes the prompt first; None: the decoding one does."""
+    """Another endpoint that computes the prompt first; None if the decode endpoint does."""
     prefill_tokens: int = 0
-    """That it has to compute: it may hold another part of the prompt than the decoding one."""
+    """Tokens that the prefill endpoint has to compute: its cache may differ from that of the decode endpoint."""
     fetch: Endpoint | None = None
-    """Another endpoint that holds more of the prompt, from which its KV cache is to be fetched."""
+    """Another endpoint that has more of the prompt cached, from which its KV cache is to be fetched."""
     prefill_reason: PrefillReason = ""
     first_token_s: float = 0.0
-    """Expected from now on until the first token, where `prefill` is set."""
+    """Expected seconds from now until the first token, if `prefill` is set."""
     break_even_tokens: float = inf
-    """Missing tokens from which on a prompt would go apart now; infinite: none would, or there is no choice."""
+    """Missing tokens from which a prefill endpoint would be used now; infinite if never, or without a choice."""
     standing: Standing | None = field(default=None, compare=False, repr=False)
-    """The costs behind the choice; None: there was no choice, or nothing was scored."""
+    """The costs behind the choice; None if there was no choice, or nothing was scored."""
 
     @property
     def computing(self) -> Endpoint:
-        """Who computes the prompt."""
+        """The endpoint that computes the prompt."""
         return self.prefill or self.decode
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
-        """All that must have room for it."""
+        """All endpoints that must have room for the request."""
         return (self.decode, self.prefill) if self.prefill else (self.decode,)
 
 
 class Filter(Protocol):
-    """Keeps those candidates that may be chosen."""
+    """Keeps the candidates that may be chosen."""
 
     @property
     def name(self) -> str:
-        """In reasons and metrics."""
+        """The plugin's name in reasons and metrics."""
         ...
 
     def keep(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
-        """A subset, in order."""
+        """Returns a subset of the candidates, in order."""
 
 
 class Producer(Protocol):
-    """The only source of data for scorers."""
+    """Fills tables of facts about the candidates; scorers have no other source of data."""
 
     @property
     def name(self) -> str:
-        """In reasons and metrics."""
+        """The plugin's name in reasons and metrics."""
         ...
 
     @property
     def provides(self) -> tuple[str, ...]:
-        """Names of the tables that it fills."""
+        """Names of the tables that the producer fills."""
         ...
 
     def produce(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> Facts:
-        """The tables that `provides` names."""
+        """Returns the tables that `provides` names."""
 
 
 class Scorer(Protocol):
-    """One opinion; the router clamps it to [0, 1] and multiplies it by its weight."""
+    """Rates the candidates by one criterion; the router clamps each score to [0, 1] and multiplies it by a weight."""
 
     @property
     def name(self) -> str:
-        """In reasons and metrics."""
+        """The plugin's name in reasons and metrics."""
         ...
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Names of the tables that it reads."""
+        """Names of the tables that the scorer reads."""
         ...
 
     def score(self, request: RoutingRequest, facts: Facts) -> Sequence[float]:
-        """One number a candidate, more is better. `facts` holds at least what `needs` names."""
+        """Returns one score for each candidate; higher is better. `facts` contains at least the tables in `needs`."""
 
 
 class Picker(Protocol):
-    """Chooses by total score."""
+    """Chooses a candidate by total score."""
 
     @property
     def name(self) -> str:
-        """In reasons and metrics."""
+        """The plugin's name in reasons and metrics."""
         ...
 
     def pick(self, candidates: Sequence[Candidate], totals: Sequence[float], random: Random) -> int:
-        """The position of the chosen one."""
+        """Returns the position of the chosen candidate."""

@@ -1,8 +1,8 @@
-"""Which prefill engine goes with which decode engine, and whether a prompt is worth it: the second half of a choice.
+"""Chooses a prefill engine for a decode engine, and decides whether a prompt is worth the transfer.
 
-A prefill engine is chosen before the decode engine, once for each revision that could decode, by the same scorers. What
-it offers then counts in the choice of the decode engine: tokens that a decode engine lacks cost only as much as having
-them computed apart. The sums are in prefill_costs; here is who takes part.
+The prefill engine is chosen before the decode engine, once for each revision that could decode, by the same scorers.
+Its offer then counts in the choice of the decode engine: tokens that a decode engine lacks cost no more than their
+computation on the prefill engine. The cost formulas are in `prefill_costs`; this module selects the participants.
 """
 
 from collections.abc import Sequence
@@ -33,27 +33,27 @@ from mini_infer_gateway.routing.prefill_costs import (
 )
 
 LEAST_FETCHED_TOKENS = 256
-"""Fewer are not worth a request to a peer."""
+"""Smallest number of tokens that is worth a request to a peer."""
 FETCH_GAIN = 0.8
-"""Fetching must take less than this share of computing: the peer has work of its own, and both are estimates."""
+"""Largest share of the time to compute that fetching may take: the peer has work of its own, and both are estimates."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The prefill engine that a group would use for this prompt; None: it has none that may be chosen now."""
+    """The prefill engine that a group would use for this prompt."""
 
     candidate: Candidate
     site: Site
 
 
 Offers = dict[Group, Offer | None]
-"""Of all groups that have prefill engines."""
+"""Offers of all groups that have prefill engines; None if no prefill engine of the group may be chosen now."""
 
 
 def can_prefill(request: RoutingRequest, candidate: Candidate) -> bool:
-    """Whether this prefill engine may compute the prompt: as no client talks to it, its load reports must show it well.
+    """True if this prefill engine may compute the prompt. Its load reports must arrive, since no client talks to it.
 
-    An open circuit leaves it out even where there is no other: the decode engine can always do without.
+    An open circuit excludes it even if there is no other one: the decode engine can always compute the prompt itself.
     """
     return (
         candidate.ready
@@ -65,21 +65,24 @@ def can_prefill(request: RoutingRequest, candidate: Candidate) -> bool:
 
 
 def site_of(request: RoutingRequest, facts: Facts, position: int) -> Site:
-    """A candidate as a place to compute the prompt."""
+    """Returns a candidate as a site that could compute the prompt."""
     rate = facts[PREFILL_RATE][position]
     queued = facts[QUEUED_TOKENS][position] + facts[AHEAD_TOKENS][position]
     return Site(max(1.0, request.prompt_tokens - facts[CACHED_TOKENS][position]), queued / rate, rate)
 
 
 class Pairing:
-    """The rules, with what was learned of transfers."""
+    """Pairs prefill and decode engines, with the transfer rates learned so far."""
 
     def __init__(self, transfers: TransferRates, max_local_prefill_tokens: int | None = None) -> None:
-        """`max_local_prefill_tokens`: more missing tokens always go apart, fewer never; None: whatever costs less."""
+        """With `max_local_prefill_tokens`, more missing tokens always use a prefill engine and fewer never do.
+
+        None if the cheaper one is to be chosen.
+        """
         self._transfers, self._limit = transfers, max_local_prefill_tokens
 
     def with_offers(self, request: RoutingRequest, decodes: Sequence[Candidate], facts: Facts, offers: Offers) -> Facts:
-        """The facts to choose a decode engine by: tokens that it lacks cost at most what computing them apart takes."""
+        """Returns the facts for the choice of a decode engine: missing tokens cost at most what prefill apart takes."""
         cached = list(facts[CACHED_TOKENS])
         for position, candidate in enumerate(decodes):
             offer = offers.get(candidate.group)
@@ -102,7 +105,7 @@ class Pairing:
         offers: Offers,
         now_s: float,
     ) -> Decision:
-        """Adds to the decision for `decodes[chosen]` who computes its prompt."""
+        """Completes the decision for `decodes[chosen]` with the engine that computes its prompt."""
         candidate = decodes[chosen]
         if not candidate.endpoint.transfer:
             return decision
@@ -146,7 +149,7 @@ class Pairing:
         group: Group,
         now_s: float,
     ) -> Decision:
-        """With the peer that holds the most of the prompt, where fetching that is cheaper than computing it."""
+        """Adds the peer that has most of the prompt cached, if fetching is cheaper than computing."""
         cached = facts[CACHED_TOKENS]
         peers = [
             position

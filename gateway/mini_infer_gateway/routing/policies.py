@@ -1,4 +1,4 @@
-"""The routing policies that `--routing` names: which plugins, with which weights and parameters."""
+"""The routing policies that `--routing` names, with the plugins, weights and parameters of each."""
 
 from collections.abc import Mapping
 from random import Random
@@ -46,7 +46,7 @@ def build_router(
     pairing: Pairing | None = None,
     block_size_tokens: int = BLOCK_SIZE_TOKENS,
 ) -> Router:
-    """The router of a policy; all of them report hits, so that policies can be compared."""
+    """Returns the router of a policy. All policies report cache hits, so that they can be compared."""
     producers = (
         PrefixHits(index, block_size_tokens),
         EndpointLoad(ledger),

@@ -1,4 +1,4 @@
-"""Plugins by name: what a policy is written in, and how a router is made of it."""
+"""Maps plugin names to plugins, and makes a router from a policy that names them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -40,14 +40,14 @@ class Plugin:
 
     name: str
     weight: float = 1.0
-    """Of a scorer."""
+    """The weight of a scorer."""
     parameters: Mapping[str, float] = field(default_factory=dict)
-    """Arguments of its constructor, where they differ from its defaults."""
+    """Arguments of its constructor that differ from the defaults."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicySpec:
-    """A policy: who may be chosen, what speaks for whom, and who chooses."""
+    """A policy: the filters, scorers and picker by which an endpoint is chosen."""
 
     scorers: tuple[Plugin, ...] = ()
     picker: Plugin = field(default_factory=lambda: Plugin("highest_score"))
@@ -57,7 +57,7 @@ class PolicySpec:
 def make_router(
     spec: PolicySpec, producers: tuple[Producer, ...], random: Random, pairing: Pairing | None = None
 ) -> Router:
-    """The router of a policy. ValueError: it names a plugin or a parameter that does not exist."""
+    """Returns the router of a policy. Raises ValueError if the policy names an unknown plugin or parameter."""
     return Router(
         filters=[_make("filter", FILTERS, plugin) for plugin in spec.filters],
         producers=producers,

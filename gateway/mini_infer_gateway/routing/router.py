@@ -1,4 +1,4 @@
-"""One request, many endpoints: the decision, told in five lines, and the timing and clamping plugins need not do."""
+"""Routes one request to one of many endpoints, and times the plugins and clamps their scores."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,19 +25,19 @@ from mini_infer_gateway.routing.seconds import costs_of
 
 @dataclass(slots=True)
 class PluginTime:
-    """What a plugin has cost so far."""
+    """The time that a plugin has taken so far."""
 
     calls: int = 0
     seconds: float = 0.0
 
     def add(self, seconds: float) -> None:
-        """One more call."""
+        """Adds one more call."""
         self.calls += 1
         self.seconds += seconds
 
 
 class Router:
-    """Filters -> producers -> scorers in [0, 1] -> picker."""
+    """Runs filters -> producers -> scorers in [0, 1] -> picker."""
 
     def __init__(
         self,
@@ -49,21 +49,21 @@ class Router:
         clock: Callable[[], float] = perf_counter,
         pairing: Pairing | None = None,
     ) -> None:
-        """`pairing`: who computes a prompt for whom; None: each engine its own."""
+        """`pairing` chooses the engine that computes a prompt; None if each engine computes its own."""
         provided = {table for producer in producers for table in producer.provides}
         for scorer, _ in scorers:
             if missing := set(scorer.needs) - provided:
                 raise ValueError(f"scorer {scorer.name} needs {sorted(missing)}: add a producer that provides it")
         self._random, self._clock, self._pairing = random, clock, pairing
         self.times: dict[str, PluginTime] = {}
-        """By name of the plugin."""
+        """Times by name of the plugin."""
         self._filters = [(plugin, self._time_of(plugin)) for plugin in filters]
         self._producers = [(plugin, self._time_of(plugin)) for plugin in producers]
         self._scorers = [(plugin, weight, self._time_of(plugin)) for plugin, weight in scorers]
         self._picker, self._picker_time = picker, self._time_of(picker)
 
     def route(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> Decision | None:
-        """The endpoints for this request; None: there is none that may be chosen. `now_s` is on the monotonic clock."""
+        """Returns the endpoints for this request; None if no candidate may be chosen. `now_s` is monotonic."""
         decodes = self.eligible(request, candidates)
         if not decodes:
             return None
@@ -78,7 +78,7 @@ class Router:
         return pairing.complete(decision, request, decodes, facts, chosen, offers, now_s) if pairing else decision
 
     def _offers(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> Offers:
-        """The best prefill engine of each group that has any, by the same scorers."""
+        """Returns the best prefill engine of each group that has any, by the same scorers."""
         groups: dict[Group, list[Candidate]] = {}
         for candidate in candidates:
             if candidate.computes_for_others:
@@ -94,7 +94,7 @@ class Router:
         return Offer(able[chosen], site_of(request, facts, chosen))
 
     def eligible(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
-        """Those that all filters keep."""
+        """Returns the candidates that all filters keep."""
         for plugin, time in self._filters:
             started = self._clock()
             candidates = plugin.keep(request, candidates)
@@ -110,7 +110,7 @@ class Router:
         return facts
 
     def _score(self, request: RoutingRequest, facts: Facts, count: int) -> list[list[float]]:
-        """Weighted scores, one row a scorer."""
+        """Returns the weighted scores, one row for each scorer."""
         rows = []
         for plugin, weight, time in self._scorers:
             started = self._clock()
@@ -146,7 +146,7 @@ class Router:
         )
 
     def _reason(self, scores: list[list[float]], totals: list[float], chosen: int) -> str:
-        """Changes `totals`."""
+        """Returns the reason for the choice. Overwrites an entry of `totals`."""
         if len(totals) == 1:
             return "only"
         if not scores:
@@ -162,12 +162,12 @@ class Router:
 
 
 def _weighted(values: Sequence[float], weight: float) -> list[float]:
-    """Clamped to [0, 1], times the weight."""
+    """Returns the values clamped to [0, 1], times the weight."""
     if values and (min(values) < 0.0 or max(values) > 1.0):
         values = [min(1.0, max(0.0, value)) for value in values]
     return list(values) if weight == 1.0 else [weight * value for value in values]
 
 
 def _totals(rows: Sequence[list[float]]) -> list[float]:
-    """Of each candidate, over all rows."""
+    """Returns the sum of each candidate's scores over all rows."""
     return list(map(sum, zip(*rows, strict=True)))

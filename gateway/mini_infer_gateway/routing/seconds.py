@@ -1,4 +1,4 @@
-"""Costs in seconds as scores: opinions in one unit can be added up; with weights of 1 a second is a second."""
+"""Converts costs in seconds to scores: criteria in one unit add up; with weights of 1 a second is a second."""
 
 from collections.abc import Sequence
 from operator import sub
@@ -6,11 +6,11 @@ from operator import sub
 from mini_infer_gateway.routing.base import PAGE_WAIT, PREFILL_RATE, QUEUED_TOKENS, Facts, Standing
 
 HORIZON_S = 60.0
-"""What is so much worse than the best is not told apart any more."""
+"""Seconds above the best at which a score reaches its minimum: worse candidates are not distinguished."""
 
 
 def score_of(seconds: Sequence[float]) -> list[float]:
-    """1 for the least, and less in proportion to the seconds above it."""
+    """Returns 1 for the least, and less in proportion to the seconds above it."""
     best, per_second = 1.0 + min(seconds) / HORIZON_S, 1.0 / HORIZON_S
     return [best - value * per_second for value in seconds]
 
@@ -21,13 +21,13 @@ def costs_of(totals: Sequence[float]) -> list[float]:
 
 
 def queue_seconds(facts: Facts) -> list[float]:
-    """Returns the seconds until each candidate gets to a request: for its queued tokens, or until it has pages."""
+    """Returns the seconds until each candidate starts a new request: for its queued tokens, or until it has pages."""
     waits = [queued / rate for queued, rate in zip(facts[QUEUED_TOKENS], facts[PREFILL_RATE], strict=True)]
     return list(map(max, waits, facts[PAGE_WAIT])) if any(facts[PAGE_WAIT]) else waits
 
 
 def costs_beside_queues(standing: Standing) -> dict[str, float]:
-    """Returns by endpoint what a choice cost beside the wait in its queue: that part holds until caches change."""
+    """Returns by endpoint a choice's cost without the wait in the queue, which stays valid until caches change."""
     names = (candidate.name for candidate in standing.candidates)
     return dict(zip(names, map(sub, standing.costs_s, queue_seconds(standing.facts)), strict=True))
 

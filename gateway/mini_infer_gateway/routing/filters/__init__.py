@@ -1,1 +1,1 @@
-"""Who may be chosen at all: one filter a file, each keeps a subset of the candidates."""
+"""Filters that decide which candidates may be chosen: one filter a file, each keeps a subset of the candidates."""

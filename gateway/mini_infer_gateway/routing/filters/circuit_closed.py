@@ -1,6 +1,6 @@
-"""Keeps endpoints whose breaker is closed, unless all are open: a breaker chooses between pods, it never turns away.
+"""Keeps endpoints whose breaker is closed, unless all are open: a breaker only chooses between pods.
 
-With one pod left a failed try is worth more than a certain 503.
+If one pod is left, an attempt that may fail is worth more than a certain 503.
 """
 
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ from mini_infer_gateway.routing.base import Candidate, RoutingRequest
 
 
 class CircuitClosed:
-    """Drops open breakers where something else is left."""
+    """Drops endpoints with an open breaker if any other is left."""
 
     name = "circuit_closed"
 
     def keep(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
-        """See base.Filter."""
+        """Returns the candidates whose breaker is closed, or all candidates if there is none."""
         whole = [candidate for candidate in candidates if not candidate.circuit_open]
         return whole or candidates

@@ -11,7 +11,7 @@ class NotAttempted:
     name = "not_attempted"
 
     def keep(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
-        """See base.Filter."""
+        """Returns the candidates that the request has not attempted."""
         if not request.attempted:
             return candidates
         return [candidate for candidate in candidates if candidate.name not in request.attempted]

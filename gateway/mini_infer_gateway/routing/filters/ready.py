@@ -1,4 +1,4 @@
-"""Keeps endpoints that serve: their source calls them ready and they do not drain."""
+"""Keeps endpoints that serve: their source reports them as ready and they do not drain."""
 
 from collections.abc import Sequence
 
@@ -6,10 +6,10 @@ from mini_infer_gateway.routing.base import Candidate, RoutingRequest
 
 
 class Ready:
-    """Drops what is starting, draining or gone."""
+    """Drops endpoints that are starting, draining or gone."""
 
     name = "ready"
 
     def keep(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
-        """See base.Filter."""
+        """Returns the candidates that are ready."""
         return [candidate for candidate in candidates if candidate.ready]

@@ -1,4 +1,4 @@
-"""Keeps endpoints that answer clients: a prefill pod computes prompts for others and never does."""
+"""Keeps endpoints that answer clients: a prefill pod computes prompts for others and answers no clients."""
 
 from collections.abc import Sequence
 
@@ -11,5 +11,5 @@ class Role:
     name = "role"
 
     def keep(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
-        """See base.Filter."""
+        """Returns the candidates that answer clients."""
         return [candidate for candidate in candidates if not candidate.computes_for_others]

@@ -1,1 +1,1 @@
-"""Who it is: one picker a file, each takes the total scores and chooses one candidate."""
+"""Pickers that make the final choice: one picker a file, each chooses one candidate by the total scores."""

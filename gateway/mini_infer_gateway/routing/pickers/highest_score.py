@@ -1,4 +1,4 @@
-"""Takes the highest total; at random among equals, so that gateways that know the same do not march in step."""
+"""Picks the highest total, at random among equals, so that gateways with equal knowledge do not choose in step."""
 
 from collections.abc import Sequence
 from random import Random
@@ -9,13 +9,13 @@ EQUAL = 1e-9
 
 
 class HighestScore:
-    """The best candidate."""
+    """Picks the best candidate."""
 
     name = "random"
-    """The reason where there is no scorer: then all are equal."""
+    """The reason if there is no scorer: all candidates are equal then."""
 
     def pick(self, candidates: Sequence[Candidate], totals: Sequence[float], random: Random) -> int:
-        """See base.Picker."""
+        """Returns the position of the highest total, a random one of equals."""
         best = max(totals)
         equals = [position for position, total in enumerate(totals) if best - total <= EQUAL]
         return equals[0] if len(equals) == 1 else random.choice(equals)

@@ -1,4 +1,4 @@
-"""Takes each in turn, whatever the scores: what a plain Service does, to compare with."""
+"""Picks each candidate in turn, whatever the scores, as a plain Service does: a baseline for comparison."""
 
 from collections.abc import Sequence
 from itertools import count
@@ -8,15 +8,15 @@ from mini_infer_gateway.routing.base import Candidate
 
 
 class RoundRobin:
-    """The next one by name."""
+    """Picks the next candidate in order of names."""
 
     name = "round_robin"
 
     def __init__(self) -> None:
         self._turns = {False: count(), True: count()}
-        """Of those that answer clients, and of those that compute prompts for them."""
+        """Separate counters for endpoints that answer clients, and for those that compute prompts for them."""
 
     def pick(self, candidates: Sequence[Candidate], totals: Sequence[float], random: Random) -> int:
-        """See base.Picker."""
+        """Returns the position of the next candidate in order of names."""
         order = sorted(range(len(candidates)), key=lambda position: candidates[position].endpoint.name)
         return order[next(self._turns[candidates[0].computes_for_others]) % len(order)]

@@ -1,1 +1,1 @@
-"""What is known of the candidates: one producer a file, each fills tables that scorers read."""
+"""Producers that gather facts about the candidates: one producer a file, each fills tables that scorers read."""

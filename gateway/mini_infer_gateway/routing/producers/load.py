@@ -1,4 +1,4 @@
-"""Reads from the load ledger what each candidate has to do before it can begin with this request."""
+"""Reads from the load ledger the work that each candidate has before it can begin this request."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from mini_infer_gateway.routing.base import QUEUED_TOKENS, RUNNING, WAITING, Can
 
 
 class EndpointLoad:
-    """Requests running and waiting, prompt tokens queued."""
+    """Provides the running and waiting requests, and the queued prompt tokens."""
 
     name = "load"
     provides = (RUNNING, WAITING, QUEUED_TOKENS)
@@ -16,7 +16,7 @@ class EndpointLoad:
         self._ledger = ledger
 
     def produce(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> Facts:
-        """See base.Producer."""
+        """Reads the load of each candidate from the ledger."""
         loads = self._ledger.loads([candidate.name for candidate in candidates])
         return {
             RUNNING: [load.running for load in loads],

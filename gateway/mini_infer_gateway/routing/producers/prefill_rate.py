@@ -1,4 +1,4 @@
-"""Reads how fast each candidate computes prompts."""
+"""Reads the prefill rate of each candidate."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from mini_infer_gateway.routing.base import PREFILL_RATE, Candidate, Facts, Rout
 
 
 class PrefillRate:
-    """Prompt tokens a second, as learned."""
+    """Provides the learned rates, in prompt tokens a second."""
 
     name = "prefill_rate"
     provides = (PREFILL_RATE,)
@@ -16,5 +16,5 @@ class PrefillRate:
         self._rates = rates
 
     def produce(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> Facts:
-        """See base.Producer."""
+        """Reads the learned rate of each candidate."""
         return {PREFILL_RATE: self._rates.all_tokens_per_s([candidate.name for candidate in candidates])}

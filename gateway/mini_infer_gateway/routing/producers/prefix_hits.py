@@ -1,4 +1,4 @@
-"""Asks the prefix index how much of this prompt, and of anything, each candidate holds."""
+"""Looks up in the prefix index how much of this prompt, and of any prompt, each candidate has cached."""
 
 from collections.abc import Sequence
 
@@ -17,17 +17,17 @@ from mini_infer_gateway.routing.base import (
 
 
 class PrefixHits:
-    """Hit tokens, which of them are shared, and what is held in all."""
+    """Provides the hit tokens, the shared ones among them, and all cached tokens."""
 
     name = "prefix_hits"
     provides = (CACHED_TOKENS, SHARED_TOKENS, SHARERS, HELD_TOKENS)
 
     def __init__(self, index: PrefixIndex, block_size_tokens: int = BLOCK_SIZE_TOKENS) -> None:
-        """`block_size_tokens`: what a key stands for; only a simulation has other than the contract's blocks."""
+        """`block_size_tokens` is the number of tokens a key; only a simulation differs from the contract."""
         self._index, self._block_size_tokens = index, block_size_tokens
 
     def produce(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> Facts:
-        """See base.Producer."""
+        """Looks up the hits of each candidate, and converts blocks to tokens."""
         size = self._block_size_tokens
         names = [candidate.name for candidate in candidates]
         hits = self._hits(request, candidates, names, now_s)
@@ -41,7 +41,7 @@ class PrefixHits:
     def _hits(
         self, request: RoutingRequest, candidates: Sequence[Candidate], names: list[str], now_s: float
     ) -> list[Hit]:
-        """By revision of the prompt assets, of which there is one but while a rollout changes the tokenizer."""
+        """Looks up hits by revision of the prompt assets: several exist while a rollout changes the tokenizer."""
         revisions = {candidate.assets_revision for candidate in candidates}
         if len(revisions) == 1:
             return self._of_prompt(request.prompts.get(revisions.pop()), names, now_s)

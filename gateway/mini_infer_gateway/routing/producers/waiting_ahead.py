@@ -1,4 +1,4 @@
-"""Looks at what waits at the gateway for each candidate: prompt tokens before this request, and how long pages take."""
+"""Reads what waits at the gateway for each candidate: prompt tokens before this request, and the wait for pages."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from mini_infer_gateway.routing.base import AHEAD_TOKENS, PAGE_WAIT, Candidate, 
 
 
 class WaitingAhead:
-    """Uncached tokens of waiting requests, and the pause until an endpoint without pages can be given one more."""
+    """Provides the uncached tokens of waiting requests, and the pause until an endpoint has pages for one more."""
 
     name = "waiting_ahead"
     provides = (AHEAD_TOKENS, PAGE_WAIT)
@@ -18,7 +18,7 @@ class WaitingAhead:
         self._backlog, self._ledger = backlog, ledger
 
     def produce(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> Facts:
-        """See base.Producer."""
+        """Sums what waits ahead of this request for each candidate."""
         if not self._backlog:
             nothing = [0] * len(candidates)
             return {AHEAD_TOKENS: nothing, PAGE_WAIT: nothing}

@@ -1,1 +1,1 @@
-"""Who is preferred: one scorer a file, each gives every candidate a number from 0 to 1."""
+"""Scorers that express preferences: one scorer a file, each gives every candidate a number from 0 to 1."""

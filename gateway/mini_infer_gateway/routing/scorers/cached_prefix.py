@@ -1,15 +1,15 @@
-"""Prefers who has less of the prompt to compute: the seconds that this takes, and what it costs everybody else.
+"""Prefers endpoints that have less of the prompt to compute: by the seconds that this takes, and its cost for others.
 
-A token that is computed although another endpoint holds it delays whatever waits in the fleet, and more so the busier
-the fleet is. So missing tokens count once for this request, at the endpoint's own rate, and those that another endpoint
-holds `least_price` to `least_price + busy_price` times for others, at the mean rate: with idle endpoints around, a hit
-is given up to start sooner; once all are busy, work that need not be done is what makes queues grow, and a request
-waits for its prefix a good while. Tokens that nobody holds are work wherever they go: there is no price for others on
-them, so an idle endpoint is not kept idle for being slow.
+A token that is computed although another endpoint has it cached delays whatever waits in the fleet, the more so the
+busier the fleet is. Missing tokens therefore count once for this request, at the endpoint's own rate. Those that
+another endpoint has cached count `least_price` to `least_price + busy_price` times for others, at the mean rate. With
+idle endpoints available, a hit is given up to start sooner; once all are busy, avoidable work is what makes queues
+grow, and a request waits a good while for its prefix. Tokens that no endpoint has cached are work wherever they go:
+they have no price for others, so an idle endpoint is not kept idle for being slow.
 
 While no endpoint has anything queued, the part of a hit that many conversations share counts less, by the number of
-those that would share the cost of one more copy: to stay with it for ever would fill one endpoint's cache and leave the
-others' empty. With more endpoints than sharers it counts in full, since then each copy would serve few.
+those that would share the cost of one more copy: always staying with it would fill one endpoint's cache and leave the
+others' empty. With more endpoints than sharers it counts in full, since each copy would then serve few.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from mini_infer_gateway.routing.seconds import busy_share, score_of
 
 
 class CachedPrefix:
-    """Seconds for the missing tokens, each counted as often as it delays somebody."""
+    """Scores the seconds for the missing tokens, each counted as often as it delays a request."""
 
     name = "cached_prefix"
     needs = (CACHED_TOKENS, SHARED_TOKENS, SHARERS, QUEUED_TOKENS, PREFILL_RATE)
@@ -36,7 +36,7 @@ class CachedPrefix:
         self._least_price, self._busy_price = least_price, busy_price
 
     def score(self, request: RoutingRequest, facts: Facts) -> Sequence[float]:
-        """See base.Scorer."""
+        """Scores each candidate by its missing tokens."""
         endpoints, busy = len(facts[CACHED_TOKENS]), busy_share(facts)
         price = self._least_price + self._busy_price * busy
         prompt, rates = request.prompt_tokens, facts[PREFILL_RATE]

@@ -1,8 +1,9 @@
-"""Prefers smaller batches: a request holds a decode slot and KV cache until it ends, and each one slows all others.
+"""Prefers smaller batches: a request occupies a decode slot and KV cache until it ends, and each one slows all others.
 
-`slot_s` is what one request more in a batch is worth in seconds: a few hundred output tokens times the tens of
-microseconds by which another row lengthens every decode step. That is what it costs where an endpoint has no time to
-spare; as far as the fleet has some, it is worth `idle_slot_s`, less than the prefix of a chat that is left for it.
+`slot_s` is the cost of one more request in a batch, in seconds: a few hundred output tokens times the tens of
+microseconds by which another row lengthens every decode step. That is the cost on an endpoint without spare time. As
+far as the fleet has spare time, the cost is `idle_slot_s`, which is less than the chat prefix that would be given up
+for it.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from mini_infer_gateway.routing.seconds import busy_share, score_of
 
 
 class DecodeSlots:
-    """Seconds for the requests that are there."""
+    """Scores the seconds that the present requests cost."""
 
     name = "decode_slots"
     needs = (RUNNING, WAITING, QUEUED_TOKENS)
@@ -21,6 +22,6 @@ class DecodeSlots:
         self._slot_s, self._idle_slot_s = slot_s, idle_slot_s
 
     def score(self, request: RoutingRequest, facts: Facts) -> Sequence[float]:
-        """See base.Scorer."""
+        """Scores each candidate by its running and waiting requests."""
         slot_s = self._idle_slot_s + busy_share(facts) * (self._slot_s - self._idle_slot_s)
         return score_of([slot_s * (runs + waits) for runs, waits in zip(facts[RUNNING], facts[WAITING], strict=True)])

@@ -1,8 +1,8 @@
-"""Prefers who can begin sooner: the seconds that an endpoint needs for the prompt tokens that are queued there.
+"""Prefers endpoints that can begin sooner, by the seconds that they need for their queued prompt tokens.
 
-Where pages or slots are what an endpoint lacks, tokens say nothing: the wait is the pause between its latest
-placements, if that is longer. What waits at the gateway does not count: it is bound to no endpoint, since each
-decision is made anew when there is room. Counting it spreads requests whose prefixes wait beside each other.
+If an endpoint lacks pages or slots, tokens are no measure: the wait is the pause between its latest placements, if that
+is longer. Requests that wait at the gateway do not count: they are bound to no endpoint, since each decision is made
+again when there is room. Counting them would spread requests whose prefixes wait together.
 """
 
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ from mini_infer_gateway.routing.seconds import queue_seconds, score_of
 
 
 class QueueWait:
-    """Seconds until the endpoint gets to this request."""
+    """Scores the seconds until the endpoint starts this request."""
 
     name = "queue_wait"
     needs = (QUEUED_TOKENS, PREFILL_RATE, PAGE_WAIT)
 
     def score(self, request: RoutingRequest, facts: Facts) -> Sequence[float]:
-        """See base.Scorer."""
+        """Scores each candidate by its queue."""
         return score_of(queue_seconds(facts))
