@@ -83,8 +83,8 @@ def pod_line(pod: Object, now: datetime) -> str:
 
 
 def troubled_pods(pods: Sequence[Object]) -> list[tuple[str, bool]]:
-    """Returns the pods whose logs may say what is wrong, each with True if it is the log of the container before this
-    one.
+    """Returns at most two pods whose logs may say what is wrong, each with True if the log to read is that of the
+    previous container.
     """
     found = []
     for pod in pods:
