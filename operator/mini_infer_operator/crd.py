@@ -1,6 +1,7 @@
-"""`crds/` out of the models: `python -m mini_infer_operator.crd crds` writes both files.
+"""Generates `crds/` from the models: `python -m mini_infer_operator.crd crds` writes both files.
 
-Turns pydantic's JSON schema into the structural form that Kubernetes wants (no references, no nulls); knows no field.
+Turns pydantic's JSON schema into the structural form that Kubernetes requires (no references, no nulls); knows no
+field.
 """
 
 import sys
@@ -42,7 +43,7 @@ _SCALE = {
     "statusReplicasPath": ".status.replicas",
     "labelSelectorPath": ".status.selector",
 }
-"""What `kubectl scale`, HorizontalPodAutoscalers and KEDA read and write."""
+"""The scale subresource: the fields that `kubectl scale`, HorizontalPodAutoscalers and KEDA read and write."""
 
 _SCALER_COLUMNS = [
     {"name": "Service", "type": "string", "jsonPath": ".spec.service"},
@@ -54,17 +55,18 @@ _SCALER_COLUMNS = [
 ]
 _SCALER_SCALE = {**_SCALE, "specReplicasPath": ".spec.replicas"}
 _DESCRIBED_ONCE = ("template",)
-"""Fields of a role whose inner fields, mostly Kubernetes' own, `kubectl explain` describes for unified alone: three
-times they would make the resource larger than what fits into the annotation of `kubectl apply`, with room to grow."""
+"""Fields of a role whose inner fields, mostly Kubernetes' own, have descriptions for `kubectl explain` in `unified`
+only: three copies would make the resource too large for the annotation of `kubectl apply`.
+"""
 
 
 def custom_resource_definitions() -> list[dict[str, Any]]:
-    """All that there are."""
+    """Returns every CustomResourceDefinition of the project."""
     return [custom_resource_definition(), scaler_definition()]
 
 
 def custom_resource_definition() -> dict[str, Any]:
-    """The CustomResourceDefinition of InferenceService."""
+    """Returns the CustomResourceDefinition of InferenceService."""
     root = _root(InferenceService, KIND)
     roles = root["properties"]["spec"]["properties"]
     for role in set(ROLES) - {"unified"}:
@@ -75,7 +77,7 @@ def custom_resource_definition() -> dict[str, Any]:
 
 
 def scaler_definition() -> dict[str, Any]:
-    """The CustomResourceDefinition of InferenceScaler."""
+    """Returns the CustomResourceDefinition of InferenceScaler."""
     root = _root(InferenceScaler, SCALER_KIND)
     return _definition(SCALER_KIND, SCALER_PLURAL, ["infscaler"], _SCALER_COLUMNS, _SCALER_SCALE, root)
 
@@ -125,7 +127,7 @@ def _definition(
 
 
 def _undescribed(schema: Any) -> Any:
-    """Without descriptions, at any depth. A field may be called `description`: then it is no text."""
+    """Returns the schema without descriptions, at any depth. A field named `description` stays."""
     if isinstance(schema, dict):
         texts = {key for key in schema if key == "description" and isinstance(schema[key], str)}
         return {key: _undescribed(item) for key, item in schema.items() if key not in texts}
@@ -133,7 +135,9 @@ def _undescribed(schema: Any) -> Any:
 
 
 def _structural(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """`schema` with references put in place, `X or null` as an optional X, and only the keywords Kubernetes takes."""
+    """Returns `schema` with references resolved, `X or null` as an optional X, and only the keywords that Kubernetes
+    takes.
+    """
     result = dict(schema)
     if "$ref" in result:
         target = definitions[result.pop("$ref").rsplit("/", 1)[1]]
@@ -169,7 +173,7 @@ def _structural(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str
 
 
 def main() -> None:
-    """Write the files into the folder that is named."""
+    """Writes the files into the folder that the command line names."""
     for definition in custom_resource_definitions():
         path = Path(sys.argv[1]) / f"{definition['spec']['names']['plural']}.yaml"
         path.write_text(_HEADER + to_yaml([definition], compact=True))

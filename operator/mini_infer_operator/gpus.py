@@ -1,4 +1,4 @@
-"""How many GPUs, or parts of some, the engines of a role are given. Pure."""
+"""Counts the GPUs, or parts of GPUs, that the engines of a role are given. Pure."""
 
 from mini_infer_operator.resource import EngineSpec, ResourceRequirements, RoleSpec, is_gpu, parse_quantity
 
@@ -7,10 +7,11 @@ _WITHOUT_GPU = ("--device=cpu", "--dry-run")
 
 
 def resources_of(role: RoleSpec) -> ResourceRequirements:
-    """What a pod of the role asks for: as written, and a GPU for each of its ranks where several ranks name none.
+    """Returns the resources of a pod of the role: as written, with a GPU for each rank if there are several and none is
+    named.
 
-    Nothing is added where the role has one rank, where its resources name a GPU, a part of one (MIG) or a claim, and
-    where its engine computes on a CPU: `engine.device: cpu`, or a dry run.
+    Nothing is added if the role has one rank, if its resources name a GPU, a part of one (MIG) or a claim, or if its
+    engine computes on a CPU: `engine.device: cpu`, or a dry run.
     """
     written = role.resources or ResourceRequirements()
     parallelism = role.parallelism
@@ -20,24 +21,26 @@ def resources_of(role: RoleSpec) -> ResourceRequirements:
 
 
 def computes_on_cpu(role: RoleSpec) -> bool:
-    """Whether the role's engine options say so."""
+    """True if the role's engine options choose the CPU."""
     engine = role.engine or EngineSpec()
     return getattr(engine, "device", None) == "cpu" or any(flag in (engine.extra_args or ()) for flag in _WITHOUT_GPU)
 
 
 def asks_for_gpu(role: RoleSpec) -> bool:
-    """Whether engines of this role are given a GPU."""
+    """True if engines of this role are given a GPU."""
     return bool(gpu_resources(resources_of(role)))
 
 
 def gpu_resources(resources: ResourceRequirements) -> dict[str, float]:
-    """How many of what: by a device plugin's resource, or as 1 by a claim's name (dynamic resource allocation)."""
+    """Returns the number of each GPU resource: by a device plugin's resource name, or 1 by a claim's name (dynamic
+    resource allocation).
+    """
     claimed = {claim.name: 1.0 for claim in resources.claims or ()}
     counted = {name: parse_quantity(n) for name, n in resources.allowed.items() if is_gpu(name)}
     return claimed | {name: number for name, number in counted.items() if number}
 
 
 def gpus_of_engine(role: RoleSpec) -> int:
-    """GPUs of one engine, over all its pods."""
+    """Returns the GPUs of one engine, over all its pods."""
     nodes = (role.parallelism.nodes or 1) if role.parallelism else 1
     return int(sum(gpu_resources(resources_of(role)).values())) * nodes

@@ -1,4 +1,4 @@
-"""Which image engines run from, where the service names none: the one for GPUs where it asks for a GPU. Pure."""
+"""Chooses the image that engines run from if the service names none: the GPU image if it asks for a GPU. Pure."""
 
 from dataclasses import dataclass
 
@@ -14,18 +14,18 @@ _NAME_AN_IMAGE = (
 
 @dataclass(frozen=True, slots=True)
 class EngineImages:
-    """The operator's defaults."""
+    """The operator's default images for engines."""
 
     cpu: str
     gpu: str | None = None
-    """None: there is none, and services that ask for GPUs must name an image."""
+    """The image for GPUs, or None if the operator has none: services that ask for GPUs must then name an image."""
 
     def default_for(self, service: InferenceService) -> str:
-        """For a service that names no image; all its roles run from one."""
+        """Returns the image of a service that names none; all its roles run from one image."""
         return self.gpu if self.gpu is not None and any(map(asks_for_gpu, service.roles.values())) else self.cpu
 
     def failure(self, service: InferenceService) -> PermanentFailure | None:
-        """Why engines that ask for a GPU would not use it."""
+        """Returns a failure if engines ask for a GPU but their image would compute on CPUs, else None."""
         asking = sorted(name for name, role in service.roles.items() if asks_for_gpu(role))
         if not asking or service.spec.image not in {None, self.cpu} or (service.spec.image is None and self.gpu):
             return None
@@ -35,5 +35,5 @@ class EngineImages:
 
 
 def gpus_of_one_engine(service: InferenceService) -> int:
-    """GPUs that one engine more of the service takes: of its largest role."""
+    """Returns the GPUs that one more engine of the service needs: those of its largest role."""
     return max(map(gpus_of_engine, service.roles.values()), default=0)

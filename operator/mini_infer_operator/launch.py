@@ -1,4 +1,4 @@
-"""How an engine is started, wherever it runs, and the revision that names this. Knows neither pods nor processes."""
+"""Describes an engine's start, wherever it runs, and the revision that names it. Knows neither pods nor processes."""
 
 import hashlib
 import json
@@ -24,11 +24,11 @@ DEFAULT_GRACE_S = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
-    """Where the weights come from. Exactly one of the four is set."""
+    """The source of the weights. Exactly one of `demo`, `path`, `claim` and `hub_id` is set."""
 
     demo: bool = False
     path: str | None = None
-    """A folder where the engine runs."""
+    """A folder on the machine, or in the container, of the engine."""
     claim: str | None = None
     """A PersistentVolumeClaim, with `claim_path` inside it ("" is its root)."""
     claim_path: str = ""
@@ -39,7 +39,7 @@ class ModelSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """One engine's start, without addresses: who renders it chooses host and ports."""
+    """The start of one engine, without addresses: the code that renders it chooses host and ports."""
 
     image: str
     model_name: str
@@ -48,21 +48,21 @@ class Launch:
     """Flags of `mini-infer-serve` beside the model, its name and addresses."""
     token_secret: SecretKey | None
     resources: ResourceRequirements
-    """Of one pod."""
+    """The resources of one pod."""
     template: PodTemplate
     role: str
     parallelism: Parallelism
     moves_cache: bool
-    """Whether engines hand KV cache on, or take it."""
+    """True if the engines send or receive KV cache."""
 
     @property
     def nodes(self) -> int:
-        """That one engine spans, with a pod on each."""
+        """The number of nodes that one engine spans, with a pod on each."""
         return self.parallelism.nodes or 1
 
 
 def model_source(uri: str) -> ModelSource:
-    """Take `spec.model.uri` apart; the rules have already checked its form."""
+    """Parses `spec.model.uri`; the rules have already checked its form."""
     if uri == DEMO_MODEL:
         return ModelSource(demo=True)
     scheme, _, rest = uri.partition("://")
@@ -78,7 +78,7 @@ def model_source(uri: str) -> ModelSource:
 
 
 def engine_arguments(engine: EngineSpec) -> tuple[str, ...]:
-    """The flags for every option that is set: `maxModelLen: 4096` is `--max-model-len=4096`."""
+    """Returns a flag for every option that is set: `maxModelLen: 4096` becomes `--max-model-len=4096`."""
     flags: list[str] = []
     for name, value in engine.model_dump(exclude_none=True, exclude={"extra_args"}).items():
         flag = name.replace("_", "-")
@@ -92,40 +92,43 @@ def engine_arguments(engine: EngineSpec) -> tuple[str, ...]:
 
 
 def parallel_arguments(parallelism: Parallelism) -> tuple[str, ...]:
-    """The flags of sizes above 1. How many nodes there are, who renders the launch says."""
+    """Returns the flags of sizes above 1. The flag for the number of nodes is added by the code that renders the
+    launch.
+    """
     sizes = ("tensor", "pipeline", "data")
     flags = [f"--{n}-parallel-size={size}" for n in sizes if (size := getattr(parallelism, n) or 1) > 1]
     return (*flags, *(("--enable-expert-parallel",) if parallelism.expert else ()))
 
 
 def moves_cache(name: str, role: RoleSpec) -> bool:
-    """Whether engines of the role of this name hand KV cache on, or take it.
+    """True if engines of the role of this name send or receive KV cache.
 
-    Unified engines do where an option of KV transfer is written: they read prefixes from each other's caches.
+    Unified engines do if the user set an option of KV transfer: they read prefixes from each other's caches.
     """
     return name != "unified" or (role.engine is not None and role.engine.names_transfer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Addresses:
-    """Where an engine listens."""
+    """The host and ports on which an engine listens."""
 
     host: str
     http_port: int
     events_port: int
     replay_port: int
     transfer_port: int
-    """Used where the launch moves KV cache."""
+    """The port for KV transfer, used if the launch moves KV cache."""
 
 
 def serve_arguments(
     launch: Launch, addresses: Addresses, *, claim_mount: str, drain_s: float, peer_key_file: str, nodes: int = 1
 ) -> list[str]:
-    """Everything after `mini-infer-serve`; `claim_mount` is where a pvc:// model's volume is to be found.
+    """Returns the arguments of `mini-infer-serve`.
 
-    `peer_key_file` holds the secret with which its peers prove that they belong to the service.
-    `nodes`: over how many pods or processes the engine's ranks are started; each finds its own number and the first of
-    them by LeaderWorkerSet's environment variables.
+    `claim_mount` is the path at which the volume of a pvc:// model is mounted. `peer_key_file` contains the secret with
+    which peers prove that they belong to the service. `nodes` is the number of pods or processes over which the
+    engine's ranks are started; each finds its own number and the first of them by LeaderWorkerSet's environment
+    variables.
     """
     source = launch.source
     if source.demo:
@@ -154,13 +157,13 @@ def serve_arguments(
 
 
 def grace_s(launch: Launch) -> float:
-    """How long an engine may take from being told to go until it is gone."""
+    """Returns the seconds that an engine may take to end after it was asked to."""
     spec = launch.template.spec
     return (spec.termination_grace_period_seconds if spec else None) or DEFAULT_GRACE_S
 
 
 def launch_of(service: InferenceService, role: str, default_image: str) -> Launch:
-    """How the engines of `role` are started."""
+    """Returns the start of the engines of `role`."""
     spec = service.roles[role]
     return Launch(
         image=service.spec.image or default_image,
@@ -177,10 +180,11 @@ def launch_of(service: InferenceService, role: str, default_image: str) -> Launc
 
 
 def template_hash(service: InferenceService, role: str, default_image: str) -> str:
-    """Hash over what the user wrote that changes pods of `role`, and the image; not over what is rendered from it.
+    """Returns a hash over what the user wrote that changes pods of `role`, and the image; not over what is rendered
+    from it.
 
-    Replicas are left out, so scaling keeps the hash; so are fields at their defaults, so a new optional field of
-    a newer operator rolls nothing.
+    Replicas are left out, so scaling keeps the hash; so are fields at their defaults, so a new optional field of a
+    newer operator rolls nothing.
     """
     parts: dict[str, Any] = {
         "role": role,
@@ -193,7 +197,7 @@ def template_hash(service: InferenceService, role: str, default_image: str) -> s
 
 
 def service_revision(service: InferenceService, default_image: str) -> str:
-    """The revision of the whole service: engines of all its roles that work together have the same one.
+    """Returns the revision of the whole service: engines of all its roles that work together have the same one.
 
     With one role it is that role's template hash, as it was before there were several, so nothing that runs is renamed.
     """

@@ -1,7 +1,7 @@
-"""What was seen of a service's engines: plain data, made by a backend and read by planning and status. Pure.
+"""Describes the observed engines of a service as plain data, made by a backend and read by planning and status. Pure.
 
-Whatever planning has to remember stands here as a time that somebody else keeps (the API server, a supervised process),
-so an operator that was just started plans as one that runs for days.
+Everything that planning has to remember is a time that is stored elsewhere (by the API server, or by a supervised
+process), so an operator that was just started plans like one that has run for days.
 """
 
 from collections.abc import Sequence
@@ -11,69 +11,76 @@ from datetime import datetime
 
 @dataclass(frozen=True, slots=True)
 class ObservedEngine:
-    """One engine that can be told from its siblings."""
+    """One engine that can be told apart from its siblings."""
 
     name: str
     ready: bool
     created: datetime
     draining_since: datetime | None = None
-    """Since when gateways leave it alone, because it is to go."""
+    """The time at which gateways were asked to stop routing to the engine, because it is to be removed; None if it
+    stays.
+    """
     running: int | None = None
-    """Requests that it runs, as it says itself; None: it was not asked, or did not answer."""
+    """The number of running requests that the engine reports; None if it was not asked, or did not answer."""
     grace_s: float = 300.0
-    """How long it may take to end its requests."""
+    """Seconds that the engine may take to finish its requests."""
     index: int | None = None
-    """Where the highest index goes first: which this is. None: somebody may choose who goes."""
+    """The engine's index, if scale-down removes the highest index first; None if the removed engine can be chosen."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedWorkload:
-    """The engines of one role and revision, as seen."""
+    """The engines of one role and revision, as observed."""
 
     role: str
     revision: str
     replicas: int
-    """Asked for."""
+    """The number of engines asked for."""
     ready: int
-    """Able to answer now."""
+    """The number of engines that can answer now."""
     available: int
-    """Able to answer, and so for at least the service's minReadySeconds."""
+    """The number of engines that have been able to answer for at least the service's minReadySeconds."""
     worked: bool = True
-    """Whether one of them was ever available."""
+    """True if one of the engines was ever available."""
     unready_since: datetime | None = None
-    """Since when nothing has changed for those that are not ready: the youngest of them. None: all are ready."""
+    """The time since which nothing has changed for engines that are not ready (the youngest counts); None if all are
+    ready.
+    """
     progressed_at: datetime | None = None
-    """When the last of them was created or became ready."""
+    """The time at which the last engine was created or became ready."""
     available_at: datetime | None = None
-    """When the next of those that are ready becomes available; None where somebody else tells."""
+    """The time at which the next ready engine becomes available; None if the backend is notified of it."""
     unschedulable_since: datetime | None = None
-    """Since when one of them finds no node with room for it."""
+    """The time since which an engine has found no node with room for it."""
     available_by_index: Sequence[bool] | None = None
-    """Where the highest index goes first: which are available. None: those that cannot answer go first."""
+    """The availability of each engine by index, if scale-down removes the highest index first; None if it removes
+    engines that cannot answer first.
+    """
     engines: Sequence[ObservedEngine] = ()
-    """Each of them; empty where they need not be drained before they go."""
+    """Every engine of the workload; empty if none needs to drain before it is removed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why some engines do not get ready."""
+    """The reason for which some engines do not become ready."""
 
     reason: str
-    """Out of the closed set (contract)."""
+    """The reason, out of the closed set of the contract."""
     message: str
-    """Who fails, and Kubernetes' or the engine's own words."""
+    """The name of the failing engine or pod, with Kubernetes' or the engine's own words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """All that planning and status need to know of the world."""
+    """Everything that planning and status need to know about what runs."""
 
     workloads: Sequence[ObservedWorkload] = ()
     failures: Sequence[Failure] = ()
-    """Why engines do not come up, the most telling first."""
+    """Reasons for which engines do not start, the most informative first."""
     default_image: str = "local"
-    """The engine's image of services that name none."""
+    """The engine image of services that name none."""
     look_again_s: float = float("inf")
-    """When there may be something else to see although nothing tells."""
+    """Seconds until a new observation may differ although no event announces it."""
     claimants: Sequence[str] = ()
-    """Services that claim this one's model name, as namespace/name, the owner first; empty where nobody looked."""
+    """Services that claim this one's model name, as namespace/name, the owner first; empty if claims were not checked.
+    """

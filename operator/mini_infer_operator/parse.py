@@ -1,4 +1,4 @@
-"""From bytes a user wrote to a checked InferenceService; every error names the field's path."""
+"""Parses what a user wrote into a checked InferenceService; every error names the field's path."""
 
 import json
 import re
@@ -13,14 +13,14 @@ from mini_infer_operator.resource import GROUP, KIND, VERSION, InferenceService
 
 
 class InvalidServiceError(ValueError):
-    """What was written is not an InferenceService that could be served; the message has a line for each fault."""
+    """Raised if a document is not an InferenceService that could be served; the message has a line for each fault."""
 
 
 class _Loader(yaml.SafeLoader):
     """YAML as kubectl reads it: times stay text, y and n are booleans, and a key that stands twice is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Refuse a key that stands twice, as kubectl does."""
+        """Rejects a key that occurs twice, as kubectl does."""
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         for key in keys:
             if keys.count(key) > 1:
@@ -37,7 +37,7 @@ _Loader.bool_values = yaml.SafeLoader.bool_values | {"y": True, "n": False}
 
 
 def read_file(path: Path) -> list[dict[str, Any]]:
-    """The InferenceServices in a YAML or JSON file, unchecked. InvalidServiceError if it has none."""
+    """Reads the InferenceServices of a YAML or JSON file, unchecked. Raises InvalidServiceError if it has none."""
     try:
         documents = [document for document in yaml.load_all(path.read_text(), Loader=_Loader) if document is not None]
     except OSError as error:
@@ -55,7 +55,7 @@ def read_file(path: Path) -> list[dict[str, Any]]:
 
 
 def parse_service(document: Mapping[str, Any]) -> InferenceService:
-    """Check one document as the API server would. InvalidServiceError with every fault otherwise."""
+    """Checks one document as the API server would. Raises InvalidServiceError with every fault found."""
     try:
         return InferenceService.model_validate({key: value for key, value in document.items() if key != "status"})
     except ValidationError as error:
@@ -63,7 +63,7 @@ def parse_service(document: Mapping[str, Any]) -> InferenceService:
 
 
 def _sentence(fault: dict[str, Any]) -> str:
-    """`spec.unified.replicas: ...`, for one of pydantic's errors."""
+    """Returns one of pydantic's errors as a line: `spec.unified.replicas: ...`."""
     names = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"] if part not in _UNION_ARMS]
     path = "".join(names).lstrip(".") or "the document"
     message = fault["msg"].removeprefix("Value error, ")

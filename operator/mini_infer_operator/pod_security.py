@@ -1,7 +1,7 @@
-"""What the pods of a service may do on their node, and which credentials of their namespace they may have. Pure.
+"""Limits what the pods of a service may do on their node, and which credentials of their namespace they may use. Pure.
 
-Whoever may create InferenceServices chooses image and template of pods that the operator makes with rights of its own.
-Without limits that person gets the node by a hostPath volume, and every Secret and ServiceAccount of the namespace.
+Users who may create InferenceServices choose image and template of pods that the operator creates with its own rights.
+Without limits such a user gets the node by a hostPath volume, and every Secret and ServiceAccount of the namespace.
 """
 
 from collections.abc import Collection, Iterator
@@ -17,22 +17,26 @@ Profile = Literal["restricted", "baseline", "privileged"]
 """Kubernetes' Pod Security Standards: https://kubernetes.io/docs/concepts/security/pod-security-standards/"""
 PROFILES: tuple[Profile, ...] = get_args(Profile)
 DEFAULT_SECRETS = ("hub-token", "hf-token")
-"""Tokens for gated models, which `model.tokenSecret` is for."""
+"""Names of Secrets with tokens for gated models, which `model.tokenSecret` is for."""
 _MOST_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodSecurity:
-    """The operator's limits. Names are shell patterns, of objects (`hub-*`) or with a namespace (`team-a/*`)."""
+    """The operator's limits on pods. Names are shell patterns of objects: `hub-*`, with a namespace `team-a/*`."""
 
     profile: Profile = "restricted"
     secrets: tuple[str, ...] = DEFAULT_SECRETS
-    """Secrets that pods may be given as files or variables. Those for pulling images stay with the kubelet."""
+    """Secrets that pods may get as files or variables. Secrets for pulling images are not limited: only the kubelet
+    reads them.
+    """
     service_accounts: tuple[str, ...] = ()
     """ServiceAccounts whose identity pods may have; pods that name none have no token."""
 
     def failure(self, service: InferenceService, roles: Collection[str]) -> PermanentFailure | None:
-        """Why pods of these roles must not be made: each field, and what allows it. None if they may."""
+        """Returns the fields for which pods of these roles must not be created, each with what would allow it; None if
+        they may.
+        """
         found = list(dict.fromkeys(self._violations(service, roles)))
         if not found:
             return None

@@ -1,6 +1,7 @@
-"""Which rights the template of a role uses: by Kubernetes' Pod Security Standards, and by name of credentials. Pure.
+"""Lists the rights that the template of a role uses, by Kubernetes' Pod Security Standards and by name of credentials.
+Pure.
 
-The order of checks and the lists of what is harmless are those of
+The order of checks and the lists of harmless values are those of
 https://kubernetes.io/docs/concepts/security/pod-security-standards/
 """
 
@@ -66,13 +67,13 @@ class Use:
 
     path: str
     profile: Literal["baseline", "privileged"] | None = None
-    """The strictest profile that allows the field; None where `restricted` does."""
+    """The strictest profile that allows the field; None if `restricted` does."""
     secret: str | None = None
     service_account: str | None = None
 
 
 def uses_of(role: str, spec: RoleSpec) -> Iterator[Use]:
-    """Every right that the role's template uses beyond what the operator gives pods, with the field's path."""
+    """Yields every right that the role's template uses beyond what the operator gives pods, with the field's path."""
     if spec.template is None:
         return
     template = spec.template.model_dump(by_alias=True, exclude_none=True)
@@ -103,7 +104,7 @@ def _of_pod(path: str, pod: Object) -> Iterator[Use]:
 
 
 def _of_security(path: str, context: Object) -> Iterator[Use]:
-    """A security context, of a pod or of a container."""
+    """Yields the rights that a security context uses, of a pod or of a container."""
     if context.get("privileged"):
         yield Use(f"{path}.privileged", "privileged")
     if context.get("procMount", "Default") != "Default":
@@ -162,7 +163,7 @@ def _of_environment(path: str, container: Object) -> Iterator[Use]:
 
 
 def _mapping(value: Any) -> Object:
-    """An open object's part, which the API server checks when the pod template is written."""
+    """Returns an open object's part as a mapping; the API server checks it when the pod template is written."""
     return value if isinstance(value, Mapping) else {}
 
 

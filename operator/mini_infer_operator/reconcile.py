@@ -1,4 +1,6 @@
-"""The operator in one function: read, observe, plan, apply, report. Backends (cluster, this machine) do the effects."""
+"""Runs the operator's loop for one service: read, observe, plan, apply, report. Backends (cluster, this machine) have
+the side effects.
+"""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -12,37 +14,41 @@ from mini_infer_operator.resource import InferenceService
 from mini_infer_operator.status import EventType, PermanentFailure, invalid_status, ready_turn, service_status
 
 RETRY_S = 60.0
-"""Try again this soon what the API server refused: only a user can end that, in ways that cause no event."""
+"""Seconds until what the API server refused is tried again: only a user can resolve that, in ways that cause no event.
+"""
 
 
 class Backend(Protocol):
-    """Where engines run. Errors that pass by themselves are raised; what a user must solve is a PermanentFailure."""
+    """The place where engines run. Transient errors are raised; a fault that a user must resolve is a
+    `PermanentFailure`.
+    """
 
     async def read(self) -> Mapping[str, Any] | None:
-        """The InferenceService as stored; None once it is gone or going."""
+        """Returns the stored InferenceService, or None if it is deleted or being deleted."""
 
     async def observe(self, service: InferenceService) -> Observed:
-        """What runs for it now."""
+        """Returns the engines that run for the service now, and their failures."""
 
     async def apply(self, service: InferenceService, plan: Plan) -> PermanentFailure | None:
-        """Bring the plan about, as far as one step goes."""
+        """Applies the plan, as far as one step can. Returns the failure that a user must resolve, or None."""
 
     def url(self, service: InferenceService) -> str | None:
-        """Where clients find it."""
+        """Returns the URL at which clients reach the service, or None if there is none."""
 
     async def report(self, stored: Mapping[str, Any], status: dict[str, Any]) -> None:
-        """Tell the user, if it is news."""
+        """Reports the status to the user, if it changed."""
 
     def record_event(
         self, about: Mapping[str, Any], reason: str, message: str, event_type: EventType = "Normal"
     ) -> None:
-        """Tell of a decision about an object, once; returns at once and never fails."""
+        """Records a decision about an object once, as an Event. Returns at once and never fails."""
 
 
 async def reconcile(backend: Backend) -> float | None:
-    """Bring one service one step closer to its spec, whatever happened before. Seconds until the next look, at most.
+    """Moves one service one step closer to its spec, whatever happened before.
 
-    None: the service is gone, and what belonged to it goes by itself (owner references).
+    Returns the most seconds until the next call. Returns None if the service is deleted: what belonged to it is garbage
+    collected (owner references).
     """
     stored = await backend.read()
     if stored is None:

@@ -1,4 +1,4 @@
-"""What a user is told: status out of spec, observation and plan. Pure; reasons are a closed set (contract)."""
+"""Computes the status that a user reads from spec, observation and plan. Pure; reasons are a closed set."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,12 +22,12 @@ from mini_infer_operator.resource import (
 EventType = Literal["Normal", "Warning"]
 _HARMLESS = {Reason.STARTING, Reason.ROLLING_OUT}
 Verdict = tuple[bool, str, str]
-"""Status, reason, message."""
+"""The status, reason and message of a condition."""
 
 
 @dataclass(frozen=True, slots=True)
 class PermanentFailure:
-    """Something that stands until a user changes something: trying again sooner does not help."""
+    """A fault that stays until a user changes something: retrying sooner does not help."""
 
     reason: str
     message: str
@@ -43,7 +43,9 @@ def service_status(
     previous: Mapping[str, Any],
     now: datetime,
 ) -> dict[str, Any]:
-    """The status of a valid service; `previous` is the stored one: its transition times stay where nothing flips."""
+    """Returns the status of a valid service. `previous` is the stored status: a transition time changes only with its
+    condition.
+    """
     launched = [workload for workload in plan.workloads if workload.launch is not None]
     look = _look(service, observed, {(workload.role, workload.revision) for workload in launched}, previous)
     verdicts = {
@@ -69,7 +71,7 @@ def service_status(
 
 
 def invalid_status(generation: int, message: str, *, previous: Mapping[str, Any], now: datetime) -> dict[str, Any]:
-    """The status of a stored spec that breaks a rule: what ran before goes on, untouched."""
+    """Returns the status of a stored spec that breaks a rule: what ran before goes on, untouched."""
     verdict = (False, Reason.INVALID_SPEC, message)
     stalled = (True, Reason.INVALID_SPEC, message)
     verdicts = {"Ready": verdict, "Progressing": verdict, "Stalled": stalled}
@@ -85,7 +87,7 @@ def invalid_status(generation: int, message: str, *, previous: Mapping[str, Any]
 
 
 def error_status(generation: int, message: str, *, previous: Mapping[str, Any], now: datetime) -> dict[str, Any]:
-    """The status where requests fail again and again: what ran before goes on, and the operator tries on."""
+    """Returns the status while requests fail again and again: what ran before goes on, and the operator retries."""
     verdicts = dict.fromkeys(("Ready", "Progressing"), (False, Reason.API_ERROR, message))
     conditions = _conditions(verdicts, generation, previous, now)
     dumped = [condition.model_dump(by_alias=True) for condition in conditions]
@@ -94,7 +96,7 @@ def error_status(generation: int, message: str, *, previous: Mapping[str, Any], 
 
 
 def ready_turn(previous: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[str, str, EventType] | None:
-    """Reason, message and type of an Event where the Ready condition took another reason; None where it did not."""
+    """Returns reason, message and type of an Event if the Ready condition's reason changed, else None."""
     before, after = ({c["type"]: c for c in told.get("conditions", ())}.get("Ready", {}) for told in (previous, status))
     if before.get("reason") == after["reason"]:
         return None
@@ -103,7 +105,7 @@ def ready_turn(previous: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[
 
 
 def progress_ended(previous: Mapping[str, Any], status: Mapping[str, Any], now: datetime) -> tuple[str, float] | None:
-    """What went on until now, as a reason, and for how many seconds; None where it goes on, or nothing did."""
+    """Returns the reason and the seconds of a progress that has just ended; None if it goes on, or there was none."""
     before, after = (
         {c["type"]: c for c in told.get("conditions", ())}.get("Progressing", {}) for told in (previous, status)
     )
@@ -113,7 +115,7 @@ def progress_ended(previous: Mapping[str, Any], status: Mapping[str, Any], now: 
 
 
 def role_selector(service: InferenceService, role: str) -> str:
-    """Label selector of a role's engines, for autoscalers."""
+    """Returns the label selector of a role's engines, for autoscalers."""
     return f"{LABEL_SERVICE}={service.metadata.name},{LABEL_ROLE}={role}"
 
 
@@ -131,7 +133,7 @@ def _roles(service: InferenceService, look: "_Look") -> list[RoleStatus]:
 
 
 def _tensor_parallel(service: InferenceService) -> str | None:
-    """`2`, or `1/2` where prefill and decode differ; None where no role says a size."""
+    """Returns `2`, or `1/2` if prefill and decode differ; None if no role gives a size."""
     sizes = [role.parallelism.tensor if role.parallelism else None for role in service.roles.values()]
     if not any(sizes):
         return None
@@ -141,63 +143,63 @@ def _tensor_parallel(service: InferenceService) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _RoleLook:
-    """What is counted of the engines of one role."""
+    """Counts of the engines of one role."""
 
     name: str
     wanted: int
     current: int
-    """Existing engines of the wanted revision."""
+    """The number of existing engines of the wanted revision."""
     current_ready: int
     existing: int
-    """Of all revisions."""
+    """The number of existing engines of all revisions."""
 
     @property
     def settled(self) -> bool:
-        """Whether there is what is wanted, and nothing else."""
+        """True if exactly the wanted engines exist, and all are ready."""
         return self.existing == self.current_ready == self.wanted
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What is counted of a service's engines."""
+    """Counts of a service's engines, with their failures."""
 
     roles: Sequence[_RoleLook]
     existing: int
-    """Of all roles and revisions."""
+    """The number of existing engines of all roles and revisions."""
     ready: int
     answering: int
-    """Of those that are ready, the ones that answer clients."""
+    """The number of ready engines that answer clients."""
     has_older: bool
-    """Whether there are older revisions."""
+    """True if there are engines of older revisions."""
     settled: bool
     was_ready: bool
-    """Everything was ready once since the spec was edited."""
+    """True if every engine was ready at some time since the spec was last edited."""
     failures: Sequence[Failure]
     paused: bool
 
     @property
     def wanted(self) -> int:
-        """Engines of all roles."""
+        """The number of engines wanted, over all roles."""
         return sum(role.wanted for role in self.roles)
 
     @property
     def old_ready(self) -> int:
-        """Engines of older revisions that are ready."""
+        """The number of ready engines of older revisions."""
         return self.ready - sum(role.current_ready for role in self.roles)
 
     @property
     def surplus(self) -> int:
-        """Engines of the wanted revision above what is wanted."""
+        """The number of engines of the wanted revision beyond the wanted number."""
         return sum(max(0, max(role.current, role.current_ready) - role.wanted) for role in self.roles)
 
     @property
     def lost(self) -> int:
-        """Engines that are wanted and not ready."""
+        """The number of wanted engines that are not ready."""
         return sum(max(0, role.wanted - role.current_ready) for role in self.roles)
 
     @property
     def told(self) -> str:
-        """How many are ready, by role where there are several."""
+        """A phrase that counts the ready engines, by role if there are several roles."""
         counts = {role.name: f"{min(role.current_ready, role.wanted)} of {role.wanted}" for role in self.roles}
         named = [f"{name} {count}" for name, count in counts.items()] if len(counts) > 1 else list(counts.values())
         return f"{' and '.join(named)} engines are ready"
@@ -255,7 +257,7 @@ def _ready(failure: PermanentFailure | None, look: _Look) -> Verdict:
 
 
 def _unsettled(look: _Look) -> tuple[str, str]:
-    """What goes on, as a reason and the rest of a sentence."""
+    """Returns the reason for which the service is not settled, and the rest of a sentence about it."""
     if look.has_older:
         return Reason.ROLLING_OUT, f"{look.old_ready} of older revisions still answer" if look.old_ready else ""
     if not look.lost:
@@ -278,7 +280,9 @@ def _available(ready: int) -> Verdict:
 
 
 def _progress(failure: PermanentFailure | None, look: _Look, plan: Plan) -> dict[str, Verdict]:
-    """Progressing, and what tools that wait by kstatus' rules read: Reconciling and Stalled, only while they hold."""
+    """Returns Progressing, and the conditions of tools that wait by kstatus' rules: Reconciling and Stalled, only while
+    true.
+    """
     if failure is not None:
         return {
             "Progressing": (False, failure.reason, failure.message),
@@ -304,7 +308,7 @@ def _name_for_clients(service: InferenceService, claimants: Sequence[str]) -> st
 
 
 def _ownership(service: InferenceService, claimants: Sequence[str]) -> dict[str, Verdict]:
-    """Who owns the model name, where several services claim it."""
+    """Returns the ModelNameOwned condition, if several services claim the model name."""
     if len(claimants) < 2:
         return {}
     me, owner = f"{service.metadata.namespace}/{service.metadata.name}", claimants[0]

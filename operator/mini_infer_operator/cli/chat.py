@@ -1,4 +1,4 @@
-"""`mini-infer chat`: a small terminal chat with any OpenAI-compatible server; what it remembers is in conversation."""
+"""Runs `mini-infer chat`: a small terminal chat with any OpenAI-compatible server. Its memory is in `conversation`."""
 
 import http.client
 import io
@@ -15,18 +15,18 @@ from urllib.parse import urlsplit
 from mini_infer_operator.cli.conversation import END_WORDS, GREETING, CommandError, Conversation
 
 PLACES = ("http://127.0.0.1:8080", "http://127.0.0.1:8000")
-"""Where a server is looked for: the gateway of `mini-infer up`, then a lone `mini-infer-serve`."""
+"""URLs at which a server is looked for: the gateway of `mini-infer up`, then a lone `mini-infer-serve`."""
 TIMEOUT_S = 300.0
 LOOK_TIMEOUT_S = 5.0
 DIM, PLAIN = "\033[2m", "\033[0m"
 
 
 class ChatError(Exception):
-    """The server cannot be reached or refused; the message says which."""
+    """Raised if the server cannot be reached or refuses; the message says which."""
 
 
 class UnreachableError(ChatError):
-    """Nobody answers there."""
+    """Raised if nothing answers at the address."""
 
 
 def chat(
@@ -37,7 +37,7 @@ def chat(
     temperature: float | None = None,
     thinking: bool | None = None,
 ) -> int:
-    """Talk until the input ends; the exit code."""
+    """Talks until the input ends. Returns the exit code."""
     interactive = sys.stdin.isatty()
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, io.TextIOWrapper):
@@ -73,7 +73,7 @@ def _base(url: str) -> str:
 
 
 def _found() -> str:
-    """Where OPENAI_BASE_URL says, or the first of the usual places that answers."""
+    """Returns OPENAI_BASE_URL if it is set, else the first of the usual places that answers."""
     if url := os.environ.get("OPENAI_BASE_URL"):
         return _base(url)
     for place in PLACES:
@@ -91,7 +91,7 @@ def _found() -> str:
 
 
 def _inputs(*, interactive: bool) -> Iterator[str]:
-    """Each message of the user: a line of a terminal, or the whole of what is piped in, line by line."""
+    """Yields each message of the user: the lines of a terminal or of piped input."""
     while True:
         try:
             text = input("\n> " if interactive else "").strip()
@@ -104,7 +104,7 @@ def _inputs(*, interactive: bool) -> Iterator[str]:
 
 
 def _print_answer(base: str, body: dict[str, Any]) -> str:
-    """Stream the answer to standard output, thinking in grey; what came before Ctrl-C counts as the answer."""
+    """Streams the answer to standard output, thinking in grey; what came before Ctrl-C counts as the answer."""
     parts: list[str] = []
     dim = sys.stdout.isatty()
     thinks = False
@@ -125,7 +125,7 @@ def _print_answer(base: str, body: dict[str, Any]) -> str:
 
 
 def _stream(base: str, body: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The pieces of a streamed chat completion: thinking, and text."""
+    """Yields the pieces of a streamed chat completion: thinking, and text."""
     with _open(f"{base}/v1/chat/completions", json.dumps(body).encode()) as response:
         try:
             for line in response:
@@ -175,7 +175,7 @@ def _open(url: str, body: bytes | None = None, timeout_s: float = TIMEOUT_S) -> 
 
 
 def _opener(url: str) -> urllib.request.OpenerDirector:
-    """By the proxy that the environment names, which does not reach this machine itself."""
+    """Returns an opener that uses the proxy named by the environment, but no proxy for this machine itself."""
     host = urlsplit(url).hostname or ""
     try:
         is_here = ip_address(host).is_loopback

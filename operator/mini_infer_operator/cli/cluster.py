@@ -1,4 +1,6 @@
-"""The requests behind the commands of `mini-infer` that look at a cluster, with the rights of whoever types them."""
+"""Sends the requests behind the commands of `mini-infer` that look at a cluster, with the rights of the user who types
+them.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,16 +10,16 @@ from mini_infer_operator.objects.kinds import path_of
 from mini_infer_operator.resource import GROUP, KIND, LABEL_SERVICE, PLURAL, VERSION
 
 FIELD_MANAGER = "mini-infer"
-"""Of what a person changes by a command."""
+"""The field manager of changes that a user makes by a command."""
 Object = dict[str, Any]
 
 
 class NotFoundError(Exception):
-    """There is no such service, or no such kind; the message says what to type."""
+    """Raised if there is no such service, or no such kind; the message says what to type."""
 
 
 async def services(client: KubernetesClient, namespace: str | None) -> list[Object]:
-    """All services of a namespace, or of all."""
+    """Returns all services of a namespace, or of all namespaces."""
     try:
         return list((await client.request("GET", path_of(KIND, namespace)))["items"])
     except ApiError as error:
@@ -29,7 +31,7 @@ async def services(client: KubernetesClient, namespace: str | None) -> list[Obje
 
 
 async def service(client: KubernetesClient, namespace: str, name: str) -> Object:
-    """One service."""
+    """Returns one service."""
     try:
         return await client.request("GET", path_of(KIND, namespace, name))
     except ApiError as error:
@@ -41,13 +43,13 @@ async def service(client: KubernetesClient, namespace: str, name: str) -> Object
 
 
 async def children(client: KubernetesClient, kind: str, namespace: str, name: str) -> list[Object]:
-    """What belongs to a service, by its label."""
+    """Returns the objects of a kind that belong to a service, by its label."""
     query = {"labelSelector": f"{LABEL_SERVICE}={name}"}
     return list((await client.request("GET", path_of(kind, namespace), query=query))["items"])
 
 
 async def warnings(client: KubernetesClient, namespace: str, names: set[str]) -> list[Object]:
-    """Events of a namespace about the objects named; none where the reader may not list Events."""
+    """Returns the Events of a namespace about the named objects; none if the reader may not list Events."""
     try:
         found = (await client.request("GET", f"/api/v1/namespaces/{namespace}/events"))["items"]
     except ApiError:
@@ -56,7 +58,7 @@ async def warnings(client: KubernetesClient, namespace: str, names: set[str]) ->
 
 
 async def log_tail(client: KubernetesClient, namespace: str, pod: str, *, lines: int, previous: bool) -> str:
-    """The last lines of a pod's engine; says why where they cannot be had."""
+    """Returns the last lines of a pod's engine log, or the reason for which they cannot be read."""
     query = {"tailLines": str(lines), "container": "engine", **({"previous": "true"} if previous else {})}
     try:
         async with await client.open("GET", f"/api/v1/namespaces/{namespace}/pods/{pod}/log", query=query) as response:
@@ -66,7 +68,7 @@ async def log_tail(client: KubernetesClient, namespace: str, pod: str, *, lines:
 
 
 async def change_spec(client: KubernetesClient, namespace: str, name: str, change: Mapping[str, Any]) -> Object:
-    """Merge `change` over a service's spec (RFC 7396)."""
+    """Merges `change` into a service's spec (RFC 7396)."""
     return await client.request(
         "PATCH",
         path_of(KIND, namespace, name),

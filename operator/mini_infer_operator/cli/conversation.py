@@ -1,4 +1,4 @@
-"""What `mini-infer chat` remembers: messages, and how answers are asked for. Pure: lines in, bodies out."""
+"""Keeps what `mini-infer chat` remembers: messages, and settings for answers. Pure: lines in, bodies out."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,23 +18,23 @@ Message = dict[str, str]
 
 
 class CommandError(Exception):
-    """A command that cannot be carried out; the message says why."""
+    """Raised if a command cannot be carried out; the message says why."""
 
 
 @dataclass(slots=True)
 class Conversation:
-    """One, with its settings."""
+    """A conversation, with its settings."""
 
     model: str
     system: str = ""
     temperature: float | None = None
-    """None: the server's own."""
+    """The sampling temperature, or None for the server's default."""
     thinking: bool | None = None
-    """None: as the model does by itself."""
+    """True to think before an answer; None for the model's default."""
     messages: list[Message] = field(default_factory=list)
 
     def body(self) -> dict[str, Any]:
-        """The request for the next answer."""
+        """Returns the body of the request for the next answer."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         body: dict[str, Any] = {"model": self.model, "messages": [*system, *self.messages], "stream": True}
         if self.temperature is not None:
@@ -44,15 +44,17 @@ class Conversation:
         return body
 
     def ask(self, text: str) -> None:
-        """The user's next message."""
+        """Adds the user's next message."""
         self.messages.append({"role": "user", "content": text.removeprefix("/") if text.startswith("//") else text})
 
     def answered(self, text: str) -> None:
-        """What the model said to it, as far as it came."""
+        """Adds the model's answer, as far as it came."""
         self.messages.append({"role": "assistant", "content": text})
 
     def command(self, line: str) -> str | None:
-        """Carries out a command and says so; None: `line` is none, but a message. CommandError."""
+        """Carries out a command and returns a line that says so. Returns None if `line` is a message. Raises
+        CommandError.
+        """
         if not line.startswith("/") or line.startswith("//"):
             return None
         name, _, value = line.partition(" ")

@@ -1,4 +1,7 @@
-"""`mini-infer`: up, plan, chat, status, why, rollout, tune. Imports nothing heavy before it knows which."""
+"""Defines the commands of `mini-infer`: up, plan, chat, status, why, rollout, tune.
+
+Imports nothing heavy before it knows which command runs.
+"""
 
 import argparse
 import subprocess
@@ -30,7 +33,7 @@ Serve language models: on this machine as processes, or look at what the operato
 
 
 def _release() -> str:
-    """Our version, which images of a release are tagged with; "latest" in a checkout that is not installed."""
+    """Returns our version, which images of a release are tagged with; "latest" in a checkout that is not installed."""
     try:
         return version("mini-infer")
     except PackageNotFoundError:
@@ -38,7 +41,7 @@ def _release() -> str:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Returns the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="mini-infer", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -161,7 +164,7 @@ def _add_rollout(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; the exit code."""
+    """Runs a command. Returns the exit code."""
     show_crashes()
     parser = build_parser()
     given, unknown = parser.parse_known_args(arguments)

@@ -1,4 +1,4 @@
-"""`mini-infer plan`: the manifests that the operator would apply for a new service, without a cluster."""
+"""Runs `mini-infer plan`: prints the manifests that the operator would apply for a new service, without a cluster."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ from mini_infer_operator.yaml_output import to_yaml
 
 
 def show_plan(path: Path, form: str, images: EngineImages) -> int:
-    """Print the manifests to standard output and a summary to standard error; the exit code."""
+    """Prints the manifests to standard output and a summary to standard error. Returns the exit code."""
     try:
         services = [parse_service(document) for document in read_file(path)]
     except InvalidServiceError as error:

@@ -1,4 +1,4 @@
-"""`mini-infer rollout`: what `kubectl rollout` does for a Deployment, for an InferenceService."""
+"""Runs `mini-infer rollout`, which is for an InferenceService what `kubectl rollout` is for a Deployment."""
 
 import asyncio
 import time
@@ -20,7 +20,7 @@ RESTARTED_AT = "kubectl.kubernetes.io/restartedAt"
 
 
 def status(name: str, namespace: str, timeout_s: float) -> int:
-    """Follow a rollout to its end; the exit code: 0 when the spec runs, 1 when it cannot go on or time is up."""
+    """Follows a rollout to its end. Returns the exit code: 0 if the spec runs, 1 if it cannot go on or time is up."""
 
     async def follow(client: KubernetesClient) -> int:
         told, deadline = "", time.monotonic() + timeout_s
@@ -44,7 +44,7 @@ def status(name: str, namespace: str, timeout_s: float) -> int:
 
 
 def history(name: str, namespace: str) -> int:
-    """Print the kept revisions, and what each changed."""
+    """Prints the kept revisions, and what each changed."""
 
     async def read(client: KubernetesClient) -> int:
         service = await cluster.service(client, namespace, name)
@@ -56,7 +56,7 @@ def history(name: str, namespace: str) -> int:
 
 
 def undo(name: str, namespace: str, number: int | None) -> int:
-    """Write the spec of an earlier revision; replicas and rollout limits stay as they are."""
+    """Writes the spec of an earlier revision; replicas and rollout limits stay as they are."""
 
     async def write(client: KubernetesClient) -> int:
         service = await cluster.service(client, namespace, name)
@@ -81,7 +81,7 @@ def undo(name: str, namespace: str, number: int | None) -> int:
 
 
 def restart(name: str, namespace: str) -> int:
-    """Replace every engine by a new one of the same spec, as a rollout."""
+    """Replaces every engine by a new one of the same spec, as a rollout."""
 
     async def write(client: KubernetesClient) -> int:
         service = await cluster.service(client, namespace, name)
@@ -96,7 +96,7 @@ def restart(name: str, namespace: str) -> int:
 
 
 def pause(name: str, namespace: str, *, paused: bool) -> int:
-    """Let edits wait, or carry them out."""
+    """Pauses or resumes a service's rollouts: edits wait while it is paused."""
 
     async def write(client: KubernetesClient) -> int:
         await cluster.service(client, namespace, name)
@@ -108,7 +108,7 @@ def pause(name: str, namespace: str, *, paused: bool) -> int:
 
 
 def history_lines(revisions: Sequence[Mapping[str, Any]], current: str) -> list[str]:
-    """A line for each revision, oldest first, and below it what it changed."""
+    """Returns a line for each revision, oldest first, and below it what it changed."""
     lines, before = [], None
     for item in sorted(revisions, key=lambda item: int(item["revision"])):
         name, spec = item["metadata"].get("labels", {}).get(LABEL_REVISION, "?"), spec_of(item)
@@ -123,7 +123,7 @@ def history_lines(revisions: Sequence[Mapping[str, Any]], current: str) -> list[
 
 
 def target_of(revisions: Sequence[Mapping[str, Any]], current: str, number: int | None) -> Mapping[str, Any]:
-    """The revision to go back to: the one with this number, else the newest before the current one."""
+    """Returns the revision to go back to: the one with this number, else the newest before the current one."""
     if number is not None:
         for item in revisions:
             if int(item["revision"]) == number:

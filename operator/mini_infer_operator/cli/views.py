@@ -1,4 +1,6 @@
-"""What `mini-infer status` and `mini-infer why` print, out of plain objects of the API server. Pure; sends nothing."""
+"""Formats the output of `mini-infer status` and `mini-infer why` from plain objects of the API server. Pure; sends
+nothing.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -11,7 +13,7 @@ _COLUMNS = ("NAMESPACE", "NAME", "READY", "REASON", "ENGINES", "MODEL", "REVISIO
 
 
 def status_table(services: Iterable[Object], now: datetime) -> list[str]:
-    """A line for each service, and below those that are not ready the sentence that says why."""
+    """Returns a line for each service, and below those that are not ready the sentence that says why."""
     rows, notes = [_COLUMNS], {}
     for service in sorted(services, key=lambda item: (item["metadata"]["namespace"], item["metadata"]["name"])):
         metadata, status, ready = service["metadata"], service.get("status") or {}, condition(service, "Ready")
@@ -31,7 +33,7 @@ def status_table(services: Iterable[Object], now: datetime) -> list[str]:
 
 
 def sentence(service: Object) -> str:
-    """Why a service is as it is."""
+    """Returns the sentence that says why a service is as it is."""
     ready = condition(service, "Ready")
     if not ready:
         return "there is no status: does an operator run, and does it look after this namespace? (kubectl get pods -A)"
@@ -44,7 +46,7 @@ def sentence(service: Object) -> str:
 def explanation(
     service: Object, pods: Sequence[Object], logs: Mapping[str, str], events: Sequence[Object], now: datetime
 ) -> list[str]:
-    """All that is known of why a service is as it is: the sentence, conditions, pods, last log lines, Events."""
+    """Returns what is known of why a service is as it is: the sentence, conditions, pods, last log lines, Events."""
     metadata, status = service["metadata"], service.get("status") or {}
     ready = condition(service, "Ready")
     lines = [f"{metadata['namespace']}/{metadata['name']}: {ready.get('reason', 'NoStatus')}", f"  {sentence(service)}"]
@@ -68,7 +70,7 @@ def explanation(
 
 
 def pod_line(pod: Object, now: datetime) -> str:
-    """One engine: where it is, how it is, how often it ended."""
+    """Returns a line about one engine: its node, its state, and how often it ended."""
     status = pod.get("status", {})
     conditions = {item["type"]: item["status"] for item in status.get("conditions", ())}
     containers = (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ()))
@@ -81,7 +83,9 @@ def pod_line(pod: Object, now: datetime) -> str:
 
 
 def troubled_pods(pods: Sequence[Object]) -> list[tuple[str, bool]]:
-    """Pods whose logs may say what is wrong, and whether it is the log of the container before this one."""
+    """Returns at most two pods whose logs may say what is wrong, each with True if the log to read is that of the
+    previous container.
+    """
     found = []
     for pod in pods:
         status = pod.get("status", {})
@@ -94,13 +98,13 @@ def troubled_pods(pods: Sequence[Object]) -> list[tuple[str, bool]]:
 
 
 def condition(service: Object, kind: str) -> Mapping[str, Any]:
-    """A condition by its type; empty if there is none."""
+    """Returns a condition by its type; an empty mapping if there is none."""
     conditions = (service.get("status") or {}).get("conditions", ())
     return next((item for item in conditions if item["type"] == kind), {})
 
 
 def _engines(service: Object) -> str:
-    """`1/2`: ready and wanted; by role where there are several."""
+    """Returns `1/2` for ready and wanted engines; by role if there are several."""
     status = service.get("status") or {}
     by_role = {role["name"]: role.get("ready", "") for role in status.get("roles", ())}
     if len(by_role) > 1:
@@ -118,7 +122,7 @@ def _event_time(event: Object) -> str:
 
 
 def _age(since: str, now: datetime) -> str:
-    """`45s`, `12m`, `3h`, `9d`."""
+    """Returns the age as `45s`, `12m`, `3h` or `9d`."""
     try:
         seconds = max(0, int((now - datetime.fromisoformat(since).astimezone(UTC)).total_seconds()))
     except ValueError:

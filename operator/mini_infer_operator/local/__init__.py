@@ -1,1 +1,1 @@
-"""A plan as processes on this machine: `mini-infer up`."""
+"""Runs a plan as processes on this machine: `mini-infer up`."""

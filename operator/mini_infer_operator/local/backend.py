@@ -1,4 +1,6 @@
-"""A service's backend on this machine: the same plan, with processes for pods and an endpoints file for the watch."""
+"""Implements a service's backend on this machine: processes in place of pods, and an endpoints file in place of the
+watch.
+"""
 
 import asyncio
 import os
@@ -28,12 +30,12 @@ from mini_infer_operator.resource import InferenceService, RoleSpec
 from mini_infer_operator.status import EventType, PermanentFailure
 
 UNROUTE_S = 1.0
-"""Between taking an engine out of the endpoints file and SIGTERM: the gateway has read the file by then."""
+"""Seconds between removing an engine from the endpoints file and SIGTERM: the gateway has read the file by then."""
 
 
 @dataclass(slots=True)
 class Engine:
-    """One engine process and what it belongs to."""
+    """One engine process, with the role, revision and index that it belongs to."""
 
     role: str
     revision: str
@@ -41,13 +43,13 @@ class Engine:
     launch: Launch
     process: SupervisedProcess
     gpus: tuple[str, ...] = ()
-    """Which it sees, also after a restart; none: those that we see, if any."""
+    """The GPUs that the process may see, also after a restart; empty to inherit those that we may see, if any."""
     ports: tuple[int, int, int, int] = (0, 0, 0, 0)
-    """HTTP, events, replay, transfer; new ones at every start."""
+    """Ports for HTTP, events, replay and transfer; new ones at every start."""
 
 
 class LocalBackend:
-    """The one service of `mini-infer up`. Owns its processes; `close` ends them."""
+    """The backend of the one service of `mini-infer up`. It owns its processes; `close` ends them."""
 
     def __init__(
         self,
@@ -78,7 +80,7 @@ class LocalBackend:
         self.status: dict[str, Any] = {}
 
     async def read(self) -> Mapping[str, Any] | None:
-        """The file, re-read when it changes; an edit that breaks a rule is told, and the last good version stays."""
+        """Reads the file again if it changed. An edit that breaks a rule is reported; the last good version stays."""
         version = file_version(self._path)
         if version != self._read_version:
             self._read_version = version
@@ -97,7 +99,7 @@ class LocalBackend:
         return None if self._stored is None else {**self._stored, "status": self.status}
 
     async def observe(self, service: InferenceService) -> Observed:
-        """Count the processes."""
+        """Counts the processes."""
         running: dict[tuple[str, str], list[SupervisedProcess]] = {}
         for engine in self._engines:
             if not engine.process.stopping:
@@ -107,7 +109,7 @@ class LocalBackend:
         return Observed([observed_processes(*key, running[key], min_ready, now) for key in sorted(running)])
 
     async def apply(self, service: InferenceService, plan: Plan) -> PermanentFailure | None:
-        """Start what lacks, write the endpoints file, then end what is over."""
+        """Starts missing processes, writes the endpoints file, then ends processes that are no longer needed."""
         wanted = {(workload.role, workload.revision): workload for workload in plan.workloads}
         surplus: list[Engine] = []
         for workload in plan.workloads:
@@ -123,11 +125,11 @@ class LocalBackend:
         return None
 
     def url(self, service: InferenceService) -> str:
-        """The local gateway."""
+        """Returns the local gateway's URL."""
         return self._gateway_url
 
     async def report(self, stored: Mapping[str, Any], status: dict[str, Any]) -> None:
-        """Say how far it is, when that changed."""
+        """Prints the progress of the service, if it changed."""
         before, after = _ready_message(self.status), _ready_message(status)
         if status != self.status:
             write_status(self._folder, stored, status)
@@ -138,17 +140,17 @@ class LocalBackend:
     def record_event(
         self, about: Mapping[str, Any], reason: str, message: str, event_type: EventType = "Normal"
     ) -> None:
-        """Nothing: the lines on the terminal tell each start, end and change of the status already."""
+        """Does nothing: the lines on the terminal already report each start, end and change of the status."""
 
     async def close(self, limit_s: float) -> None:
-        """End every engine and wait for it."""
+        """Ends every engine and waits for it."""
         for task in list(self._stops):
             task.cancel()
         await asyncio.gather(*self._stops, return_exceptions=True)
         await asyncio.gather(*(stop(engine.process, limit_s) for engine in self._engines))
 
     def _fill(self, service: InferenceService, workload: Workload, total: int) -> list[Engine]:
-        """Start engines until there are enough of `workload`; returns those that are too many."""
+        """Starts engines until there are enough of `workload`. Returns the engines beyond that number."""
         key = (workload.role, workload.revision)
         mine = [e for e in self._engines if (e.role, e.revision) == key and not e.process.stopping]
         if len(mine) > workload.replicas:
@@ -216,7 +218,7 @@ class LocalBackend:
 def observed_processes(
     role: str, revision: str, processes: Sequence[SupervisedProcess], min_ready: timedelta, now: datetime
 ) -> ObservedWorkload:
-    """The engines of one revision, as planning sees them."""
+    """Returns the engines of one revision, in the form that planning reads."""
     ready = [process.changed_at for process in processes if process.ready]
     unready = [process.changed_at for process in processes if not process.ready]
     return ObservedWorkload(
@@ -233,7 +235,7 @@ def observed_processes(
 
 
 def refuse_elsewhere(service: InferenceService) -> None:
-    """InvalidServiceError for what only a cluster has; also when a model folder is not there."""
+    """Raises InvalidServiceError for features that only a cluster has, and if a model folder does not exist."""
     uri = service.spec.model.uri
     if uri.startswith("pvc://"):
         raise InvalidServiceError(
@@ -244,7 +246,7 @@ def refuse_elsewhere(service: InferenceService) -> None:
 
 
 def notices(service: InferenceService, gpus: Sequence[str]) -> list[str]:
-    """What of the service is done differently here than in a cluster."""
+    """Returns a line for each part of the service that works differently here than in a cluster."""
     lines = []
     if service.spec.image:
         lines.append(f"image {service.spec.image} is for a cluster: engines run from this Python environment")
@@ -274,7 +276,7 @@ def _about_gpus(name: str, role: RoleSpec, present: int) -> list[str]:
 
 
 def file_version(path: Path) -> tuple[int, int] | None:
-    """Changes when the file does; None while there is none."""
+    """Returns a value that changes when the file does; None if there is no file."""
     try:
         stat = path.stat()
     except OSError:
@@ -283,7 +285,7 @@ def file_version(path: Path) -> tuple[int, int] | None:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Readers see the old content or the new, never a part."""
+    """Writes a file so that readers see the old content or the new, never a part."""
     if path.exists() and path.read_bytes() == content:
         return
     temporary = path.with_suffix(".new")

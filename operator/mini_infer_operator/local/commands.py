@@ -1,4 +1,4 @@
-"""Command lines and environments of local engines and the local gateway. Starts nothing itself."""
+"""Builds the command lines and environments of local engines and the local gateway. Starts nothing itself."""
 
 import os
 import sys
@@ -15,13 +15,16 @@ ENGINE = "mini_infer_engine.server.cli"
 GATEWAY = "mini_infer_gateway.cli"
 _PYTHON = (sys.executable, "-P", "-c")  # -P: a logging.py in the user's folder is not ours to import
 _RUN = "import sys; from {module} import main; sys.exit(main())"
-"""Not the console script: that may belong to another environment than the one which runs us."""
+"""The program that starts a module's `main`. It is not the console script, which may belong to another environment."""
 
 
 def engine_command(
     launch: Launch, ports: tuple[int, int, int, int], peer_key: Path, *, threads: int, gpus: Sequence[str]
 ) -> Command:
-    """An engine with its HTTP, events, replay and transfer ports. `gpus` are those it may see; none: as inherited."""
+    """Returns the command of an engine with its HTTP, events, replay and transfer ports.
+
+    `gpus` are those that it may see; if empty, it inherits ours.
+    """
     http_port, events_port, replay_port, transfer_port = ports
     addresses = Addresses(
         host=HOST, http_port=http_port, events_port=events_port, replay_port=replay_port, transfer_port=transfer_port
@@ -46,7 +49,7 @@ def engine_command(
 
 
 def gateway_command(host: str, port: int, endpoints: Path, peer_key: Path) -> Command:
-    """The gateway over the endpoints file."""
+    """Returns the command of the gateway that reads the endpoints file."""
     addresses = [f"--host={host}", f"--port={port}", f"--endpoints={endpoints}"]
     arguments = [*addresses, f"--peer-key-file={peer_key}", "--routing-headers"]
     return Command(
@@ -57,7 +60,7 @@ def gateway_command(host: str, port: int, endpoints: Path, peer_key: Path) -> Co
 
 
 def reachable(host: str) -> str:
-    """The address at which to reach something that listens on `host`."""
+    """Returns the address at which to reach a server that listens on `host`."""
     if host in {"0.0.0.0", "::", ""}:
         return HOST
     return f"[{host}]" if ":" in host else host

@@ -1,4 +1,4 @@
-"""Which GPUs of this machine an engine gets: a set as large as it asks for, of those that fewest engines use. Pure."""
+"""Chooses the GPUs of this machine for an engine: as many as it asks for, of those that fewest engines use. Pure."""
 
 import os
 from collections import Counter
@@ -13,7 +13,9 @@ DRIVER = Path("/proc/driver/nvidia/gpus")
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ, driver: Path = DRIVER) -> tuple[str, ...]:
-    """The NVIDIA GPUs that we may use, as CUDA_VISIBLE_DEVICES names them; found without loading a driver library."""
+    """Returns the NVIDIA GPUs that we may use, as CUDA_VISIBLE_DEVICES names them; found without loading a driver
+    library.
+    """
     present = len(list(driver.glob("*")))
     if VARIABLE not in environment:
         return tuple(map(str, range(present)))
@@ -21,11 +23,13 @@ def visible_gpus(environment: Mapping[str, str] = os.environ, driver: Path = DRI
 
 
 def gpus_of(role: RoleSpec) -> int:
-    """How many GPUs an engine of this role needs, over all its nodes; 1 where it does not say, 0 if it uses none."""
+    """Returns the GPUs that an engine of this role needs, over all its nodes; 1 if the role gives no number, 0 on the
+    CPU.
+    """
     return 0 if computes_on_cpu(role) else gpus_of_engine(role) or 1
 
 
 def choose_gpus(count: int, visible: Sequence[str], used: Iterable[Sequence[str]]) -> tuple[str, ...]:
-    """`count` of the visible GPUs, those in the fewest of the sets that are `used`; all where there are not so many."""
+    """Returns `count` of the visible GPUs, those in the fewest of the `used` sets; all if there are not so many."""
     users = Counter(gpu for each in used for gpu in each)
     return tuple(sorted(sorted(visible, key=lambda gpu: (users[gpu], visible.index(gpu)))[:count], key=visible.index))

@@ -1,4 +1,4 @@
-"""The peer secret of one `mini-infer up`: new at every start, in a file that only this user can read."""
+"""Creates the peer secret of one `mini-infer up`: new at every start, in a file that only this user can read."""
 
 import os
 from pathlib import Path

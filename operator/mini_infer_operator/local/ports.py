@@ -1,4 +1,4 @@
-"""Free ports on this machine."""
+"""Finds free ports on this machine."""
 
 import errno
 import random
@@ -11,10 +11,10 @@ _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ports that nobody listens on now.
+    """Returns different ports on which nothing listens now. Raises RuntimeError if all are taken.
 
-    They are none of those that the kernel gives to connections which go out: one of those could have the port by the
-    time that it is listened on, or while a program that listens there is started anew. RuntimeError: all are taken.
+    They are outside the kernel's range for outgoing connections: such a connection could take a port before a server
+    listens on it, or while that server restarts.
     """
     found: list[int] = []
     for port in random.sample(range(_LOWEST, _first_ephemeral()), k=_first_ephemeral() - _LOWEST):
@@ -28,7 +28,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def _first_ephemeral() -> int:
-    """Of the range for outgoing connections, Linux's own or the customary one."""
+    """Returns the first port for outgoing connections: Linux's own setting, or the customary one."""
     first = int(_EPHEMERAL.read_text().split()[0]) if _EPHEMERAL.exists() else 32_768
     return max(first, _LOWEST + 1_000)
 
@@ -43,7 +43,7 @@ def _is_free(port: int) -> bool:
 
 
 def why_busy(host: str, port: int) -> str | None:
-    """Why nothing can listen there, or None if it can."""
+    """Returns the reason for which nothing can listen there, or None if it can."""
     try:
         address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         with socket.socket(address[0], address[1]) as probe:

@@ -1,8 +1,8 @@
 """A process that outlives `mini-infer up` by a moment, to end what `up` started should it be killed outright.
 
-It is told process groups on its standard input (`+1234`, `-1234`) and kills those that are left when that closes, which
-the kernel does even on SIGKILL. A death signal for each child would miss the children's own children. Run as a script,
-so that it costs a bare interpreter; imports nothing of ours.
+It reads process groups from its standard input (`+1234`, `-1234`) and kills those that are left when the input closes.
+The kernel closes it even on SIGKILL. A death signal for each child would miss the children's own children. Run as a
+script, so that it costs a bare interpreter; imports nothing of ours.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ GRACE_S = 3.0
 
 
 def main() -> None:
-    """Follow standard input until it closes, then clean up."""
+    """Follows standard input until it closes, then cleans up."""
     faulthandler.enable()
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""What `mini-infer up` leaves in `.mini-infer/NAME/` for `mini-infer status` and `why`: the service with its status."""
+"""Reads and writes the status that `mini-infer up` leaves in `.mini-infer/NAME/` for `mini-infer status` and `why`."""
 
 import fcntl
 import json
@@ -11,7 +11,7 @@ _NAME = "status.json"
 
 
 def write_status(folder: Path, stored: Mapping[str, Any], status: Mapping[str, Any]) -> None:
-    """Readers see the old content or the new, never a part."""
+    """Writes the service with its status, so that readers see the old content or the new, never a part."""
     metadata = {"namespace": "(here)", **stored["metadata"]}
     new = folder / f"{_NAME}.new"
     new.write_text(json.dumps({**stored, "metadata": {**metadata, "namespace": "(here)"}, "status": status}))
@@ -19,19 +19,19 @@ def write_status(folder: Path, stored: Mapping[str, Any], status: Mapping[str, A
 
 
 def read_statuses(root: Path = ROOT) -> list[dict[str, Any]]:
-    """The services that run from this folder."""
+    """Returns the services that run from this folder."""
     return [json.loads(path.read_text()) for path in sorted(root.glob(f"*/{_NAME}")) if is_running(path.parent)]
 
 
 def log_tails(folder: Path, lines: int) -> dict[str, str]:
-    """The last lines of each process' log, by its name."""
+    """Returns the last lines of each process' log, by its name."""
     return {
         path.stem: "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) for path in folder.glob("*.log")
     }
 
 
 def is_running(folder: Path) -> bool:
-    """Whether a `mini-infer up` holds the folder."""
+    """True if a `mini-infer up` has locked the folder."""
     lock = folder / "lock"
     if not lock.exists():
         return False

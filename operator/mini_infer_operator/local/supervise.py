@@ -1,4 +1,4 @@
-"""One process that is kept running: started, watched by its ready path, started again when it dies, ended at last."""
+"""Keeps one process running: starts it, polls its ready path, restarts it when it dies, and ends it at last."""
 
 import asyncio
 import contextlib
@@ -16,16 +16,16 @@ STARTING_POLL_S = 0.2
 READY_POLL_S = 1.0
 READY_TIMEOUT_S = 2.0
 MISSES = 3
-"""So often in a row may a ready process leave us without an answer: it may be busy. What it says counts at once."""
+"""Failed polls in a row until a ready process counts as not ready: it may be busy. An answer counts at once."""
 FIRST_BACKOFF_S = 1.0
 LONGEST_BACKOFF_S = 30.0
 STEADY_S = 60.0
-"""A process that was up this long starts its back-off anew."""
+"""Seconds after which a process that stayed up starts its back-off anew."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What to run, and where it says that it is ready."""
+    """A command line, its environment, and the URL at which the process reports that it is ready."""
 
     arguments: Sequence[str]
     environment: Mapping[str, str]
@@ -34,33 +34,33 @@ class Command:
 
 @dataclass(slots=True)
 class SupervisedProcess:
-    """A process that `supervise` looks after. Fields are written by `supervise` only."""
+    """A process that `supervise` runs. Only `supervise` writes its fields."""
 
     name: str
     log: Path
     make_command: Callable[[], Command]
-    """Called before every start, so that a restart can take new ports."""
+    """Builds the command before every start, so that a restart can take new ports."""
     command: Command | None = None
     ready: bool = False
     changed_at: datetime = field(default_factory=lambda: datetime.now(UTC))
-    """When `ready` last became what it is."""
+    """The time at which `ready` last changed."""
     worked: bool = False
-    """Whether it was ever ready."""
+    """True if the process was ever ready."""
     stopping: bool = False
-    """Set by who wants it to end; it is not started again."""
+    """Set by code that ends the process; it is not restarted."""
     pid: int = 0
     task: "asyncio.Task[None] | None" = field(default=None, repr=False)
 
 
 class OrphanReaper:
-    """Tells the reaper process (reaper.py) which groups are ours."""
+    """The connection to the reaper process (reaper.py), which is sent our process groups."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
 
     @classmethod
     async def start(cls, python: str) -> "OrphanReaper":
-        """Start it in a session of its own, so that Ctrl-C does not reach it."""
+        """Starts the reaper in a session of its own, so that Ctrl-C does not reach it."""
         script = Path(__file__).with_name("reaper.py")
         process = await asyncio.create_subprocess_exec(
             python, "-I", "-S", str(script), stdin=asyncio.subprocess.PIPE, start_new_session=True
@@ -68,15 +68,15 @@ class OrphanReaper:
         return cls(process)
 
     def add(self, group: int) -> None:
-        """Kill this process group when we are gone."""
+        """Asks the reaper to kill this process group when we are gone."""
         self._tell(f"+{group}\n")
 
     def remove(self, group: int) -> None:
-        """It is gone already."""
+        """Removes a process group that has ended."""
         self._tell(f"-{group}\n")
 
     async def close(self) -> None:
-        """Let it kill what is left, and end."""
+        """Lets the reaper kill what is left, and end."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         await self._process.wait()
@@ -89,7 +89,7 @@ class OrphanReaper:
 async def supervise(
     supervised: SupervisedProcess, reaper: OrphanReaper, session: aiohttp.ClientSession, changed: Callable[[str], None]
 ) -> None:
-    """Run it until it is told to stop; `changed` is called with a line for people whenever its state changes."""
+    """Runs the process until it is stopped; `changed` is called with a line for people whenever its state changes."""
     failures = 0
     while not supervised.stopping:
         supervised.command = supervised.make_command()
@@ -126,7 +126,7 @@ async def supervise(
 
 
 async def stop(supervised: SupervisedProcess, grace_s: float) -> None:
-    """SIGTERM, and SIGKILL to its whole group after `grace_s`. Returns when it is gone."""
+    """Sends SIGTERM, and SIGKILL to the whole group after `grace_s`. Returns when the process is gone."""
     supervised.stopping = True
     if supervised.task is None:
         return
@@ -142,7 +142,7 @@ async def stop(supervised: SupervisedProcess, grace_s: float) -> None:
 
 
 def signal_group(group: int, number: signal.Signals) -> None:
-    """Signal a process group, if it is still there."""
+    """Signals a process group, if it still exists."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
 
@@ -173,7 +173,7 @@ def _set_ready(supervised: SupervisedProcess, *, ready: bool) -> None:
 
 
 async def _ask(url: str, session: aiohttp.ClientSession) -> bool | None:
-    """What the process says of itself; None: nothing."""
+    """Returns True if the process reports that it is ready, False if it reports otherwise, None without an answer."""
     try:
         async with session.get(url, timeout=aiohttp.ClientTimeout(total=READY_TIMEOUT_S)) as response:
             return response.status == 200

@@ -1,4 +1,4 @@
-"""`mini-infer up`: one service on this machine until Ctrl-C. Owns and ends every process that it starts."""
+"""Runs `mini-infer up`: one service on this machine until Ctrl-C. Owns and ends every process that it starts."""
 
 import asyncio
 import fcntl
@@ -29,16 +29,16 @@ from mini_infer_web.api_keys import API_KEY_ENV
 
 QUESTION = "What does textwrap.dedent do?"
 END_GRACE_S = 10.0
-"""After Ctrl-C, time for running answers; a second Ctrl-C does not wait."""
+"""Seconds for running answers after Ctrl-C; a second Ctrl-C does not wait."""
 FILE_POLL_S = 0.5
 
 
 class UpError(Exception):
-    """`up` cannot start; the message says why and what to do."""
+    """Raised if `up` cannot start; the message says why and what to do."""
 
 
 def up(path: Path, host: str, port: int, *, verbose: bool) -> int:
-    """Run until a signal; the exit code."""
+    """Runs until a signal. Returns the exit code."""
     try:
         documents = read_file(path)
         if len(documents) > 1:
@@ -121,7 +121,7 @@ async def _close(backend: LocalBackend, gateway: SupervisedProcess) -> None:
 
 
 async def _greet(backend: LocalBackend, gateway: SupervisedProcess, url: str, folder: Path) -> None:
-    """Once everything is ready, say how to use it."""
+    """Prints how to use the service once everything is ready."""
     while True:
         ready = {c["type"]: c["status"] for c in backend.status.get("conditions", ())}.get("Ready") == "True"
         if ready and gateway.ready:
@@ -142,7 +142,7 @@ async def _greet(backend: LocalBackend, gateway: SupervisedProcess, url: str, fo
 
 
 def command_path(name: str = "mini-infer") -> str:
-    """How to call one of our commands from here: by its bare name only where the shell finds this very one."""
+    """Returns how to call one of our commands from here: by its bare name only if the shell finds this very one."""
     beside = Path(sys.executable).parent / name
     if not beside.exists() or shutil.which(name) == str(beside):
         return name
@@ -168,7 +168,7 @@ async def _follow_logs(folder: Path) -> None:
 
 
 def _print_news(folder: Path, offsets: dict[Path, int]) -> None:
-    """Print whole lines that processes wrote since the last call, with their names before them."""
+    """Prints whole lines that processes wrote since the last call, with their names before them."""
     for log in sorted(folder.glob("*.log")):
         with log.open("rb") as file:
             file.seek(offsets.get(log, 0))
@@ -195,7 +195,7 @@ def _signals(ended: asyncio.Event) -> "asyncio.Queue[int]":
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the folder for this process: a second `up` of the same service would fight over its files."""
+    """Locks the folder for this process: a second `up` of the same service would fight over its files."""
     with path.open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""What a plan changes, in words for Events: one sentence for each decision. Pure."""
+"""Describes what a plan changes, for Events: one sentence for each decision. Pure."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ class Decision:
 
 
 def decisions(observed: Observed, plan: Plan) -> list[Decision]:
-    """The changes from what was observed to what is planned; none where the plan is what runs."""
+    """Returns the changes from what was observed to what is planned; an empty list if the plan is what runs."""
     seen = {(workload.role, workload.revision): workload.replicas for workload in observed.workloads}
     planned = {(workload.role, workload.revision) for workload in plan.workloads}
     made: list[Decision] = []

@@ -1,7 +1,7 @@
-"""Which image a service runs from that names none, while the operator's default changes. Pure.
+"""Chooses the image of a service that names none, while the operator's default image changes. Pure.
 
 Every such service rolls when the operator is given a new default. All at once would load every model of the cluster
-again, and a bad image would reach all of them; so they go in turn, and a user may opt out.
+again, and a bad image would reach all of them; so they roll in turn, and a user may opt out.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from mini_infer_operator.resource import InferenceService
 
 
 class Change(Enum):
-    """What the default image means for a service now."""
+    """The effect that the current default image has on a service."""
 
     NONE = "it runs from the default, or does not run, or was edited too: no turn is needed"
     BEGUN = "it is on its way to the default"
@@ -22,14 +22,16 @@ class Change(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ImageChange:
-    """The change, and what the service runs from until it is made."""
+    """The effect of a changed default image on one service, and the image that the service runs from until it rolls."""
 
     change: Change
     running: str | None = None
 
 
 def image_change(service: InferenceService, default: str, running: Mapping[str, str]) -> ImageChange:
-    """`running` is the image of each revision that there is."""
+    """Compares the default image with the images that a service runs from; `running` is the image of each existing
+    revision.
+    """
     if service.spec.image is not None:
         return ImageChange(Change.NONE)
     if service_revision(service, default) in running:

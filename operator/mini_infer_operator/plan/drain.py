@@ -1,7 +1,9 @@
-"""Which engines go where fewer are wanted, and when: gateways stop sending first, then running requests end. Pure.
+"""Chooses the engines that are removed on scale-down, and when: gateways stop routing to them first, then their running
+requests end. Pure.
 
-Nothing here tells an engine to drain, which it could not take back: it is labelled, gateways leave it alone, and if it
-is wanted again after all the label goes. What still runs when its time is over ends within the pod's grace period.
+Nothing here asks an engine to drain, because a drain cannot be taken back. Instead the engine's pod is labelled and
+gateways stop routing to it; the label is removed if the engine is needed again. Requests that still run when the drain
+time is over end within the pod's grace period.
 """
 
 from collections.abc import Mapping
@@ -11,14 +13,14 @@ from datetime import datetime, timedelta
 from mini_infer_operator.observe import ObservedEngine, ObservedWorkload
 
 UNROUTED_AFTER = timedelta(seconds=2)
-"""All gateways have seen the label by then."""
+"""The time after which all gateways have seen the draining label."""
 UNKNOWN_AFTER = timedelta(seconds=5)
-"""For an engine that does not say how many requests it runs."""
+"""The drain time of an engine that does not report how many requests it runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """Replicas by revision as they may be asked for now, and the engines that are to go."""
+    """The replicas that each revision may have now, and the names of the engines that are draining."""
 
     replicas: Mapping[str, int]
     going: frozenset[str]
@@ -27,9 +29,10 @@ class Drained:
 def drain(
     wanted: Mapping[str, int], current: str, seen: Mapping[str, ObservedWorkload], most: int, now: datetime
 ) -> Drained:
-    """`wanted`, where what shrinks waits for its engines to be drained, and `current` grows as far as `most` allows.
+    """Returns the `wanted` replicas, changed so that a revision shrinks only once its engines are drained.
 
-    Revisions that `wanted` does not name are to be removed, which is shrinking to none.
+    The `current` revision grows as far as `most` engines in all allow. Revisions that `wanted` does not name are to be
+    removed, which is shrinking to none.
     """
     replicas, going = dict[str, int](), set[str]()
     for revision, workload in seen.items():
@@ -49,11 +52,11 @@ def drain(
 
 
 def victims(workload: ObservedWorkload, target: int) -> list[ObservedEngine]:
-    """Which engines go where `target` replicas stay.
+    """Returns the engines that are removed if `target` replicas stay.
 
-    First those that cannot answer, then those chosen before, then the youngest: a Deployment that shrinks takes pods
-    that are not ready before all others, so nobody else may be chosen before them. A LeaderWorkerSet takes the highest
-    indexes.
+    Engines that are not ready come first, then those already draining, then the youngest: a Deployment that shrinks
+    removes pods that are not ready before all others, so no other engine may be chosen before them. A LeaderWorkerSet
+    removes the highest indexes.
     """
     if workload.available_by_index is not None:
         return [engine for engine in workload.engines if engine.index is not None and engine.index >= target]
@@ -65,7 +68,7 @@ def victims(workload: ObservedWorkload, target: int) -> list[ObservedEngine]:
 
 
 def may_go(engine: ObservedEngine, now: datetime) -> bool:
-    """Whether nothing is lost when the engine is told to end."""
+    """True if the engine can be stopped without losing a request, or its grace period is over."""
     if not engine.ready:
         return True
     if engine.draining_since is None:

@@ -1,4 +1,4 @@
-"""What `spec.rollout` means in numbers, defaults included. Pure."""
+"""Turns `spec.rollout` into numbers, defaults included. Pure."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -8,16 +8,16 @@ from mini_infer_operator.plan.rollout import Limits
 from mini_infer_operator.resource import InferenceService, Rollout
 
 DEFAULT_SURGE = 1
-"""GPUs are scarce, so one engine more than wanted."""
+"""One engine more than wanted: GPUs are scarce."""
 DEFAULT_MIN_READY = timedelta(seconds=10)
 DEFAULT_DEADLINE = timedelta(seconds=600)
 FULL_CLUSTER_AFTER = timedelta(seconds=5)
-"""A new engine that finds no node for this long shows that there is no room beside the old ones."""
+"""The time after which a new engine that finds no node shows that there is no room beside the old ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutTimes:
-    """How long to wait for what."""
+    """The two waits of a rollout: until an engine counts as available, and until lack of progress counts as failure."""
 
     min_ready: timedelta
     deadline: timedelta
@@ -27,7 +27,7 @@ DEFAULT_TIMES = RolloutTimes(DEFAULT_MIN_READY, DEFAULT_DEADLINE)
 
 
 def times_of(service: InferenceService) -> RolloutTimes:
-    """Of the whole service."""
+    """Returns the waits of the whole service, with defaults for those that the spec leaves out."""
     rollout = service.spec.rollout or Rollout()
     min_ready, deadline = rollout.min_ready_seconds, rollout.progress_deadline_seconds
     return RolloutTimes(
@@ -37,10 +37,11 @@ def times_of(service: InferenceService) -> RolloutTimes:
 
 
 def limits_of(rollout: Rollout | None, wanted: int, current: ObservedWorkload | None, now: datetime) -> Limits:
-    """For a role with `wanted` engines, `current` being those of the revision that the spec asks for.
+    """Returns the limits of a role with `wanted` engines; `current` are the engines of the revision that the spec asks
+    for.
 
-    Where the user does not say how many may be missing it is none, but one where a new engine finds no room: on a full
-    cluster (the normal state of GPUs) a rollout could never begin otherwise.
+    If the user does not say how many engines may be unavailable, it is 0, but 1 once a new engine finds no room: on a
+    full cluster (the normal state of GPUs) a rollout could never begin otherwise.
     """
     rollout = rollout or Rollout()
     surge = DEFAULT_SURGE if rollout.max_surge is None else _count(rollout.max_surge, wanted, round_up=True)
@@ -54,7 +55,7 @@ def limits_of(rollout: Rollout | None, wanted: int, current: ObservedWorkload | 
 
 
 def full_cluster_at(current: ObservedWorkload | None, now: datetime) -> bool:
-    """Whether there is no room for one engine more."""
+    """True if a new engine has found no node for long enough to conclude that the cluster is full."""
     since = current.unschedulable_since if current else None
     return since is not None and now - since >= FULL_CLUSTER_AFTER
 

@@ -1,22 +1,24 @@
-"""Whose a bare model name is where several services claim it (docs/model-names.md): the gateway's rule. Pure."""
+"""Decides which service owns a bare model name that several claim, by the gateway's rule (model-names.md). Pure."""
 
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
 ServiceKey = tuple[str, str]
-"""Namespace and name of an InferenceService."""
+"""The namespace and name of an InferenceService."""
 
 
 class ModelNames:
-    """Which services claim which name, kept up to date service by service."""
+    """An index of the services that claim each model name, kept up to date service by service."""
 
     def __init__(self) -> None:
         self._claims: dict[ServiceKey, tuple[str, str]] = {}  # service -> model name, creation time
         self._of_name: dict[str, set[ServiceKey]] = defaultdict(set)
 
     def update(self, key: ServiceKey, stored: Mapping[str, Any] | None) -> set[ServiceKey]:
-        """`stored` is the service now, None where it is gone. Returns the others whose status this may change."""
+        """Records the service as it is now (None if it was deleted). Returns the other services whose status this may
+        change.
+        """
         before, after = self._claims.get(key), _claim(key, stored)
         if before == after:
             return set()
@@ -34,7 +36,9 @@ class ModelNames:
         return touched
 
     def claimants(self, model: str) -> list[str]:
-        """`namespace/name` of all services that claim the name, its owner first: the oldest, then the first by name."""
+        """Returns all services that claim the name, as `namespace/name`, the owner first: the oldest, then the first by
+        name.
+        """
         keys = self._of_name.get(model, ())
         return [f"{key[0]}/{key[1]}" for key in sorted(keys, key=lambda key: (self._claims[key][1], *key))]
 

@@ -1,4 +1,4 @@
-"""What should run for a service, given what runs: pure, and the same for a cluster and for local processes."""
+"""Computes what should run for a service, given what runs. Pure, and the same for a cluster and for local processes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,36 +19,38 @@ from mini_infer_operator.plan.rollout import Count, Limits, RoleState, next_repl
 from mini_infer_operator.resource import ANSWERING_ROLES, InferenceService
 
 DRAIN_POLL_S = 2.0
-"""Ask engines that are to go this often how many requests they still run."""
+"""Seconds between two requests to a draining engine for the number of requests that it still runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Engines of one role and revision that should exist."""
+    """The engines of one role and revision that should exist."""
 
     role: str
     revision: str
     replicas: int
     launch: Launch | None
-    """None: an older revision, which goes on as it was started."""
+    """The engines' start command, or None for an older revision, which goes on as it was started."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What should exist; everything else of this service is removed."""
+    """The workloads that should exist; everything else of this service is removed."""
 
     workloads: Sequence[Workload]
     times: RolloutTimes = DEFAULT_TIMES
     draining: frozenset[str] = frozenset()
-    """Names of engines that are to go; gateways leave them alone, and all others are theirs again."""
+    """Names of engines that are to be removed. Gateways stop routing to them, and route to all others again."""
     overdue: bool = False
-    """Whether the engines that the spec asks for made no progress for longer than the deadline."""
+    """True if the engines that the spec asks for made no progress for longer than the deadline."""
     look_again_s: float = float("inf")
-    """When the plan may change although nothing else does."""
+    """Seconds until the plan may change although nothing else does."""
 
 
 def make_plan(service: InferenceService, observed: Observed, now: datetime) -> Plan:
-    """The next state to bring about. Calling it again with what came of it leads, step by step, to what was asked."""
+    """Computes the next state to bring about. Calling it again after each step leads, step by step, to what the spec
+    asks for.
+    """
     current, times = service_revision(service, observed.default_image), times_of(service)
     parts = [_part(service, name, roles, observed, current, now) for name, roles in _PARTS.items()]
     states = {part.name: part.state(times.deadline, now) for part in parts}
@@ -72,25 +74,26 @@ def make_plan(service: InferenceService, observed: Observed, now: datetime) -> P
 
 
 _PARTS = {"prefill": ("prefill",), "answering": ANSWERING_ROLES}
-"""What a service's engines do for it, and the roles that do it. An edit may change the role: decode engines stand in
-for unified ones, as far as answers go."""
+"""The two functions that engines have within a service, each with the roles that perform it. An edit may change the
+role: decode engines can stand in for unified ones, because both answer clients.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The engines that do one thing for the service."""
+    """The engines that perform one function for the service, in every revision."""
 
     name: str
     role: str | None
-    """The service's role; None: it has none now."""
+    """The service's role that performs the function, or None if it has no such role now."""
     wanted: int
     seen: Mapping[str, ObservedWorkload]
-    """By revision; each has one role."""
+    """The existing workload of each revision; a revision has one role here."""
     limits: Limits
     is_starved: bool
 
     def state(self, deadline: timedelta, now: datetime) -> RoleState:
-        """As counts."""
+        """Returns the part as counts, for `next_replicas_of_roles`."""
         counts = {revision: _count(workload, deadline, now) for revision, workload in self.seen.items()}
         return RoleState(self.wanted, counts, self.limits, self.is_starved)
 
@@ -119,7 +122,7 @@ def _overdue(current: ObservedWorkload | None, wanted: int, deadline: timedelta,
 
 
 def _moments(workload: ObservedWorkload, deadline: timedelta) -> list[datetime]:
-    """When time alone changes what `workload` means to a plan."""
+    """Returns the times at which the passing of time alone changes what `workload` means to a plan."""
     waits = (
         (workload.available_at, timedelta(0)),
         (workload.unready_since, deadline),

@@ -1,4 +1,6 @@
-"""How many engines of which revision: new ones come up before old ones go, roles in step. Pure; knows no Kubernetes."""
+"""Computes how many engines of each revision should exist: new ones start before old ones stop, with roles in step.
+Pure; knows no Kubernetes.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,27 +8,28 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Engines of one revision, in one role."""
+    """The number of engines of one revision, in one role."""
 
     replicas: int
-    """Asked for."""
+    """The number of engines asked for."""
     available: int
-    """Of those, ready for long enough to be relied on."""
+    """The number of engines that have been ready for long enough to be relied on."""
     worked: bool = True
-    """Whether one of this revision was ever available; False: it never served anybody."""
+    """True if an engine of this revision was ever available; False if the revision never served a request."""
     expired: bool = False
-    """Whether those that are not available have been so for longer than the deadline, and none of them recovered."""
+    """True if the unavailable engines have been so for longer than the deadline, and none of them recovered."""
     available_by_index: Sequence[bool] | None = None
-    """Where the highest index goes first whatever it does (LeaderWorkerSet): each engine, by index. None: those that
-    are not available go first (Deployment)."""
+    """The availability of each engine by index, if scale-down removes the highest index first whatever its state
+    (LeaderWorkerSet); None if it removes unavailable engines first (Deployment).
+    """
 
     @property
     def hopeful(self) -> int:
-        """Engines that serve or may serve again soon."""
+        """The number of engines that serve or may serve again soon."""
         return self.available if self.expired or not self.worked else self.replicas
 
     def replicas_with(self, available: int) -> int:
-        """The fewest replicas that still have so many available engines, or all that are available."""
+        """Returns the fewest replicas that still include `available` available engines, or all that are available."""
         if self.available_by_index is None:
             return min(available, self.replicas)
         needed = min(available, self.available)
@@ -38,33 +41,35 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How far a rollout may stray from the wanted number."""
+    """The largest distance of a rollout from the wanted number of engines."""
 
     surge: int = 1
-    """Engines above it."""
+    """Engines that may exist above the wanted number."""
     unavailable: int = 0
-    """Engines below it that are able to answer."""
+    """Engines able to answer that may be missing below the wanted number."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoleState:
-    """One role of a service: what is wanted of it, and what there is of each revision."""
+    """One role of a service: the number of engines wanted, and the existing engines of each revision."""
 
     wanted: int
     seen: Mapping[str, Count]
     limits: Limits = Limits()
     is_starved: bool = False
-    """Whether new engines of it find no room."""
+    """True if no node has room for a new engine of the role."""
 
 
 def next_replicas_of_roles(revision: str, roles: Mapping[str, RoleState]) -> dict[str, dict[str, int]]:
-    """Replicas that should exist now, by role and revision; `next_replicas` for each role, with roles in step.
+    """Returns the replicas that should exist now, by role and revision: `next_replicas` for each role, with roles in
+    step.
 
-    Engines of different roles work together only within one revision. So old ones of a role go as far as the new
-    revision is available in every role: with a third of its decode engines and half of its prefill engines, a third of
-    the old ones of both. The role that is furthest behind is held up by none, so a rollout always goes on. Where a role
-    finds no room for new engines the others do not wait for it: what they could let go may be what it waits for. Old
-    engines of a role that the new revision wants none of stay until it is complete.
+    Engines of different roles work together only within one revision. So old engines of a role are removed only as far
+    as the new revision is available in every role: with a third of its decode engines and half of its prefill engines
+    available, a third of the old ones of both. The role that is furthest behind waits for no other, so a rollout always
+    goes on. If a role finds no room for new engines, the others do not wait for it: the room that it needs may be what
+    they could free. If the new revision has no engines of a role, the old engines of that role stay until the new
+    revision is complete.
     """
     order = _most_available_first(revision, roles)
     starved = any(role.is_starved for role in roles.values())
@@ -85,18 +90,18 @@ def next_replicas_of_roles(revision: str, roles: Mapping[str, RoleState]) -> dic
 def next_replicas(
     wanted: int, revision: str, seen: Mapping[str, Count], limits: Limits, covered: int | None = None
 ) -> dict[str, int]:
-    """Replicas of one role for each revision that should exist now; called again whenever `seen` changes.
+    """Returns the replicas of one role that should exist now, by revision; called again whenever `seen` changes.
 
-    Old engines go only when available new ones stand in for them, so what can answer never drops below
-    `wanted - limits.unavailable` by our doing, and asked-for engines never exceed `wanted + limits.surge`. An old
-    engine that is not ready may recover, so it counts, until the deadline has passed or where its revision never
-    worked; and while no new engine is available, one engine stays of a revision that worked. A revision that is not in
-    the answer is to be removed. The answer is in the order in which it is to be carried out: what shrinks before what
+    Old engines are removed only when available new ones replace them, so a rollout itself never lowers the engines able
+    to answer below `wanted - limits.unavailable`, and the engines asked for never exceed `wanted + limits.surge`. An
+    old engine that is not ready may recover, so it counts, unless the deadline has passed or its revision never worked.
+    While no new engine is available, one engine stays of a revision that worked. A revision that is missing in the
+    result is to be removed. The result is in the order in which it is to be carried out: what shrinks before what
     grows, so that the limit holds in between too.
 
-    Old revisions that come first in `seen` are kept first. `covered`: how many of the available new engines count, all
-    if left out. Where the highest index goes first whatever it does, more stay than are wanted until the lower ones are
-    available.
+    Old revisions that come first in `seen` are kept first. `covered` is how many of the available new engines count;
+    all if left out. Where scale-down removes the highest index first whatever its state, more engines than wanted may
+    stay until those with lower indexes are available.
     """
     current = seen.get(revision, Count(0, 0))
     covered = current.available if covered is None else covered
@@ -121,7 +126,7 @@ def next_replicas(
 
 
 def _most_available_first(revision: str, roles: Mapping[str, RoleState]) -> list[str]:
-    """Revisions in one order for all roles, so that what is kept of an old revision is kept in all its roles."""
+    """Returns the revisions in one order for all roles, so that an old revision is kept in all its roles or in none."""
     names = sorted({name for role in roles.values() for name in role.seen})
 
     def worth(name: str) -> tuple[int, int]:
@@ -136,5 +141,7 @@ def _new(role: RoleState, revision: str) -> int:
 
 
 def _share(wanted: int, other: RoleState, revision: str) -> int:
-    """How many of `wanted` engines there may be where another role is as far as it is, rounded down."""
+    """Returns how many of `wanted` engines may be replaced, in proportion to the progress of the `other` role, rounded
+    down.
+    """
     return wanted * min(_new(other, revision), other.wanted) // other.wanted if other.wanted else wanted

@@ -1,7 +1,7 @@
-"""The InferenceService as the API server stores it: names, and typed models from which `crds/` is made.
+"""Defines the InferenceService as the API server stores it: names, and typed models from which `crds/` is generated.
 
-Every static rule stands here once, as CEL for the API server and as Python for `mini-infer plan` and `mini-infer up`;
-tests hold the two to the same answers. Nothing here knows how a service becomes pods or processes.
+Every static rule is stated here once, as CEL for the API server and as Python for `mini-infer plan` and `mini-infer
+up`; tests check that the two give the same answers. Nothing here knows how a service becomes pods or processes.
 """
 
 from mini_infer_contract.resource_names import (

@@ -1,4 +1,4 @@
-"""Devices that a pod asks for: names of GPUs, and Kubernetes' types for dynamic resource allocation, as in core/v1."""
+"""Types the devices that a pod requests: names of GPUs, and dynamic resource allocation as in core/v1."""
 
 import re
 
@@ -13,17 +13,18 @@ GPU_PATTERN = (
     r"^(nvidia\.com/(gpu|mig-[-0-9A-Za-z_.]+)(\.shared)?|amd\.com/(gpu|[sdtqc]px_nps[1248])"
     r"|gpu\.intel\.com/(i915|xe))$"
 )
-"""Those and parts of GPUs (NVIDIA's MIG, AMD's partitions). Not so what is given out beside GPUs: HAMi's
-nvidia.com/gpumem, gpucores and gpumem-percentage, nvidia.com/hostdev, rdma/hca."""
+"""A pattern of whole GPUs and parts of GPUs (NVIDIA's MIG, AMD's partitions). It does not match resources that are
+counted beside GPUs: HAMi's nvidia.com/gpumem, gpucores and gpumem-percentage, nvidia.com/hostdev, rdma/hca.
+"""
 
 
 def is_gpu(resource: str) -> bool:
-    """Whether one of this extended resource is a GPU, a part of one, or a turn on one."""
+    """True if a unit of this extended resource is a GPU, a part of one, or a turn on one."""
     return re.match(GPU_PATTERN, resource) is not None
 
 
 class PodResourceClaim(KubernetesType):
-    """A ResourceClaim of the service's namespace, or a template that each pod gets a claim of its own from."""
+    """A ResourceClaim of the service's namespace, or a template from which each pod gets a claim of its own."""
 
     rules = (
         Rule(
@@ -33,7 +34,7 @@ class PodResourceClaim(KubernetesType):
         ),
     )
     name: str = Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
-    """By which containers name it in their resources."""
+    """The name by which containers refer to it in their resources."""
     resource_claim_name: ObjectName | None = None
     """A claim that all pods share."""
     resource_claim_template_name: ObjectName | None = None
@@ -44,6 +45,6 @@ class ContainerResourceClaim(KubernetesType):
     """A claim of the pod that this container uses."""
 
     name: str = Field(min_length=1, max_length=63)
-    """Of a claim in template.spec.resourceClaims."""
+    """The name of a claim in template.spec.resourceClaims."""
     request: str | None = Field(default=None, min_length=1, max_length=253)
     """One request of the claim; all of them if left out."""

@@ -1,4 +1,4 @@
-"""Kubernetes' types of a container's environment variables. As in core/v1."""
+"""Types a container's environment variables, as in core/v1."""
 
 from typing import Annotated
 
@@ -16,33 +16,33 @@ class KeyReference(KubernetesType):
     name: ObjectName
     """Name of the ConfigMap or Secret."""
     key: KeyName
-    """Key inside it."""
+    """A key inside it."""
     optional: bool | None = None
-    """Whether the pod starts where it is missing."""
+    """True if the pod starts although it is missing."""
 
 
 class FieldReference(KubernetesType):
     """One field of the pod."""
 
     field_path: str = Field(min_length=1, max_length=512)
-    """Such as status.podIP."""
+    """The field's path, such as status.podIP."""
     api_version: str | None = Field(default=None, max_length=64)
-    """v1 if left out."""
+    """The API version of the path; v1 if left out."""
 
 
 class ResourceReference(KubernetesType):
     """One request or limit of a container."""
 
     resource: str = Field(min_length=1, max_length=253)
-    """Such as limits.memory."""
+    """The resource, such as limits.memory."""
     container_name: str | None = Field(default=None, max_length=63)
-    """The engine's container if left out."""
+    """The container; the engine's if left out."""
     divisor: Quantity | None = None
-    """The unit in which it is told; 1 if left out."""
+    """The unit of the value; 1 if left out."""
 
 
 class EnvironmentSource(KubernetesType):
-    """Where a variable's value is taken from."""
+    """The source of a variable's value."""
 
     rules = (
         Rule(
@@ -75,25 +75,25 @@ class EnvironmentVariable(KubernetesType):
         ),
     )
     name: str = Field(min_length=1, max_length=253, pattern=r"^[ -<>-~]+$")
-    """Printable ASCII without =."""
+    """The variable's name: printable ASCII without =."""
     value: str | None = Field(default=None, max_length=32768)
-    """A text: numbers and true or false need quotes."""
+    """The variable's value, a text: numbers and true or false need quotes."""
     value_from: EnvironmentSource | None = None
-    """Where the value is taken from."""
+    """The source of the value, in place of `value`."""
 
 
 class ObjectReference(KubernetesType):
     """An object of the service's namespace, by name."""
 
     name: ObjectName
-    """Its metadata.name."""
+    """The object's metadata.name."""
 
 
 class OptionalObject(ObjectReference):
     """An object of the service's namespace that may be missing."""
 
     optional: bool | None = None
-    """Whether the pod starts where it is missing."""
+    """True if the pod starts although it is missing."""
 
 
 class EnvironmentFrom(KubernetesType):
@@ -107,7 +107,7 @@ class EnvironmentFrom(KubernetesType):
         ),
     )
     prefix: str | None = Field(default=None, max_length=253)
-    """Put before each key."""
+    """A text to put before each key."""
     config_map_ref: OptionalObject | None = None
     """The ConfigMap."""
     secret_ref: OptionalObject | None = None

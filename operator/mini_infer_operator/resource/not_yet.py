@@ -1,4 +1,4 @@
-"""What the resource has fields for and the engine cannot do yet: refused with a message, never accepted and broken."""
+"""Rules for fields that the engine cannot serve yet: they are refused with a message, never accepted and broken."""
 
 from typing import Any
 
@@ -10,18 +10,18 @@ from mini_infer_operator.resource.spec import TRANSFER_OPTIONS
 
 
 def _above_one(role: str, size: str) -> str:
-    """CEL for: the role has `parallelism.SIZE` above 1."""
+    """Returns CEL that is true if the role has `parallelism.SIZE` above 1."""
     parallelism = f"self.spec.{role}.parallelism"
     return f"(has(self.spec.{role}) && has({parallelism}) && has({parallelism}.{size}) && {parallelism}.{size} > 1)"
 
 
 def _is_cut(role: str) -> str:
-    """CEL for: several GPUs compute one pass of the role's engines."""
+    """Returns CEL that is true if several GPUs compute one pass of the role's engines."""
     return f"({_above_one(role, 'tensor')} || {_above_one(role, 'pipeline')})"
 
 
 def _speculates(role: str) -> str:
-    """CEL for: a role that there is has speculative options."""
+    """Returns CEL that is true if the role exists and has speculative options."""
     engine = f"self.spec.{role}.engine"
     return f"has({engine}) && (has({engine}.speculativeMethod) || has({engine}.speculativeModel))"
 
@@ -32,7 +32,7 @@ def _engine_speculates(role: Any) -> bool:
 
 
 def _sizes(service: Any, size: str) -> dict[str, int]:
-    """By role."""
+    """Returns one of the parallel sizes for each role that has `parallelism`."""
     sizes = {name: role.parallelism for name, role in service.roles.items() if role.parallelism is not None}
     return {name: getattr(parallelism, size) or 1 for name, parallelism in sizes.items()}
 
@@ -82,4 +82,4 @@ NOT_YET = (
         ),
     ),
 )
-"""Rules of an InferenceService, each taken away with what makes it needless."""
+"""Rules of an InferenceService; each is removed together with the limitation that it reports."""

@@ -1,7 +1,7 @@
-"""What engines of prefill and decode must have alike, or every transfer between them is refused: rules of the spec.
+"""Rules on options that prefill and decode must have in common, or every transfer between them would be refused.
 
-They say before anything runs what the engines' handshake says at run time. What only the engines know, such as which
-dtype a checkpoint wants for keys and values, is left to them.
+The rules report before anything runs what the engines' handshake would report at run time. What only the engines know,
+such as which dtype a checkpoint needs for keys and values, is left to them.
 """
 
 from typing import Any
@@ -14,14 +14,14 @@ from mini_infer_operator.resource.rules import Rule
 
 PAIRED_ROLES = ("prefill", "decode")
 _WEIGHTS = ("load_format", "quantization", "quantization_calibration", "quantize_lm_head", "quantize_embeddings")
-"""Options of an engine that change its weights."""
+"""Engine options that change its weights."""
 _MEETS_AUTO = ("nixl", "cuda-ipc")
-"""Transports that an engine with kvTransport auto may have, too."""
+"""Transports that an engine with kvTransport auto may also have."""
 _DEFAULTS: dict[str, Any] = {row.name: row.default for row in option_rows(EngineOptions)}
 
 
 def _cel_of(role: str, option: str) -> str:
-    """CEL for an option of a role: as written, else its default."""
+    """Returns CEL for an option of a role: the written value, else the default."""
     default, engine, name = _DEFAULTS[option], f"self.{role}.engine", to_camel(option)
     if isinstance(default, bool):
         return f"self.{role}.?engine.?{name}.orValue({str(default).lower()})"
@@ -36,7 +36,7 @@ def _kv_dtype_cel(role: str) -> str:
 _ALIKE_TENSOR = " == ".join(f"self.{role}.?parallelism.?tensor.orValue(1)" for role in PAIRED_ROLES)
 _PAGE_SIZES = tuple(f"self.{role}.?engine.?pageSize" for role in PAIRED_ROLES)
 _ALIKE_PAGES = f"{_PAGE_SIZES[0]}.or({_PAGE_SIZES[1]}) == {_PAGE_SIZES[1]}.or({_PAGE_SIZES[0]})"
-"""Where both are written."""
+"""CEL that compares the page sizes if both roles have one written."""
 
 
 def _value(role: Any, option: str) -> Any:
@@ -53,7 +53,7 @@ def _tensor(role: Any) -> int:
 
 
 def _page_sizes(spec: Any) -> set[int]:
-    """As written; what is left out depends on the device."""
+    """Returns the page sizes that are written; the default depends on the device."""
     sizes = (role.engine.page_size for role in (spec.prefill, spec.decode) if role.engine is not None)
     return {size for size in sizes if size is not None}
 
@@ -64,7 +64,7 @@ def _transports_meet(spec: Any) -> bool:
 
 
 def _of_pairs(cel: str, message: str, holds: Any) -> Rule:
-    """A rule that holds where there are not both roles."""
+    """Returns a rule that holds unless both roles exist and break it."""
     return Rule(
         f"!has(self.prefill) || !has(self.decode) || ({cel})",
         message,
@@ -106,4 +106,4 @@ PAIRS = (
         _transports_meet,
     ),
 )
-"""Rules of an InferenceServiceSpec."""
+"""Rules of an InferenceServiceSpec that compare its prefill and decode roles."""

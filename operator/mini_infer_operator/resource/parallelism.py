@@ -1,4 +1,6 @@
-"""How one engine is spread over GPUs and nodes: `parallelism` of a role, with its rules. Knows no pods."""
+"""Defines `parallelism` of a role, with its rules: the GPUs and nodes over which one engine is spread. Knows no
+pods.
+"""
 
 from pydantic import Field
 
@@ -6,11 +8,11 @@ from mini_infer_operator.resource.rules import ApiModel, Rule
 
 _RANKS = " * ".join(f"(has(self.{size}) ? self.{size} : 1)" for size in ("tensor", "pipeline", "data"))
 MOST = 64
-"""Of each size."""
+"""The largest value of each size."""
 
 
 class Parallelism(ApiModel):
-    """How one engine is spread over GPUs and nodes: tensor x pipeline x data ranks, each on a GPU of its own."""
+    """The GPUs and nodes over which one engine is spread: tensor x pipeline x data ranks, each on a GPU of its own."""
 
     rules = (
         Rule(
@@ -27,20 +29,20 @@ class Parallelism(ApiModel):
     tensor: int | None = Field(default=None, ge=1, le=MOST)
     """GPUs that share every layer of one engine."""
     pipeline: int | None = Field(default=None, ge=1, le=MOST)
-    """Stages, on GPUs of their own, that have some of the layers each and compute different passes at the same time."""
+    """Stages, each on GPUs of its own with some of the layers; stages compute different passes at the same time."""
     data: int | None = Field(default=None, ge=1, le=MOST)
     """Copies of the model behind one port."""
     expert: bool | None = None
-    """Whether each rank of tensor has some experts of a mixture whole, instead of a slice of each."""
+    """True if each tensor rank has some experts of a mixture whole, instead of a slice of each."""
     nodes: int | None = Field(default=None, ge=1, le=MOST)
     """Nodes that one engine spans, with a pod on each: a group, which a LeaderWorkerSet runs."""
 
     @property
     def ranks(self) -> int:
-        """Processes of one engine that compute."""
+        """The number of computing processes of one engine."""
         return (self.tensor or 1) * (self.pipeline or 1) * (self.data or 1)
 
     @property
     def ranks_per_pod(self) -> int:
-        """Of those, how many one pod runs; as many GPUs it needs."""
+        """The number of ranks in one pod, and of the GPUs that it needs."""
         return self.ranks // (self.nodes or 1)

@@ -1,4 +1,4 @@
-"""Quantities as Kubernetes writes them, and texts with a fixed form.
+"""Parses Kubernetes' quantities, and types texts with a fixed form.
 
 https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
 """
@@ -16,7 +16,7 @@ _SUFFIXES |= {f"{letter}i": 1024.0**power for power, letter in enumerate("KMGTPE
 
 
 def parse_quantity(value: int | str) -> float:
-    """The number that a Kubernetes quantity such as `250m`, `1Gi` or 3 stands for. ValueError for anything else."""
+    """Returns the number that a quantity such as `250m`, `1Gi` or 3 stands for. Raises ValueError for anything else."""
     if isinstance(value, int):
         return float(value)
     match = _QUANTITY.match(value)
@@ -47,7 +47,7 @@ Quantity = Annotated[
 ]
 ShortText = Annotated[str, Field(max_length=1024)]
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
-"""metadata.name of another object: a DNS subdomain."""
+"""The metadata.name of another object: a DNS subdomain."""
 LabelValue = Annotated[str, Field(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")]
 LABEL_KEY_PATTERN = (
     r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"  # prefix/name

@@ -1,4 +1,4 @@
-"""Names that the operator keeps for itself: field managers, engine flags, volumes and lengths of names."""
+"""Lists names that are reserved for the operator: field managers, engine flags, volumes and lengths of names."""
 
 FIELD_MANAGER = "mini-infer-operator"
 STATUS_FIELD_MANAGER = "mini-infer-operator-status"
@@ -29,8 +29,10 @@ RESERVED_ENGINE_FLAGS = (
 """Flags that the operator writes itself; `engine.extraArgs` must not repeat them."""
 RESERVED_VOLUME_PREFIX = "mini-infer-"
 RESERVED_MOUNT_PATHS = ("/tmp", "/model", "/etc/mini-infer/peers")
-"""Where the operator mounts its own volumes in an engine's container."""
+"""Paths at which the operator mounts its own volumes in an engine's container."""
 LONGEST_NAME = 40
-"""Characters of metadata.name: role, revision and the pods' suffixes must still fit into 63."""
+"""The most characters of metadata.name: role, revision and the pods' suffixes must still fit into 63."""
 LONGEST_NAME_OVER_NODES = 28
-"""The same where StatefulSets run the pods, whose names, with a revision of their own, must fit into a label."""
+"""The most characters of metadata.name if StatefulSets run the pods: a label must fit their names with a revision of
+their own.
+"""

@@ -1,4 +1,4 @@
-"""`spec.rollout` and `spec.disruptionBudget`: how many engines may be missing or more while things change."""
+"""Defines `spec.rollout` and `spec.disruptionBudget`: how many engines may be missing or added while things change."""
 
 import re
 from typing import Annotated, Literal
@@ -39,7 +39,7 @@ def _is_zero(value: int | str | None) -> bool:
 
 
 class Rollout(ApiModel):
-    """How engines of a new revision take the place of old ones; changing it restarts none."""
+    """The replacement of old engines by those of a new revision; changing it restarts none."""
 
     rules = (
         Rule(
@@ -59,19 +59,21 @@ class Rollout(ApiModel):
     percentage rounded down. If left out: 0 as long as the cluster has room for a new engine beside the old ones, and 1
     where a new engine cannot be scheduled (a full cluster). Write 0 where an autoscaler adds nodes on demand."""
     on_default_image: Literal["Roll", "Keep"] | None = None
-    """What a new default image of the operator does to a service that names none: Roll (if left out) replaces the
-    engines when it is the service's turn, Keep stays with the image until the spec is edited."""
+    """The effect of a new default image of the operator on a service that names none: Roll (if left out) replaces the
+    engines when it is the service's turn, Keep stays with the image until the spec is edited.
+    """
     min_ready_seconds: int | None = Field(default=None, ge=0, le=3600)
-    """How long a new engine must stay ready before an old one goes for it; 10 if left out."""
+    """Seconds that a new engine must stay ready before it replaces an old one; 10 if left out."""
     progress_deadline_seconds: int | None = Field(default=None, ge=10, le=86400)
-    """After so long without progress `Progressing` is False, and old engines that have been unready all that time are
-    given up; what serves is kept. 600 if left out."""
+    """Seconds without progress until `Progressing` becomes False and old engines that have been unready all that time
+    are removed; engines that serve stay. 600 if left out.
+    """
 
 
 class DisruptionBudget(ApiModel):
-    """How many engines of the service an eviction (`kubectl drain`, a cluster autoscaler) may take at a time."""
+    """The engines of the service that an eviction (`kubectl drain`, a cluster autoscaler) may take at a time."""
 
     enabled: bool | None = None
-    """false: the operator makes no PodDisruptionBudget; write it where you have one of your own over these pods."""
+    """False makes the operator create no PodDisruptionBudget; set it if you have one of your own over these pods."""
     max_unavailable: CountOrPercent | None = None
     """Engines that may be missing at a time, as a number or a percentage rounded up; 1 if left out."""

@@ -1,4 +1,4 @@
-"""How a rule of the resource is stated once for the API server and for Python, and the base of all models."""
+"""Defines how a rule of the resource is stated once for the API server and for Python, and the base of all models."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,16 +20,16 @@ from pydantic_core import CoreSchema
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One static rule: `cel` for the API server and `holds` for everybody else say the same."""
+    """One static rule: `cel`, for the API server, and `holds`, for Python, mean the same."""
 
     cel: str
     message: str
-    """Says what to write instead."""
+    """The error message, which says what to write instead."""
     holds: Callable[[Any], bool]
 
 
 class ApiModel(BaseModel):
-    """Base of all models here: camelCase names, no coercion, unknown fields are errors, rules checked last."""
+    """The base of all models here: camelCase names, no coercion, unknown fields are errors, rules checked last."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -60,7 +60,7 @@ class ApiModel(BaseModel):
 class KubernetesType(ApiModel):
     """A type of Kubernetes' own API, copied into pods as the user wrote it: dumped with Kubernetes' field names.
 
-    What a revision's hash is made of stays what the user wrote, whichever fields a later version types.
+    A revision's hash is computed over what the user wrote, so it stays the same whichever fields a later version types.
     """
 
     @model_serializer(mode="plain")
@@ -71,7 +71,7 @@ class KubernetesType(ApiModel):
 
 
 def keyed_by(field: str) -> tuple[Any, dict[str, Any]]:
-    """For a list whose items have a unique `field`: the check in Python, and the keywords of the JSON schema.
+    """Returns the Python check and the JSON schema keywords of a list whose items have a unique `field`.
 
     A merge by server-side apply then works item by item, as for Kubernetes' own lists of this kind.
     """
@@ -88,4 +88,4 @@ def keyed_by(field: str) -> tuple[Any, dict[str, Any]]:
 
 
 OpenObject = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})]
-"""An object of Kubernetes that is not typed here: the API server checks it when the pod template is applied."""
+"""A Kubernetes object that is not typed here: the API server checks it when the pod template is applied."""

@@ -1,4 +1,6 @@
-"""The InferenceScaler: the number of engines of one role, as an object that autoscalers can write. Knows no service."""
+"""Defines the InferenceScaler: the number of engines of one role, as an object that autoscalers can write. Knows no
+service.
+"""
 
 from typing import Literal
 
@@ -12,25 +14,25 @@ MOST_REPLICAS = 1000
 
 
 class InferenceScalerSpec(ApiModel):
-    """Which number it is."""
+    """The role to scale, and its number of engines."""
 
     service: ObjectName
     """The InferenceService of this namespace."""
     role: Literal["unified", "prefill", "decode"]
-    """Whose engines it counts."""
+    """The role whose engines it counts."""
     replicas: int | None = Field(default=None, ge=0, le=MOST_REPLICAS)
     """Engines to run, in place of the role's own `replicas`; if left out, the operator writes that number here once."""
 
 
 class InferenceScalerStatus(ApiModel):
-    """What the operator saw last."""
+    """The state that the operator last observed."""
 
     replicas: int = Field(default=0, ge=0)
     """Engines of the role that exist, of all revisions."""
     selector: str | None = None
-    """Label selector of these, for autoscalers."""
+    """A label selector of these engines, for autoscalers."""
     message: str = Field(default="", max_length=1024)
-    """Why it has no effect; empty where it has."""
+    """The reason for which the scaler has no effect; empty if it has one."""
 
 
 class InferenceScaler(ApiModel):
@@ -40,6 +42,6 @@ class InferenceScaler(ApiModel):
     kind: Literal["InferenceScaler"]
     metadata: Metadata
     spec: InferenceScalerSpec
-    """What is wanted."""
+    """The desired number of engines."""
     status: InferenceScalerStatus | None = None
-    """What is so; written by the operator."""
+    """The observed state, written by the operator."""

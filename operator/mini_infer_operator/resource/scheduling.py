@@ -1,4 +1,4 @@
-"""Kubernetes' types that say on which nodes a pod may run: tolerations, affinity, spread. As in core/v1."""
+"""Types the choice of nodes for a pod: tolerations, affinity, spread. As in core/v1."""
 
 from typing import Annotated, Literal
 
@@ -31,7 +31,7 @@ class Toleration(KubernetesType):
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
     """The taint's effect; every effect if left out."""
     toleration_seconds: int | None = None
-    """How long a pod stays on a node that gets a NoExecute taint; for ever if left out."""
+    """Seconds that a pod stays on a node that gets a NoExecute taint; for ever if left out."""
 
 
 class NodeSelectorRequirement(KubernetesType):
@@ -40,9 +40,9 @@ class NodeSelectorRequirement(KubernetesType):
     key: str = Field(min_length=1, max_length=317)
     """The label's key."""
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"]
-    """How the label's value relates to values."""
+    """The relation between the label's value and values."""
     values: Texts | None = None
-    """For In and NotIn any number, for Gt and Lt one integer."""
+    """Any number of values for In and NotIn, one integer for Gt and Lt."""
 
 
 class NodeSelectorTerm(KubernetesType):
@@ -51,45 +51,45 @@ class NodeSelectorTerm(KubernetesType):
     match_expressions: list[NodeSelectorRequirement] | None = Field(default=None, max_length=32)
     """Conditions on labels."""
     match_fields: list[NodeSelectorRequirement] | None = Field(default=None, max_length=32)
-    """Conditions on fields, of which there is metadata.name."""
+    """Conditions on fields; the only field is metadata.name."""
 
 
 class NodeSelector(KubernetesType):
-    """Terms of which one must hold."""
+    """Terms of which at least one must hold."""
 
     node_selector_terms: list[NodeSelectorTerm] = Field(min_length=1, max_length=32)
-    """Each with conditions that must all hold."""
+    """Terms, each with conditions that must all hold."""
 
 
 class PreferredSchedulingTerm(KubernetesType):
-    """Nodes that are preferred."""
+    """A preference for some nodes."""
 
     weight: int = Field(ge=1, le=100)
-    """Against other preferences, 1 to 100."""
+    """The weight against other preferences, 1 to 100."""
     preference: NodeSelectorTerm
-    """Which nodes."""
+    """The preferred nodes."""
 
 
 class NodeAffinity(KubernetesType):
-    """Which nodes the pods may or should run on."""
+    """The nodes on which the pods may or should run."""
 
     required_during_scheduling_ignored_during_execution: NodeSelector | None = None
-    """Only on these nodes."""
+    """The only nodes on which the pods may run."""
     preferred_during_scheduling_ignored_during_execution: list[PreferredSchedulingTerm] | None = Field(
         default=None, max_length=32
     )
-    """Rather on these nodes."""
+    """The preferred nodes."""
 
 
 class PodAffinityTerm(KubernetesType):
-    """Pods to be near to or far from."""
+    """Other pods, to be near to or far from."""
 
     topology_key: str = Field(min_length=1, max_length=317)
-    """The node label that says what near is, such as kubernetes.io/hostname."""
+    """The node label whose equal values mean near, such as kubernetes.io/hostname."""
     label_selector: OpenObject | None = None
-    """Which pods, by matchLabels and matchExpressions."""
+    """Labels of the other pods, by matchLabels and matchExpressions."""
     namespaces: Texts | None = None
-    """In which namespaces; the service's own if left out."""
+    """The namespaces of the other pods; the service's own if left out."""
     namespace_selector: OpenObject | None = None
     """Further namespaces, by matchLabels and matchExpressions."""
     match_label_keys: Texts | None = None
@@ -99,54 +99,54 @@ class PodAffinityTerm(KubernetesType):
 
 
 class WeightedPodAffinityTerm(KubernetesType):
-    """Pods that it is preferred to be near to or far from."""
+    """A preference to be near to or far from other pods."""
 
     weight: int = Field(ge=1, le=100)
-    """Against other preferences, 1 to 100."""
+    """The weight against other preferences, 1 to 100."""
     pod_affinity_term: PodAffinityTerm
-    """Which pods, and what near is."""
+    """Pods to be near to or far from, and the meaning of near."""
 
 
 class PodAffinity(KubernetesType):
-    """Which pods these pods must or should be near to (affinity) or far from (anti-affinity)."""
+    """Other pods that these pods must or should be near to (affinity) or far from (anti-affinity)."""
 
     required_during_scheduling_ignored_during_execution: list[PodAffinityTerm] | None = Field(
         default=None, max_length=32
     )
-    """Only so."""
+    """Terms that must all hold."""
     preferred_during_scheduling_ignored_during_execution: list[WeightedPodAffinityTerm] | None = Field(
         default=None, max_length=32
     )
-    """Rather so."""
+    """Terms that are preferred."""
 
 
 class Affinity(KubernetesType):
-    """Where the pods may or should run, by nodes and by other pods."""
+    """The nodes and the other pods that decide where the pods may or should run."""
 
     node_affinity: NodeAffinity | None = None
-    """By labels of nodes."""
+    """The nodes, by their labels."""
     pod_affinity: PodAffinity | None = None
-    """Near to other pods."""
+    """Other pods to be near to."""
     pod_anti_affinity: PodAffinity | None = None
-    """Far from other pods."""
+    """Other pods to be far from."""
 
 
 class TopologySpreadConstraint(KubernetesType):
-    """How evenly the pods are spread over nodes or zones."""
+    """An even spread of the pods over nodes or zones."""
 
     max_skew: int = Field(ge=1)
-    """By how many pods two domains may differ."""
+    """The number of pods by which two domains may differ."""
     topology_key: str = Field(min_length=1, max_length=317)
     """The node label whose values are the domains, such as topology.kubernetes.io/zone."""
     when_unsatisfiable: Literal["DoNotSchedule", "ScheduleAnyway"]
-    """What the scheduler does where the spread cannot be kept."""
+    """The scheduler's choice if the spread cannot be kept."""
     label_selector: OpenObject | None = None
-    """Which pods are counted, by matchLabels and matchExpressions."""
+    """The pods to count, by matchLabels and matchExpressions."""
     min_domains: int | None = Field(default=None, ge=1)
-    """At least so many domains must exist."""
+    """The number of domains that must exist."""
     node_affinity_policy: Literal["Honor", "Ignore"] | None = None
-    """Whether nodes that affinity excludes are counted."""
+    """Honor to leave out nodes that affinity excludes, Ignore to count them."""
     node_taints_policy: Literal["Honor", "Ignore"] | None = None
-    """Whether nodes with taints that are not tolerated are counted."""
+    """Honor to leave out nodes with taints that are not tolerated, Ignore to count them."""
     match_label_keys: Texts | None = None
     """Labels whose values must equal the pod's own to be counted."""

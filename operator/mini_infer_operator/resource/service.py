@@ -1,4 +1,4 @@
-"""The InferenceService as a whole: metadata, spec and status."""
+"""Defines the InferenceService as a whole: metadata, spec and status."""
 
 import re
 from typing import Literal
@@ -61,13 +61,13 @@ class InferenceService(ApiModel):
     kind: Literal["InferenceService"]
     metadata: Metadata
     spec: InferenceServiceSpec
-    """What is wanted."""
+    """The desired state."""
     status: InferenceServiceStatus | None = None
-    """What is so; written by the operator."""
+    """The observed state, written by the operator."""
 
     @property
     def model_name(self) -> str:
-        """What clients write as `model`."""
+        """The name that clients write as `model`."""
         return self.spec.model.name or self.metadata.name
 
     @property

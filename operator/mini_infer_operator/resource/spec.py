@@ -1,4 +1,4 @@
-"""What a user writes: `spec` of an InferenceService, as typed models with their rules. Knows no status."""
+"""Defines `spec` of an InferenceService, which users write, as typed models with their rules. Knows no status."""
 
 import re
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -57,11 +57,11 @@ class SecretKey(ApiModel):
     name: str = Field(min_length=1, max_length=253)
     """Name of the Secret."""
     key: str = Field(default="token", min_length=1, max_length=253)
-    """Key inside it."""
+    """A key inside it."""
 
 
 class ModelSpec(ApiModel):
-    """Which weights to serve, and under which name."""
+    """The weights to serve, and the name under which to serve them."""
 
     rules = (
         Rule(
@@ -87,17 +87,18 @@ class ModelSpec(ApiModel):
         ),
     )
     uri: str = Field(min_length=1, max_length=1024)
-    """Where the weights are: `demo` (ships with the engine), `file:///path` (a folder where the engine runs: in its
-    image, on a volume of the template, or on this machine with `mini-infer up`), `pvc://claim/path` (mounted
-    read-only) or `hf://organisation/name[@revision]`."""
+    """The location of the weights: `demo` (ships with the engine), `file:///path` (a folder where the engine runs: in
+    its image, on a volume of the template, or on this machine with `mini-infer up`), `pvc://claim/path` (mounted
+    read-only) or `hf://organisation/name[@revision]`.
+    """
     name: str | None = Field(default=None, min_length=1, max_length=128)
-    """What clients write as `model`; metadata.name if left out."""
+    """The name that clients write as `model`; metadata.name if left out."""
     token_secret: SecretKey | None = None
-    """Where the token for a gated hf:// model is."""
+    """The Secret key with the token for a gated hf:// model."""
 
 
 def _is_extended(resource: str) -> bool:
-    """Whether whole pieces of it are given out, such as nvidia.com/gpu."""
+    """True if the resource is allocated in whole units, such as nvidia.com/gpu."""
     return "/" in resource and "kubernetes.io/" not in resource
 
 
@@ -105,7 +106,7 @@ _EXTENDED = "k.contains('/') && !k.contains('kubernetes.io/')"
 
 
 class ResourceRequirements(ApiModel):
-    """As in a container of a pod."""
+    """Requests, limits and claims, as in a container of a pod."""
 
     rules = (
         Rule(
@@ -140,9 +141,9 @@ class ResourceRequirements(ApiModel):
         ),
     )
     requests: dict[str, Quantity] | None = Field(default=None, max_length=32)
-    """What a node must have free, such as {cpu: 4, memory: 32Gi}."""
+    """Resources that a node must have free, such as {cpu: 4, memory: 32Gi}."""
     limits: dict[str, Quantity] | None = Field(default=None, max_length=32)
-    """What the container may use at most, and its devices, such as {nvidia.com/gpu: 1}."""
+    """The most that the container may use, and its devices, such as {nvidia.com/gpu: 1}."""
     claims: Annotated[list[ContainerResourceClaim], _BY_NAME[0]] | None = Field(
         default=None, max_length=8, json_schema_extra=_BY_NAME[1]
     )
@@ -160,12 +161,12 @@ class ResourceRequirements(ApiModel):
 
     @property
     def gpus(self) -> int:
-        """GPUs, or parts of some (MIG), that limits ask for; claimed ones are not counted."""
+        """The number of GPUs, or parts of GPUs (MIG), in the limits; claimed ones are not counted."""
         return int(sum(parse_quantity(n) for name, n in self.allowed.items() if is_gpu(name)))
 
 
 def _field_of(row: OptionRow) -> tuple[Any, Any]:
-    """Type and details of an option's field; what is left out is the engine's default."""
+    """Returns type and details of an option's field; a field that is left out has the engine's default."""
     option = row.option
     if option.is_size:
         return Quantity | None, Field(default=None, description=f"{row.description} Such as 256Mi or 40Gi.")
@@ -179,7 +180,7 @@ def _field_of(row: OptionRow) -> tuple[Any, Any]:
 if TYPE_CHECKING:
 
     class _EngineFields(ApiModel):
-        """Made below."""
+        """The engine's options as fields, for type checkers; the class is created below."""
 
 else:  # from the engine's options: a type checker cannot follow, and no field is read by name
     _EngineFields = create_model(
@@ -191,7 +192,9 @@ else:  # from the engine's options: a type checker cannot follow, and no field i
 
 _LONG_FLAGS = "|".join(flag.removeprefix("--") for flag in RESERVED_ENGINE_FLAGS if flag.startswith("--"))
 _RESERVED_FLAG_PATTERN = rf"^(-[a-z]|--({_LONG_FLAGS})(=|$))"
-"""All flags of one dash, too: the engine's parser takes their beginnings."""
+"""A pattern of reserved flags. It matches all flags with one dash, because the engine's parser accepts their
+prefixes.
+"""
 
 
 _DEFAULTS: dict[str, Any] = {row.name: row.default for row in option_rows(EngineOptions)}
@@ -202,7 +205,7 @@ _LOOKUP_CEL = {
 
 
 def _lookup(engine: Any, option: str) -> int:
-    """As written, else the engine's default."""
+    """Returns the written value, else the engine's default."""
     value: int | None = getattr(engine, option)
     return _DEFAULTS[option] if value is None else value
 
@@ -211,7 +214,7 @@ TRANSFER_OPTIONS = tuple(row.name for row in option_rows(EngineOptions) if row.o
 
 
 class EngineSpec(_EngineFields):
-    """Options of the engine; what is left out is the engine's default (`mini-infer-serve --help`)."""
+    """Options of the engine; an option that is left out has the engine's default (`mini-infer-serve --help`)."""
 
     rules = (
         Rule(
@@ -278,7 +281,7 @@ class EngineSpec(_EngineFields):
 
     @property
     def names_transfer(self) -> bool:
-        """Whether an option of KV transfer is written, be it with its default."""
+        """True if an option of KV transfer is written, even with its default."""
         return any(getattr(self, option) is not None for option in TRANSFER_OPTIONS)
 
 
@@ -305,9 +308,9 @@ class TemplateMetadata(ApiModel):
         ),
     )
     labels: dict[str, LabelValue] | None = Field(default=None, max_length=64)
-    """Texts: numbers, and words such as yes or true, need quotes."""
+    """Labels as texts: numbers, and words such as yes or true, need quotes."""
     annotations: dict[str, Annotated[str, Field(max_length=16384)]] | None = Field(default=None, max_length=64)
-    """Texts: numbers, and words such as yes or true, need quotes."""
+    """Annotations as texts: numbers, and words such as yes or true, need quotes."""
 
 
 class TemplateSpec(ApiModel):
@@ -330,17 +333,17 @@ class TemplateSpec(ApiModel):
     tolerations: list[Toleration] | None = Field(default=None, max_length=64)
     """Taints of nodes that the pods tolerate."""
     affinity: Affinity | None = None
-    """Near which nodes and pods to run."""
+    """The nodes and other pods to run near to."""
     topology_spread_constraints: list[TopologySpreadConstraint] | None = Field(default=None, max_length=16)
-    """How evenly the pods are spread over nodes or zones."""
+    """An even spread of the pods over nodes or zones."""
     scheduler_name: ObjectName | None = None
-    """Which scheduler places the pods."""
+    """The scheduler that places the pods."""
     priority_class_name: ObjectName | None = None
-    """Which PriorityClass the pods have."""
+    """The PriorityClass of the pods."""
     service_account_name: ObjectName | None = None
-    """Which ServiceAccount the pods have; its token is not mounted."""
+    """The ServiceAccount of the pods; its token is not mounted."""
     runtime_class_name: ObjectName | None = None
-    """Which RuntimeClass runs the containers, such as nvidia."""
+    """The RuntimeClass that runs the containers, such as nvidia."""
     image_pull_secrets: Annotated[list[ObjectReference], _BY_NAME[0]] | None = Field(
         default=None, max_length=16, json_schema_extra=_BY_NAME[1]
     )
@@ -348,7 +351,7 @@ class TemplateSpec(ApiModel):
     security_context: PodSecurityContext | None = None
     """Merged over the operator's: runAsNonRoot, seccomp RuntimeDefault."""
     termination_grace_period_seconds: int | None = Field(default=None, ge=10, le=86400)
-    """How long a draining engine may take to finish its requests; 300 if left out."""
+    """Seconds that a draining engine may take to finish its requests; 300 if left out."""
     volumes: Annotated[list[Volume], _BY_NAME[0]] | None = Field(
         default=None, max_length=32, json_schema_extra=_BY_NAME[1]
     )
@@ -369,27 +372,27 @@ class TemplateContainer(ApiModel):
     env: Annotated[list[EnvironmentVariable], _BY_NAME[0]] | None = Field(
         default=None, max_length=128, json_schema_extra=_BY_NAME[1]
     )
-    """Wins over the operator's variables of the same name."""
+    """Variables that override the operator's of the same name."""
     env_from: list[EnvironmentFrom] | None = Field(default=None, max_length=32)
     """ConfigMaps and Secrets of which every key becomes a variable."""
     volume_mounts: Annotated[list[VolumeMount], _BY_MOUNT_PATH[0]] | None = Field(
         default=None, max_length=32, json_schema_extra=_BY_MOUNT_PATH[1]
     )
-    """Where the template's volumes are mounted."""
+    """Mounts of the template's volumes."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
-    """When the image is pulled; what Kubernetes chooses by the tag if left out."""
+    """The time at which the image is pulled; Kubernetes chooses by the tag if left out."""
     security_context: SecurityContext | None = None
     """Merged over the operator's: no capabilities, no privilege escalation, read-only root file system."""
     startup_probe: ProbeLimits | None = None
-    """How long weights may take to load: periodSeconds times failureThreshold; an hour if left out."""
+    """The time for weights to load: periodSeconds times failureThreshold; an hour if left out."""
     liveness_probe: ProbeLimits | None = None
-    """When an engine that does not answer is started again; after 15 seconds if left out."""
+    """The time until an engine that does not answer is restarted; 15 seconds if left out."""
     readiness_probe: ProbeLimits | None = None
-    """When an engine that does not answer gets no more requests; after 6 seconds if left out."""
+    """The time until an engine that does not answer gets no more requests; 6 seconds if left out."""
 
 
 class PodTemplate(ApiModel):
-    """What a user may add to or change in the pods that the operator makes."""
+    """Fields that a user may add to or change in the pods that the operator creates."""
 
     metadata: TemplateMetadata | None = None
     """Labels and annotations of the pods."""
@@ -402,7 +405,7 @@ class PodTemplate(ApiModel):
 _IS_GPU = f"k.matches(r'{GPU_PATTERN}')"
 _LIMITS = "has(self.resources) && has(self.resources.limits)"
 _GPUS = f"self.resources.limits.map(k, {_IS_GPU}, quantity(string(self.resources.limits[k])).asInteger()).sum()"
-"""What `ResourceRequirements.gpus` counts."""
+"""CEL that counts what `ResourceRequirements.gpus` counts."""
 _RANKS = " * ".join(f"self.parallelism.?{size}.orValue(1)" for size in ("tensor", "pipeline", "data"))
 
 
@@ -410,13 +413,13 @@ class Scaling(ApiModel):
     """Bounds for an autoscaler. Refused until it works."""
 
     min_replicas: int | None = Field(default=None, ge=0, le=1000)
-    """Never fewer engines."""
+    """The fewest engines."""
     max_replicas: int | None = Field(default=None, ge=1, le=1000)
-    """Never more engines."""
+    """The most engines."""
 
 
 class RoleSpec(ApiModel):
-    """The engines of one role: how many, how large, with which options."""
+    """The engines of one role: their number, size and options."""
 
     rules = (
         Rule(
@@ -457,19 +460,19 @@ class RoleSpec(ApiModel):
     replicas: int = Field(default=1, ge=0, le=1000)
     """Engines to run; changing it restarts none."""
     resources: ResourceRequirements | None = None
-    """Of the engine's container."""
+    """Resources of the engine's container."""
     engine: EngineSpec | None = None
     """Options of the engine."""
     template: PodTemplate | None = None
-    """What the pods have beside what the operator gives them."""
+    """Additions and changes to the pods."""
     parallelism: Parallelism | None = None
-    """How one engine is spread over GPUs and nodes."""
+    """The GPUs and nodes over which one engine is spread."""
     scaling: Scaling | None = None
     """Bounds for an autoscaler."""
 
 
 class InferenceServiceSpec(ApiModel):
-    """What the user wants served."""
+    """The model that the user wants served, and the engines that serve it."""
 
     rules = (
         Rule(
@@ -496,18 +499,18 @@ class InferenceServiceSpec(ApiModel):
         *PAIRS,
     )
     model: ModelSpec
-    """Which weights to serve, and under which name."""
+    """The weights to serve, and the name under which to serve them."""
     image: str | None = Field(default=None, min_length=1, max_length=1024)
     """The engine's image; the operator's `--engine-image` if left out."""
     operator_class: str | None = Field(default=None, min_length=1, max_length=63)
-    """Which operator looks after it: the one started with this `--operator-class`; if left out, one without."""
+    """The `--operator-class` of the operator that manages it; if left out, an operator without one."""
     rollout: Rollout | None = None
-    """How an edit is brought about."""
+    """Limits on the way from one revision to the next."""
     disruption_budget: DisruptionBudget | None = None
-    """How many engines may be evicted at a time."""
+    """The engines that may be evicted at a time."""
     unified: RoleSpec | None = None
     """Engines that do prefill and decode."""
     prefill: RoleSpec | None = None
-    """Engines that compute prompts and hand their KV cache on; fields as in unified."""
+    """Engines that compute prompts and send their KV cache; fields as in unified."""
     decode: RoleSpec | None = None
     """Engines that generate, with the KV cache of a prefill engine or their own; fields as in unified."""

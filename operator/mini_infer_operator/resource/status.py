@@ -1,4 +1,4 @@
-"""What users are told: `status` of an InferenceService, its conditions, and the closed set of their reasons."""
+"""Defines `status` of an InferenceService, its conditions, and the closed set of their reasons."""
 
 from typing import Literal
 
@@ -23,21 +23,21 @@ class Reason:
     NONE_AVAILABLE = "NoneAvailable"
     COMPLETE = "Complete"
     PAUSED = "Paused"
-    """spec.rollout.paused: edits wait."""
+    """spec.rollout.paused is true: edits wait."""
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded"
     """New engines do not become available; what served before goes on serving. Edit the spec, or edit it back."""
 
     # The API server or a rule says no.
     INVALID_SPEC = "InvalidSpec"
-    """The stored spec breaks a rule (older than the rule, or written past it)."""
+    """The stored spec breaks a rule: it is older than the rule, or was written without validation."""
     REFUSED = "Refused"
     """The API server refused a child object; the message is its own."""
     NO_GPU_IMAGE = "NoGpuImage"
     """Engines ask for a GPU, and the image that they would run from computes on CPUs."""
     POD_SECURITY = "PodSecurity"
-    """The template asks for rights, or for credentials of the namespace, that the operator does not let pods have."""
+    """The template uses rights, or credentials of the namespace, that the operator does not allow pods."""
     NO_LEADER_WORKER_SET = "NoLeaderWorkerSet"
-    """Engines are to span several nodes, and the cluster does not serve the kind that runs such groups."""
+    """Engines are to span several nodes, but the cluster does not serve the kind that runs such groups."""
     NAME_TAKEN = "NameTaken"
     """A child's name belongs to an object that this service does not own."""
     API_ERROR = "ApiError"
@@ -54,9 +54,9 @@ class Reason:
     """The engine ends again and again; the message has its last line."""
     OUT_OF_MEMORY = "OutOfMemory"
     NODE_LOST = "NodeLost"
-    """A node does not report: nobody knows how its engines are."""
+    """A node does not report: the state of its engines is unknown."""
     ENGINE_NOT_READY = "EngineNotReady"
-    """An engine that ran says that it cannot answer: drained by hand, overloaded, or hung."""
+    """An engine that ran reports that it cannot answer: drained by hand, overloaded, or hung."""
     POD_FAILED = "PodFailed"
     """A node refused or evicted a pod."""
 
@@ -65,51 +65,52 @@ REASONS = frozenset(value for name, value in vars(Reason).items() if name.isuppe
 
 
 class Condition(ApiModel):
-    """As metav1.Condition."""
+    """One condition, with the fields of metav1.Condition."""
 
     type: Literal["Ready", "Available", "Progressing", "Reconciling", "Stalled", "ModelNameOwned"]
-    """Ready: what the spec asks for runs, all of it. Available: some engine can answer. Progressing: work goes on.
-    Reconciling, Stalled: there only while True, for tools that wait (kstatus): work goes on; it cannot go on.
-    ModelNameOwned: there only where several services claim the model name; True for the one whose it is."""
+    """The condition's type. Ready: everything that the spec asks for runs. Available: an engine can answer.
+    Progressing: work goes on. Reconciling and Stalled exist only while True, for tools that wait (kstatus): work goes
+    on; it cannot go on. ModelNameOwned exists only if several services claim the model name; True for the owner.
+    """
     status: Literal["True", "False", "Unknown"]
-    """Whether it holds."""
+    """The condition's value: True, False or Unknown."""
     reason: str = Field(min_length=1, max_length=1024)
-    """One word for why, out of a closed set."""
+    """The reason in one word, out of a closed set."""
     message: str = Field(default="", max_length=32768)
     """A sentence for people, with Kubernetes' or the engine's own words where there are some."""
     last_transition_time: str
-    """When status last became what it is."""
+    """The time at which status last changed."""
     observed_generation: int = Field(default=0, ge=0)
-    """metadata.generation of the service that this speaks of."""
+    """The metadata.generation of the service that this describes."""
 
 
 class RoleStatus(ApiModel):
     """The engines of one role."""
 
     name: str = Field(min_length=1, max_length=63)
-    """unified, prefill or decode."""
+    """The role: unified, prefill or decode."""
     replicas: int = Field(default=0, ge=0)
     """Engines that exist, of all revisions."""
     ready_replicas: int = Field(default=0, ge=0)
     """Engines of the wanted revision that are ready."""
     ready: str = Field(default="", max_length=16)
-    """The same beside how many are wanted, such as 1/2."""
+    """Ready and wanted engines, such as 1/2."""
     gpus: int = Field(default=0, ge=0)
     """GPUs of one engine, over all its pods."""
 
 
 class InferenceServiceStatus(ApiModel):
-    """What the operator saw last."""
+    """The state that the operator last observed."""
 
     observed_generation: int = Field(default=0, ge=0)
-    """metadata.generation that the status speaks of."""
+    """The metadata.generation that the status describes."""
     conditions: list[Condition] = Field(
         default=[],
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     """Ready, Available and Progressing, each with its reason."""
     model: str | None = None
-    """What clients write as `model`: the served name, or namespace/name where that name is another service's."""
+    """The name that clients write as `model`: the served name, or namespace/name if another service owns that name."""
     revision: str | None = None
     """The revision that the spec asks for."""
     replicas: int = Field(default=0, ge=0)
@@ -128,8 +129,8 @@ class InferenceServiceStatus(ApiModel):
     selector: str | None = None
     """Label selector of the engines that `spec.unified.replicas` counts, for autoscalers."""
     url: str | None = None
-    """Where an OpenAI client finds the model: the gateway where the operator knows one, else the engines' Service."""
+    """The URL for OpenAI clients: the gateway's if the operator knows one, else that of the engines' Service."""
     operator: str | None = Field(default=None, max_length=253)
-    """The installation of the operator that looks after the service: namespace/release. Others leave it alone."""
+    """The installation of the operator that manages the service: namespace/release. Others leave it alone."""
     challenger: str | None = Field(default=None, max_length=253)
-    """Another installation that asks whether `operator` still lives; empty as soon as that has answered."""
+    """Another installation that asks if `operator` still runs; empty as soon as that has answered."""

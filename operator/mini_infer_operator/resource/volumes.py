@@ -1,4 +1,4 @@
-"""Kubernetes' types of a pod's volumes and of where a container mounts them. As in core/v1."""
+"""Types a pod's volumes and a container's mounts of them, as in core/v1."""
 
 from typing import Literal
 
@@ -13,18 +13,18 @@ class EmptyDir(KubernetesType):
     """A folder that lives as long as the pod."""
 
     medium: Literal["", "Memory", "HugePages"] | None = None
-    """Memory: a tmpfs, which counts against the container's memory limit."""
+    """The storage medium. Memory is a tmpfs, which counts against the container's memory limit."""
     size_limit: Quantity | None = None
-    """Above it the pod is evicted."""
+    """The size above which the pod is evicted."""
 
 
 class ClaimReference(KubernetesType):
     """A PersistentVolumeClaim of the service's namespace."""
 
     claim_name: ObjectName
-    """Its metadata.name."""
+    """The claim's metadata.name."""
     read_only: bool | None = None
-    """Whether nothing can be written."""
+    """True if nothing can be written."""
 
 
 class HostPath(KubernetesType):
@@ -33,18 +33,18 @@ class HostPath(KubernetesType):
     path: str = Field(min_length=1, max_length=1024)
     """The folder's absolute path."""
     type: str | None = Field(default=None, max_length=32)
-    """Such as Directory or DirectoryOrCreate: what must be there."""
+    """The object that must exist, such as Directory or DirectoryOrCreate."""
 
 
 class NetworkFileSystem(KubernetesType):
     """A folder of an NFS server."""
 
     server: str = Field(min_length=1, max_length=253)
-    """Host name or address."""
+    """The server's host name or address."""
     path: str = Field(min_length=1, max_length=1024)
     """The exported folder."""
     read_only: bool | None = None
-    """Whether nothing can be written."""
+    """True if nothing can be written."""
 
 
 _SOURCES = (
@@ -77,7 +77,7 @@ class Volume(KubernetesType):
         ),
     )
     name: str = Field(min_length=1, max_length=63, pattern="^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
-    """What volumeMounts name."""
+    """The name by which volumeMounts refer to it."""
     empty_dir: EmptyDir | None = None
     """A folder that lives as long as the pod."""
     persistent_volume_claim: ClaimReference | None = None
@@ -107,7 +107,7 @@ class Volume(KubernetesType):
 
 
 class VolumeMount(KubernetesType):
-    """Where a volume of the template is found in the engine's container."""
+    """A mount of one of the template's volumes in the engine's container."""
 
     rules = (
         Rule(
@@ -122,16 +122,16 @@ class VolumeMount(KubernetesType):
         ),
     )
     name: str = Field(min_length=1, max_length=63)
-    """Of a volume in template.spec.volumes."""
+    """The name of a volume in template.spec.volumes."""
     mount_path: str = Field(min_length=1, max_length=1024, pattern="^[^:]+$")
     """The folder in the container, without a colon."""
     read_only: bool | None = None
-    """Whether nothing can be written."""
+    """True if nothing can be written."""
     sub_path: str | None = Field(default=None, max_length=1024)
     """A folder inside the volume instead of its root."""
     sub_path_expr: str | None = Field(default=None, max_length=1024)
-    """The same, with $(NAME) for variables of the environment."""
+    """A folder inside the volume, with $(NAME) for variables of the environment."""
     mount_propagation: Literal["None", "HostToContainer", "Bidirectional"] | None = None
-    """Whether later mounts are seen on the other side."""
+    """The direction in which later mounts are seen on the other side."""
     recursive_read_only: Literal["Disabled", "IfPossible", "Enabled"] | None = None
-    """Whether read-only holds for mounts inside the volume too."""
+    """Read-only for mounts inside the volume too."""
