@@ -36,11 +36,12 @@ test-schemas: install ## structured output of 300 JSON schemas, four outputs eac
 test-features: install ## every pair of features on a CPU, as docs/features.md tells it
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m features tests/engine/test_features.py $(PYTEST_ARGS)
 
-check: install ## ruff, format, mypy, import rules: what CI and pre-commit run
+check: install ## ruff, format, mypy, import rules, docstrings: what CI and pre-commit run
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	@$(BIN)/python scripts/docstring_fragments.py
 
 format: install ## format and auto-fix
 	$(BIN)/ruff check --fix .

@@ -256,7 +256,7 @@ class EndpointSubscriber:
             frames = await socket.recv_multipart()
             unread.took(frames)
             topic, frame, payload = frames
-            await self._breathe()
+            await self._yield_to_loop()
             if topic == LOAD_TOPIC:
                 report = decode_load(payload)
                 self.role = report.role
@@ -293,9 +293,9 @@ class EndpointSubscriber:
             orphans = self._index.apply(self._endpoint.name, part)
             if orphans:
                 log.debug("%s stored %d chains whose parents are not known here", self._endpoint.name, orphans)
-            await self._breathe()
+            await self._yield_to_loop()
 
-    async def _breathe(self) -> None:
+    async def _yield_to_loop(self) -> None:
         """Lets the event loop run after SLICE_S of work: awaiting a socket with much to read does not yield to it."""
         if self._clock() - self._breathed_s > SLICE_S:
             await asyncio.sleep(0)

@@ -94,12 +94,12 @@ class FlowController:
         self._numbers, self._turns = count(1), count()
         ledger.on_report = self.reported
 
-    def order(self, priority: int, arrived_s: float, patience_s: float = inf) -> Order:
+    def order(self, priority: int, arrived_s: float, client_timeout_s: float = inf) -> Order:
         """Returns a new request's position in the queue: by priority, then by its deadline for placement.
 
-        `patience_s` is the longest time for which its client is willing to wait.
+        `client_timeout_s` is the longest time for which its client is willing to wait.
         """
-        return priority, arrived_s + min(patience_s, self._settings.queue_timeout_s), next(self._numbers)
+        return priority, arrived_s + min(client_timeout_s, self._settings.queue_timeout_s), next(self._numbers)
 
     async def place(
         self,

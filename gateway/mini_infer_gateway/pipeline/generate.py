@@ -99,7 +99,7 @@ class _Call:
     """The model as the client wrote it, which is a name in the catalog."""
     client_body: bytes
     held: HeldBody
-    patience_s: float
+    client_timeout_s: float
     """Seconds that the client allows the request to wait for an endpoint with room."""
     timeout_s: float
     """Seconds that the whole request may take; infinite if there is no limit."""
@@ -238,7 +238,7 @@ class Generate:
         deadline_s = arrived_s + settings.request_deadline_s
         kills = self._poison.kills(scope["path"], body, arrived_s)
         attempts = Attempts(self.retry_budget, settings.max_attempts, deadline_s, kills=kills)
-        patience_s = _patience_s(scope["headers"])
+        client_timeout_s = _client_timeout_s(scope["headers"])
         timeout_s = request_timeout_s(scope["headers"], settings.request_timeout_s) if row.generates else inf
         facts = scope[FACTS]
         return _Call(
@@ -252,7 +252,7 @@ class Generate:
             model,
             body,
             held,
-            patience_s,
+            client_timeout_s,
             timeout_s,
             facts,
         )
@@ -369,7 +369,7 @@ class Generate:
             partial(self._names_now, call.model, names),
             call.request_id,
             call.leave_queue_by,
-            call.arrived_s + call.patience_s,
+            call.arrived_s + call.client_timeout_s,
         )
         if placement is None:
             raise no_endpoint(call.model)
@@ -419,13 +419,13 @@ class Generate:
         tokens = max((prompt.tokens for prompt in prompts.values()), default=unknown)
         # What takes no part in a batch takes no place in the queue either: it goes before all that wait.
         priority = call.client.priority(call.fields) if call.row.generates else IMMEDIATE
-        order_patience_s = call.patience_s if call.client.orders_by_deadline else inf
+        order_timeout_s = call.client_timeout_s if call.client.orders_by_deadline else inf
         return RoutingRequest(
             call.model,
             tokens,
             prompts,
             may_split=call.row.continued is not None and _has_one_prompt(prompts),
-            order=self.flow.order(priority, call.arrived_s, order_patience_s),
+            order=self.flow.order(priority, call.arrived_s, order_timeout_s),
             flow=call.client.flow,
         )
 
@@ -619,14 +619,14 @@ def _in_query(scope: Scope) -> dict[str, Any]:
     return dict(parse_qsl(scope["query_string"].decode("latin-1")))
 
 
-def _patience_s(headers: Headers) -> float:
+def _client_timeout_s(headers: Headers) -> float:
     """Returns the seconds that the client allows in the queue; infinite if it sent none or no number."""
     sent = next((value for name, value in headers if name == _QUEUE_TIMEOUT), b"")
     try:
-        patience_s = float(sent)
+        client_timeout_s = float(sent)
     except ValueError:
         return inf
-    return max(0.0, patience_s) if patience_s == patience_s else inf
+    return max(0.0, client_timeout_s) if client_timeout_s == client_timeout_s else inf
 
 
 def _elsewhere(request: RoutingRequest, decision: Decision) -> RoutingRequest:
