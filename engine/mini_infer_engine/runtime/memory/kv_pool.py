@@ -135,7 +135,7 @@ class KVPool:
         return keys, values
 
     def gather_latents(self, rows: Tensor, num_sequences: int) -> Tensor:
-        """Returns latents [sequences, tokens, width] of a pool with one entry a token. The next call overwrites them."""
+        """Returns latents [sequences, tokens, width] of a pool with one entry a token. They share `gather`'s memory."""
         return self._gathered(rows).view(num_sequences, -1, self.spec.row_width)
 
     def _gathered(self, rows: Tensor) -> Tensor:
