@@ -36,7 +36,7 @@ class Executor(Protocol):
     """Page sizes must be multiples of it."""
 
     def __init__(self, worker: ModelWorker, pool: KVPool, settings: EngineSettings) -> None:
-        """Allocates the state that passes need beside weights and pool."""
+        """Allocates the state that passes need in addition to weights and pool."""
 
     def compile_kernels(self, most_tokens: int) -> None:
         """Compiles what passes need, over a temporary pool with room for one sequence of `most_tokens`."""

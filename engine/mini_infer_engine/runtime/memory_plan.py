@@ -1,6 +1,6 @@
 """Divides a device's memory: weights, the largest pass, batch state, CUDA graphs, and pages for the rest.
 
-On a GPU it measures, with a small temporary pool; the arithmetic is `memory`'s.
+On a GPU it measures, with a small temporary pool; the arithmetic is in `memory`.
 """
 
 import gc
@@ -93,7 +93,7 @@ def plan_memory(
     before: MemoryInUse,
     smallest: Callable[[int], int] = lambda pages: pages,
 ) -> MemoryPlan:
-    """Returns pages and context, given the device's memory before this engine took any. The weights must be loaded.
+    """Returns the memory plan, given the device's memory before this engine took any. The weights must be loaded.
 
     `smallest` returns the smallest of one number from each rank that shares the model: all ranks have equally many
     pages.
@@ -117,7 +117,7 @@ def plan_memory(
 def _count_pages(
     device: torch.device, settings: ResolvedSettings, page_bytes: int, before: MemoryInUse, needed: int
 ) -> int:
-    """Returns the pages of the pool beside `needed` bytes."""
+    """Returns the pages of the pool after `needed` bytes are reserved."""
     now, total = MemoryInUse.of(device), torch.cuda.mem_get_info(device)[1]
     # What this process caches but does not use will be the pool's.
     available = now.free + now.reserved - now.allocated - needed

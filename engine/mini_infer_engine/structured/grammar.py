@@ -34,7 +34,7 @@ class Grammar(msgspec.Struct, frozen=True, gc=False):
     text: str
     """JSON text {"grammars": [...]}: the output begins with the first, the others are named by their contents."""
     param: str = "structured_outputs"
-    """The request's field that asks for the grammar, for errors."""
+    """The request's field that specifies the grammar, for errors."""
     num_bytes: int = 0
     """Memory that the grammar takes, as measured by the checker; 0 before."""
     cpu_s: float = 0.0

@@ -83,7 +83,7 @@ class GrammarRequest:
     """A grammar that is still to be built, which may take long."""
 
     param: str
-    """The field that asks for it."""
+    """The field that specifies it."""
     build: Callable[[Mapping[str, int]], Grammar]
     """Builds the grammar from the tokenizer's special tokens, with their ids. Raises GrammarError if that is not
     possible.

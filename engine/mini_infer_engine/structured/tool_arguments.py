@@ -14,7 +14,7 @@ _PARAMETER_END = "\n</parameter>\n"
 _BLANKS = Whitespace(pattern=r" |\n[\x20\x09]{0,64}")
 """Whitespace in arguments as models are shown them: on one line, or a line for each."""
 SHARED_RULES = f"xml_text[lazy]: TEXT {literal(_PARAMETER_END)}\n"
-"""Rules that those of arguments refer to, beside TEXT."""
+"""Rules that those of arguments refer to, in addition to TEXT."""
 
 
 class Arguments:

@@ -57,7 +57,7 @@ class Grammars:
         return self._in_clients_words(request.param, lambda: self._checker.check(self._built(request)))
 
     async def build_in_thread(self, request: GrammarRequest, client: str = "") -> Grammar:
-        """Builds a grammar off the event loop. At most so many grammars of one `client` are checked at once; others
+        """Builds a grammar off the event loop. A limited number of grammars of one `client` are checked at once; others
         wait.
 
         Raises ParameterError if it cannot be enforced or takes too long. Raises ApiError if it cannot be checked now.

@@ -50,7 +50,7 @@ class OutputText:
         """The stop token id or the stop string that ended it; None for EOS and length."""
         self.error = ""
         self.is_refused = False
-        """True if it ended with an error because of what the request asks for."""
+        """True if it ended with an error that is the request's fault."""
         self.num_cached_tokens = 0
         self.logprobs: list[TokenLogprobs] = []
         """Log probabilities at each of `token_ids`, if requested."""

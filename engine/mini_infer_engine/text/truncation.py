@@ -21,7 +21,9 @@ class Truncation(NamedTuple):
 def truncated(
     prompts: list[list[int]], asked: Truncation | None, max_model_len: int, max_tokens: int
 ) -> list[list[int]]:
-    """Truncates each prompt if requested. Raises ParameterError if prompt and `max_tokens` exceed the context."""
+    """Truncates each prompt if requested. Raises ParameterError if the requested tokens and `max_tokens` exceed the
+    context.
+    """
     if asked is None:
         return prompts
     room = max_model_len - max_tokens

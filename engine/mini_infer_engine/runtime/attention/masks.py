@@ -12,7 +12,7 @@ def decode_masks(
     """Returns a mask [decode rows, longest] for each window: 0 where a row's one query sees that cache index, -inf
     elsewhere.
 
-    A window is that of the last so many cache indexes, as `Row.position_offset` explains.
+    A window of n tokens covers the last n cache indexes, as `Row.position_offset` explains.
     """
     cache_indexes = torch.arange(longest, device=inputs.ends.device)
     ends = inputs.ends[: inputs.num_decodes, None]

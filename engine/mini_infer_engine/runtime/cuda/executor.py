@@ -70,7 +70,7 @@ _COMPILERS = 16
 it, 130 kernels instead of 39.
 """
 _GRAPH_OBJECT_BYTES = 1 << 20
-"""Bytes that the driver takes for a recorded graph, beside the memory that its kernels use."""
+"""Bytes that the driver takes for a recorded graph, in addition to the memory that its kernels use."""
 
 _WITH_CONFIGS_BY_ROWS = (Mechanism.LARGE_M_GEMM, Mechanism.INT8_GEMM)
 """Kernels that have another config, and so are compiled anew, for other numbers of rows above MAX_M."""

@@ -57,7 +57,7 @@ class RequestedLogprobs:
 
 
 class CudaLogprobs:
-    """The slots of one runner whose requests want log probabilities."""
+    """The slots of one runner whose requests want log probabilities, and the computation of these."""
 
     def __init__(self, most_rows: int, device: torch.device) -> None:
         """Prepares for parts of a pass with up to `most_rows` rows."""
@@ -75,7 +75,7 @@ class CudaLogprobs:
                 top_logprobs(logits, row, slots, row, last_tokens, top, named)
 
     def begin(self, row: Row) -> None:
-        """Records if the request in the row's slot wants log probabilities from now on."""
+        """Updates the record of slots that request log probabilities, for the request in the row's slot."""
         if row.sampling is not None and row.sampling.logprobs is not None:
             self._slots.add(row.slot)
         else:

@@ -1,4 +1,4 @@
-"""Applies what rows with drafts request beside temperature and filters, at each of their positions, kernel by kernel.
+"""Samples at each position of rows with drafts that request more than temperature and filters, kernel by kernel.
 
 Each position has a line of logits: line row * queries + query follows `query` draft tokens. The stages and their order
 are those of `CudaSampling`. Knows neither models nor how tokens are drafted.

@@ -23,7 +23,8 @@ and more use the tensor cores' wider instruction.
 def kv_quantization_of(settings: EngineSettings, config: ModelConfig, device: torch.device) -> KVQuantization | None:
     """Returns the quantization of keys and values, or None if they have the model's dtype.
 
-    Raises ModelError if the settings request what is not supported. If only the checkpoint does, it is ignored.
+    Raises ModelError if the settings request a quantization that is not supported. The checkpoint's own request is
+    ignored in that case.
     """
     is_asked = settings.kv_cache_dtype != "auto"
     name = settings.kv_cache_dtype if is_asked else config.kv_cache_dtype

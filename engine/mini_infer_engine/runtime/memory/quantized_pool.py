@@ -14,7 +14,7 @@ from mini_infer_engine.runtime.memory.kv_rows import dequantize_rows, quantize_r
 
 
 class QuantizedKVPool(KVPool):
-    """A `KVPool` that quantises what is written. Backends in plain torch see values in the model's dtype."""
+    """A `KVPool` that quantises its contents. Backends in plain torch see values in the model's dtype."""
 
     def _allocate(self, num_halves: int, device: torch.device) -> Tensor:
         spec = self.spec

@@ -73,8 +73,8 @@ def limit_this_process() -> None:
 def warm_up(tokenizer: LLTokenizer) -> int:
     """Proves a small grammar, so that this process has the pages that every proof writes to before a client waits.
 
-    Half of a proof's time with a vocabulary of 151,936 were page faults. Returns the resident bytes before, from which
-    the proof counts what its grammar takes.
+    With a vocabulary of 151,936, half of a proof's time was page faults. Returns the resident bytes before, from which
+    the proof counts the memory of its grammar.
     """
     _, before = _memory_bytes()
     _fault(tokenizer, _SMALL)
