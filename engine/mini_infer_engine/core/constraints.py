@@ -228,8 +228,8 @@ class _Asked:
         """Removes the tokens that the request forbids from the masks [1 + guesses]. `fault` says why there are no
         masks.
 
-        Returns how many draft tokens may be accepted, and the reason why even the first token may not be chosen, which
-        is empty if some token may.
+        Returns the number of draft tokens that may be accepted, and the reason why no first token is allowed, or an
+        empty string if one is.
         """
         if fault:
             bits[:] = ~np.uint32(0)  # what is chosen here is thrown away

@@ -141,8 +141,8 @@ class Engine:
 
     @property
     def kv_connector(self) -> KVConnector | None:
-        """The connector that moves keys and values from and to other engines. Whoever builds the engine sets it. None:
-        no transfers.
+        """The connector that moves keys and values from and to other engines, or None for no transfers. The builder of
+        the engine sets it.
         """
         return self._transfers.connector
 

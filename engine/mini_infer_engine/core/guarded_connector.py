@@ -1,7 +1,7 @@
-"""The engine's side of its KV connector, which survives whatever the connector raises.
+"""Calls the KV connector on behalf of the engine, and survives whatever the connector raises.
 
-A fault costs the request that it concerns: what was to come from another engine is computed here, and another engine
-that waits gets a refusal. Without a connector every call is a no-op. It knows neither pages nor sockets.
+A fault fails only the transfer that it concerns: a prompt that was to come from another engine is computed here, and
+another engine that waits gets a refusal. Without a connector every call is a no-op. It knows neither pages nor sockets.
 """
 
 from collections.abc import Callable
@@ -37,9 +37,11 @@ class GuardedConnector:
         self._receiving: set[str] = set()
         """Ids of requests for which `take` owes a result."""
         self._came: list[Received | NotReceived] = []
-        """Results that the next `take` returns beside the connector's."""
+        """Results that the next `take` returns in addition to the connector's."""
         self._takes = True
-        """False after a `take` that has raised: what it has not returned is no reason to call it again at once."""
+        """False after a `take` that has raised, so that it is not called again at once for results that it did not
+        return.
+        """
         self._stats = NO_TRANSFERS
 
     @property
@@ -62,7 +64,7 @@ class GuardedConnector:
         return reason
 
     def receive(self, sequence: Sequence) -> None:
-        """Requests a sequence's keys and values; where that fails, the next `take` says so."""
+        """Requests a sequence's keys and values. If that fails, the next `take` reports it."""
         if (connector := self.connector) is None:
             return
         request_id = sequence.request.request_id
@@ -71,7 +73,7 @@ class GuardedConnector:
             self._came.append(_fault_of(request_id))
 
     def cancel(self, sequence: Sequence) -> None:
-        """Says that nobody waits for a sequence's keys and values any more."""
+        """Cancels the transfer of a sequence's keys and values to this engine."""
         self._receiving.discard(sequence.request.request_id)
         if (connector := self.connector) is not None:
             self._runs("cancel", lambda: connector.cancel(sequence))
@@ -84,7 +86,7 @@ class GuardedConnector:
         return has_news or bool(self._came)
 
     def take(self, now_s: float, prefill_tokens_per_s: float) -> Work:
-        """Returns what has happened since the last call. If the connector raises, whatever is awaited fails."""
+        """Returns what has happened since the last call. If the connector raises, all awaited transfers fail."""
         if (connector := self.connector) is None:
             return Work()
         work = self._call("take", lambda: connector.take(now_s, prefill_tokens_per_s), None)
@@ -97,19 +99,19 @@ class GuardedConnector:
         return work
 
     def gives(self, sequence: Sequence) -> bool:
-        """True if another engine waits for what is computed of a sequence."""
+        """Returns True if another engine waits for a sequence's keys and values."""
         connector = self.connector
         return connector is not None and self._call("gives", lambda: connector.gives(sequence), otherwise=False)
 
     def launched(self, sequence: Sequence, num_tokens: int, layers: LayerProgress) -> None:
-        """Says that a pass which computes a sequence's first `num_tokens` tokens has begun."""
+        """Reports that a pass which computes a sequence's first `num_tokens` tokens has begun."""
         if (connector := self.connector) is not None and not self._runs(
             "launched", lambda: connector.launched(sequence, num_tokens, layers)
         ):
             self._refuse(sequence)
 
     def computed(self, sequence: Sequence, num_tokens: int) -> None:
-        """Says that a sequence's first `num_tokens` tokens have been computed."""
+        """Reports that a sequence's first `num_tokens` tokens have been computed."""
         if (connector := self.connector) is not None and not self._runs(
             "computed", lambda: connector.computed(sequence, num_tokens)
         ):
@@ -120,7 +122,7 @@ class GuardedConnector:
             self.accept_failed(sequence.request.request_id, "what was computed could not be handed over")
 
     def accept_failed(self, request_id: str, message: str) -> None:
-        """Says that a request of another engine cannot be served."""
+        """Reports that a request of another engine cannot be served."""
         if (connector := self.connector) is not None:
             self._runs("accept_failed", lambda: connector.accept_failed(request_id, message))
 
@@ -130,13 +132,13 @@ class GuardedConnector:
         return outputs if connector is None else self._call("divert", lambda: connector.divert(outputs), outputs)
 
     def drop(self, request_id: str) -> None:
-        """Says that a request whose keys and values were to be retained was aborted."""
+        """Reports that a request whose keys and values were to be retained was aborted."""
         if (connector := self.connector) is not None:
             self._runs("drop", lambda: connector.drop(request_id))
 
     @property
     def stats(self) -> KVTransferStats:
-        """The connector's counters, and the faults that were caught here beside its own."""
+        """The connector's counters, including the faults that were caught here."""
         if (connector := self.connector) is None:
             return NO_TRANSFERS
         self._stats = self._call("stats", lambda: connector.stats, self._stats)

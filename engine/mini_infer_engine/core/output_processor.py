@@ -158,7 +158,7 @@ class OutputProcessor:
         return output
 
     def _told(self, sequence: Sequence, row: int, result: PassResult, accept: Accept) -> list[Output]:
-        """Returns the outputs of a row that may have results beside tokens."""
+        """Returns the outputs of a row that may have other results than tokens."""
         outputs: list[Output] = []
         logprobs = result.logprobs.get(row)
         if row in result.prompt_logprobs:

@@ -82,7 +82,7 @@ class PageAllocator:
         self.references[page] += 1
 
     def num_unused(self, pages: Sequence[int]) -> int:
-        """Returns how many of these pages nobody uses."""
+        """Returns how many of these pages have no user."""
         return list(map(self.references.__getitem__, pages)).count(0)
 
     def acquire_all(self, pages: Sequence[int]) -> None:

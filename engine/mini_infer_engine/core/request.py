@@ -55,7 +55,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     skip_special_tokens: bool = True
     detokenize: bool = True
     logprobs: int | None = None
-    """Most likely tokens whose log probabilities are reported beside each output token's own. None: no log
+    """Most likely tokens whose log probabilities are reported in addition to each output token's own. None: no log
     probabilities at all; -1: all tokens'.
     """
     prompt_logprobs: int | None = None
@@ -81,7 +81,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def changes_logits(self) -> bool:
-        """True if a bias or a restriction of tokens changes logits, beside penalties, temperature and filters."""
+        """True if a bias or a restriction of tokens changes logits; penalties, temperature and filters do not count."""
         return bool(self.logit_bias or self.bad_words_token_ids) or self.allowed_token_ids is not None
 
     @property

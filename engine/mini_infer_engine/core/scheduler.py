@@ -262,7 +262,7 @@ class Scheduler:
         sequence.host_pages = []
 
     def forget_swapped(self, step: Step) -> None:
-        """Marks what a failed pass was to copy to main memory as missing, so that it is recomputed."""
+        """Marks the copies to main memory of a failed pass as missing, so that their tokens are recomputed."""
         for sequence in step.swapped:
             if sequence.state is State.SWAPPED:
                 self._drop_host_pages(sequence)

@@ -1,4 +1,4 @@
-"""Defines a plan: a pass to launch, and what else its launch and its commit need. Decides nothing."""
+"""Defines a plan: a pass to launch, and the data for its launch and its commit. Decides nothing."""
 
 from dataclasses import dataclass, field
 
@@ -9,7 +9,7 @@ from mini_infer_engine.core.speculation.pass_times import PassKind
 
 @dataclass(slots=True)
 class Step:
-    """A planned pass and what its commit needs."""
+    """A planned pass, with the data that its commit needs."""
 
     batch: Batch
     sequences: list[Sequence] = field(default_factory=list)

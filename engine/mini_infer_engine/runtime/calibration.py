@@ -1,8 +1,9 @@
-"""`--quantization` int4 and w8a8-int8 with calibration: layers rounded one after another over the committed texts.
+"""Rounds layers to `--quantization` int4 or w8a8-int8 one after another, calibrated by the committed texts.
 
 The texts run through one layer at a time, in plain torch and without pages: first as the unquantised model computes
-them, which tells what `quantization.smooth` wants; then, for `quantization.gptq`, as the rounded model does, where each
-product is rounded when its turn comes, for what the rounded ones before it make. Knows no scheduler and no pool.
+them, which yields the statistics for `quantization.smooth`; then, for `quantization.gptq`, as the rounded model does,
+where each product is rounded in turn, for the inputs that the rounded ones before it yield. Knows no scheduler and no
+pool.
 """
 
 import logging
@@ -46,11 +47,11 @@ log = logging.getLogger(__name__)
 ROW_TOKENS = 256
 _MOST_ROWS = 64
 _TELL_S = 5.0
-"""Between two lines in the log."""
+"""Seconds between two progress lines in the log."""
 
 
 def calibration_rows(directory: Path) -> Tensor | None:
-    """The committed texts as the model's tokens, [rows, ROW_TOKENS] int64; None: there is no tokenizer.json."""
+    """Returns the committed texts as the model's tokens, [rows, ROW_TOKENS] int64, or None without a tokenizer.json."""
     file = directory / "tokenizer.json"
     if not file.is_file():
         return None
@@ -61,17 +62,17 @@ def calibration_rows(directory: Path) -> Tensor | None:
 
 
 def calibrates(model: DecoderModel) -> bool:
-    """Whether its layers can run here: attention over keys and values, and no stage but this one."""
+    """Returns True if its layers can run here: they attend over keys and values, and there is one pipeline stage."""
     return model.config.stage.size == 1 and all(isinstance(layer, Attention) for layer in model.attention_layers)
 
 
 def calibrate(
     model: DecoderModel, rows: Tensor, kind: Quantization, collectives: Collectives = NO_COLLECTIVES
 ) -> dict[str, Tensor]:
-    """Round the layers of a loaded model whose method is `RoundToNearestMethod`, of `kind`; not the head.
+    """Rounds the layers of a loaded model whose method is `RoundToNearestMethod`, of `kind`; not the head.
 
-    All ranks of a model do so at the same time: each rounds its part as it is rounded in the whole model. Returns what
-    `restore` makes the same of an equal model; of several ranks nothing.
+    All ranks of a model do so at the same time: each rounds its part as it is rounded in the whole model. Returns the
+    tensors from which `restore` rounds an equal model in the same way, or nothing if there are several ranks.
     """
     _wait(model, rows.shape[1])
     kept = _Kept(model) if collectives.parallel.size == 1 else None
@@ -99,9 +100,9 @@ def calibrate(
 
 
 def restore(model: DecoderModel, kept: Mapping[str, Tensor]) -> None:
-    """Round the layers of a loaded model as `calibrate` has done it once.
+    """Rounds the layers of a loaded model as an earlier `calibrate` did.
 
-    ValueError: that was another model; this one is as it was.
+    Raises ValueError if that was another model; this one is unchanged then.
     """
     layers = _rounded_layers(model)
     for path, linear in layers:
@@ -124,7 +125,7 @@ def restore(model: DecoderModel, kept: Mapping[str, Tensor]) -> None:
 
 
 class _Kept:
-    """What calibration makes of each layer, by its name, in main memory."""
+    """The results of calibration for each layer, by its name, in main memory."""
 
     def __init__(self, model: DecoderModel) -> None:
         self.tensors: dict[str, Tensor] = {}
@@ -136,7 +137,7 @@ class _Kept:
 
 
 def _wait(model: DecoderModel, max_positions: int) -> None:
-    """Make all but the rounded weights of the layers."""
+    """Finishes loading of the model, except for the rounded weights of its layers."""
     for _, linear in _rounded_layers(model):
         _method(linear).waits = True
     model.finish_loading(max_positions)
@@ -153,7 +154,7 @@ def _rounded_layers(model: DecoderModel) -> list[tuple[str, Linear]]:
 
 @contextmanager
 def _before_products(layer: DecoderLayer, call: Callable[[Linear, Tensor], None]) -> Iterator[None]:
-    """Have each product of a layer that is to be rounded, and what it is about to read, passed to `call`."""
+    """Passes each product of a layer that is to be rounded, and its input before each call, to `call`."""
     products = [module for module in layer.modules() if isinstance(module, Linear)]
     hooks = [
         linear.register_forward_pre_hook(lambda module, inputs: call(module, inputs[0]))
@@ -172,7 +173,7 @@ def _keep(inputs: dict[Linear, Tensor], linear: Linear, x: Tensor) -> None:
 def _round_in_turn(
     collectives: Collectives, exact: dict[Linear, Tensor], kept: _Kept | None, linear: Linear, x: Tensor
 ) -> None:
-    """Round a product by GPTQ for what it reads; `exact` has what it would read in the unquantised model."""
+    """Rounds a product by GPTQ for its input; `exact` has its input in the unquantised model."""
     weight: Tensor = linear.weight
     wide, undrifted, columns = x.float(), exact.pop(linear).float(), slice(None)
     if (shard := linear.columns) is not None and shard.count % GROUP == 0:
@@ -193,7 +194,7 @@ def _round_in_turn(
 def _round_smoothed(
     layer: DecoderLayer, inputs: dict[Linear, Tensor], over_ranks: OverRanks, kept: _Kept | None
 ) -> None:
-    """Round each product's weights, those behind a norm of their own after the norm took the smoothing divisors."""
+    """Rounds each product's weights. If it follows a norm of its own, the norm first takes the smoothing divisors."""
     norms = {linear: norm for norm, linear in layer.normed_products()}
     for linear, x in inputs.items():
         weight: Tensor = linear.weight
@@ -216,7 +217,7 @@ def _method(linear: Linear) -> RoundToNearestMethod:
 
 
 class _DenseAttention:
-    """See `ops.base.AttentionPass`: of rows of equal length that begin at position 0, without pages."""
+    """An `ops.base.AttentionPass` over rows of equal length that begin at position 0, without pages."""
 
     logits_indices: Tensor | None = None
 
@@ -225,7 +226,7 @@ class _DenseAttention:
         self._positions = torch.arange(self._length, device=device).repeat(self._rows)
 
     def attend(self, qkv: Tensor, layer: AttentionBlock) -> Tensor:
-        """See `AttentionPass.attend`."""
+        """Computes attention within each row, after norm and rotation of q and k."""
         assert isinstance(layer, Attention)
         assert layer.rotary is not None
         heads = qkv.view(-1, layer.num_heads + 2 * layer.num_kv_heads, layer.head_dim)
@@ -245,7 +246,7 @@ class _DenseAttention:
         return out.transpose(1, 2).reshape(qkv.shape[0], -1)
 
     def _mask(self, layer: Attention, dtype: torch.dtype) -> Tensor | None:
-        """None: plainly causal."""
+        """Returns an additive mask, or None if the layer is plainly causal."""
         window = layer.sliding_window
         if layer.softcap is None and (window is None or window >= self._length):
             return None

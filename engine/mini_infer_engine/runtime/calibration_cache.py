@@ -1,7 +1,7 @@
-"""Calibrated weights, kept in the user's cache folder: calibrating takes minutes, and gives the same each time.
+"""Keeps calibrated weights in the user's cache folder: calibrating takes minutes, and gives the same each time.
 
-A file is named after everything that it depends on: the weights' files, the texts, how weights are rounded, dtype and
-device. Knows nothing of how weights are rounded.
+A file is named after everything that it depends on: the weights' files, the texts, the rounding, dtype and device.
+Knows nothing of how weights are rounded.
 """
 
 import hashlib
@@ -21,13 +21,13 @@ from mini_infer_engine.gguf.folder import weights_file
 log = logging.getLogger(__name__)
 
 _FORM = 1
-"""Of what is kept; another number makes other files."""
+"""Version of the files' format; another number makes other files."""
 _SPARE_BYTES = 1_000_000_000
-"""Left free on the disk."""
+"""Bytes that are left free on the disk."""
 
 
 def calibration_file(directory: Path, rows: Tensor, kind: str, dtype: torch.dtype, device: torch.device) -> Path:
-    """Returns where the result for these weights and texts is kept; there may be no such file."""
+    """Returns the file for these weights and texts, which need not exist."""
     gguf = weights_file(directory)
     files = [gguf] if gguf is not None else sorted(directory.glob("*.safetensors"))
     weights = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
@@ -39,7 +39,7 @@ def calibration_file(directory: Path, rows: Tensor, kind: str, dtype: torch.dtyp
 
 
 def read_calibrated(file: Path) -> dict[str, Tensor] | None:
-    """Returns what is kept; None where nothing is, or the file cannot be read."""
+    """Returns the stored tensors, or None if there are none or the file cannot be read."""
     if not file.is_file():
         return None
     try:

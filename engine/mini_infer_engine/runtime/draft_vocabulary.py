@@ -1,6 +1,6 @@
-"""Logits of the tokens that a head may guess, by their rows of the model's output matrix; those of others are -inf.
+"""Computes logits of the tokens that a head may draft, by their rows of the model's output matrix; all others are -inf.
 
-Logits keep their places, so that a guess is drawn with the noise that will check it.
+Logits keep their places, so that a draft token is drawn with the noise that will verify it.
 """
 
 import torch
@@ -12,10 +12,12 @@ from mini_infer_engine.ops.base import Ops, ResidualState
 
 
 class DraftVocabulary:
-    """Of one head over one model, whose weights are loaded."""
+    """The draft vocabulary of one head over one model, whose weights are loaded."""
 
     def __init__(self, model: DecoderModel, token_ids: Tensor | None, max_rows: int, dtype: torch.dtype) -> None:
-        """token_ids [tokens] int64: see `SpeculativeHead.token_ids`; None: all, and nothing is kept here."""
+        """Copies the rows of token_ids [tokens] int64, from `SpeculativeHead.token_ids`. None means all: nothing is
+        copied.
+        """
         self._model, self._token_ids = model, token_ids
         self._rows: Linear | None = None
         if token_ids is None:
@@ -30,9 +32,10 @@ class DraftVocabulary:
         )
 
     def logits(self, ops: Ops, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """Of hidden states [rows, hidden] before the model's last norm: [rows, vocab], in `out` where all are wanted.
+        """Returns logits [rows, vocab] of hidden states [rows, hidden] before the model's last norm. They go to `out`
+        if the vocabulary is whole.
 
-        Until the next call. Output matrices in other than the model's dtype are read whole.
+        They are valid until the next call. Output matrices in other than the model's dtype are read whole.
         """
         state = ResidualState(hidden)
         if self._token_ids is None:

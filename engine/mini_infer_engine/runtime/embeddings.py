@@ -1,4 +1,4 @@
-"""Embeddings: of each row that requests it, the hidden state of its last token after the last norm, L2-normalised.
+"""Computes embeddings: the hidden state of a row's last token after the last norm, L2-normalised.
 
 Last-token pooling is what decoder models that are trained for embeddings are trained with.
 """
@@ -16,20 +16,20 @@ from mini_infer_engine.ops.base import ResidualState
 
 
 def wants_embeddings(rows: list[Row]) -> bool:
-    """Whether some of them request it."""
+    """Returns True if some of the rows request an embedding."""
     return any(row.embeds for row in rows)
 
 
 @dataclass(slots=True)
 class Embeddings:
-    """Of the rows of one pass that request them; on their way to main memory."""
+    """The embeddings of one pass, being copied to main memory."""
 
     rows: list[int]
     vectors: Tensor  # [rows, hidden] fp32, in main memory
 
     @classmethod
     def of(cls, rows: list[Row], state: ResidualState, norm: Callable[[ResidualState], Tensor]) -> Self:
-        """`state` has the last token of each row that samples, in order."""
+        """Computes the embeddings; `state` has the last token of each row that samples, in order."""
         sampling = [index for index, row in enumerate(rows) if row.sampling is not None]
         asking = [place for place, index in enumerate(sampling) if rows[index].embeds]
         places = torch.tensor(asking, dtype=torch.int64, device=state.residual.device)
@@ -37,7 +37,7 @@ class Embeddings:
         return cls([sampling[place] for place in asking], _on_host(vectors))
 
     def read(self) -> dict[int, bytes]:
-        """By row, once the pass has run: fp32 numbers in the machine's order."""
+        """Returns the embeddings by row, as fp32 numbers in the machine's byte order. The pass must have run."""
         return {row: vector.numpy().tobytes() for row, vector in zip(self.rows, self.vectors, strict=True)}
 
 

@@ -1,4 +1,4 @@
-"""What executes forward passes: the interface of the CPU's executor and the GPU's, and the choice between them."""
+"""Defines the interface of the executors that run forward passes on a CPU or a GPU, and chooses between them."""
 
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -20,7 +20,7 @@ class PassHandle(Protocol):
     """A launched pass."""
 
     def result(self) -> PassResult:
-        """Wait for the device, then what the pass made."""
+        """Waits for the device and returns the results of the pass."""
 
 
 class Executor(Protocol):
@@ -29,49 +29,51 @@ class Executor(Protocol):
     default_page_size: int
     """Tokens a page, unless another size is configured."""
     max_speculative_rows: int
-    """See `batch.Runner`."""
+    """Most rows of a pass with draft tokens; 0 if this executor does not speculate."""
     guess_costs: GuessCosts
-    """What `capture` has measured of passes with guesses, if anything."""
+    """Times of passes with draft tokens that `capture` has measured, if any."""
     page_size_step: int
-    """Page sizes are multiples of it."""
+    """Page sizes must be multiples of it."""
 
     def __init__(self, worker: ModelWorker, pool: KVPool, settings: EngineSettings) -> None:
-        """Take what state the passes need beside weights and pool."""
+        """Allocates the state that passes need in addition to weights and pool."""
 
     def compile_kernels(self, most_tokens: int) -> None:
-        """Compile what passes need, over a pool that is thrown away and holds one sequence of `most_tokens`."""
+        """Compiles what passes need, over a temporary pool with room for one sequence of `most_tokens`."""
 
     def capture(self, *, tells_layers: bool = False) -> None:
-        """Record the passes whose shapes repeat; before the first request, after the last change of memory.
+        """Records the passes whose shapes repeat. Call it before the first request and after the last change of memory.
 
-        `tells_layers`: passes heed `Batch.tell_layers` from now on, where this executor can.
+        With `tells_layers`, passes call `Batch.tell_layers` from now on, if this executor supports it.
         """
 
     def graph_bytes(self) -> int:
-        """An estimate of the memory that `capture` takes, by capturing the largest graphs and letting go of them."""
+        """Estimates the memory that `capture` takes, by capturing the largest graphs and freeing them."""
 
     def refuses(self, request: Request) -> str | None:
-        """See `batch.Runner.refuses`."""
+        """Returns the reason why no batch can ever contain this request, or None if it can be served."""
 
     def launch(self, batch: Batch) -> PassHandle:
-        """Start a pass without waiting for the device. See `batch.Runner.launch`."""
+        """Starts a pass without waiting for the device, as `batch.Runner.launch` specifies."""
 
     def guesses(self, handle: Any) -> Mapping[int, Sequence[int]]:
-        """See `batch.Runner.guesses`."""
+        """Returns the draft tokens of a launched pass that waits for masks, by row of the batch."""
 
     def sample(self, handle: Any, masks: TokenMasks) -> None:
-        """See `batch.Runner.sample`."""
+        """Samples the tokens of a launched pass that waits for masks, without waiting for the device."""
 
     def logits(self, batch: Batch) -> Tensor:
-        """Logits of every token of a pass, [tokens, vocab]: what `launch` computes, for tests and scoring."""
+        """Returns the logits of every token of a pass, [tokens, vocab], as `launch` computes them, for tests and
+        scoring.
+        """
 
 
 def executor_class(settings: EngineSettings, device_type: str) -> type[Executor]:
-    """The executor for a device ("cpu" or "cuda"); `attention_backend` auto means triton on a GPU, torch elsewhere.
+    """Returns the executor for a device ("cpu" or "cuda"). The `attention_backend` auto means triton on a GPU, torch
+    elsewhere.
 
     Raises:
         ModelError: the configured backend cannot run here.
-
     """
     backend = settings.attention_backend
     obstacle = "it needs a GPU" if device_type != "cuda" else "" if find_spec("triton") else "triton is not installed"

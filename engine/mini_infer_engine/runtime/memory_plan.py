@@ -1,6 +1,6 @@
-"""How a device's memory is shared out: weights, the largest pass, batch state, CUDA graphs, and pages for the rest.
+"""Divides a device's memory: weights, the largest pass, batch state, CUDA graphs, and pages for the rest.
 
-On a GPU it measures, with a small pool that is thrown away; the arithmetic is `memory`'s.
+On a GPU it measures, with a small temporary pool; the arithmetic is in `memory`.
 """
 
 import gc
@@ -20,7 +20,9 @@ from mini_infer_engine.runtime.memory.quantized_pool import make_pool
 from mini_infer_engine.runtime.worker import ModelWorker
 
 _MOST_BESIDE_TORCH = 2 << 30
-"""Bytes of a GPU that kernels, libraries and the driver take while an engine loads; seen: less than one."""
+"""Most bytes of a GPU that kernels, libraries and the driver take while an engine loads; less than one GiB was
+observed.
+"""
 # What a swap and a prefill reach: pinned memory over PCIe 5 and bf16 products on an H200; one core of a CPU.
 _GPU_LINK_BYTES_PER_S, _GPU_FLOPS_PER_S = 50e9, 500e12
 _CPU_COPY_BYTES_PER_S, _CPU_FLOPS_PER_S = 5e9, 50e9
@@ -28,18 +30,20 @@ _CPU_COPY_BYTES_PER_S, _CPU_FLOPS_PER_S = 5e9, 50e9
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes, but for pages and tokens. What a CPU's passes take is not counted: main memory has room for it."""
+    """Sizes in bytes, except for pages and tokens. The needs of a CPU's passes are not counted: main memory has room
+    for them.
+    """
 
     num_pages: int
     page_bytes: int
     max_model_len: int
-    """Tokens of prompt and output together."""
+    """Most tokens of prompt and output together."""
     state: int = 0
-    """Of what the executor keeps of every sequence, and of scratch memory whose size is known before any pass."""
+    """Bytes of the executor's state for all sequences, and of scratch memory whose size is known before any pass."""
     peak: int = 0
-    """Of what the largest pass takes for a while."""
+    """Bytes that the largest pass takes temporarily."""
     graphs: int = 0
-    """Of captured CUDA graphs."""
+    """Bytes of captured CUDA graphs."""
 
     def __str__(self) -> str:
         parts = {"batch state": self.state, "largest pass": self.peak, "CUDA graphs": self.graphs}
@@ -48,7 +52,7 @@ class MemoryPlan:
 
 
 class MemoryInUse(NamedTuple):
-    """Bytes of a GPU: nobody's, and what torch holds and uses of it in this process. Zeros for a CPU."""
+    """Bytes of a GPU that are free, and that torch reserves and uses in this process. Zeros for a CPU."""
 
     free: int = 0
     reserved: int = 0
@@ -56,7 +60,7 @@ class MemoryInUse(NamedTuple):
 
     @classmethod
     def of(cls, device: torch.device) -> "MemoryInUse":
-        """At this moment."""
+        """Returns the memory in use now."""
         if device.type != "cuda":
             return cls()
         return cls(
@@ -67,7 +71,9 @@ class MemoryInUse(NamedTuple):
 
     @classmethod
     def at_start(cls, device: torch.device) -> "MemoryInUse":
-        """Before an engine takes any; one that is garbage gives its memory back now, not while this one counts."""
+        """Returns the memory in use before an engine takes any. Collects garbage first, so that an old engine's is
+        freed.
+        """
         if device.type == "cuda" and torch.cuda.memory_allocated(device):
             gc.collect()
         return cls.of(device)
@@ -87,13 +93,13 @@ def plan_memory(
     before: MemoryInUse,
     smallest: Callable[[int], int] = lambda pages: pages,
 ) -> MemoryPlan:
-    """Pages and context, given the device's memory before this engine took any; the weights are loaded.
+    """Returns the memory plan, given the device's memory before this engine took any. The weights must be loaded.
 
-    `smallest`: of one number from each rank that shares the model: all have as many pages as the one with the fewest.
+    `smallest` returns the smallest of one number from each rank that shares the model: all ranks have equally many
+    pages.
 
     Raises:
         ModelError: the settings do not fit model or machine.
-
     """
     page_bytes = worker.page_bytes(page_size)
     if worker.device.type == "cpu":
@@ -111,7 +117,7 @@ def plan_memory(
 def _count_pages(
     device: torch.device, settings: ResolvedSettings, page_bytes: int, before: MemoryInUse, needed: int
 ) -> int:
-    """Pages of the pool beside `needed` bytes."""
+    """Returns the pages of the pool after `needed` bytes are reserved."""
     now, total = MemoryInUse.of(device), torch.cuda.mem_get_info(device)[1]
     # What this process caches but does not use will be the pool's.
     available = now.free + now.reserved - now.allocated - needed
@@ -123,7 +129,7 @@ def _count_pages(
 
 
 def _measure(worker: ModelWorker, kind: type[Executor], settings: ResolvedSettings, page_size: int) -> _Needs:
-    """Bytes of state, of the largest pass and of graphs, with a pool for one sequence that is thrown away."""
+    """Measures the bytes of state, of the largest pass and of graphs, with a temporary pool for one sequence."""
     tokens = settings.max_num_batched_tokens
     length = min(tokens, settings.max_model_len or worker.config.max_position_embeddings)
     worker.finish_loading(length)
@@ -144,7 +150,9 @@ def _measure(worker: ModelWorker, kind: type[Executor], settings: ResolvedSettin
 
 
 def _largest_pass(settings: ResolvedSettings, length: int, tokens: int, num_pages: int) -> Batch:
-    """As many decode rows as there may be, and the longest prompt chunk beside them; penalties need fp32 logits."""
+    """Returns a pass with the most decode rows and, beside them, the longest prompt chunk; its penalties need fp32
+    logits.
+    """
     params = SamplingParams(top_k=20, top_p=0.9)
     num_rows = min(settings.max_num_seqs, tokens)
     rows = [Row(slot, 0, 1, None, [0], params) for slot in range(num_rows - 1)]
@@ -155,7 +163,7 @@ def _largest_pass(settings: ResolvedSettings, length: int, tokens: int, num_page
 
 
 def swap_space_of(worker: ModelWorker, pool: KVPool) -> SwapSpace:
-    """The pool's pages in main memory, and whether a token is sooner swapped or computed: by size, not measured."""
+    """Returns the pool's pages in main memory, and the costs of swapping and computing a token, estimated by size."""
     is_gpu = worker.device.type == "cuda"
     bytes_per_token = pool.spec.page_bytes / pool.spec.page_size
     parameters = sum(parameter.numel() for parameter in worker.model.parameters())

@@ -1,4 +1,6 @@
-"""Batches to tokens: a model, its page pool and what executes passes over both, put together. It decides nothing."""
+"""Computes tokens from batches: combines a model, its page pool and an executor of passes over both. It decides
+nothing.
+"""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -38,7 +40,7 @@ class ModelRunner:
         self, worker: ModelWorker, pool: KVPool, executor: Executor, max_model_len: int, settings: ResolvedSettings
     ) -> None:
         self.settings = settings
-        """Those in force."""
+        """The effective settings."""
         self.worker, self.pool, self.executor = worker, pool, executor
         self.page_size, self.num_pages = pool.spec.page_size, pool.num_pages
         self.max_model_len = max_model_len
@@ -48,7 +50,7 @@ class ModelRunner:
 
     @property
     def all_reduce(self) -> str:
-        """By what ranks of this model talk, for people."""
+        """Name of the mechanism by which ranks of this model communicate, for people."""
         return self.worker.collectives.kind
 
     @property
@@ -58,54 +60,53 @@ class ModelRunner:
 
     @property
     def device(self) -> torch.device:
-        """Where weights and pages are."""
+        """The device of weights and pages."""
         return self.worker.device
 
     def refuses(self, request: Request) -> str | None:
-        """See `Runner.refuses`."""
+        """Returns the executor's reason why it can never serve this request, or None."""
         return self.executor.refuses(request)
 
     def launch(self, batch: Batch) -> PassHandle:
-        """See `Runner.launch`."""
+        """Starts the pass on the executor, without waiting for the device."""
         return self.executor.launch(batch)
 
     def guesses(self, handle: PassHandle) -> Mapping[int, Sequence[int]]:
-        """See `Runner.guesses`."""
+        """Returns the draft tokens of a launched pass that waits for masks, by row."""
         return self.executor.guesses(handle)
 
     def sample(self, handle: PassHandle, masks: TokenMasks) -> None:
-        """See `Runner.sample`."""
+        """Has the executor sample a launched pass that waits for masks."""
         self.executor.sample(handle, masks)
 
     def collect(self, handle: PassHandle) -> PassResult:
-        """See `Runner.collect`."""
+        """Waits for a launched pass and returns its results."""
         return handle.result()
 
     def kv_memory(self) -> KVMemory:
-        """The page pool, as KV transfer sees it; of a group's rank its own."""
+        """Returns the page pool as KV transfer sees it; in a tensor-parallel group this rank's own."""
         memory, parallel = self.pool.memory(), self.config.tensor_parallel
         copies = parallel.copies(self.config.num_kv_heads)
         return replace(memory, layout=replace(memory.layout, tp_size=parallel.size, copies=copies))
 
     def open_transport(self, choice: TransportChoice, engine_id: str) -> Transport:
-        """What moves its pages from and to other engines. ModelError: it cannot work here."""
+        """Returns the transport of pages from and to other engines. Raises ModelError if it cannot work here."""
         return open_transport(choice, engine_id, self.kv_memory())
 
     def logits(self, batch: Batch) -> Tensor:
-        """See `Executor.logits`."""
+        """Returns the logits of every token of a pass, [tokens, vocab]."""
         return self.executor.logits(batch)
 
 
 def load_runner(
     settings: EngineSettings, group: RankGroup = ALONE_IN_GROUP, *, tells_layers: bool = False
 ) -> ModelRunner:
-    """Find the model and load it: with our kernels and CUDA graphs on an NVIDIA GPU, else with torch.
+    """Finds the model and loads it: with our kernels and CUDA graphs on an NVIDIA GPU, otherwise with torch.
 
-    `tells_layers`: see `Executor.capture`.
+    With `tells_layers`, passes report the progress of their layers if the executor supports it.
 
     Raises:
         ModelError: the model or the settings are at fault, or the configured backend cannot run here.
-
     """
     device_type = choose_device(settings).type
     if device_type == "cpu":
@@ -124,9 +125,9 @@ def make_runner(
     *,
     tells_layers: bool = False,
 ) -> ModelRunner:
-    """Weights first, then the memory plan over what they leave, then pool, executor and its graphs.
+    """Loads the weights, plans memory over what they leave, then creates pool, executor and its graphs.
 
-    `group`: the others with whom this process shares the model; all make their runners at the same time.
+    `group` are the processes that share the model; all make their runners at the same time.
     """
     page_size = settings.page_size or kind.default_page_size
     if page_size % kind.page_size_step:

@@ -1,4 +1,6 @@
-"""Log probabilities of prompt tokens: the head over all of a chunk's tokens, some at a time, for logits are wide."""
+"""Computes log probabilities of prompt tokens: the head runs over a chunk's tokens some at a time, since logits are
+wide.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,21 +14,21 @@ from mini_infer_engine.ops.base import ResidualState
 from mini_infer_engine.sampling.logprobs import LogprobTensors, token_logprobs
 
 _TOKENS_AT_A_TIME = 256
-"""A vocabulary of 150,000 takes 160 MB for so many tokens in fp32."""
+"""Tokens whose logits are computed at once: with a vocabulary of 150,000 they take 160 MB in fp32."""
 
 
 @dataclass(slots=True)
 class PromptLogprobs:
-    """Of the rows of one pass that request them; tensors are on their way to main memory."""
+    """Prompt log probabilities of the rows of one pass that request them; tensors are being copied to main memory."""
 
     pieces: list[tuple[int, int, LogprobTensors]]
-    """(row, number of most likely tokens, tensors), in the order of the row's targets."""
+    """Tuples (row, number of most likely tokens, tensors), in the order of the row's targets."""
 
     @classmethod
     def of(
         cls, rows: list[Row], state: ResidualState, logits_of: Callable[[ResidualState], Tensor]
     ) -> "PromptLogprobs":
-        """`state` has every token of the pass."""
+        """Computes the log probabilities; `state` has every token of the pass."""
         pieces, begin, device = [], 0, state.residual.device
         for index, row in enumerate(rows):
             targets = torch.tensor(list(row.prompt_targets), dtype=torch.int64, device=device)
@@ -39,7 +41,7 @@ class PromptLogprobs:
         return cls(pieces)
 
     def read(self) -> dict[int, list[TokenLogprobs]]:
-        """By row, once the pass has run."""
+        """Returns the log probabilities by row. The pass must have run."""
         told: dict[int, list[TokenLogprobs]] = {}
         for row, number, tensors in self.pieces:
             told.setdefault(row, []).extend(tensors.read([number] * len(tensors.token_ids)))

@@ -1,4 +1,4 @@
-"""What a stage of a pipeline gets and hands on with each pass: hidden states between stages, tokens to the first one.
+"""Moves data between pipeline stages in each pass: hidden states to the next stage, sampled tokens to the first one.
 
 Executors call it at the same points of every pass; what moves, and how much of it, follows from the batch alone. It
 knows neither layers nor sampling.
@@ -15,25 +15,27 @@ from mini_infer_engine.device import to_device
 from mini_infer_engine.runtime.worker import ModelWorker
 
 _MOST_RETURNING = 2
-"""For each stage, passes whose tokens the first stage may still have to take in, though no row needs them."""
+"""Most passes, for each stage, whose tokens the first stage leaves unreceived as long as no row needs them."""
 
 
 class StageTraffic:
-    """Of one stage of several."""
+    """The traffic of one stage of several."""
 
     def __init__(self, worker: ModelWorker, last_tokens: Tensor) -> None:
-        """`last_tokens` [slots] int64: on the last stage what was sampled, on the first what has come from there."""
+        """Wraps `last_tokens` [slots] int64: the last stage's sampled tokens, and the first stage's received copy of
+        them.
+        """
         self._link, self._stage = worker.link, worker.config.stage
         self._last_tokens = last_tokens
         self._width, self._dtype, self._device = worker.config.hidden_size, worker.dtype, worker.device
         self._returning: deque[list[int]] = deque()
-        """Of the first stage: the slots of each pass whose tokens it has not received yet, in their order."""
+        """Slots of each pass whose tokens the first stage has not received yet, in order of launch."""
         self.is_first, self.is_last = self._stage.is_first, self._stage.is_last
 
     def begin(self, batch: Batch) -> None:
-        """Before a pass. The first stage takes in the tokens that its decode rows go on from.
+        """Begins a pass. The first stage receives the tokens that its decode rows continue from.
 
-        Not sooner: on a GPU a receive that waits for its sender keeps a multiprocessor from what is computed meanwhile.
+        It does not do so sooner: on a GPU a waiting receive occupies a multiprocessor that other work could use.
         """
         decoding = {row.slot for row in batch.rows[: batch.num_decodes]}
         needed = 0
@@ -47,22 +49,24 @@ class StageTraffic:
             self._last_tokens.index_copy_(0, self._indices(slots), tokens)
 
     def receive(self, num_tokens: int) -> Tensor:
-        """What the stage before has made of a pass: [tokens, hidden], the caller's to write over."""
+        """Returns the previous stage's hidden states of a pass, [tokens, hidden], which the caller may overwrite."""
         return self.receive_into(torch.empty((num_tokens, self._width), dtype=self._dtype, device=self._device))
 
     def receive_into(self, hidden: Tensor) -> Tensor:
-        """The same in given memory [tokens, hidden], dense."""
+        """Receives the previous stage's hidden states into the given memory [tokens, hidden], dense."""
         return self._link.receive_hidden(hidden)
 
     def hand_on(self, rows: list[Row], hidden: Tensor) -> None:
-        """The pass is computed as far as this stage goes; hidden [tokens, hidden], dense, is nobody else's."""
+        """Sends the hidden states [tokens, hidden] of a pass to the next stage. They must be dense and not used
+        elsewhere.
+        """
         self._link.send_hidden(hidden)
         slots = _sampling_slots(rows)
         if self.is_first and slots:
             self._returning.append(slots)
 
     def return_tokens(self, rows: list[Row]) -> None:
-        """The last stage has sampled the pass: the first one learns of it."""
+        """Sends the tokens that the last stage has sampled to the first stage."""
         if slots := _sampling_slots(rows):
             self._link.send_tokens(self._last_tokens.index_select(0, self._indices(slots)))
 

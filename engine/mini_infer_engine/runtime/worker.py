@@ -1,4 +1,4 @@
-"""A model on its device: config, weights, dtype. It knows neither batches nor the page pool."""
+"""Loads a model to its device: config, weights, dtype. It knows neither batches nor the page pool."""
 
 import logging
 import time
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ModelWorker:
-    """What a process holds of a model. `finish_loading` of the model is the memory plan's, which knows the context."""
+    """A process's share of a model. The memory plan calls the model's `finish_loading`, since it knows the context."""
 
     config: ModelConfig
     model: DecoderModel
@@ -50,13 +50,13 @@ class ModelWorker:
     dtype: torch.dtype
     collectives: Collectives = NO_COLLECTIVES
     draft: "ModelWorker | None" = None
-    """The small model that guesses tokens; None: there is none."""
+    """The small model that drafts tokens, or None."""
     head: SpeculativeHead | None = None
-    """What guesses them from the model's hidden states."""
+    """The head that drafts tokens from the model's hidden states, or None."""
     kv_quantization: KVQuantization | None = None
-    """How keys and values are stored; None: in `dtype`."""
+    """Format in which keys and values are stored; None means `dtype`."""
     link: StageLink = NO_LINK
-    """With the other stages of a pipeline."""
+    """The link to the other stages of a pipeline."""
 
     @classmethod
     def load(
@@ -67,11 +67,10 @@ class ModelWorker:
         collectives: Collectives = NO_COLLECTIVES,
         link: StageLink = NO_LINK,
     ) -> "ModelWorker":
-        """Read the weights of `directory`, or a rank's part of them; it is not read for dummy weights.
+        """Loads the weights of `directory`, or a rank's part of them; dummy weights do not read it.
 
         Raises:
             ModelError: the weights do not fit the config or the device.
-
         """
         device = choose_device(settings)
         dtype = dtype_of(settings, config, device)
@@ -98,7 +97,7 @@ class ModelWorker:
         device: torch.device,
         dtype: torch.dtype,
     ) -> "ModelWorker | None":
-        """The small model that guesses tokens, whole on each rank."""
+        """Loads the small model that drafts tokens, whole on each rank."""
         if speculation_of(settings) is not None and config.tensor_parallel.size > 1:
             raise ModelError(
                 "speculative_method does not go with tensor_parallel_size above 1 yet: leave out one of them."
@@ -124,18 +123,18 @@ class ModelWorker:
         return weight_bytes(self.model)
 
     def kv_spec(self, page_size: int) -> KVSpec:
-        """What a page of so many tokens holds."""
+        """Returns the layout of a page of so many tokens."""
         return replace(self.model.kv_spec(page_size, self.dtype), quantization=self.kv_quantization)
 
     def page_bytes(self, page_size: int) -> int:
-        """Bytes of a page of so many tokens, with what the draft keeps of them."""
+        """Returns the bytes of a page of so many tokens, including the draft model's."""
         own = self.kv_spec(page_size).page_bytes
         return own + (0 if self.draft is None else self.draft.page_bytes(page_size))
 
     def calibrate(self, settings: EngineSettings, directory: Path | None) -> None:
-        """Round weights by the committed texts where that is asked for, with all ranks, which have come together.
+        """Rounds weights by the committed texts if requested, together with all ranks, which must be connected.
 
-        Rounded to the nearest they are where layers cannot run alone, or there is no tokenizer.
+        Weights are rounded to the nearest if layers cannot run alone, or if there is no tokenizer.
         """
         kind = settings.quantization
         is_asked = kind in ("int4", "w8a8-int8") and settings.quantization_calibration == "auto"
@@ -173,14 +172,14 @@ class ModelWorker:
         return True
 
     def finish_loading(self, max_positions: int) -> None:
-        """See `DecoderModel.finish_loading`."""
+        """Finishes loading of the model and of its draft model, for contexts of up to `max_positions`."""
         self.model.finish_loading(max_positions)
         if self.draft is not None:
             self.draft.finish_loading(max_positions)
 
 
 def _stage(config: ModelConfig, link: StageLink) -> PipelineStage:
-    """The rank's, with its layers. ModelError: there are more stages than layers."""
+    """Returns the rank's pipeline stage with its layers. Raises ModelError if there are more stages than layers."""
     if link.size == 1:
         return WHOLE
     head_layers = config.vocab_size * config.hidden_size / model_class(config.architecture).layer_weights(config)
@@ -205,7 +204,7 @@ def _load_head(
 
 
 def weight_bytes(model: DecoderModel) -> int:
-    """Bytes of all weights of a model, copies in a CPU's blocked order among them."""
+    """Returns the bytes of all weights of a model, including copies in a CPU's blocked order."""
     blocked = (module.blocked for module in model.modules() if isinstance(module, Linear))
     tensors = [
         *model.parameters(),
@@ -216,7 +215,7 @@ def weight_bytes(model: DecoderModel) -> int:
 
 
 def dtype_of(settings: EngineSettings, config: ModelConfig, device: torch.device) -> torch.dtype:
-    """Returns what the model computes in, and its weights are in where they are not quantised."""
+    """Returns the dtype in which the model computes, and in which its unquantised weights are stored."""
     if settings.dtype != "auto":
         return torch.float32 if settings.dtype == "float32" else torch.bfloat16
     # float16 checkpoints run in bfloat16: the same size, and no overflow.
@@ -224,7 +223,7 @@ def dtype_of(settings: EngineSettings, config: ModelConfig, device: torch.device
 
 
 def _warn_of_slow_products(settings: EngineSettings, config: ModelConfig, device: torch.device) -> None:
-    """On a CPU quantised weights save memory and cost time: plain torch widens them for each product."""
+    """Warns that on a CPU quantised weights save memory and cost time: plain torch widens them for each product."""
     kind = settings.quantization or ("the checkpoint's" if config.quantization is not None else None)
     if device.type != "cpu" or kind is None:
         return
@@ -235,7 +234,7 @@ def _warn_of_slow_products(settings: EngineSettings, config: ModelConfig, device
 
 
 def _check_quantization(settings: EngineSettings, config: ModelConfig) -> None:
-    """ModelError: weights are rounded already."""
+    """Raises ModelError if the settings quantise weights that are quantised already, or contradict each other."""
     if settings.quantization is None:
         for name in ("quantize_lm_head", "quantize_embeddings"):
             if getattr(settings, name):
@@ -260,7 +259,7 @@ def _on_meta(
     rounds_head: bool,
     rounds_embeddings: bool,
 ) -> DecoderModel:
-    """The model without memory: parameters in `dtype`, but for those that say their own."""
+    """Returns the model without memory: parameters are in `dtype`, except those that set their own."""
     usual = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -281,7 +280,7 @@ def _on_meta(
 def _open_model(
     settings: EngineSettings, config: ModelConfig, directory: Path | None, dtype: torch.dtype
 ) -> tuple[DecoderModel, Checkpoint | None]:
-    """The model without memory, and the checkpoint that fits it: what does not fit is said before memory is taken."""
+    """Returns the model without memory, and the checkpoint for it. Misfits are errors before memory is taken."""
     checkpoint = None
     if settings.load_format != "dummy":
         assert directory is not None, "only dummy weights need no folder"

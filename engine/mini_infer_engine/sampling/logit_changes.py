@@ -1,6 +1,6 @@
-"""What requests change in their logits before penalties and filters: biases, allowed tokens, banned continuations.
+"""Applies requests' changes of logits before penalties and filters: biases, allowed tokens, banned continuations.
 
-Rows without any of it cost nothing. The meaning is vLLM's (`logit_bias`, `allowed_token_ids`, `bad_words`).
+Rows without any of these cost nothing. The meaning is vLLM's (`logit_bias`, `allowed_token_ids`, `bad_words`).
 """
 
 import math
@@ -17,19 +17,19 @@ from mini_infer_engine.device import to_device
 
 @dataclass(frozen=True, slots=True)
 class LogitChanges:
-    """Of the sampling rows of one pass, on its device."""
+    """The changes of the sampling rows of one pass, on its device."""
 
     bias: tuple[Tensor, Tensor, Tensor] | None
-    """(row, token, value to add): int64, int64, fp32."""
+    """Tensors (row, token, value to add): int64, int64, fp32."""
     allowed: tuple[Tensor, Tensor] | None
-    """(row, token) pairs of rows that have a list; int64."""
+    """Pairs (row, token) of rows that have a list of allowed tokens; int64."""
     restricted_rows: Tensor | None
-    """The rows that have a list; int64."""
+    """Rows that have a list of allowed tokens; int64."""
     banned: tuple[Tensor, Tensor, Tensor] | None
-    """(row, token before or -1 for any, token that may not follow); int64."""
+    """Tensors (row, token before or -1 for any, token that may not follow); int64."""
 
     def apply(self, logits: Tensor, last_tokens: Tensor) -> Tensor:
-        """New logits [rows, vocab] fp32; `last_tokens` [rows] int64 are what the rows' next tokens will follow."""
+        """Returns new logits [rows, vocab] fp32; `last_tokens` [rows] int64 are the rows' newest tokens."""
         changed = logits.to(torch.float32, copy=True)
         if self.bias is not None:
             rows, tokens, values = self.bias
@@ -48,7 +48,7 @@ class LogitChanges:
 
 
 def build_logit_changes(rows: Sequence[Row], device: torch.device) -> LogitChanges | None:
-    """The changes of these sampling rows, without waiting for the device; None: nothing."""
+    """Returns the changes of these sampling rows, without waiting for the device, or None if there are none."""
     sampled = [(index, row, row.sampling) for index, row in enumerate(rows) if row.sampling is not None]
     bias = [(index, token, value) for index, _, params in sampled for token, value in params.logit_bias.items()]
     restricted = [

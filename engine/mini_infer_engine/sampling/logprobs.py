@@ -1,6 +1,6 @@
 """Log probabilities of chosen tokens and of the most likely ones, from raw logits: before bias, penalties and filters.
 
-That is what vLLM tells by default (`raw_logprobs`). Tensors stay on the device until somebody reads them.
+This is vLLM's default (`raw_logprobs`). Tensors stay on the device until they are read.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from mini_infer_engine.device import to_device
 
 @dataclass(frozen=True, slots=True)
 class LogprobTensors:
-    """Of some rows of logits."""
+    """Log probabilities at some rows of logits."""
 
     token_ids: Tensor  # [rows] int64
     logprobs: Tensor  # [rows] fp32, of token_ids
@@ -26,7 +26,7 @@ class LogprobTensors:
     top_logprobs: Tensor  # [rows, most] fp32
 
     def on_host(self) -> "LogprobTensors":
-        """The same in main memory; from a GPU the copies are only queued, and must be waited for."""
+        """Returns a copy in main memory. From a GPU the copies are only queued, and must be waited for."""
         parts = (self.token_ids, self.logprobs, self.ranks, self.top_token_ids, self.top_logprobs)
         if not self.token_ids.is_cuda:
             return self
@@ -36,7 +36,9 @@ class LogprobTensors:
         return LogprobTensors(*pinned)
 
     def read(self, wanted: Sequence[int]) -> list[TokenLogprobs]:
-        """As plain data, of main memory; `wanted` has, for each row, how many of the most likely to tell (-1: all)."""
+        """Returns plain data; the tensors must be in main memory. `wanted` has each row's number of most likely tokens
+        (-1: all).
+        """
         columns = (self.token_ids, self.logprobs, self.ranks, self.top_token_ids, self.top_logprobs)
         lists = [column.tolist() for column in columns]
         ends = [None if count < 0 else count for count in wanted]
@@ -48,12 +50,12 @@ class LogprobTensors:
 
 @dataclass(frozen=True, slots=True)
 class PackedLogprobs:
-    """The same as one tensor, which is one copy from a GPU."""
+    """Log probabilities as one tensor, which takes only one copy from a GPU."""
 
     packed: Tensor  # [rows, 3 + 2 most] int32: token, rank, bits of its logprob, top tokens, bits of their logprobs
 
     def on_host(self) -> "PackedLogprobs":
-        """The same in main memory; from a GPU the copy is only queued, and must be waited for."""
+        """Returns a copy in main memory. From a GPU the copy is only queued, and must be waited for."""
         if not self.packed.is_cuda:
             return self
         pinned = torch.empty(self.packed.shape, dtype=self.packed.dtype, pin_memory=True)
@@ -61,7 +63,7 @@ class PackedLogprobs:
         return PackedLogprobs(pinned)
 
     def read(self, wanted: Sequence[int]) -> list[TokenLogprobs]:
-        """As plain data, of main memory; `wanted` has, for each row, how many of the most likely to tell."""
+        """Returns plain data; the tensor must be in main memory. `wanted` has each row's number of likely tokens."""
         integers = self.packed.numpy()
         values = integers.view(np.float32)
         most = (integers.shape[1] - 3) // 2
@@ -74,9 +76,10 @@ class PackedLogprobs:
 
 
 def token_logprobs(logits: Tensor, token_ids: Tensor, most: int, named: Sequence[Sequence[int]] = ()) -> LogprobTensors:
-    """For logits [rows, vocab] of any float type and token_ids [rows] int64; `most` of the most likely, -1: all.
+    """Computes log probabilities of token_ids [rows] int64 and of the `most` most likely tokens (-1: all).
 
-    `named`: for each row, tokens to tell instead of the most likely ones, `most` at most; none of a row: those.
+    The logits [rows, vocab] have any float type. `named` has, for each row, at most `most` tokens to report instead of
+    the most likely ones; a row without any reports the most likely ones.
     """
     wide = logits.float()
     normaliser = wide.logsumexp(dim=-1, keepdim=True)
@@ -93,12 +96,12 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, most: int, named: Sequence
 
 
 def most_of(wanted: Sequence[int]) -> int:
-    """The width that serves all rows: the largest number, or -1 where one wants all."""
+    """Returns the width that serves all rows: the largest number, or -1 if one is -1, which means all."""
     return -1 if -1 in wanted else max(wanted)
 
 
 def rows_with_logprobs(rows: Sequence[Row]) -> list[tuple[int, int]]:
-    """(index, number of most likely tokens) of the rows that sample and request log probabilities."""
+    """Returns (index, number of most likely tokens) of the rows that sample and request log probabilities."""
     return [
         (index, len(row.sampling.logprob_token_ids or ()) or row.sampling.logprobs)
         for index, row in enumerate(rows)
@@ -107,7 +110,7 @@ def rows_with_logprobs(rows: Sequence[Row]) -> list[tuple[int, int]]:
 
 
 def named_tokens(rows: Sequence[Row]) -> list[Sequence[int]]:
-    """The tokens that these rows name, for those that sample and request log probabilities; empty: none names any."""
+    """Returns the tokens named by each row that samples and requests log probabilities; empty if no row names any."""
     named: list[Sequence[int]] = [
         row.sampling.logprob_token_ids or ()
         for row in rows

@@ -1,7 +1,7 @@
-"""Every sampling parameter once: its range, its place in a request, whether a model brings a default, its device form.
+"""Defines every sampling parameter once: its range, its place in a request, and its form on the device.
 
-Types, defaults and meanings are `SamplingParams`'; a test holds the two to the same names. Checks, the fields of HTTP
-requests, the model's defaults and what a GPU is sent of a slot follow from here. No torch.
+Types, defaults and meanings are those of `SamplingParams`; a test ensures that both have the same names. Checks, the
+fields of HTTP requests, the model's defaults and a slot's packet for the GPU follow from here. No torch.
 """
 
 import math
@@ -15,7 +15,9 @@ from mini_infer_engine.core.request import SamplingParams
 from mini_infer_web.api_errors import shortened
 
 GREEDY_TEMPERATURE = 1e-5
-"""Below this, dividing by the temperature would overflow; vLLM has the same border."""
+"""Smallest temperature that is not greedy: below it, dividing by the temperature would overflow. vLLM has the same
+limit.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +27,14 @@ class Range:
     low: float
     high: float
     above: bool = False
-    """`low` itself is not allowed."""
+    """True if `low` itself is not allowed."""
 
     def holds(self, value: float) -> bool:
-        """Whether a value is allowed; NaN never is."""
+        """Returns True if a value is allowed; NaN never is."""
         return (self.low < value if self.above else self.low <= value) and value <= self.high and value != math.inf
 
     def __str__(self) -> str:
-        """As an error says it."""
+        """Returns the range in the words of an error message."""
         if not self.above:
             return f"from {self.low} to {self.high}"
         return f"finite and above {self.low}" if math.isinf(self.high) else f"above {self.low} and at most {self.high}"
@@ -40,14 +42,14 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class DeviceForm:
-    """How a GPU's sampling state holds a parameter."""
+    """The form of a parameter in a GPU's sampling state."""
 
     code: Literal["d", "q"]
-    """As in `struct`: float64 or int64."""
+    """Format of `struct`: float64 or int64."""
     value: Callable[[Any], float | int]
-    """From the request's value."""
+    """Converts the request's value."""
     neutral: float | int
-    """For a slot that nobody uses."""
+    """Value of an unused slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +58,15 @@ class Parameter:
 
     name: str
     allowed: Range | None = None
-    """None: any value of its type, or checked with others (validation.py)."""
+    """Range of the parameter. None if any value of its type is allowed, or if validation.py checks it with others."""
     is_in_requests: bool = True
-    """HTTP requests have a field of this name."""
+    """True if HTTP requests have a field of this name."""
     device: DeviceForm | None = None
-    """None: not in a slot's packet."""
+    """Form in a slot's packet, or None if it is not part of it."""
 
     @property
     def default(self) -> Any:
-        """Of `SamplingParams`, which is OpenAI's and vLLM's."""
+        """The default in `SamplingParams`, which is OpenAI's and vLLM's."""
         return getattr(SamplingParams(), self.name)
 
 
@@ -104,19 +106,20 @@ PARAMETERS = (
     Parameter("structured_outputs", is_in_requests=False),
     Parameter("grammar", is_in_requests=False),
 )
-"""Those with a device form in the order of a slot's packet."""
+"""All sampling parameters; those with a device form are in the order of a slot's packet."""
 
 _RANGES = tuple((row.name, row.allowed) for row in PARAMETERS if row.allowed is not None)
 _values_with_ranges = attrgetter(*(name for name, _ in _RANGES))
 DEVICE_PARAMETERS = tuple((row.name, row.device) for row in PARAMETERS if row.device is not None)
 DEVICE_FORMAT = "".join(form.code for _, form in DEVICE_PARAMETERS)
-"""For `struct`."""
+"""The `struct` format of all device parameters."""
 
 
 def all_out_of_range(sent: Mapping[str, object]) -> list[tuple[str, str]]:
-    """Returns each parameter of a request that is out of its range, and why: the sentence behind its name.
+    """Returns each parameter of a request that is out of its range, with the sentence that follows its name in an
+    error.
 
-    What is no number is looked at elsewhere.
+    Values that are no numbers are checked elsewhere.
     """
     return [
         (row.name, f" is {shortened(str(value))}; it must be {row.allowed}")
@@ -129,13 +132,13 @@ def all_out_of_range(sent: Mapping[str, object]) -> list[tuple[str, str]]:
 
 
 def out_of_range(params: SamplingParams) -> tuple[str, str] | None:
-    """The first parameter that is not in its range, and why; None: all are."""
+    """Returns the first parameter that is out of its range, with an error message, or None."""
     return _out_of_range(*_values_with_ranges(params))
 
 
 @lru_cache(maxsize=1024, typed=True)
 def _out_of_range(*values: float | None) -> tuple[str, str] | None:
-    """Of the values of _RANGES. Remembered, by type too: most requests have the same ones."""
+    """Checks values in the order of _RANGES. Cached, by type too: most requests have the same values."""
     for (name, allowed), value in zip(_RANGES, values, strict=True):
         if value is not None and not allowed.holds(value):
             return name, f"{name} is {shortened(str(value))}; it must be {allowed}"

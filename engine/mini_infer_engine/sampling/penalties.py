@@ -1,7 +1,7 @@
-"""Penalties for repeated tokens: what is remembered of every slot, and what they make of logits.
+"""Applies penalties for repeated tokens to logits, by the tokens and penalties of every slot.
 
-Meaning and order are vLLM's: the repetition penalty looks at prompt and output (Keskar et al., arXiv:1909.05858),
-presence and frequency at the output alone (OpenAI). Slots without penalties cost no time.
+Meaning and order are vLLM's: the repetition penalty considers prompt and output (Keskar et al., arXiv:1909.05858),
+presence and frequency penalties the output alone (OpenAI). Slots without penalties cost no time.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ NEUTRAL = (1.0, 0.0, 0.0)
 
 
 class Penalties:
-    """Tokens of each slot, and how strongly it is penalised for them. Passes call `begin`, `applied`, then `count`."""
+    """Token counts and penalties of each slot. Passes call `begin`, `applied`, then `count`."""
 
     def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
         # [slots, vocab] int16: twice the times that the output has the token, and one more if the prompt has it
@@ -28,7 +28,7 @@ class Penalties:
         self._slots: set[int] = set()
 
     def begin(self, row: Row) -> None:
-        """What runs in the row's slot from now on has the row's penalties and these tokens so far."""
+        """Stores penalties and known tokens of a row that begins in its slot."""
         params = row.sampling
         if params is not None and params.has_penalties:
             known = np.asarray(row.known_token_ids, dtype=np.int64)
@@ -46,13 +46,13 @@ class Penalties:
             self._slots.remove(row.slot)
 
     def concern(self, slots: Iterable[int]) -> bool:
-        """Whether what runs in one of these slots has penalties."""
+        """Returns True if one of these slots has penalties."""
         return bool(self._slots) and not self._slots.isdisjoint(slots)
 
     def applied(self, logits: Tensor, slots: Sequence[int], guesses: Sequence[Sequence[int]] = ()) -> Tensor:
-        """Logits [rows, vocab] of these slots after penalties: in fp32, or the same where no slot has penalties.
+        """Returns logits [rows, vocab] of these slots after penalties: in fp32, or unchanged if no slot has penalties.
 
-        `guesses`: of each row, the tokens that it has beside those which its slot has counted; empty: none has any.
+        `guesses` has each row's draft tokens, which its slot has not counted; empty if no row has any.
         """
         if not self.concern(slots):
             return logits
@@ -67,14 +67,14 @@ class Penalties:
         return torch.where(counts > 0, repeated, logits) - (presence * (made > 0) + frequency * made)
 
     def count(self, slots: Sequence[int], tokens: Tensor) -> None:
-        """These tokens [rows] int64 were sampled in these slots."""
+        """Counts tokens [rows] int64 that were sampled in these slots."""
         if self.concern(slots):
             places = (to_device(np.array(slots, dtype=np.int64), tokens.device), tokens)
             counts = self.counts[places]
             self.counts[places] = torch.where(counts < MAX_COUNT, counts + 2, counts)
 
     def count_made(self, slots: Sequence[int], made: Sequence[Sequence[int]]) -> None:
-        """These tokens were made in these slots, several of each."""
+        """Counts several tokens for each of these slots."""
         if not self.concern(slots):
             return
         for place in range(max(map(len, made), default=0)):

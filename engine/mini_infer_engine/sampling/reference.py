@@ -1,4 +1,4 @@
-"""Logits to tokens: the meaning and order of the parameters are vLLM's (temperature, min-p, top-k, top-p).
+"""Samples tokens from logits: the meaning and order of the parameters are vLLM's (temperature, min-p, top-k, top-p).
 
 Randomness is a pure function of (noise seed, output index, place in the vocabulary), so that a choice depends on
 nothing but the request itself: neither on batch mates, place in the batch, chunking nor device. It knows no request and
@@ -29,16 +29,16 @@ _STRIPE, _STRIPES = TILE_GROUPS * RUN_TOKENS, GROUP_TOKENS // RUN_TOKENS
 
 @dataclass(slots=True)
 class SamplingInputs:
-    """Parameters of the sampling rows of a pass. `random` is None where all are greedy."""
+    """Parameters of the sampling rows of a pass. `random` is None if all are greedy."""
 
     random: "RandomInputs | None"
     suppressed: tuple[Tensor, Tensor] | None
-    """(row, token id) pairs that may not be chosen."""
+    """Pairs (row, token id) that may not be chosen."""
 
 
 @dataclass(slots=True)
 class RandomInputs:
-    """Columns over the rows that are not greedy."""
+    """Parameters of the rows that are not greedy, one line a row."""
 
     rows: Tensor | None  # [random] int64, indices of sampling rows; None: all of them
     keys: Tensor  # [random, 1] int64
@@ -49,17 +49,17 @@ class RandomInputs:
 
 @dataclass(slots=True)
 class TruncationInputs:
-    """Columns over the random rows that have top-k or top-p."""
+    """Parameters of the random rows that have top-k or top-p, one line a row."""
 
     rows: Tensor | None  # [truncated] int64, indices of random rows; None: all of them
     top_k: Tensor  # [truncated, 1] int64, 1 <= top_k <= vocab
     top_p: Tensor  # [truncated, 1] fp64; 2 where off, which no rounding reaches
     widest: int
-    """The largest top_k: nothing ranked behind it needs sorting."""
+    """The largest top_k: no token of a lower rank needs sorting."""
 
 
 def build_sampling(rows: Sequence[Row], vocab_size: int, device: torch.device) -> SamplingInputs:
-    """Read the parameters of rows that sample, without waiting for the device."""
+    """Returns the parameters of rows that sample, without waiting for the device."""
     pairs = [(index, token) for index, row in enumerate(rows) for token in row.suppressed_token_ids]
     suppressed = None
     if pairs:
@@ -93,7 +93,7 @@ def build_sampling(rows: Sequence[Row], vocab_size: int, device: torch.device) -
 
 
 def sample(logits: Tensor, inputs: SamplingInputs) -> Tensor:
-    """The chosen tokens, [rows] int64, from [rows, vocab] logits of any float type."""
+    """Returns the chosen tokens, [rows] int64, from [rows, vocab] logits of any float type."""
     if inputs.suppressed is not None:
         logits = logits.index_put(inputs.suppressed, logits.new_tensor(-math.inf))
     if inputs.random is None:
@@ -105,7 +105,7 @@ def sample(logits: Tensor, inputs: SamplingInputs) -> Tensor:
 
 
 def _draw(logits: Tensor, random: RandomInputs) -> Tensor:
-    """A draw from the softmax of what the filters leave."""
+    """Draws from the softmax of the tokens that pass the filters."""
     logits = logits / random.temperature
     if random.log_min_p is not None:
         logits = logits.masked_fill(logits < logits.amax(dim=-1, keepdim=True) + random.log_min_p, -math.inf)
@@ -120,10 +120,10 @@ def _draw(logits: Tensor, random: RandomInputs) -> Tensor:
 
 
 def _race(logits: Tensor, keys: Tensor) -> Tensor:
-    """Gumbel-max, as an exponential race: the largest weight / noise is a draw in proportion to the weights.
+    """Samples by Gumbel-max, as an exponential race: the largest weight / noise is a draw in proportion to the weights.
 
-    Here among groups by the sums of their weights, then among the tokens of the group that won: the same draw as among
-    all tokens, for a 64th of the noise.
+    The race is among groups by the sums of their weights, then among the tokens of the group that won: the distribution
+    is that of a race among all tokens, for a 64th of the noise.
     """
     weights = (logits - logits.amax(dim=-1, keepdim=True)).exp_()
     rows, vocab_size = weights.shape
@@ -143,7 +143,7 @@ def _race(logits: Tensor, keys: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=4)
 def _group_layout(groups: int, stripes: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The first token of each group, [groups, 1], and what to add for the others, [stripes * RUN]; int64."""
+    """Returns the first token of each group, [groups, 1], and the offsets of the others, [stripes * RUN]; int64."""
     group = torch.arange(groups, device=device)[:, None]
     place = torch.arange(stripes * RUN_TOKENS, device=device)
     first = group // TILE_GROUPS * (_STRIPE * _STRIPES) + group % TILE_GROUPS * RUN_TOKENS
@@ -151,17 +151,17 @@ def _group_layout(groups: int, stripes: int, device: torch.device) -> tuple[Tens
 
 
 def _argmax(logits: Tensor) -> Tensor:
-    """The first of the largest, [rows] int64; numpy's takes a CPU a tenth of the time of torch's."""
+    """Returns the first of the largest, [rows] int64. On a CPU numpy's argmax takes a tenth of the time of torch's."""
     if logits.device.type == "cpu" and logits.dtype == torch.float32:
         return torch.from_numpy(logits.numpy().argmax(axis=-1))
     return logits.argmax(dim=-1)
 
 
 def _truncate(logits: Tensor, truncation: TruncationInputs) -> Tensor:
-    """Drop what ranks behind top_k, then what the more likely tokens' mass top_p leaves out. Ties at the edge stay.
+    """Drops tokens ranked after top_k, then those after the most likely tokens with mass top_p. Ties at the edge stay.
 
-    The running sum is sequential and in double precision: a row's result must not depend on how many
-    tokens others keep.
+    The running sum is sequential and in double precision: a row's result must not depend on how many tokens others
+    keep.
     """
     ranked = logits.topk(truncation.widest, dim=-1).values  # [rows, widest], descending
     weights = (ranked - ranked[:, :1]).double().exp()
@@ -174,17 +174,17 @@ def _truncate(logits: Tensor, truncation: TruncationInputs) -> Tensor:
 
 
 def noise_key(noise_seed: int, output_index: int) -> int:
-    """A signed 64-bit key for one choice of one request."""
+    """Returns a signed 64-bit key for one choice of one request."""
     return _as_signed(_splitmix64((noise_base(noise_seed) + output_index) & _MASK_64))
 
 
 def noise_base(noise_seed: int) -> int:
-    """What a device keeps of a request's seed: a signed 64-bit number to which the output index is added."""
+    """Returns the device's form of a request's seed: a signed 64-bit number to which the output index is added."""
     return _as_signed(_splitmix64(noise_seed & _MASK_64))
 
 
 def exponential_noise(keys: Tensor, count: int) -> Tensor:
-    """Exp(1) noise, [rows, count] fp32, for [rows, 1] keys; each element depends on its key and index only."""
+    """Returns Exp(1) noise, [rows, count] fp32, for [rows, 1] keys; each element depends on its key and index only."""
     bits = keys + _counters(count, keys.device)
     bits = (bits ^ _shift_right(bits, 30)) * _as_signed(_MIX_1)
     bits = (bits ^ _shift_right(bits, 27)) * _as_signed(_MIX_2)
@@ -201,7 +201,7 @@ def _counters(count: int, device: torch.device) -> Tensor:
 
 
 def _shift_right(bits: Tensor, count: int) -> Tensor:
-    """Logical shift of int64, which torch shifts arithmetically."""
+    """Shifts int64 logically, which torch shifts arithmetically."""
     return (bits >> count) & ((1 << (64 - count)) - 1)
 
 

@@ -1,4 +1,6 @@
-"""Masks of a pass on its logits: what a request's grammar does not allow here cannot be chosen. In plain torch."""
+"""Applies a pass's masks to its logits, so that tokens that a request's grammar forbids cannot be chosen. In plain
+torch.
+"""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +14,7 @@ from mini_infer_engine.device import to_device
 
 
 def apply_token_masks(logits: Tensor, masks: TokenMasks, places: Sequence[tuple[int, int]]) -> None:
-    """Mask logits [rows, vocab] in place; `places`: of each, its row in the batch, and the guesses before it."""
+    """Masks logits [rows, vocab] in place; `places` has each line's row in the batch and the draft tokens before."""
     lines = {place: line for line, place in enumerate(places)}
     for row, guesses, bits in masks.entries():
         if (line := lines.get((row, guesses))) is not None:
@@ -20,6 +22,6 @@ def apply_token_masks(logits: Tensor, masks: TokenMasks, places: Sequence[tuple[
 
 
 def _forbidden(bits: np.ndarray, vocab_size: int, device: torch.device) -> Tensor:
-    """[vocab] bool: the tokens whose bit is not set."""
+    """Returns the tokens whose bit is not set, [vocab] bool."""
     allowed = np.unpackbits(bits.view(np.uint8), count=vocab_size, bitorder="little")
     return to_device(allowed == 0, device)

@@ -1,1 +1,3 @@
-"""Speculative decoding: guesses of the next tokens, several of which the model checks in one pass. Same text."""
+"""Speculative decoding: drafts the next tokens, several of which the model verifies in one pass. The text stays the
+same.
+"""

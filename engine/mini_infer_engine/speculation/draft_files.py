@@ -1,4 +1,4 @@
-"""The draft model's folder, compared with the model whose tokens it guesses before any of its weights is read."""
+"""Finds the draft model's folder and compares it with the target model before any of its weights is read."""
 
 import json
 from dataclasses import dataclass
@@ -16,18 +16,17 @@ from mini_infer_engine.speculation.head import ARCHITECTURE
 
 @dataclass(frozen=True, slots=True)
 class DraftFiles:
-    """A draft that fits."""
+    """A draft model that fits its target."""
 
     config: ModelConfig
     directory: Path
 
 
 def find_draft(settings: EngineSettings, target: ModelConfig, target_directory: Path) -> DraftFiles | None:
-    """None: the settings name no draft.
+    """Returns the draft model that the settings name, or None if they name none.
 
     Raises:
         ModelError: there is no such model, or its tokens are not those of the target.
-
     """
     speculation = speculation_of(settings)
     if speculation is None or speculation.model is None or speculation.method != "draft_model":
@@ -62,7 +61,7 @@ def find_draft(settings: EngineSettings, target: ModelConfig, target_directory: 
 
 
 def resolve_speculative_model(name: str, *, weights: bool) -> Path:
-    """The folder of a draft or head. ModelError: there is none."""
+    """Returns the folder of a draft or head. Raises ModelError if there is none."""
     try:
         return resolve_model(name, weights=weights)
     except ModelError as error:
@@ -70,7 +69,7 @@ def resolve_speculative_model(name: str, *, weights: bool) -> Path:
 
 
 def _vocabulary(directory: Path) -> dict[str, int] | None:
-    """Tokens to ids, of a folder that has a tokenizer in the usual form; a draft may have none of its own."""
+    """Returns the tokens and ids of a folder's tokenizer, or None if it has none in the usual form."""
     path = directory / "tokenizer.json"
     if not path.exists():
         return None
@@ -85,7 +84,7 @@ def _vocabulary(directory: Path) -> dict[str, int] | None:
 
 
 def _first_difference(ours: dict[str, int] | None, theirs: dict[str, int] | None) -> str | None:
-    """A token that has another id in one of them; None: there is none, or one of them is not known."""
+    """Returns a token whose ids differ, or None if there is none or one of the vocabularies is unknown."""
     if ours is None or theirs is None or ours == theirs:
         return None
     return min(token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token))

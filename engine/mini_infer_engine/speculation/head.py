@@ -1,11 +1,11 @@
-"""The trained head: guesses from hidden states of the model itself, a chain of small steps without attention.
+"""Drafts tokens by a trained head from hidden states of the model itself, as a chain of small steps without attention.
 
 As in EAGLE-3 (Li et al., arXiv:2503.01840) it reads several layers at once, feeds its own state back, and is trained
 over the whole chain. As in recurrent drafters (Zhang et al., arXiv:2403.09919) a step sees that state and the newest
-token alone: it has no keys and values, so of a cached prefix, a swap or passes without guesses it has nothing to read.
-The hidden states of one pass with guesses are all that it needs. Token embeddings, last norm and output matrix are the
-model's. It may guess among a part of the vocabulary alone, as in EAGLE-3 and FR-Spec (Zhao et al., arXiv:2502.14856):
-for a large one, the output matrix is most of what a guess reads.
+token alone: it has no keys and values, so cached prefixes, swaps and passes without drafts leave it nothing to read.
+The hidden states of one pass with drafts are all that it needs. Token embeddings, last norm and output matrix are the
+model's. It may draft from a part of the vocabulary alone, as in EAGLE-3 and FR-Spec (Zhao et al., arXiv:2502.14856): if
+the vocabulary is large, most of what a draft reads is the output matrix.
 """
 
 import json
@@ -23,40 +23,40 @@ from mini_infer_engine.models.weights.checkpoint import check_fit
 from mini_infer_engine.models.weights.safetensors_checkpoint import SafetensorsCheckpoint
 
 ARCHITECTURE = "MiniInferSpeculativeHead"
-"""In `architectures` of its config.json."""
+"""Name of the head in `architectures` of its config.json."""
 EPS = 1e-6
-"""Of its norms, which have no weights."""
+"""Epsilon of its norms, which have no weights."""
 _SIZES = ("hidden_size", "width", "intermediate_size")
 _VOCABULARY = "draft_vocab_size"
 
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """Of config.json."""
+    """The sizes in a head's config.json."""
 
     hidden_size: int
-    """The model's."""
+    """The model's hidden size."""
     width: int
-    """Of the head's state."""
+    """Width of the head's state."""
     intermediate_size: int
     layers: tuple[int, ...]
-    """Of the model, whose outputs it reads, from 0, in ascending order."""
+    """Layers of the model whose outputs it reads, from 0, in ascending order."""
     draft_vocab_size: int | None = None
-    """Tokens that it may guess; None: all."""
+    """Tokens that it may draft; None means all."""
 
     @property
     def num_features(self) -> int:
-        """Numbers that it reads of a token."""
+        """Numbers that it reads for each token."""
         return len(self.layers) * self.hidden_size
 
     def to_config(self) -> dict[str, Any]:
-        """As config.json has it."""
+        """Returns the contents of config.json."""
         values = {name: value for name, value in asdict(self).items() if value is not None}
         return {"architectures": [ARCHITECTURE], **values, "layers": list(self.layers)}
 
     @classmethod
     def read(cls, path: Path) -> "HeadShape":
-        """ModelError: this is no config.json of a head."""
+        """Reads a head's config.json. Raises ModelError if it is none."""
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
             architectures = values["architectures"]
@@ -80,7 +80,7 @@ class HeadShape:
 
 
 class SpeculativeHead(nn.Module):
-    """See the module. Rows are sequences."""
+    """The trained head, which drafts from the model's hidden states. Rows are sequences."""
 
     d2t: Tensor  # of heads with a vocabulary of their own, as EAGLE-3's checkpoints name it
 
@@ -98,19 +98,19 @@ class SpeculativeHead(nn.Module):
 
     @property
     def token_ids(self) -> Tensor | None:
-        """[draft_vocab_size] int64, ascending: the tokens that it may guess; None: all."""
+        """The tokens that it may draft, [draft_vocab_size] int64, ascending; None means all."""
         if self.shape.draft_vocab_size is None:
             return None
         return torch.arange(self.shape.draft_vocab_size, device=self.d2t.device) + self.d2t
 
     def begin(self, features: Tensor) -> Tensor:
-        """The first state [rows, width] of hidden states [rows, layers * hidden_size], normalised layer by layer."""
+        """Returns the first state [rows, width] from hidden states [rows, layers * hidden_size], normed by layer."""
         layers = features.view(-1, len(self.shape.layers), self.shape.hidden_size)
         state: Tensor = self.fuse(_normed(layers).flatten(-2))
         return state
 
     def step(self, state: Tensor, embedding: Tensor) -> tuple[Tensor, Tensor]:
-        """The next state, and what the model's last norm and output matrix make logits of: [rows, hidden_size].
+        """Returns the next state, and the input of the model's last norm and output matrix, [rows, hidden_size].
 
         `embedding` [rows, hidden_size] is that of the newest token.
         """
@@ -136,11 +136,10 @@ def load_head(
     dummy: bool,
     seed: int,
 ) -> SpeculativeHead:
-    """A head for a model of these sizes; `dummy`: with random weights.
+    """Loads a head for a model of these sizes, with random weights if `dummy`.
 
     Raises:
-        ModelError: it is for another model, or unreadable; said before memory is taken.
-
+        ModelError: it is for another model, or unreadable. Sizes are checked before memory is taken.
     """
     shape = HeadShape.read(directory / "config.json")
     if shape.hidden_size != hidden_size or shape.layers[-1] >= num_layers:

@@ -1,4 +1,5 @@
-"""Prompt look-up (Saxena 2023, "Prompt Lookup Decoding"): what followed the last tokens when they stood there before.
+"""Prompt look-up (Saxena 2023, "Prompt Lookup Decoding"): drafts the tokens after an earlier occurrence of the last
+n-gram.
 
 Knows tokens, no devices.
 """
@@ -7,9 +8,10 @@ from collections.abc import Sequence
 
 
 def look_up(tokens: Sequence[int], count: int, longest: int, shortest: int) -> list[int]:
-    """`count` tokens that may follow `tokens`: those after the latest place of the longest n-gram at its end.
+    """Returns `count` tokens that may follow `tokens`: those after the latest occurrence of the longest n-gram at its
+    end.
 
-    n is from `longest` down to `shortest`; none: no such n-gram stands anywhere before.
+    n is from `longest` down to `shortest`. Empty if no such n-gram occurs before.
     """
     end = len(tokens)
     listed = list(tokens)

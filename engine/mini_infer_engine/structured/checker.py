@@ -1,4 +1,4 @@
-"""Whether a grammar can be enforced: a worker process tries, before an engine's core sees it. Verdicts are remembered.
+"""Determines if a grammar can be enforced: a worker process tries before an engine's core sees it. Verdicts are cached.
 
 A grammar that ended its worker is remembered as bad, and is never compiled again. Knows no requests.
 """
@@ -16,11 +16,11 @@ from mini_infer_engine.structured.proving.messages import Proof
 from mini_infer_engine.structured.proving.prover import Prover
 
 REMEMBERED = 4096
-"""Verdicts; a hundred bytes each, or a kilobyte where a fault is long."""
+"""Most verdicts that are cached; each takes a hundred bytes, or a kilobyte if the fault is long."""
 
 
 class GrammarChecker:
-    """Verdicts of one tokenizer. May be shared by threads."""
+    """The verdicts on grammars of one tokenizer. May be shared by threads."""
 
     def __init__(self, tokenizer_json: Callable[[], str]) -> None:
         """`tokenizer_json` returns the text of tokenizer.json."""
@@ -29,10 +29,10 @@ class GrammarChecker:
         self._lock = threading.Lock()
 
     def check(self, grammar: Grammar) -> Grammar:
-        """Returns the grammar with what it costs.
+        """Returns the grammar with its costs.
 
-        Raises GrammarError if it is too long, is none, has what llguidance does not implement, or exceeds a limit of
-        limits.py. Raises ProverLostError if that cannot be said now.
+        Raises GrammarError if it is too long, is no grammar, has what llguidance does not implement, or exceeds a limit
+        of limits.py. Raises ProverLostError if that cannot be determined now.
         """
         if (known := self.known(grammar)) is not None:
             return known
@@ -44,7 +44,9 @@ class GrammarChecker:
         return _with_cost(grammar, proof)
 
     def known(self, grammar: Grammar) -> Grammar | None:
-        """The same from memory alone. Returns None if the grammar is not remembered."""
+        """Returns the grammar with its costs from the cache alone, or None if it is not cached. Raises GrammarError as
+        `check`.
+        """
         if len(grammar.text) > MAX_CHARACTERS:
             raise GrammarError(
                 f"the grammar has {len(grammar.text)} characters; at most {MAX_CHARACTERS} can be served"

@@ -1,7 +1,7 @@
-"""What a request's output must look like, as one llguidance grammar: from JSON schemas, regexes, choices and EBNF.
+"""Builds llguidance grammars of a request's output: from JSON schemas, regexes, choices and EBNF.
 
 A grammar is a JSON document that llguidance reads (https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md).
-Builders are pure and check shapes and limits.py alone; whether llguidance takes the result is checker.py's to say.
+Builders are pure and check shapes and limits.py alone; checker.py determines if llguidance accepts the result.
 """
 
 import hashlib
@@ -22,32 +22,32 @@ from mini_infer_engine.structured.limits import (
 )
 
 TEXT = r"/(.|\n)*/"
-"""In Lark: any text, also none. Special tokens are no text."""
+"""Any text in Lark, including none. Special tokens are no text."""
 
 _MOST_RULES = 256
-"""Alternatives that a parser follows beside each other; more are one regex, since llguidance follows 2000 at most."""
+"""Most alternatives that are rules of their own; more become one regex, since llguidance follows 2000 at most."""
 
 
 class Grammar(msgspec.Struct, frozen=True, gc=False):
     """One llguidance grammar."""
 
     text: str
-    """{"grammars": [...]}: the first is where output begins, the others are named by their contents."""
+    """JSON text {"grammars": [...]}: the output begins with the first, the others are named by their contents."""
     param: str = "structured_outputs"
-    """The request's field that asks for it, for errors."""
+    """The request's field that specifies the grammar, for errors."""
     num_bytes: int = 0
-    """Memory that it takes, as measured by the checker; 0 before."""
+    """Memory that the grammar takes, as measured by the checker; 0 before."""
     cpu_s: float = 0.0
-    """CPU seconds that it takes to compile, as measured by the checker."""
+    """CPU seconds that compiling takes, as measured by the checker."""
 
 
 class Whitespace(msgspec.Struct, frozen=True):
-    """What may stand between the tokens of a JSON text."""
+    """The whitespace that is allowed between the tokens of a JSON text."""
 
     is_allowed: bool = True
     pattern: str = r"[ ]|\r?\n[ \t]{0,32}"
-    """A regex for one run of it: a blank, or a line end with indentation. Without a bound, a model that is not sure how
-    to go on writes blanks for ever.
+    """A regex for one run of whitespace: a blank, or a line end with indentation. Without a bound, a model that is not
+    sure how to continue emits blanks forever.
     """
 
 
@@ -61,11 +61,11 @@ def of_json_schema(
     whitespace: Whitespace = ANY_WHITESPACE,
     allows_additional_properties: bool = True,
 ) -> Grammar:
-    """A JSON text that the schema validates.
+    """Returns a grammar of JSON texts that the schema validates.
 
-    `strict`: True refuses what cannot be enforced exactly; None takes `oneOf` for `anyOf` where the alternatives are
-    not known to exclude each other; False also ignores keywords that are not implemented.
-    `allows_additional_properties` False: objects that do not say otherwise have only the properties that they name.
+    `strict`: True raises if the schema cannot be enforced exactly; None treats `oneOf` as `anyOf` where the
+    alternatives are not known to exclude each other; False also ignores keywords that are not implemented. If
+    `allows_additional_properties` is False, objects that do not say otherwise have only the properties that they name.
     """
     check_json_depth(schema, "schema")
     check_schema(schema)
@@ -84,18 +84,20 @@ def of_json_schema(
 
 
 def of_json_object(whitespace: Whitespace = ANY_WHITESPACE) -> Grammar:
-    """Any JSON object."""
+    """Returns a grammar of JSON objects."""
     return of_json_schema({"type": "object"}, whitespace=whitespace)
 
 
 def of_regex(pattern: str) -> Grammar:
-    """A text that the regex matches as a whole; syntax of Rust's regex crate, without look-around."""
+    """Returns a grammar of texts that the regex matches as a whole, in the syntax of Rust's regex crate, without
+    look-around.
+    """
     check_regex(pattern, "the regex")
     return of_lark(f"start: {_regex(pattern)}")
 
 
 def of_choice(choices: Sequence[str]) -> Grammar:
-    """One of these texts."""
+    """Returns a grammar of these texts."""
     if not choices:
         raise GrammarError("there is nothing to choose from: give at least one string")
     different = dict.fromkeys(choices)
@@ -107,7 +109,9 @@ def of_choice(choices: Sequence[str]) -> Grammar:
 
 
 def of_lark_or_gbnf(text: str) -> Grammar:
-    """A context-free grammar in llguidance's Lark or llama.cpp's GBNF (`root ::= ...`), which vLLM calls EBNF."""
+    """Returns a context-free grammar from llguidance's Lark or llama.cpp's GBNF (`root ::= ...`), which vLLM calls
+    EBNF.
+    """
     from llguidance.gbnf_to_lark import any_to_lark  # the rest of this module needs no library
 
     try:
@@ -121,7 +125,7 @@ def of_lark_or_gbnf(text: str) -> Grammar:
 
 
 def of_lark(lark: str, **inner: Grammar) -> Grammar:
-    """A Lark grammar, which may refer to each of `inner` as `@its_keyword`."""
+    """Returns a Lark grammar, which may refer to each of `inner` as `@its_keyword`."""
     parts: dict[str, dict[str, Any]] = {}
     for keyword, grammar in inner.items():
         name = _name(grammar)
@@ -139,11 +143,11 @@ def after_thinking(
     begin_marker: str = "",
     call_marker: str = "",
 ) -> Grammar:
-    """Free text up to the marker that ends the thinking, then the grammar; blanks may stand between the two.
+    """Returns a grammar of free text up to the marker that ends the thinking, then blanks, then the grammar.
 
-    `special_tokens`: those of the tokenizer that are no text, with their ids; markers may be among them.
-    `begin_marker`: the output need not think, but may do so behind this; without, it begins within its thinking.
-    `call_marker`: a call begins so, which would end the thinking as well; it does not stand within it.
+    `special_tokens` are those of the tokenizer that are no text, with their ids; markers may be among them. With a
+    `begin_marker`, the output may think after that marker, but need not; without, it begins within its thinking.
+    `call_marker` begins a call, which would end the thinking as well, so it is forbidden within the thinking.
     """
     lark = f"TEXT: {TEXT}\nTHOUGHT: TEXT" + (f" & ~(TEXT {literal(call_marker)} TEXT)" if call_marker else "")
     if special_tokens and end_marker in special_tokens:
@@ -156,7 +160,7 @@ def after_thinking(
 
 
 def literal(text: str, special_tokens: Mapping[str, int] | None = None) -> str:
-    """A text as Lark says it; special tokens in it are said by their ids."""
+    """Returns a text as a Lark literal, in which special tokens are denoted by their ids."""
     if special_tokens:
         pattern = "|".join(map(re.escape, sorted(special_tokens, key=len, reverse=True)))
         pieces = re.split(f"({pattern})", text)
@@ -166,7 +170,7 @@ def literal(text: str, special_tokens: Mapping[str, int] | None = None) -> str:
 
 
 def _regex(pattern: str) -> str:
-    """A regex as Lark says it."""
+    """Returns a regex as a Lark literal."""
     escaped = re.sub(r"\\.|/|\n", lambda match: {"/": r"\/", "\n": r"\n"}.get(match[0], match[0]), pattern, flags=re.S)
     return f"/{escaped}/"
 
@@ -179,7 +183,7 @@ def _document(*parts: Mapping[str, Any]) -> Grammar:
 
 
 def _name(grammar: Grammar) -> str:
-    """The same for equal grammars."""
+    """Returns a name that depends on the contents alone, so that equal grammars have the same name."""
     return "g" + hashlib.sha256(grammar.text.encode()).hexdigest()[:16]
 
 
@@ -188,12 +192,12 @@ _VALUES = ("enum", "const", "default", "examples")
 
 
 FORMATS = frozenset(("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"))
-"""Values of `format` that llguidance enforces. JSON Schema has others be annotations, which allow every string."""
+"""Values of `format` that llguidance enforces. In JSON Schema all others are annotations, which allow every string."""
 
 
 def _rewritten(schema: Any, allows_additional_properties: bool) -> Any:
-    """The same schema without formats that are annotations; and where additional properties are not allowed, objects
-    that do not say otherwise have no other properties than those that they name.
+    """Returns the schema without formats that are annotations. If additional properties are not allowed, objects that
+    do not say otherwise are limited to the properties that they name.
     """
     if isinstance(schema, list):
         return [_rewritten(item, allows_additional_properties) for item in schema]

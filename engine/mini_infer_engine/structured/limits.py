@@ -1,7 +1,7 @@
-"""Every limit on what a client may have enforced, and the checks of those that can be seen without compiling.
+"""Defines the limits on what a client may have enforced, and checks those that can be seen without compiling.
 
-What these do not see ends a worker (proving/worker.py), whose limits of memory, CPU time and stack are here as well.
-Knows no tokenizer; never recurses on what a client sends.
+A grammar that passes these checks but is too large ends a worker (proving/worker.py), whose limits of memory, CPU time
+and stack are here as well. Knows no tokenizer; never recurses on a client's input.
 """
 
 import re
@@ -10,68 +10,76 @@ from decimal import Decimal
 from typing import Any
 
 MAX_CHARACTERS = 500_000
-"""Of a grammar's text, and of all texts of a request that it is made of: compile time grows with it."""
+"""Most characters of a grammar's text, and of all texts in a request for it: compile time grows with them."""
 MAX_JSON_DEPTH = 64
-"""Of arrays and objects in each other, as a schema or a structural tag is written."""
+"""Deepest nesting of arrays and objects in the JSON text of a schema or a structural tag."""
 MAX_SCHEMA_DEPTH = 128
-"""Of schemas in each other, followed through `$ref`; a schema within itself counts once."""
+"""Deepest nesting of schemas, followed through `$ref`; a schema within itself counts once."""
 MAX_OPTIONAL_PROPERTIES = 1000
-"""Of one object: the parser follows all that may come next at once."""
+"""Most optional properties of one object: the parser follows all that may come next at once."""
 MAX_PROPERTIES = 10_000
-"""Of all objects of a schema together."""
+"""Most properties of all objects of a schema together."""
 MAX_DEFINITIONS = 5000
-"""Schemas in `$defs` and `definitions`."""
+"""Most schemas in `$defs` and `definitions`."""
 MAX_ENUM_VALUES = 20_000
-"""Of all `enum`s together."""
+"""Most values of all `enum`s together."""
 MAX_MULTIPLE_OF = 10_000
-"""Of the digits of `multipleOf`, without trailing zeros and the point: the automaton has that many states."""
+"""Largest number that the digits of `multipleOf` form, without trailing zeros and the point: the automaton has so many
+states.
+"""
 MAX_LITERAL_CHARACTERS = 8192
-"""Of one constant text or pattern: each token within a constant costs time and memory that grow with what is left."""
+"""Most characters of one constant text or pattern: each token within it costs time and memory that grow with the rest.
+"""
 MAX_RULES_CHARACTERS = 65_536
-"""Of all constants of a grammar in Lark or GBNF, and of one terminal with those that it refers to: the library joins
-neighbours to one constant."""
+"""Most characters of all constants of a grammar in Lark or GBNF, and of one terminal with those that it refers to: the
+library joins neighbours to one constant.
+"""
 MAX_LONG_CHARACTERS = 32_768
-"""Of all choices, or all values of `enum` and `const`, that have more than a thousand: the lexer follows those that
-begin alike beside each other."""
+"""Most characters of all those choices, or values of `enum` and `const`, that have more than a thousand characters
+each: the lexer follows in parallel those that begin alike.
+"""
 MAX_RULE_DEPTH = 128
-"""Of rules of Lark or GBNF that refer to each other in a row."""
+"""Longest chain of rules of Lark or GBNF that refer to each other."""
 MAX_RULES = 5000
-"""Of one grammar in Lark or GBNF."""
+"""Most rules of one grammar in Lark or GBNF."""
 
 MAX_GRAMMAR_BYTES = 32 << 20
-"""Memory that a worker may take to compile a grammar and compute its first masks: a hundred times what schemas in use
-need."""
+"""Most memory that a worker may take to compile a grammar and compute its first masks: a hundred times what schemas in
+use need.
+"""
 MAX_CPU_S = 1.0
-"""CPU seconds that this may take: a hundred times what schemas in use need."""
+"""Most CPU seconds to compile a grammar and compute its first masks: a hundred times what schemas in use need."""
 MAX_WALL_S = 8.0
-"""Seconds on a machine that is busy."""
+"""Most seconds of wall time for a proof, on a machine that is busy."""
 MAX_MASK_S = 0.1
-"""CPU seconds of one mask."""
+"""Most CPU seconds of one mask."""
 BUILD_TIMEOUT_S = 10.0
-"""Seconds from the request until its grammar is checked, waiting for others of its client included."""
+"""Seconds until a request's grammar must be checked, including the wait for other grammars of its client."""
 MAX_GRAMMARS_PER_CLIENT = 2
-"""New grammars of one API key, or of one peer without a key, that are checked at once."""
+"""Most new grammars of one API key, or of one peer without a key, that are checked at once."""
 MAX_GRAMMARS_WAITING = 64
-"""New grammars of one client that wait for those; more are refused with 429."""
+"""Most new grammars of one client that wait to be checked; more are refused with 429."""
 PROOF_STACK_BYTES = 4 << 20
 """The stack of a worker."""
 MAX_KEPT_BYTES = 64 << 20
-"""Memory of compiled grammars that the core keeps for requests to come; the oldest goes first."""
+"""Memory of compiled grammars that the core keeps for later requests; the oldest is evicted first."""
 MAX_RUNNING_BYTES = 512 << 20
-"""Memory of the compiled grammars of requests in flight, as measured when they were checked. Requests with the same
-grammar share it. A request whose grammar does not fit waits."""
+"""Most memory of the compiled grammars of requests in flight, as measured when they were checked. Requests with the
+same grammar share it. A request whose grammar does not fit waits.
+"""
 SLOW_COMPILE_S = 0.1
-"""CPU seconds from which on a grammar is compiled in a line of its own, behind which no other waits."""
+"""CPU seconds from which a grammar is compiled in a queue of its own, so that quick ones do not wait for it."""
 CORE_STACK_BYTES = 64 << 20
-"""The stacks of threads that compile grammars and compute masks in the core: what recurses within a worker's stack
-while it is proved has sixteen times as much later on."""
+"""Stack of threads that compile grammars and compute masks in the core: sixteen times a worker's, within which the
+grammar's recursion was proved to fit.
+"""
 _LONG_CHARACTERS = 1000
 _MOST_DIGITS = 100
-"""Of a number that are looked at: Python takes quadratic time to read thousands."""
+"""Most digits of a number that are examined: Python takes quadratic time to read thousands."""
 
 
 class GrammarError(ValueError):
-    """A schema, regex or grammar that no output can be held to, and what in it is at fault."""
+    """Raised for a schema, regex or grammar that cannot be enforced; the message says what in it is at fault."""
 
 
 def check_size(*values: object) -> None:
@@ -85,7 +93,7 @@ def check_size(*values: object) -> None:
 
 
 def check_json_depth(value: object, name: str) -> None:
-    """Raises GrammarError if arrays and objects of `value` nest too deeply for whoever walks them."""
+    """Raises GrammarError if arrays and objects of `value` nest too deeply to be walked."""
     depth, level = 0, [value]
     while level:
         inside = [item for outer in level for item in _inside(outer)]
@@ -108,7 +116,7 @@ def check_literals(texts: Iterable[str], name: str) -> None:
 
 
 def check_literal(text: str, name: str) -> None:
-    """Raises GrammarError if a constant or a pattern is longer than masks can be computed for in time."""
+    """Raises GrammarError if a constant or a pattern is too long for masks to be computed in time."""
     if len(text) > MAX_LITERAL_CHARACTERS:
         raise GrammarError(f"{name} has {len(text)} characters; at most {MAX_LITERAL_CHARACTERS} can be enforced")
 
@@ -119,7 +127,7 @@ _REGEX_TOKEN = re.compile(
 
 
 def check_regex(pattern: str, name: str) -> None:
-    """Raises GrammarError if a regex, its counted repetitions written out, is too long a constant."""
+    """Raises GrammarError if a regex is too long a constant with its counted repetitions expanded."""
     check_literal(pattern, name)
     if (length := regex_length(pattern)) > MAX_LITERAL_CHARACTERS:
         raise GrammarError(
@@ -129,9 +137,9 @@ def check_regex(pattern: str, name: str) -> None:
 
 
 def regex_length(pattern: str) -> int:
-    """Returns about how many characters a regex has with repetitions written out as often as they must occur.
+    """Returns about how many characters a regex has with repetitions expanded as often as they must occur.
 
-    The library writes out what repeats, and does so at once when an output comes to it. Alternatives count together.
+    The library expands repetitions, and does so at once when an output comes to them. Alternatives count together.
     """
     groups, last = [0], 0
     for token in _REGEX_TOKEN.finditer(pattern):
@@ -206,7 +214,7 @@ def _mapping(node: Mapping[str, Any], keyword: str) -> Mapping[str, Any]:
 
 
 def _schemas_in(node: Mapping[str, Any]) -> Iterator[Any]:
-    """The schemas that hold a value of this one or a part of it; definitions alone hold none."""
+    """Yields the schemas of this one's values and of their parts; definitions are excluded."""
     for keyword in _MAPS:
         if keyword not in ("$defs", "definitions"):
             yield from _mapping(node, keyword).values()
@@ -244,7 +252,7 @@ def _is_text(value: object) -> bool:
 
 
 def _states_of(multiple_of: object) -> int:
-    """Returns the number that the digits make, without the point and trailing zeros."""
+    """Returns the number that the digits form, without the point and trailing zeros."""
     if isinstance(multiple_of, bool) or not isinstance(multiple_of, int | float):
         return 0
     number = Decimal(multiple_of if isinstance(multiple_of, int) else repr(multiple_of))
@@ -255,7 +263,7 @@ def _states_of(multiple_of: object) -> int:
 
 
 def _resolved(root: Any, reference: object) -> Any:
-    """Returns the schema that a `$ref` within the document names; None if there is none."""
+    """Returns the schema that a `$ref` within the document names, or None if there is none."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     found = root
@@ -271,7 +279,7 @@ def _resolved(root: Any, reference: object) -> Any:
 
 
 def _longest_chain(edges: Mapping[int, list[Any]]) -> int:
-    """The longest way along the edges that leaves out those back to a node that it comes from."""
+    """Returns the length of the longest path along the edges. An edge back to a node of the path is ignored."""
     lengths: dict[int, int] = {}
     for start in edges:
         if start in lengths:
@@ -331,9 +339,9 @@ _LARK_COUNT = re.compile(r"(?:~\s*|\{)(\d+)")
 
 
 def _check_terminals(lark: str) -> None:
-    """Raises GrammarError if a terminal or rule, with the terminals that it refers to, is too long a constant.
+    """Raises GrammarError if a terminal or rule is too long a constant, with the terminals that it refers to.
 
-    Counts that repeat a part are taken for counts of the whole: a grammar comes nowhere near the limit by chance.
+    Counts that repeat a part are taken for counts of the whole: no real grammar comes near the limit.
     """
     bodies = _bodies(lark)
     lengths: dict[str, int] = {}
@@ -364,7 +372,7 @@ def _check_terminals(lark: str) -> None:
 
 
 def _bodies(lark: str) -> dict[str, str]:
-    """What stands behind the colon of each rule and terminal, its texts included."""
+    """Returns what follows the colon of each rule and terminal, texts included."""
     masked = _LARK_TEXT.sub(lambda text: "\x00" * len(text[0]), lark)
     rules = list(_LARK_RULE.finditer(masked))
     ends = [*(rule.start() for rule in rules[1:]), len(lark)]

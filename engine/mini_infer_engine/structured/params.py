@@ -1,4 +1,4 @@
-"""What a request says of its output's structure, in vLLM's words and OpenAI's, and the grammar that it asks for."""
+"""Parses a request's structured output parameters, in vLLM's and OpenAI's formats, and builds their grammar."""
 
 import json as json_library
 from collections.abc import Callable, Mapping
@@ -28,22 +28,24 @@ KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 class StructuredOutputsParams(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """To what an output is held: names and meanings are vLLM's. ValueError: none of the kinds is set, or several."""
+    """Constraints on an output; names and meanings are vLLM's. Raises ValueError unless exactly one of the kinds is
+    set.
+    """
 
     json: str | dict[str, Any] | None = None
     """A JSON schema, or the text of one."""
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
-    """Lark as llguidance reads it, or GBNF (`root ::= ...`)."""
+    """A grammar in llguidance's Lark, or in GBNF (`root ::= ...`)."""
     json_object: bool | None = None
-    """Any JSON object."""
+    """True for any JSON object."""
     structural_tag: str | dict[str, Any] | None = None
     """Either shape of vLLM's `response_format` of type structural_tag, or its text."""
     disable_any_whitespace: bool = False
-    """No blanks between the tokens of a JSON text."""
+    """True to allow no blanks between the tokens of a JSON text."""
     disable_additional_properties: bool = False
-    """JSON objects have the properties that their schema names, and no others."""
+    """True to limit JSON objects to the properties that their schema names."""
     whitespace_pattern: str | None = None
     """A regex for the blanks between the tokens of a JSON text."""
 
@@ -54,7 +56,7 @@ class StructuredOutputsParams(
             raise ValueError(f"structured_outputs takes exactly one of {', '.join(KINDS)}, and here is {found}")
 
     def to_grammar(self) -> Grammar:
-        """GrammarError: what in it is at fault."""
+        """Returns the grammar. Raises GrammarError if it cannot be built; the message says what is at fault."""
         check_size(self.json, self.regex, self.choice, self.grammar, self.structural_tag)
         whitespace = Whitespace(not self.disable_any_whitespace, self.whitespace_pattern or Whitespace().pattern)
         if self.json is not None:
@@ -81,12 +83,14 @@ class GrammarRequest:
     """A grammar that is still to be built, which may take long."""
 
     param: str
-    """The field that asks for it."""
+    """The field that specifies it."""
     build: Callable[[Mapping[str, int]], Grammar]
-    """From the special tokens of the tokenizer, with their ids. GrammarError: what is at fault."""
+    """Builds the grammar from the tokenizer's special tokens, with their ids. Raises GrammarError if that is not
+    possible.
+    """
 
     def after_thinking(self, end_marker: str, begin_marker: str = "", call_marker: str = "") -> "GrammarRequest":
-        """The same for what follows the thinking; see `grammar.after_thinking`."""
+        """Returns a request for thinking that is followed by this grammar, as `grammar.after_thinking` builds it."""
         return GrammarRequest(
             self.param,
             lambda special: after_thinking(self.build(special), end_marker, special, begin_marker, call_marker),
@@ -94,12 +98,12 @@ class GrammarRequest:
 
 
 def of_structured_outputs(params: StructuredOutputsParams) -> GrammarRequest:
-    """For the field `structured_outputs`."""
+    """Returns the grammar request of the field `structured_outputs`."""
     return GrammarRequest("structured_outputs", lambda special: params.to_grammar())
 
 
 def of_response_format(response_format: Mapping[str, Any]) -> GrammarRequest | None:
-    """For OpenAI's field `response_format`, whose type has been checked; None: it asks for text."""
+    """Returns the grammar request of OpenAI's `response_format`, None if it asks for text. Its type must be valid."""
     kind = response_format["type"]
     if kind == "text":
         return None
@@ -118,7 +122,7 @@ def _of_response_format(kind: str, response_format: Mapping[str, Any]) -> Gramma
 
 
 def _parsed(value: object, name: str) -> object:
-    """A JSON text as what it says; anything else as it is."""
+    """Returns the value of a JSON text, or any other value as it is."""
     if not isinstance(value, str):
         return value
     try:

@@ -1,10 +1,10 @@
-"""Limits that llguidance enforces itself, the same where grammars are proved and where they are used."""
+"""Defines the limits that llguidance enforces itself, the same where grammars are proved and where they are used."""
 
 from llguidance import LLParserLimits
 
 
 def parser_limits() -> LLParserLimits:
-    """What one grammar may take to compile, and one mask to compute: tens of milliseconds at the most."""
+    """Returns limits on compiling one grammar and computing one mask: tens of milliseconds at most."""
     return LLParserLimits(
         max_items_in_row=5000,  # four for each optional property
         step_max_items=50_000,  # about 20,000 a millisecond

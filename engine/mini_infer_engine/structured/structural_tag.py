@@ -1,7 +1,7 @@
-"""Structural tags to a grammar: free text in which certain tags have contents of a given form.
+"""Builds grammars of structural tags: free text in which certain tags have contents of a given form.
 
-Both shapes that vLLM takes: `structures` with `triggers`, and `format`, a tree after xgrammar's structural_tag.py
-(https://xgrammar.mlc.ai/docs/tutorials/structural_tag.html). What is not known is refused by its name.
+It accepts both shapes of vLLM: `structures` with `triggers`, and `format`, a tree after xgrammar's structural_tag.py
+(https://xgrammar.mlc.ai/docs/tutorials/structural_tag.html). Unknown parts are rejected by name.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ Format = Mapping[str, Any]
 
 
 def of_structural_tag(tag: object, whitespace: Whitespace = ANY_WHITESPACE) -> Grammar:
-    """The grammar of a structural tag in either shape. GrammarError: where in it what is wrong."""
+    """Returns the grammar of a structural tag in either shape. Raises GrammarError, with the place of the fault."""
     if not isinstance(tag, Mapping):
         raise GrammarError("a structural tag is an object")
     check_json_depth(tag, "structural tag")
@@ -35,7 +35,7 @@ def of_structural_tag(tag: object, whitespace: Whitespace = ANY_WHITESPACE) -> G
 
 
 def _from_structures(tag: Format) -> Format:
-    """The older shape as a tree: free text, in which triggers begin structures."""
+    """Converts the older shape to a tree: free text, in which triggers begin structures."""
     tags = [
         {
             "type": "tag",
@@ -73,12 +73,12 @@ class _Builder:
         }
 
     def grammar(self, tree: Format) -> Grammar:
-        """The whole."""
+        """Returns the whole grammar."""
         start = self._expression(tree, "format")
         return of_lark("\n".join([f"start: {start}", *self._rules, f"TEXT: {TEXT}"]), **self._inner)
 
     def _expression(self, node: object, at: str) -> str:
-        """The right side of a rule for a node of the tree; `at` says where it stands."""
+        """Returns the right side of a rule for a node of the tree; `at` says where it stands."""
         if not isinstance(node, Mapping):
             raise GrammarError(f"{at} is no object")
         kind = node.get("type")
@@ -106,7 +106,7 @@ class _Builder:
         return self._refer(of_json_schema(schema, whitespace=self._whitespace))
 
     def _any_text(self, node: Format, at: str, end: Sequence[str] = ()) -> str:
-        """Free text, up to and with one of `end`; without the strings in `excludes`."""
+        """Matches free text without the strings in `excludes`, up to and including one of `end`."""
         excludes = [literal(text) for text in _strings(node, "excludes", at, default=[])]
         terminal = "TEXT"
         if excludes:
@@ -118,7 +118,7 @@ class _Builder:
         return "(" + " | ".join(self._rule(f"{terminal} {literal(text)}", "[lazy]") for text in end) + ")"
 
     def _sequence(self, node: Format, at: str) -> str:
-        """One after the other. Free text ends at the constant that follows it, or with the output."""
+        """Matches the elements in sequence. Free text ends at the constant that follows it, or with the output."""
         elements = _field(node, "elements", list, at)
         parts, index = [], 0
         while index < len(elements):
@@ -139,7 +139,7 @@ class _Builder:
         return f"{begin} {self._tag_body(node, at)}"
 
     def _tag_body(self, node: Format, at: str) -> str:
-        """Content and end."""
+        """Matches content and end of a tag."""
         ends = [node["end"]] if isinstance(node.get("end"), str) else _strings(node, "end", at)
         content = node.get("content")
         if isinstance(content, Mapping) and _is_text(content) and all(ends):
@@ -148,7 +148,7 @@ class _Builder:
         return f"({inside}) ({' | '.join(map(literal, ends))})"
 
     def _triggered_tags(self, node: Format, at: str) -> str:
-        """Free text; a trigger in it begins one of the tags that begin with it."""
+        """Matches free text; a trigger in it begins one of the tags that begin with it."""
         triggers = _strings(node, "triggers", at)
         by_trigger: dict[str, list[str]] = {trigger: [] for trigger in triggers}
         for index, tag in enumerate(self._tags(node, at)):
@@ -170,7 +170,7 @@ class _Builder:
         return f"{tag_rule}{'+' if node.get('at_least_one') else '*'} {text}"
 
     def _tags_with_separator(self, node: Format, at: str) -> str:
-        """Tags alone, with a separator between two."""
+        """Matches tags alone, with a separator between two."""
         tags = self._tags(node, at)
         options = " | ".join(self._tag(tag, f"{at}.tags[{index}]") for index, tag in enumerate(tags))
         one = self._rule(options)
@@ -217,7 +217,7 @@ def _is_text(node: object) -> bool:
 
 
 def _field(node: object, name: str, kind: type, at: str) -> Any:
-    """A part of a node. GrammarError: it is missing, or of another type."""
+    """Returns a part of a node. Raises GrammarError if it is missing, or of another type."""
     value = node.get(name) if isinstance(node, Mapping) else None
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         where = f"{at}.{name}" if at else name

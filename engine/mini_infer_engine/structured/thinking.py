@@ -1,4 +1,4 @@
-"""A limit on thinking as a grammar: so many tokens at most, then the marker that ends it, then what is asked for.
+"""Limits thinking by a grammar: at most so many tokens, then the marker that ends it, then the requested grammar.
 
 Tokens are counted as such (llguidance's `<[...]>`), so the marker must be a token of the vocabulary. EOS is one of the
 tokens that a thinking may have here; the core's masks allow it only where an output may end (matcher.py).
@@ -15,9 +15,10 @@ PARAM = "thinking_token_budget"
 def within_budget(
     budget: int, end_id: int, begin_id: int | None, answer: GrammarRequest | None, *, call_id: int | None = None
 ) -> GrammarRequest:
-    """`begin_id`: the marker behind which the output may think; None: it begins within its thinking.
+    """Returns a grammar request for thinking of at most `budget` tokens, then the answer.
 
-    `call_id`: the marker of a call, which would end the thinking as well, and so is not chosen within it.
+    `begin_id` is the marker after which the output may think; None if it begins within its thinking. `call_id` is the
+    marker of a call, which would end the thinking as well, and so is forbidden within it.
     """
     param = PARAM if answer is None else answer.param
     return GrammarRequest(

@@ -1,4 +1,4 @@
-"""Arguments of one call as rules of Lark, by the function's schema, in each of the ways in which formats write them."""
+"""Builds rules of Lark for the arguments of one call, by the function's schema, in each of the formats' styles."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -7,27 +7,27 @@ from mini_infer_engine.parsing.base import Tool
 from mini_infer_engine.structured.grammar import Grammar, Whitespace, literal, of_json_object, of_json_schema
 
 Refer = Callable[[Grammar], str]
-"""Takes a grammar into the one that is being made; returns how rules name it."""
+"""Adds a grammar to the one that is being made; returns its name in rules."""
 
 _ANY_KEY = r"/[A-Za-z_][A-Za-z0-9_]*/"
 _PARAMETER_END = "\n</parameter>\n"
 _BLANKS = Whitespace(pattern=r" |\n[\x20\x09]{0,64}")
-"""As models are shown arguments: on one line, or a line for each."""
+"""Whitespace in arguments as models are shown them: on one line, or a line for each."""
 SHARED_RULES = f"xml_text[lazy]: TEXT {literal(_PARAMETER_END)}\n"
-"""Rules that those of arguments refer to, beside TEXT."""
+"""Rules that those of arguments refer to, in addition to TEXT."""
 
 
 class Arguments:
-    """Those of one tool."""
+    """The arguments of one tool."""
 
     def __init__(self, tool: Tool, refer: Refer, *, checks_schema: bool) -> None:
-        """`checks_schema` False: any arguments."""
+        """Stores the tool. If `checks_schema` is False, any arguments are allowed."""
         self._tool = tool
         self._refer = refer
         self._checks_schema = checks_schema
 
     def expression(self, style: str) -> str:
-        """The right side of a rule; see `ToolCallFormat.arguments` for styles."""
+        """Returns the right side of a rule in one of the styles of `ToolCallFormat.arguments`."""
         return {"json": self._json, "xml": self._xml, "python": self._python}[style]()
 
     def _json(self) -> str:
@@ -36,7 +36,7 @@ class Arguments:
         return self._value({"type": "object"} | self._tool.parameters)
 
     def _value(self, schema: Any) -> str:
-        """A JSON text that the schema validates; definitions of the whole schema may be referred to."""
+        """Matches a JSON text that the schema validates; it may refer to definitions of the whole schema."""
         if not isinstance(schema, dict):
             return self._refer(of_json_schema(schema, strict=self._tool.strict, whitespace=_BLANKS))
         whole = self._tool.parameters
@@ -44,7 +44,7 @@ class Arguments:
         return self._refer(of_json_schema(shared | schema, strict=self._tool.strict, whitespace=_BLANKS))
 
     def _properties(self) -> Iterator[tuple[str, Any, bool]]:
-        """Names in order, their schemas, and whether they must be there."""
+        """Yields names in order, their schemas, and True if they are required."""
         properties = self._tool.parameters.get("properties", {})
         required = self._tool.parameters.get("required", ())
         return ((name, schema, name in required) for name, schema in properties.items())
@@ -62,7 +62,7 @@ class Arguments:
         return " ".join(parts)
 
     def _xml_value(self, schema: Any) -> str:
-        """Strings stand without quotes, also where only some are allowed."""
+        """Matches a value. Strings have no quotes, also where only some are allowed."""
         values = (
             schema.get("enum", [schema["const"]] if "const" in schema else None) if isinstance(schema, dict) else None
         )

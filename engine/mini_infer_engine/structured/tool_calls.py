@@ -1,4 +1,4 @@
-"""Calls of tools as a grammar: what a model's format writes around names and arguments, and the tools' schemas."""
+"""Builds grammars of tool calls: what a model's format writes around names and arguments, and the tools' schemas."""
 
 from collections.abc import Mapping
 
@@ -10,14 +10,14 @@ from mini_infer_engine.structured.tool_arguments import SHARED_RULES, Arguments
 
 
 def restricts(parsing: OutputParsing) -> bool:
-    """Whether calls are held to anything: whether one is made, of which tools, with which arguments, how many."""
+    """Returns True if calls are constrained: if one is made, of which tools, with which arguments, or how many."""
     is_strict = any(tool.strict for tool in parsing.tools)
     is_forced = parsing.tool_choice != "auto"
     return is_forced or is_strict or parsing.has_forbidden_tools or not parsing.parallel_tool_calls
 
 
 def calls_or_answer(parsing: OutputParsing, form: ToolCallFormat, answer: GrammarRequest | None) -> GrammarRequest:
-    """To what the choice of tools holds an output; `answer`: to what it is held where no tool is called."""
+    """Returns the grammar request of an output under the choice of tools; `answer` applies where no tool is called."""
     is_forced = parsing.tool_choice != "auto"
     param = "tool_choice" if is_forced else "tools" if answer is None else answer.param
 
@@ -50,7 +50,7 @@ class _Calls:
         return range(len(self._tools))
 
     def _arguments(self, tool: Tool) -> str:
-        """Those of a tool that is not strict are held to its schema only where a call is forced."""
+        """Matches arguments. If a tool is not strict, its schema is enforced only where a call is forced."""
         checks_schema = tool.strict or not self._is_free
         return Arguments(tool, self._refer, checks_schema=checks_schema).expression(self._form.arguments) or '""'
 
@@ -66,19 +66,19 @@ class _Calls:
         return self._literal(self._tools[index].name + self._form.after_name)
 
     def _ending(self, index: int) -> str:
-        """Of a call, from its arguments on."""
+        """Matches the end of a call, from its arguments on."""
         return f"arguments{index} {self._literal(self._form.after_arguments)}"
 
     def alone(self) -> Grammar:
-        """Nothing but calls."""
+        """Returns a grammar of nothing but calls."""
         return self._grammar(f"start: {self._calls}")
 
     def or_else(self, answer: Grammar) -> Grammar:
-        """Nothing but calls, or what the answer is held to."""
+        """Returns a grammar of nothing but calls, or of the answer."""
         return self._grammar(f"start: {self._refer(answer)} | {self._calls}")
 
     def in_free_text(self) -> Grammar:
-        """Any text, in which calls begin at the format's trigger."""
+        """Returns a grammar of any text, in which calls begin at the format's trigger."""
         form = self._form
         if form.trigger:
             rest = (form.calls_begin + form.before_name).removeprefix(form.trigger)
@@ -97,7 +97,7 @@ class _Calls:
         return self._grammar("\n".join([f"start: {start}", *rules]))
 
     def _free(self, index: int, trigger: str) -> str:
-        """Text up to a trigger. A special token is no text, so that nothing else can match it."""
+        """Matches text up to a trigger. A special token is no text, so that nothing else can match it."""
         attributes = "" if self._is_special(trigger) else "[lazy]"
         return f"free{index}{attributes}: {self._text} {self._literal(trigger)}"
 
@@ -106,7 +106,7 @@ class _Calls:
 
     @property
     def _text(self) -> str:
-        """Free text. A trigger that is a special token does not stand in it letter by letter either."""
+        """The rule of free text. It excludes a trigger that is a special token, even spelled out in letters."""
         return "PLAIN" if self._is_special(self._form.trigger) else "TEXT"
 
     @property
@@ -115,7 +115,7 @@ class _Calls:
 
     @property
     def _more(self) -> str:
-        """Behind the first call."""
+        """Matches what follows the first call."""
         form = self._form
         more = "" if self._is_one else f"({self._literal(form.separator + form.before_name)} call)* "
         return more + self._literal(form.calls_end)

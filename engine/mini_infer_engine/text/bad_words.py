@@ -1,4 +1,4 @@
-"""Bad words as token sequences: each word as it is tokenised at the beginning of a text and after a space."""
+"""Tokenises bad words: each word as it is tokenised at the beginning of a text and after a space."""
 
 from collections.abc import Callable
 
@@ -7,11 +7,11 @@ import msgspec
 from mini_infer_engine.core.request import SamplingParams
 
 Encode = Callable[[str], list[int]]
-"""A text to token ids, without special tokens."""
+"""Function from a text to token ids, without special tokens."""
 
 
 def with_bad_words(params: SamplingParams, encode: Encode | None) -> SamplingParams:
-    """The same parameters, with the token sequences of their `bad_words`. ValueError: there is no tokenizer."""
+    """Adds the token sequences of `bad_words` to the parameters. Raises ValueError if there is no tokenizer."""
     if not params.bad_words:
         return params
     if encode is None:

@@ -1,4 +1,4 @@
-"""Token ids to text while they come, one token at a time. Knows nothing of stop strings.
+"""Converts token ids to text one token at a time, as they come. Knows nothing of stop strings.
 
 A token may be part of a character (byte-level and byte-fallback vocabularies) and may look different at the beginning
 of a text (Metaspace), so that a piece of text is the difference between two decodings of a short window of tokens.
@@ -11,41 +11,43 @@ from tokenizers import Tokenizer
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _MAX_WINDOW_TOKENS = 48
-"""A longer run of bytes that make no text is given up on, or each token would cost more than the one before."""
+"""Longest run of bytes that make no text: beyond it the run is given up, or each token would cost more than the last.
+"""
 
 
 _PROMPT_TOKENS = (4, 16, 64, 256, 1024, 4096)
-"""Of a prompt's end, until they show some text: more are all special tokens, or broken bytes."""
+"""Numbers of tokens of a prompt's end to try until they show some text: more are all special tokens, or broken bytes.
+"""
 _CHARACTER_BYTES = 4
-"""Of the longest character in UTF-8."""
+"""Bytes of the longest character in UTF-8."""
 
 
 class Decoder(Protocol):
     """The part of `tokenizers.Tokenizer` that is needed."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of `ids`."""
+        """Returns the text of `ids`."""
 
 
 class MarkerDecoder:
-    """A decoder that leaves out special tokens but for some."""
+    """A decoder that skips special tokens except for some."""
 
     __slots__ = ("_decoder", "_hidden")
 
     def __init__(self, decoder: Decoder, hidden: frozenset[int]) -> None:
-        """`hidden`: the special tokens that are left out."""
+        """Wraps a decoder; `hidden` are the special tokens that it skips."""
         self._decoder = decoder
         self._hidden = hidden
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """See `Decoder`."""
+        """Returns the text of `ids`, without the hidden tokens if special tokens are skipped."""
         if skip_special_tokens:
             ids = [token_id for token_id in ids if token_id not in self._hidden]
         return self._decoder.decode(ids, skip_special_tokens=False)
 
 
 def decoder_showing(tokenizer: Tokenizer, markers: Iterable[str]) -> Decoder:
-    """The tokenizer's decoder, or one that also shows those `markers` that are special tokens."""
+    """Returns the tokenizer's decoder, or one that also shows those `markers` that are special tokens."""
     special = {
         token.content: token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
     }
@@ -56,31 +58,32 @@ def decoder_showing(tokenizer: Tokenizer, markers: Iterable[str]) -> Decoder:
 
 
 class Detokenizer:
-    """The text of one sequence behind its prompt. The pieces that `push` and `flush` return make, joined, that text.
+    """The text of one sequence after its prompt. The pieces that `push` and `flush` return, joined, are that text.
 
-    It is the text of prompt and output together less that of the prompt: a Metaspace decoder drops the first space of
-    a text, but not one between the prompt and its continuation.
+    It is the text of prompt and output together less that of the prompt: a Metaspace decoder drops the first space of a
+    text, but not one between the prompt and its continuation.
     """
 
     __slots__ = ("_context", "_decoder", "_emitted", "_most", "_skip_special_tokens", "_unfinished", "_window")
 
     def __init__(self, decoder: Decoder, skip_special_tokens: bool = True, prompt: Sequence[int] = ()) -> None:
-        """`prompt`: token ids that come before those that are pushed."""
+        """Begins an output; `prompt` has the token ids before those that are pushed."""
         self._decoder = decoder
         self._skip_special_tokens = skip_special_tokens
         self._window = self._end_of(prompt)
         """The tokens of the last finished piece, then those of the unfinished one."""
         self._context = len(self._window)
-        """How many tokens of the window are the last finished piece."""
+        """Number of the window's tokens that are the last finished piece."""
         text = self._decode(self._window) if self._window else ""
         self._emitted = len(text)
         """Characters of the window's text that were returned already, or are the prompt's."""
         self._unfinished = self._unfinished_prompt(text)
-        """Of a prompt that may end within a character: its text, and how much of it and of its tokens is finished."""
+        """Set if the prompt may end within a character: its text, and how much of that and of its tokens is finished.
+        """
         self._most = _MAX_WINDOW_TOKENS + len(self._window)
 
     def push(self, token_id: int) -> str:
-        """The text that `token_id` completes; empty while a character is unfinished."""
+        """Returns the text that `token_id` completes; empty while a character is unfinished."""
         window = self._window
         window.append(token_id)
         text = self._decode(window)
@@ -103,14 +106,14 @@ class Detokenizer:
         return piece
 
     def flush(self, *, drop_unfinished: bool = False) -> str:
-        """What is left when no more tokens will come: an unfinished character shows as U+FFFD, or not at all."""
+        """Returns the rest when no more tokens will come: an unfinished character becomes U+FFFD, or is dropped."""
         text = self._decode(self._window)
         piece = text[self._emitted :]
         self._emitted = len(text)
         return piece.rstrip(_REPLACEMENT) if drop_unfinished else piece
 
     def _end_of(self, prompt: Sequence[int]) -> list[int]:
-        """The last tokens of the prompt: as many as show some text, and begin with a whole character of it."""
+        """Returns the last tokens of the prompt: as many as show some text, and begin with a whole character of it."""
         window: list[int] = []
         for size in _PROMPT_TOKENS:
             if len(window) == len(prompt):
@@ -131,7 +134,7 @@ class Detokenizer:
         return None
 
     def _settle_prompt(self, text: str, prompt: tuple[str, int, int]) -> None:
-        """Decides, as soon as that is possible, whether the output completes the prompt's last character."""
+        """Determines, as soon as that is possible, if the output completes the prompt's last character."""
         before, characters, tokens = prompt
         if not text.startswith(before):
             self._emitted, self._context, self._unfinished = characters, tokens, None

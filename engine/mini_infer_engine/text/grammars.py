@@ -1,4 +1,4 @@
-"""Grammars of requests, built and checked before the core sees them: by worker processes, within limits."""
+"""Builds grammars of requests and checks them before the core sees them: by worker processes, within limits."""
 
 import asyncio
 from collections import Counter
@@ -27,15 +27,15 @@ Result = TypeVar("Result")
 
 _BUILD_THREADS = 2
 _CHECK_THREADS = 4
-"""They wait for as many worker processes: two of one client leave two for others."""
+"""Threads that wait for as many worker processes: two of one client leave two for others."""
 _RETRY_HEADERS = {"retry-after": "1"}
 
 
 class Grammars:
-    """Grammars of one tokenizer."""
+    """The grammars of one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
-        """`tokenizer` is None if the engine has none; then there are no grammars either."""
+        """Prepares threads and checker. `tokenizer` is None if the engine has none; then no grammar can be built."""
         self._special = None if tokenizer is None else special_tokens(tokenizer)
         self._checker = GrammarChecker(lambda: "" if tokenizer is None else tokenizer.to_str())
         self._threads = ThreadPoolExecutor(_BUILD_THREADS, thread_name_prefix="grammar")
@@ -44,11 +44,11 @@ class Grammars:
 
     @property
     def ends(self) -> Counter[str]:
-        """Workers that were ended, by the limit that ended them; see `prover.ENDS`."""
+        """Number of workers that were ended, by the reasons in `prover.ENDS`."""
         return self._checker.prover.ends
 
     def start(self) -> None:
-        """Starts the process that workers are forked from in the background, so that no client waits for it."""
+        """Starts the process that forks workers in the background, so that no client waits for it."""
         if self._special is not None:
             self._check_threads.submit(self._checker.prover.start)
 
@@ -57,9 +57,10 @@ class Grammars:
         return self._in_clients_words(request.param, lambda: self._checker.check(self._built(request)))
 
     async def build_in_thread(self, request: GrammarRequest, client: str = "") -> Grammar:
-        """The same off the event loop; `client` has so many grammars checked at once, and others wait.
+        """Builds a grammar off the event loop. A limited number of grammars of one `client` are checked at once; others
+        wait.
 
-        Raises ParameterError also if it takes too long. Raises ApiError if it cannot be checked now.
+        Raises ParameterError if it cannot be enforced or takes too long. Raises ApiError if it cannot be checked now.
         """
         loop = asyncio.get_running_loop()
 

@@ -1,7 +1,7 @@
-"""One sequence on the text side: outputs of the core in, deltas and the end out. Knows neither HTTP nor ZMQ.
+"""Turns one sequence's outputs of the core into deltas and an end, on the text side. Knows neither HTTP nor ZMQ.
 
-Stop strings are found here, so a reply may be finished while the core still works: `wants_abort` says so. Where the
-request has a parser, text is also told as its parts: thinking, answer, calls of tools.
+Stop strings are found here, so a reply may be finished while the core still works: then `wants_abort` is True. If the
+request has a parser, text is also reported in its parts: thinking, answer, tool calls.
 """
 
 from collections.abc import Sequence
@@ -16,25 +16,25 @@ from mini_infer_engine.text.repetition import REPETITION, repeats
 from mini_infer_engine.text.stop_strings import StopStrings
 
 EndReason = FinishReason | Literal["tool_calls"]
-"""Why a text ended, as clients are told: the core's reason, unless it stopped after calls of tools."""
+"""Reasons why a text ended, as reported to clients: the core's reason, or tool_calls if it stopped after tool calls."""
 
 
 class Delta(msgspec.Struct, gc=False):
-    """What one step added to one choice: between the text side and whoever renders it for a client."""
+    """The text and tokens that one step added to one choice, to be rendered for a client."""
 
     text: str
     token_ids: list[int]
     index: int = 0
-    """Of the choice in its request; whoever pushes outputs fills it."""
+    """Index of the choice in its request; the caller that pushes outputs fills it."""
     finish_reason: EndReason | None = None
-    """Set in the last one of a choice, and with it `stop_reason`."""
+    """Set in the last delta of a choice, together with `stop_reason`."""
     stop_reason: int | str | None = None
     logprobs: Sequence[TokenLogprobs] = ()
-    """Of `token_ids`, where the request asks for them."""
+    """Log probabilities at each of `token_ids`, if requested."""
     prompt_logprobs: Sequence[TokenLogprobs] = ()
-    """Of prompt tokens from the second on, as far as they have become known."""
+    """Log probabilities of prompt tokens from the second on, as far as they have become known."""
     parts: list[Part] = []
-    """Of a request with a parser: what became certain. Without one, `text` is the answer."""
+    """Parts that have become certain, if the request has a parser. Without one, `text` is the answer."""
 
 
 class OutputText:
@@ -44,33 +44,35 @@ class OutputText:
         sampling = request.sampling
         self.request = request
         self.token_ids: list[int] = []
-        """Those that count: none after the one that completed a stop string."""
+        """Tokens that count: none after the one that completed a stop string."""
         self.finish_reason: EndReason | None = None
         self.stop_reason: int | str | None = None
         """The stop token id or the stop string that ended it; None for EOS and length."""
         self.error = ""
         self.is_refused = False
-        """It ended with an error because of what the request asks for."""
+        """True if it ended with an error that is the request's fault."""
         self.num_cached_tokens = 0
         self.logprobs: list[TokenLogprobs] = []
-        """Of `token_ids`, where the request asks for them."""
+        """Log probabilities at each of `token_ids`, if requested."""
         self.prompt_logprobs: list[TokenLogprobs] = []
-        """Of the prompt's tokens from the second on."""
+        """Log probabilities of the prompt's tokens from the second on."""
         self.embedding = b""
-        """Where that is asked for: packed fp32 numbers."""
+        """Packed fp32 numbers, if an embedding is requested."""
         self.cumulative_logprob: float | None = None
-        """Of a beam."""
+        """The cumulative log probability of a beam."""
         self.beam_score: float | None = None
         self.kv_transfer_params: dict[str, Any] | None = None
-        """Where keys and values of the prompt are, for another engine."""
+        """Location of the prompt's keys and values, for another engine."""
         self.first_token_s: float | None = None
-        """From the request's arrival, measured by whoever pushes outputs; and the same of the last token so far."""
+        """Seconds from the request's arrival to its first token, measured by the caller that pushes outputs.
+        `last_token_s` is that of the last token so far.
+        """
         self.last_token_s: float | None = None
         self.queue_time_s: float | None = None
-        """Once it has ended: for how long it waited to run."""
+        """Seconds for which it waited to run, set once it has ended."""
         self.wants_abort = False
         self.parsed = None if parser is None else ParsedOutput()
-        """What the text consists of; None without a parser."""
+        """The parts of the text; None without a parser."""
         self._parser = parser
         self._pieces: list[str] = []
         self._detokenizer = (
@@ -82,7 +84,7 @@ class OutputText:
         self._repetition = sampling.repetition_detection
         self._searches_text = parser is not None or bool(sampling.stop)
         self.resumed: Delta | None = None
-        """What another engine has told of it already, for a renderer that must know where it goes on."""
+        """The text that another engine has sent already, for a renderer that must know where to continue."""
         if request.resumed_token_ids:
             # What these tokens say was told already; what they leave unfinished, characters and stop strings, was not.
             resumed = Output(request_id=request.request_id, token_ids=list(request.resumed_token_ids))
@@ -94,7 +96,7 @@ class OutputText:
         return "".join(self._pieces)
 
     def push(self, output: Output) -> Delta:
-        """Take what a step made. Outputs after the end are dropped."""
+        """Takes the output of a step. Outputs after the end are dropped."""
         if self.finish_reason is not None:
             return Delta("", [])
         if output.num_cached_tokens:
@@ -121,7 +123,7 @@ class OutputText:
         return delta
 
     def _take_end(self, output: Output, *, is_repetition: bool) -> None:
-        """End with the core's last output: nothing in the text has ended it before."""
+        """Ends with the core's last output: nothing in the text has ended it before."""
         self.finish_reason, self.error = output.finish_reason, output.error
         self.stop_reason = REPETITION if is_repetition else output.stop_reason
         self.wants_abort = is_repetition
@@ -132,7 +134,7 @@ class OutputText:
         self.kv_transfer_params = output.kv_transfer_params
 
     def _until_repetition(self, output: Output, params: RepetitionDetectionParams) -> tuple[Output, bool]:
-        """The output up to where it repeats itself, with that as its end, and whether it does."""
+        """Returns the output up to where it repeats itself, with that as its end, and True if it does."""
         for end in range(1, len(output.token_ids) + 1):
             has_ended = output.finish_reason is not None and end == len(output.token_ids)
             if not has_ended and repeats(self.token_ids + output.token_ids[:end], params):
@@ -169,7 +171,7 @@ class OutputText:
         return Delta(text, output.token_ids, parts=parts)
 
     def _parse(self, fresh: str, *, counts: bool = True) -> list[Part]:
-        """The parts that a token's text completes; the token is one of thinking if it begins and ends within."""
+        """Returns the parts that a token's text completes. It is a thinking token if it begins and ends within."""
         parser, parsed = self._parser, self.parsed
         if parser is None or parsed is None:
             return []

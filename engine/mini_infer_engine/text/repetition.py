@@ -1,15 +1,15 @@
-"""Whether an output repeats itself: vLLM's `repetition_detection`, by token ids."""
+"""Detects outputs that repeat themselves: vLLM's `repetition_detection`, by token ids."""
 
 from collections.abc import Sequence
 
 from mini_infer_engine.core.request import RepetitionDetectionParams
 
 REPETITION = "repetition_detected"
-"""The `stop_reason` of such an output; vLLM's word."""
+"""The `stop_reason` of an output that repeats itself; vLLM's word."""
 
 
 def repeats(token_ids: Sequence[int], params: RepetitionDetectionParams) -> bool:
-    """Whether the last tokens are a pattern that stands there `min_count` times in a row."""
+    """Returns True if the last tokens are a pattern that occurs `min_count` times in a row there."""
     sizes = range(max(1, params.min_pattern_size), params.max_pattern_size + 1)
     return any(size * params.min_count <= len(token_ids) and _repeats(token_ids, size, params) for size in sizes)
 

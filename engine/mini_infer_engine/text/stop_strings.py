@@ -1,14 +1,14 @@
 """Ends a text at the first stop string, whatever pieces it comes in. Knows nothing of tokens.
 
-Of several stop strings the one that is complete first wins (the longest, where two end together), so that where a text
-ends depends on the text alone and never on how it was cut into pieces.
+Of several stop strings the one that is complete first wins (the longest, if two end together), so that the end of a
+text depends on the text alone and never on how it was cut into pieces.
 """
 
 from collections.abc import Sequence
 
 
 class StopStrings:
-    """Holds back the end of a text for as long as it may become a stop string."""
+    """Buffers the end of a text for as long as it may become a stop string."""
 
     __slots__ = ("_held", "_include", "_stops", "matched")
 
@@ -20,7 +20,7 @@ class StopStrings:
         """The stop string that ended the text."""
 
     def push(self, piece: str) -> str:
-        """The text that is certain now that `piece` has come. Nothing may be pushed after a match."""
+        """Returns the text that is certain now that `piece` has come. Nothing may be pushed after a match."""
         if not self._stops:
             return piece
         text = self._held + piece
@@ -36,12 +36,12 @@ class StopStrings:
         return text[: len(text) - held]
 
     def flush(self) -> str:
-        """What was held back, when no more text will come."""
+        """Returns the buffered text when no more text will come."""
         held, self._held = self._held, ""
         return held
 
     def _length_to_hold(self, text: str) -> int:
-        """The longest end of `text` that begins a stop string."""
+        """Returns the length of the longest end of `text` that begins a stop string."""
         longest = 0
         for stop in self._stops:
             for length in range(min(len(stop) - 1, len(text)), longest, -1):

@@ -26,16 +26,16 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 _PROMPT_END_TOKENS = 16
-"""Enough for a marker that stands there, also where the vocabulary has no token for it."""
+"""Number of tokens that suffices for a marker at the end of a prompt, even if the vocabulary has no token for it."""
 LONG_BYTES = 1 << 16
-"""Of a body whose prompt may take longer than a few milliseconds before it can be interrupted."""
+"""Bytes of a body from which its prompt may take longer than a few milliseconds before it can be interrupted."""
 _LONG_THREADS = 2
 _SLICE_S = 0.005
-"""Work on one prompt while others wait: a hop between threads costs a hundredth of it."""
+"""Seconds of work on one prompt while others wait: a hop between threads costs a hundredth of it."""
 
 
 class TextModel:
-    """What requests are read and answered with. Built once, read by all requests."""
+    """The tokenizer and settings with which requests are read and answered. Built once, read by all requests."""
 
     def __init__(
         self,
@@ -44,16 +44,16 @@ class TextModel:
         defaults: GenerationDefaults,
         parsers: ParserChoice = AS_SHOWN,
     ) -> None:
-        """ValueError: `parsers` names what there is not."""
+        """Creates a model's text side. Raises ValueError if `parsers` names one that does not exist."""
         self.names = names
-        """What clients may call the model; the first is what it calls itself."""
+        """Names that clients may use for the model; the first is the one in its responses."""
         self.assets = assets
-        """None: token ids in, token ids out."""
+        """Tokenizer and templates; None if requests and responses are token ids."""
         self.defaults = defaults
         self.encoder = None if assets is None else PromptEncoder(assets)
         templates = [] if self.encoder is None else self.encoder.template_sources.values()
         self.formats = output_formats(templates, parsers)
-        """How the model writes calls of tools and thinking."""
+        """Formats in which the model writes tool calls and thinking."""
         self.grammars = Grammars(None if self.encoder is None else self.encoder.tokenizer)
         self._decoders: dict[tuple[str, ...], Decoder] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
@@ -62,11 +62,13 @@ class TextModel:
 
     @property
     def decoder(self) -> Decoder | None:
-        """Token ids to text; safe anywhere."""
+        """Decoder from token ids to text; thread-safe."""
         return None if self.encoder is None else self.encoder.tokenizer
 
     def decoder_showing(self, markers: tuple[str, ...]) -> Decoder | None:
-        """The same that shows these texts also where they are special tokens, which are left out of answers."""
+        """Returns a decoder that shows these texts even if they are special tokens, which are otherwise left out of
+        answers.
+        """
         if self.encoder is None:
             return None
         decoder = self._decoders.get(markers)  # there are as many as ways to combine a model's formats
@@ -75,25 +77,25 @@ class TextModel:
         return decoder
 
     def token_id(self, text: str) -> int | None:
-        """The id of the token that is this text; None: there is none."""
+        """Returns the id of the token that is this text, or None if there is none."""
         return None if self.encoder is None else self.encoder.tokenizer.token_to_id(text)
 
     def prompt_end(self, token_ids: Sequence[int]) -> str:
-        """The last words of a prompt, special tokens shown."""
+        """Returns the last words of a prompt, with special tokens shown."""
         if self.encoder is None:
             return ""
         return self.encoder.decode(list(token_ids[-_PROMPT_END_TOKENS:]), skip_special_tokens=False)
 
     def limits(self, max_model_len: int) -> PromptLimits:
-        """How long a text may be."""
+        """Returns the limits on the length of a prompt."""
         return PromptLimits(max_model_len, self._longest_token)
 
     async def in_slices(self, job: Sliced[Result], size_bytes: int) -> Result:
-        """Run what tokenises on a thread of its own, a slice at a time: what else is asked for comes in between.
+        """Runs tokenisation on a thread of its own, a slice at a time, so that other requests come in between.
 
-        On the event loop a long prompt would hold up every stream, and in one go every other prompt. `size_bytes`: of
-        its body. Long ones have threads apart: a template with thousands of messages is rendered in one go, and not
-        every tokenizer can take a text in parts.
+        On the event loop a long prompt would delay every stream, and in one go every other prompt. `size_bytes` is the
+        size of its body. Long ones have threads apart: a template with thousands of messages is rendered in one go, and
+        not every tokenizer can take a text in parts.
         """
         loop = asyncio.get_running_loop()
         thread = self._thread if size_bytes < LONG_BYTES else self._long_threads
@@ -103,7 +105,7 @@ class TextModel:
                 return cast("Result", result)
 
     async def in_thread(self, work: Callable[[], Result], size_bytes: int = 0) -> Result:
-        """The same for what cannot be cut."""
+        """Runs work that cannot be cut into slices on the thread for bodies of its size."""
         thread = self._thread if size_bytes < LONG_BYTES else self._long_threads
         return await asyncio.get_running_loop().run_in_executor(thread, work)
 
@@ -117,10 +119,11 @@ class TextModel:
         parsers: ParserChoice = AS_SHOWN,
         chat_template: str | None = None,
     ) -> Self:
-        """From a model folder, or of the dry run (None). ValueError, OSError: a file is missing or broken.
+        """Loads a model folder, or the dry run's assets if it is None.
 
-        `generation`: where sampling defaults come from, see `EngineOptions.generation_config`, as `chat_template`;
-        `parsers`: `__init__`.
+        Raises ValueError or OSError if a file is missing or broken. `generation` names the source of sampling defaults,
+        as `EngineOptions.generation_config` describes; that class describes `chat_template` too, and `__init__`
+        `parsers`.
         """
         template = None if chat_template is None else template_source(chat_template)
         defaults = GenerationDefaults() if directory is None else _generation_defaults(directory, generation)
@@ -142,7 +145,7 @@ def _assets(directory: Path | None) -> PromptAssets:
 
 
 def _check_architecture(directory: Path) -> None:
-    """ModelError: the model cannot be served at all, which counts for more than that its tokenizer cannot be read."""
+    """Raises ModelError if the model cannot be served at all, which matters more than an unreadable tokenizer."""
     try:
         fields = Fields.read(directory / "config.json")
     except ModelError:
@@ -151,7 +154,7 @@ def _check_architecture(directory: Path) -> None:
 
 
 def template_source(given: str) -> str:
-    """A chat template from what a caller names: a file, or the template itself. ModelError: it is neither."""
+    """Returns a chat template from a caller's file name or template. Raises ModelError if it is neither."""
     if "{{" in given or "{%" in given:
         return given
     try:
@@ -162,7 +165,7 @@ def template_source(given: str) -> str:
 
 
 def _generation_defaults(directory: Path, source: str) -> GenerationDefaults:
-    """ModelError: the folder that is to have them has none, or a broken file."""
+    """Returns the sampling defaults. Raises ModelError if the configured folder has none, or a broken file."""
     if source == "vllm":
         return GenerationDefaults()
     folder = directory if source == "auto" else Path(source).expanduser()
@@ -179,7 +182,7 @@ def _generation_defaults(directory: Path, source: str) -> GenerationDefaults:
 
 
 def _run_slice(job: Sliced[Any]) -> tuple[bool, Any]:
-    """Whether the job is done, and then its result."""
+    """Runs a job for one slice. Returns True and its result if it is done."""
     end = time.perf_counter() + _SLICE_S
     try:
         while time.perf_counter() < end:

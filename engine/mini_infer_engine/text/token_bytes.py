@@ -1,4 +1,6 @@
-"""A token's own bytes, from its piece of the vocabulary. Decoding one token alone loses spaces and broken bytes."""
+"""Computes a token's own bytes from its piece of the vocabulary: decoding one token alone loses spaces and broken
+bytes.
+"""
 
 import json
 import re
@@ -22,7 +24,7 @@ class TokenBytes:
         self._kinds = _decoder_kinds(decoder.decoder) if isinstance(decoder, Tokenizer) else set[str]()
 
     def of(self, token_id: int) -> bytes:
-        """Returns the bytes of one token, which may be part of a character; none of an id that is no token."""
+        """Returns the bytes of one token, which may be part of a character; empty for an id that is no token."""
         piece = self.piece(token_id)
         if piece is not None and self._kinds == {"ByteLevel"}:
             alphabet = byte_level_alphabet()
@@ -36,16 +38,16 @@ class TokenBytes:
         return self._decoder.decode([token_id], skip_special_tokens=False).encode("utf-8", "replace")
 
     def piece(self, token_id: int) -> str | None:
-        """Returns the token as the vocabulary writes it; None where that is not known."""
+        """Returns the token as the vocabulary writes it, or None if that is not known."""
         return self._decoder.id_to_token(token_id) if isinstance(self._decoder, Tokenizer) else None
 
     def text(self, token_id: int) -> str:
-        """Returns the token's text; what is no whole character shows as U+FFFD."""
+        """Returns the token's text, in which parts of characters become U+FFFD."""
         return self.of(token_id).decode("utf-8", "replace")
 
 
 def _decoder_kinds(decoder: Any) -> set[str]:
-    """The types of what a decoder is made of; empty where a part does something else to text than is known here."""
+    """Returns the types of a decoder's parts; empty if a part changes text in a manner that is not supported here."""
     parts = [] if decoder is None else _leaves(json.loads(decoder.__getstate__()))
     spaces = {"pattern": {"String": _SPACE}, "content": " "}
     if any(part["type"] == "Replace" and not spaces.items() <= part.items() for part in parts):
@@ -61,7 +63,7 @@ def _leaves(part: dict[str, Any]) -> list[dict[str, Any]]:
 
 @cache
 def byte_level_alphabet() -> dict[str, int]:
-    """GPT-2's letters for bytes: printable ones stand for themselves, others for letters from U+0100 on."""
+    """Returns GPT-2's letters for bytes: printable bytes stand for themselves, others are letters from U+0100 on."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}

@@ -1,6 +1,6 @@
-"""Texts to token ids a slice at a time, so that no prompt delays another by more than a few slices. Knows no HTTP.
+"""Tokenises texts a slice at a time, so that no prompt delays another by more than a few slices. Knows no HTTP.
 
-What is asked for is a generator that stops every few milliseconds; `TextModel.in_slices` gives each its turn.
+Its jobs are generators that yield every few milliseconds; `TextModel.in_slices` gives each its turn.
 """
 
 from collections.abc import Generator, Iterator
@@ -25,24 +25,24 @@ Sliced = Generator[None, None, Result]
 """Work that yields between slices of a few milliseconds."""
 
 _COUNTED_BEYOND = 2
-"""A prompt is counted to its end up to this many contexts: a client wants to know by how much it is too long."""
+"""Contexts up to which a prompt is counted to its end: a client wants to know by how much it is too long."""
 
 
 _DECODED_TOGETHER = 4_096
 """Token ids whose text takes about half a millisecond, for which a decoder keeps the interpreter."""
 _CHARACTER_TOKENS = 4
-"""A character has so many bytes at most, each of which may be a token."""
+"""Most bytes of a character, each of which may be a token."""
 
 
 class PromptLimits:
-    """How long a prompt may be: in tokens, and in characters that can be that many tokens at most."""
+    """Limits on the length of a prompt: in tokens, and in the characters of the longest text with so many tokens."""
 
     def __init__(self, max_model_len: int, longest_token_characters: int) -> None:
         self.max_model_len = max_model_len
         self.max_characters = max_model_len * longest_token_characters
 
     def check_characters(self, count: int, param: FieldPath) -> None:
-        """ParameterError: a text of so many characters has more tokens than the context, whatever they are."""
+        """Raises ParameterError if a text of so many characters has more tokens than the context, whatever they are."""
         if count > self.max_characters:
             raise ParameterError(
                 param,
@@ -52,7 +52,7 @@ class PromptLimits:
             )
 
     def check_ids(self, prompts: object) -> None:
-        """ParameterError: a prompt of token ids, or one of several, is too long to look at each of them."""
+        """Raises ParameterError if a prompt of token ids, or one of several, is too long to examine each id."""
         is_one = is_token_ids(prompts)
         for index, prompt in enumerate([prompts] if is_one else prompts if isinstance(prompts, list) else ()):
             if is_token_ids(prompt) and len(prompt) >= self.max_model_len:
@@ -65,7 +65,7 @@ class PromptLimits:
                 )
 
     def refuse_uncounted(self, count: int, param: FieldPath) -> NoReturn:
-        """ParameterError: the text has more tokens than are worth counting."""
+        """Raises ParameterError: the text has more tokens than are worth counting."""
         raise ParameterError(
             param,
             f"{field_name(param)} has at least {count} tokens, and {context_length(self.max_model_len)}, "
@@ -75,14 +75,16 @@ class PromptLimits:
 
 
 def longest_token(tokenizer: Tokenizer) -> int:
-    """Characters of the longest token: a text of n times as many has n tokens or more."""
+    """Returns the characters of the longest token: a text of n times as many has n tokens or more."""
     return max((len(token) for token in tokenizer.get_vocab(with_added_tokens=True)), default=1)
 
 
 def text_ids(
     encoder: PromptEncoder, prompt: PromptText, param: FieldPath, limits: PromptLimits | None = None
 ) -> Sliced[list[int]]:
-    """Token ids of a text. ParameterError: it is longer than `limits`; ApiError: it cannot be tokenised."""
+    """Returns the token ids of a text. Raises ParameterError if it exceeds `limits`, ApiError if it cannot be
+    tokenised.
+    """
     if limits is not None:
         limits.check_characters(len(prompt.text), param)
     ids: list[int] = []
@@ -95,7 +97,7 @@ def text_ids(
 
 
 def chat_ids(encoder: PromptEncoder, body: dict[str, Any], limits: PromptLimits | None = None) -> Sliced[list[int]]:
-    """Token ids of a chat's rendered messages. ApiError, ParameterError: as `text_ids`, and for fields at fault."""
+    """Returns the token ids of a chat's rendered messages. Raises errors as `text_ids`, and for invalid fields."""
     if limits is not None:  # rendering gives no other request a turn
         limits.check_characters(sum(map(len, _texts(body.get("messages")))), ("messages",))
     text = chat_prompt_text(encoder, body)
@@ -109,7 +111,7 @@ def chat_ids(encoder: PromptEncoder, body: dict[str, Any], limits: PromptLimits 
 def completion_ids(
     encoder: PromptEncoder | None, body: dict[str, Any], limits: PromptLimits | None = None
 ) -> Sliced[list[list[int]]]:
-    """Token ids of each prompt of a completion. `encoder` None: only token ids are understood."""
+    """Returns the token ids of each prompt of a completion. If `encoder` is None, prompts must be token ids."""
     given = body.get("prompt")
     if limits is not None:
         limits.check_ids(given)
@@ -127,10 +129,10 @@ def completion_ids(
 
 
 def text_of_ids(tokenizer: Tokenizer, token_ids: list[int]) -> Sliced[str]:
-    """The text of token ids, special tokens shown. ApiError: there is no such id.
+    """Returns the text of token ids, with special tokens shown. Raises ApiError if there is no such id.
 
     Tokens of a byte-level tokenizer are bytes each, so that parts may be decoded alone that do not cut a character.
-    Other decoders may look back any number of tokens, and have all at once.
+    Other decoders may look back any number of tokens, and get all at once.
     """
     size, parts, done = tokenizer.get_vocab_size(with_added_tokens=True), list[str](), 0
     for start in range(0, len(token_ids), _DECODED_TOGETHER):
@@ -165,7 +167,7 @@ def _check_ids(token_ids: list[int], size: int) -> None:
 
 
 def whole(job: Sliced[Result]) -> Result:
-    """The result, with nobody else to give a turn to."""
+    """Runs a job to its end and returns its result, without giving turns to others."""
     while True:
         try:
             next(job)
@@ -175,7 +177,7 @@ def whole(job: Sliced[Result]) -> Result:
 
 
 def _texts(messages: object) -> Iterator[str]:
-    """The texts of messages, as far as these have the form they should."""
+    """Yields the texts of messages, as far as these are well-formed."""
     for message in messages if isinstance(messages, list) else ():
         content = message.get("content") if isinstance(message, dict) else None
         if isinstance(content, str):

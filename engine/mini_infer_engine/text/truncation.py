@@ -1,4 +1,4 @@
-"""Prompts cut to a number of tokens, where a request asks for that: vLLM's `truncate_prompt_tokens`. Knows no text."""
+"""Truncates prompts to a number of tokens if a request asks for it: vLLM's `truncate_prompt_tokens`. Knows no text."""
 
 from typing import Literal, NamedTuple
 
@@ -10,18 +10,20 @@ _PARAM = "truncate_prompt_tokens"
 
 
 class Truncation(NamedTuple):
-    """What is left of a prompt that is longer."""
+    """A request's truncation of longer prompts."""
 
     tokens: int
-    """-1: as many as the context holds beside the output."""
+    """Tokens that are kept; -1 means as many as the context has room for beside the output."""
     side: TruncationSide = "left"
-    """That is cut off: "left" keeps the last tokens, "right" the first."""
+    """The side that is cut off: "left" keeps the last tokens, "right" the first."""
 
 
 def truncated(
     prompts: list[list[int]], asked: Truncation | None, max_model_len: int, max_tokens: int
 ) -> list[list[int]]:
-    """Each prompt as far as it is wanted. ParameterError: prompt and `max_tokens` would not fit the context."""
+    """Truncates each prompt if requested. Raises ParameterError if the requested tokens and `max_tokens` exceed the
+    context.
+    """
     if asked is None:
         return prompts
     room = max_model_len - max_tokens

@@ -1,4 +1,4 @@
-"""What a prompt and its sampling parameters may be, for HTTP and for `LLM`. Knows neither of them."""
+"""Validates prompts and sampling parameters, for HTTP and for `LLM`. Knows neither of them."""
 
 from array import array
 from collections.abc import Sequence
@@ -10,18 +10,18 @@ from mini_infer_web.api_errors import FieldPath, context_length, field_name
 _MAX_STOP_STRINGS = 64
 _MAX_STOP_STRING_LENGTH = 1024
 MAX_LOGPROBS = 20
-"""Most likely tokens that are told at a position; vLLM's default of `max_logprobs`."""
+"""Most likely tokens that can be reported at a position; vLLM's default of `max_logprobs`."""
 _MAX_BIAS = 100.0
 _FEW_TOKENS = 128
-"""Fewer are compared one by one in less time than numpy needs to begin."""
+"""Number of tokens below which comparing them one by one is faster than numpy's start."""
 _MAX_NAMED_TOKENS = 128
 _LONGEST_PATTERN = 1024
 _MAX_TOLD = 8_000_000
-"""Log probabilities of one output where those of all tokens are asked for: some hundred megabytes of JSON."""
+"""Most log probabilities of one output if those of all tokens are requested: some hundred megabytes of JSON."""
 
 
 class ParameterError(ValueError):
-    """A value that cannot be served; `param` is its name, with which the message begins."""
+    """Raised for a value that cannot be served; the message begins with its name `param`."""
 
     def __init__(self, param: str | FieldPath, message: str, code: str | None = None) -> None:
         super().__init__(message)
@@ -33,7 +33,7 @@ class ParameterError(ValueError):
 def check_sampling(
     params: SamplingParams, vocab_size: int, has_text: bool, max_tokens_name: str = "max_tokens"
 ) -> None:
-    """ParameterError: a value is out of its range, or asks for text where the engine has no tokenizer."""
+    """Raises ParameterError if a value is out of its range, or needs text while the engine has no tokenizer."""
     if (wrong := out_of_range(params)) is not None:
         raise ParameterError(*wrong)
     if params.max_tokens is not None and params.max_tokens < 1:
@@ -141,7 +141,7 @@ def _check_stop_strings(params: SamplingParams, has_text: bool) -> None:
 
 
 def check_resumed(num_prompt: int, token_ids: Sequence[int], max_model_len: int, vocab_size: int) -> None:
-    """ParameterError: no output of this model can begin with these tokens."""
+    """Raises ParameterError if no output of this model can begin with these tokens."""
     name = "resume_token_ids"
     if num_prompt + len(token_ids) > max_model_len:
         raise ParameterError(name, f"{name} has {len(token_ids)} tokens, more than the context has after the prompt")
@@ -150,7 +150,9 @@ def check_resumed(num_prompt: int, token_ids: Sequence[int], max_model_len: int,
 
 
 def check_prompt(token_ids: Sequence[int], max_model_len: int, vocab_size: int, param: str = "prompt") -> None:
-    """ParameterError: the prompt is empty, leaves no room for a token of output, or has ids that the model has not."""
+    """Raises ParameterError if the prompt is empty, leaves no room for an output token, or has ids that the model
+    lacks.
+    """
     if not token_ids:
         raise ParameterError(param, f"{param} has no tokens; at least one is needed")
     if len(token_ids) >= max_model_len:
@@ -166,7 +168,7 @@ def check_prompt(token_ids: Sequence[int], max_model_len: int, vocab_size: int, 
 
 
 def _are_below(token_ids: Sequence[int], limit: int) -> bool:
-    """Whether all are from 0 to `limit` - 1."""
+    """Returns True if all are from 0 to `limit` - 1."""
     if isinstance(token_ids, array) and token_ids.typecode == "I":  # none is below 0
         if len(token_ids) < _FEW_TOKENS:
             return bool(max(token_ids) < limit)
@@ -177,7 +179,7 @@ def _are_below(token_ids: Sequence[int], limit: int) -> bool:
 
 
 def check_output_fits(prompt_tokens: int, max_tokens: int, max_model_len: int, param: str = "max_tokens") -> None:
-    """ParameterError: prompt and the output that was asked for are together longer than the context."""
+    """Raises ParameterError if prompt and requested output are together longer than the context."""
     if prompt_tokens + max_tokens > max_model_len:
         raise ParameterError(
             param,

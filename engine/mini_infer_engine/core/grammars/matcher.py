@@ -19,9 +19,7 @@ _FIRST_WORDS = 64
 
 
 class GrammarMatcher:
-    """The matcher of one sequence. Its masks also exclude tokens that the sampling parameters forbid beside the
-    grammar.
-    """
+    """The matcher of one sequence. Its masks also exclude tokens that the sampling parameters forbid."""
 
     def __init__(
         self, library: LLMatcher, sampling: SamplingParams, vocab_size: int, eos_token_ids: Collection[int]
@@ -36,8 +34,8 @@ class GrammarMatcher:
         self._allowed = None if allowed is None else mask_of(allowed, vocab_size)
         self.ignores_eos = sampling.ignore_eos
         self.has_rules = bool(self._other_stops) or allowed is not None
-        """True if sampling parameters restrict tokens beside the grammar; leaves out `ignore_eos` and what depends on
-        the output.
+        """True if sampling parameters restrict tokens further; ignores `ignore_eos` and restrictions that depend on the
+        output.
         """
 
     @property
@@ -78,10 +76,10 @@ class GrammarMatcher:
         return self.library.is_accepting()
 
     def may_end_along(self, guesses: Sequence[int], masks: np.ndarray) -> list[bool]:
-        """Returns whether the output may end now, and after each of these draft tokens, which the library does not
-        keep.
+        """Returns one entry for the known output and one after each draft token: True if the output may end there.
 
-        All are False if no token that would end the output may be chosen by `masks` [1 + guesses, words].
+        The library is rolled back to the known output afterwards. All entries are False if no token that would end the
+        output may be chosen by `masks` [1 + guesses, words].
         """
         if not self._other_stops and not any(_has(mask, token) for mask in masks for token in self._eos):
             return [False] * (len(guesses) + 1)

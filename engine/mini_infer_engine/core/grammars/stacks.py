@@ -1,4 +1,5 @@
-"""Stacks of the threads on which llguidance recurses: sixteen times as large as the one on which grammars are proved.
+"""Enlarges the stacks of the threads on which llguidance recurses, to sixteen times the one on which grammars are
+proved.
 
 A stack that overflows ends the process, whatever language has caught it. The library compiles on the caller's thread
 and computes masks on the caller's or on those of its pools, which have 2 MiB unless a variable says otherwise.

@@ -58,8 +58,9 @@ _READING_MARGIN = 1.25
 class DraftController:
     """Chooses the number of draft tokens in each pass of one engine.
 
-    Beside its expectations it keeps an account of what speculation has won and lost, in seconds of wall time: however
-    wrong expectations are, it never loses more than its allowance, except in the first few passes of each batch size.
+    In addition to its expectations it keeps an account of what speculation has won and lost, in seconds of wall time:
+    however wrong expectations are, it never loses more than its allowance, except in the first few passes of each batch
+    size.
     """
 
     def __init__(self, most: int, costs: GuessCosts | None = None) -> None:
@@ -81,7 +82,7 @@ class DraftController:
         self._level = self._size = self._left = 0
         """The current choice, its batch size, and the passes for which it still stands."""
         self.is_trial = False
-        """True if the current choice is made to find out what it is worth."""
+        """True if the current choice is a trial, made to measure its benefit."""
         self._before: PassKind | None = None
         self._steady_s, self._steady_passes = 0.0, 0
         """Seconds and number of the latest passes without drafts that are not recorded yet."""

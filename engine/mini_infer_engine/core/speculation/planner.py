@@ -270,7 +270,7 @@ def _put_off_rows_with_unknown_bans(batch: Batch, sequences: list[Sequence]) -> 
 
 
 def _reserve(chosen: list[tuple[Row, Sequence]], most: int, pool: PageAllocator) -> bool:
-    """Allocates pages for `most` draft tokens of each row, preempting nobody. Returns False if there are not enough."""
+    """Allocates pages for `most` draft tokens of each row, without preemption. Returns False if too few are free."""
     missing = [pool.pages_for(row.start + most + 1) - len(sequence.pages) for row, sequence in chosen]
     if sum(max(0, count) for count in missing) > pool.num_free:
         return False

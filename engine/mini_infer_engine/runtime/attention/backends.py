@@ -1,4 +1,4 @@
-"""Which backend of plain torch computes a model's kind of attention; `triton_backends` chooses among our kernels."""
+"""Chooses the backend of plain torch for a model's kind of attention; `triton_backends` chooses among our kernels."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -18,10 +18,12 @@ class TorchBackend(Protocol):
     """Attention in plain torch over one page pool."""
 
     def prepare(self, inputs: PassInputs, logits_indices: Tensor | None) -> AttentionPass:
-        """One pass; `logits_indices` [rows] are the tokens whose logits are computed, None: all."""
+        """Returns the attention of one pass. Logits are computed of the tokens `logits_indices` [rows], or of all if
+        None.
+        """
 
 
 def torch_backend(layers: Sequence[AttentionBlock], pool: KVPool) -> TorchBackend:
-    """For layers of one kind."""
+    """Returns the backend for layers, which must all be of one kind."""
     latent = [layer for layer in layers if isinstance(layer, LatentAttention)]
     return TorchLatentAttention(latent, pool) if latent else TorchAttention(layers, pool)

@@ -1,4 +1,4 @@
-"""Prompt chunks by flash-attn 2.8 (Dao 2023, arXiv 2307.08691), instead of our kernel; bf16, pages of n x 256."""
+"""Computes prompt chunks by flash-attn 2.8 (Dao 2023, arXiv 2307.08691), not by our kernel; bf16, pages of n x 256."""
 
 from flash_attn import flash_attn_varlen_func
 from torch import Tensor
@@ -18,7 +18,7 @@ def flash_prefill_attention(
     softcap: float | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """As `kernels.attention.prefill_attention.prefill_attention`."""
+    """Computes the same as `kernels.attention.prefill_attention.prefill_attention`, by flash-attn."""
     mixed: Tensor = flash_attn_varlen_func(
         q,
         pages[:, 0],

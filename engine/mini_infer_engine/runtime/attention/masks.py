@@ -1,4 +1,4 @@
-"""Additive attention masks, made once a pass: a boolean one would be converted in every layer."""
+"""Makes additive attention masks once a pass: a boolean one would be converted in every layer."""
 
 import torch
 from torch import Tensor
@@ -9,9 +9,10 @@ from mini_infer_engine.runtime.inputs.batch_tensors import PassInputs
 def decode_masks(
     inputs: PassInputs, longest: int, windows: set[int | None], dtype: torch.dtype
 ) -> dict[int | None, Tensor]:
-    """For each window, [decode rows, longest]: 0 where a row's one query sees the key of that cache index, else -inf.
+    """Returns a mask [decode rows, longest] for each window: 0 where a row's one query sees that cache index, -inf
+    elsewhere.
 
-    A window is the last so many cache indexes: see `Row.position_offset`.
+    A window of n tokens covers the last n cache indexes, as `Row.position_offset` explains.
     """
     cache_indexes = torch.arange(longest, device=inputs.ends.device)
     ends = inputs.ends[: inputs.num_decodes, None]
@@ -23,5 +24,5 @@ def decode_masks(
 
 
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where visible, -inf elsewhere."""
+    """Returns 0 where visible, -inf elsewhere."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))

@@ -1,9 +1,10 @@
-"""Keys and values of the decoding sequences side by side, kept from pass to pass: decode attention for fp32 on a CPU.
+"""Keeps keys and values of the decoding sequences side by side from pass to pass, for decode attention in fp32 on a
+CPU.
 
 Gathering a batch's pages in every layer of every pass costs a CPU as much as attending to them. All sequences end in
-the same column, however long they are: a pass adds one column, and what is hidden stays the same from pass to pass. The
-copy is a cache: the pool has every token too, and whenever the decode rows are not last pass's, one token on, it is
-gathered anew.
+the same column, however long they are: a pass adds one column, and the mask stays the same from pass to pass. The copy
+is a cache: the pool has every token too. The copy is gathered anew whenever the decode rows are not those of the last
+pass, one token later.
 """
 
 import math
@@ -17,14 +18,14 @@ from mini_infer_engine.runtime.inputs.batch_tensors import PassInputs
 from mini_infer_engine.runtime.memory.kv_pool import KVPool, zeros
 
 MOST_BYTES = 512 * 1024**2
-"""Larger batches are gathered a layer at a time."""
+"""Largest copy: larger batches are gathered a layer at a time."""
 
 _ROOM_TOKENS = 64
-"""Space behind the newest column, or a little less: the copy is made anew each time it is used up."""
+"""Approximate space after the newest column: the copy is made anew each time it is used up."""
 
 
 class RunningCopy:
-    """The copy, and for whom it was made."""
+    """The copy, and the decode rows for which it was made."""
 
     def __init__(self, pool: KVPool) -> None:
         self.pool = pool
@@ -39,7 +40,8 @@ class RunningCopy:
         self.mask = self.storage  # [rows * kv_heads, 1, capacity] hides what stands before a sequence
 
     def follow(self, inputs: PassInputs, windows: set[int | None]) -> "CopiedDecodes | None":
-        """Make the copy hold this pass's decode rows; None: there are none, or they are too large for it.
+        """Updates the copy for this pass's decode rows. Returns None if there are none, or if they are too large for
+        it.
 
         A row whose token only the device knows continues the sequence that sampled it in this slot, so that slot and
         cache index identify it. Any other row may belong to a new sequence in an old slot.
@@ -87,7 +89,7 @@ class RunningCopy:
         return True
 
     def _fill(self, page_tables: Tensor, cache_indexes: Tensor) -> None:
-        """The first columns of each row: its tokens of `cache_indexes` [rows, columns]."""
+        """Fills the first columns of each row with its tokens of `cache_indexes` [rows, columns]."""
         spec, (num_rows, columns) = self.pool.spec, cache_indexes.shape
         pages = page_tables.gather(1, cache_indexes // spec.page_size)
         token_rows = self.pool.token_rows_of(pages.flatten(), (cache_indexes % spec.page_size).flatten())
@@ -99,7 +101,7 @@ class RunningCopy:
 
 
 class CopiedDecodes:
-    """The decode rows of one pass, to be attended to before the next one begins."""
+    """The decode rows of one pass, which must attend before the next one begins."""
 
     def __init__(self, copy: RunningCopy, count: int, windows: set[int | None]) -> None:
         self.count = count
@@ -113,7 +115,9 @@ class CopiedDecodes:
             self.seen[window] = copy.mask[..., columns], keys[..., columns].unbind(0), values[:, :, columns].unbind(0)
 
     def attend(self, q: Tensor, kv: Tensor, layer: Attention) -> Tensor:
-        """Attend for the first `count` tokens of q, [count, heads * head_dim]; matrix products beat SDPA's kernel."""
+        """Computes attention of the first `count` tokens of q, [count, heads * head_dim]; matrix products beat SDPA's
+        kernel.
+        """
         keys, values = kv[: self.count].unbind(1)
         self.new_keys[layer.layer].copy_(keys)
         self.new_values[layer.layer].copy_(values)

@@ -7,10 +7,10 @@ from torch import Tensor
 def softcapped_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float, softcap: float
 ) -> Tensor:
-    """softmax(softcap * tanh(q k^T * scale / softcap) + mask) v, the softmax in fp32.
+    """Returns softmax(softcap * tanh(q k^T * scale / softcap) + mask) v, with the softmax in fp32.
 
-    q [..., heads, queries, head_dim]; k and v [..., kv_heads, keys, head_dim], where kv_heads divides heads; mask is
-    additive, None: causal, with as many keys as queries.
+    q is [..., heads, queries, head_dim]; k and v are [..., kv_heads, keys, head_dim], where kv_heads divides heads. The
+    mask is additive; None means causal, with as many keys as queries.
     """
     if (group := q.shape[-3] // k.shape[-3]) > 1:
         k, v = (x.repeat_interleave(group, dim=-3) for x in (k, v))

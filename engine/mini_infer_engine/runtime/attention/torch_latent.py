@@ -1,7 +1,7 @@
-"""Latent attention in plain torch, for any device and page size: the truth that our kernels are tested against.
+"""Latent attention in plain torch, for any device and page size: the reference for tests of our kernels.
 
-Prompt chunks are decompressed: keys and values of all heads are made from the latents of the whole sequence. Decode
-rows are absorbed: queries are brought to the latents.
+Prompt chunks are decompressed: keys and values of all heads are computed from the latents of the whole sequence. Decode
+rows are absorbed: queries are projected to the latents.
 """
 
 from collections.abc import Sequence
@@ -20,19 +20,19 @@ from mini_infer_engine.runtime.memory.kv_pool import KVPool
 
 
 class TorchLatentAttention:
-    """As `torch_reference.TorchAttention`, for layers with latent attention."""
+    """The backend in plain torch for layers with latent attention."""
 
     def __init__(self, layers: Sequence[LatentAttention], pool: KVPool) -> None:
         assert pool.spec.row_width == layers[0].spec.latent_width, "the pool is of another model"
         self.pool = pool
 
     def prepare(self, inputs: PassInputs, logits_indices: Tensor | None) -> "TorchLatentPass":
-        """What all layers share: addresses and masks."""
+        """Returns the attention of one pass, with the addresses and masks that all layers share."""
         return TorchLatentPass(self.pool, inputs, logits_indices)
 
 
 class TorchLatentPass:
-    """See `ops.base.AttentionPass`."""
+    """The latent attention of one pass, an `ops.base.AttentionPass`."""
 
     def __init__(self, pool: KVPool, inputs: PassInputs, logits_indices: Tensor | None) -> None:
         self.logits_indices = logits_indices
@@ -44,7 +44,7 @@ class TorchLatentPass:
         self._rotations: dict[Rotary, tuple[Tensor, Tensor]] = {}
 
     def attend(self, qkv: Tensor, layer: AttentionBlock) -> Tensor:
-        """See `AttentionPass.attend`."""
+        """Rotates queries, writes latents into the pool, attends: decode rows together, prompt chunks one by one."""
         assert isinstance(layer, LatentAttention), "this backend has latents"
         q, latents = self._rotated(qkv, layer)
         self.pool.tokens.index_copy_(0, self.token_rows[layer.layer], latents.contiguous())
@@ -62,7 +62,9 @@ class TorchLatentPass:
         return mixed
 
     def _rotated(self, packed: Tensor, layer: LatentAttention) -> tuple[Tensor, Tensor]:
-        """Queries [tokens, heads, qk_dim] and what is cached [tokens, latent_width], views of packed, which changes."""
+        """Returns queries [tokens, heads, qk_dim] and latents [tokens, latent_width], views of packed, which is changed
+        in place.
+        """
         spec, norm = layer.spec, layer.kv_a_layernorm
         latents = packed[:, layer.q_width :]
         q = packed[:, : layer.q_width].view(len(packed), layer.num_heads, spec.qk_dim)

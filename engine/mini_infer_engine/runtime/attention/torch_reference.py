@@ -1,6 +1,6 @@
-"""Attention in plain torch, for any device and page size: the truth that the others are tested against.
+"""Attention in plain torch, for any device and page size: the reference for tests of the other backends.
 
-Decode rows go through one call, padded to the longest of them; prefill chunks one by one.
+Decode rows are computed by one call, padded to the longest of them; prefill chunks one by one.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from mini_infer_engine.runtime.memory.kv_pool import KVPool
 
 
 class TorchAttention:
-    """scaled_dot_product_attention over gathered pages; fp32 decodes on a CPU read a copy that follows them instead."""
+    """Runs scaled_dot_product_attention over gathered pages; fp32 decodes on a CPU use a `RunningCopy` instead."""
 
     def __init__(self, layers: Sequence[AttentionBlock], pool: KVPool) -> None:
         self.pool = pool
@@ -29,12 +29,12 @@ class TorchAttention:
         self.copy = RunningCopy(pool) if copies else None
 
     def prepare(self, inputs: PassInputs, logits_indices: Tensor | None) -> "TorchAttentionPass":
-        """Gather indices for all layers, and one set of masks for each window that the model uses."""
+        """Returns the attention of one pass, with gather indices for all layers and a set of masks for each window."""
         return TorchAttentionPass(self, inputs, logits_indices)
 
 
 class TorchAttentionPass:
-    """See `TorchAttention` and `ops.base.AttentionPass`."""
+    """The attention of one pass by `TorchAttention`, an `ops.base.AttentionPass`."""
 
     def __init__(self, backend: TorchAttention, inputs: PassInputs, logits_indices: Tensor | None) -> None:
         self.logits_indices = logits_indices
@@ -51,7 +51,7 @@ class TorchAttentionPass:
         self._rotations: dict[Rotary, tuple[Tensor, Tensor]] = {}
 
     def attend(self, qkv: Tensor, layer: AttentionBlock) -> Tensor:
-        """See `AttentionPass.attend`."""
+        """Normalises and rotates q and k, writes keys and values into the pool, and attends."""
         assert isinstance(layer, Attention), "this backend has keys and values"
         q, kv = self._rotated(qkv, layer)
         mixed = self.attend_rotated(q, kv, layer)
@@ -60,7 +60,9 @@ class TorchAttentionPass:
         return mixed
 
     def _rotated(self, qkv: Tensor, layer: Attention) -> tuple[Tensor, Tensor]:
-        """[tokens, heads, head_dim] and [tokens, 2, kv_heads, head_dim], views of qkv, which is changed in place."""
+        """Returns [tokens, heads, head_dim] and [tokens, 2, kv_heads, head_dim], views of qkv, which is changed in
+        place.
+        """
         heads = qkv.view(-1, layer.num_heads + 2 * layer.num_kv_heads, layer.head_dim)
         qk = heads[:, : layer.num_heads + layer.num_kv_heads]
         if layer.qk_norm_weight is not None and layer.q_norm is not None:
@@ -73,7 +75,7 @@ class TorchAttentionPass:
         return heads[:, : layer.num_heads], kv.view(-1, 2, layer.num_kv_heads, layer.head_dim)
 
     def attend_rotated(self, q: Tensor, kv: Tensor, layer: Attention) -> Tensor:
-        """Write the new keys and values into the pool, then attend: [tokens, heads * head_dim]."""
+        """Writes the new keys and values into the pool, then attends. Returns [tokens, heads * head_dim]."""
         kv = self.pool.write(self.token_rows[layer.layer], kv)
         outputs: list[Tensor] = []
         if self.decodes is not None:

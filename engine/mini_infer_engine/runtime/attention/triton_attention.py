@@ -1,6 +1,6 @@
-"""Attention of one pass by our kernels: which rows decode, which are prompt chunks, and where keys and values go.
+"""Plans attention of one pass by our kernels: which rows decode, which are prompt chunks, where keys and values go.
 
-It plans; `kernels.attention` compute. It knows neither requests nor whether a pass is captured in a CUDA graph.
+`kernels.attention` computes. This module knows neither requests nor whether a pass is captured in a CUDA graph.
 """
 
 import itertools
@@ -27,26 +27,26 @@ from mini_infer_engine.runtime.inputs.batch_tensors import PassInputs
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
 
 Attend = Callable[..., Tensor]
-"""(what `AttentionPass.attend` gets, layer, out or none) to [tokens, out_width]."""
+"""Function of (input of `AttentionPass.attend`, layer, optional out) that returns [tokens, out_width]."""
 
 
 @dataclass(frozen=True, slots=True)
 class TritonAttentionPass:
-    """See `ops.base.AttentionPass`."""
+    """The attention of one pass by our kernels, an `ops.base.AttentionPass`."""
 
     every_token: Attend
     selected: Attend
-    """Of the last layer: keys and values of all tokens, attention of those at `logits_indices` alone."""
+    """Attention of the last layer: writes keys and values of all tokens; only those at `logits_indices` attend."""
     logits_indices: Tensor | None
 
     def attend(self, qkv: Tensor, layer: AttentionBlock) -> Tensor:
-        """See `AttentionPass.attend`."""
+        """Calls `selected` in the last layer if there are logits_indices, otherwise `every_token`."""
         is_selected = layer.is_last and self.logits_indices is not None
         return (self.selected if is_selected else self.every_token)(qkv, layer)
 
 
 class TritonAttention:
-    """Makes passes over one page pool. `longest_sequence` in tokens bounds every plan, so none is compiled late."""
+    """Plans passes over one page pool. `longest_sequence` in tokens bounds every plan, so none is compiled late."""
 
     most_captured_tokens = 1 << 30
 
@@ -79,7 +79,7 @@ class TritonAttention:
             self._workspace.reserve_wide_pages(self._wide_pages * page_bytes)
 
     def decode(self, tables: Tensor, slots: Tensor, positions: Tensor, kv_lengths: Tensor) -> Attend:
-        """See `TritonBackend.decode`."""
+        """Plans decode attention for each window, with one new token a row."""
         config = self._policy.decode_config(
             positions.shape[0], self._kv_heads, quantized=self._quantized, shape=self._shape
         )
@@ -117,7 +117,9 @@ class TritonAttention:
         return attend
 
     def check(self, tables: Tensor, slots: Tensor, inputs: ChunkInputs, count: int) -> Attend:
-        """See `TritonBackend.check`."""
+        """Plans attention of `count` new tokens a row by the verification kernel, or by prefill where that is not
+        possible.
+        """
         rows, queries = slots.shape[0], count * self._group
         row_bytes = next_power_of_2(self.pages[0].shape[-1]) * self._shape.dtype.itemsize
         config = self._policy.check_config(rows, check_tile_rows(count, self._group), self._kv_heads, row_bytes)
@@ -151,7 +153,7 @@ class TritonAttention:
         return attend
 
     def prefill(self, rows: PrefillRows, positions: Tensor, kv_index: Tensor, selected: Tensor | None = None) -> Attend:
-        """Prompt chunks; attention of the `selected` tokens alone where given, which `rows` then describes."""
+        """Plans prompt chunks. If `selected` is given, only those tokens attend, and `rows` describes them."""
 
         def attend(qkv: Tensor, layer: Attention, out: Tensor | None = None) -> Tensor:
             pages = self.pages[layer.layer]
@@ -165,7 +167,7 @@ class TritonAttention:
         return attend
 
     def most_pages(self, tokens: int, sequences: int) -> int:
-        """See `TritonBackend.most_pages`: scratch memory that widened pages fit, where the pass widens them."""
+        """Returns the pages that scratch memory for widened pages has room for, or no limit if the pass widens none."""
         shape = replace(
             self._shape, tokens=tokens, sequences=sequences, longest_key=self._longest_sequence,
             pages=self._wide_pages, wide_pages=self._wide_pages,
@@ -185,7 +187,7 @@ class TritonAttention:
         softcap: float | None,
         out: Tensor | None,
     ) -> Tensor:
-        """The faster of our two kernels."""
+        """Runs the faster of our two prefill kernels."""
         shape = prefill_shape(q, pages, rows, sliding_window, softcap, self._wide_pages)
         config = self._policy.prefill_config(shape)
         return prefill_attention(
@@ -201,7 +203,7 @@ class TritonAttention:
         )
 
     def compile_rare(self, tables: Tensor, dtype: torch.dtype) -> None:
-        """Compile the kernels of passes that no graph holds, over page tables [1, width]."""
+        """Compiles the kernels of passes that are not captured, over page tables [1, width]."""
         if self._run_prefill != self._paged_prefill:
             return  # flash-attn is compiled already
         device, pages, softcap = tables.device, self.pages[0], self._softcap
@@ -231,7 +233,7 @@ class TritonAttention:
             prefill_attention(token, pages, rows, scale=1.0, config=hopper, workspace=self._workspace)
 
     def plan(self, inputs: PassInputs, *, every_token: bool) -> TritonAttentionPass:
-        """A mixed pass, decode rows first; with `every_token` the logits of all tokens are computed."""
+        """Plans a mixed pass, decode rows first. With `every_token` the logits of all tokens are computed."""
         decodes = inputs.num_decodes
         tables = inputs.page_tables.to(torch.int32)
         decode = prefill = prefill_selected = None
@@ -265,16 +267,17 @@ class TritonAttention:
 def check_by_prefill(
     prefill: Callable[..., Attend], tables: Tensor, slots: Tensor, inputs: ChunkInputs, count: int, longest_key: int
 ) -> Attend:
-    """`TritonBackend.check` by a backend's attention of prompt chunks."""
+    """Implements `TritonBackend.check` by a backend's attention of prompt chunks."""
     starts = torch.arange(slots.shape[0] + 1, dtype=torch.int32, device=slots.device) * count
     rows = PrefillRows(tables.index_select(0, slots), starts, inputs.ends, count, longest_key)
     return prefill(rows, inputs.positions, inputs.kv_index)
 
 
 def decodes_before_prefill(prefill: Attend, decode: Attend, num_decodes: int) -> Attend:
-    """Attention of a captured pass, where the border between decode rows and prompt chunks moves up to `num_decodes`.
+    """Returns attention of a captured pass, whose border between decode rows and prompt chunks moves up to
+    `num_decodes`.
 
-    Decode rows are written last: the prefill kernels may leave anything in rows that are not theirs.
+    Decode rows are written last, since the prefill kernels may write anything to rows that are not theirs.
     """
 
     def attend(qkv: Tensor, layer: AttentionBlock) -> Tensor:
@@ -286,7 +289,9 @@ def decodes_before_prefill(prefill: Attend, decode: Attend, num_decodes: int) ->
 
 
 def side_by_side(decode: Attend | None, prefill: Attend | None, decodes: int, tokens: int) -> Attend:
-    """Attention whose first `decodes` tokens are `decode`'s and whose others `prefill`'s; it returns `tokens`."""
+    """Returns attention whose first `decodes` tokens are `decode`'s and whose others are `prefill`'s; it returns
+    `tokens`.
+    """
     if decode is None or prefill is None:
         attend = decode or prefill
         assert attend is not None, "a pass has rows"

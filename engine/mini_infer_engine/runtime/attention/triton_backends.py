@@ -1,4 +1,4 @@
-"""Which backend of our kernels computes a model's kind of attention, and what executors and graphs ask of each."""
+"""Defines the interface of our kernels' attention backends, and chooses the one for a model's kind of attention."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -23,28 +23,29 @@ class TritonBackend(Protocol):
 
     page_size: int
     most_captured_tokens: int
-    """Passes with prompts that are longer are not worth a graph."""
+    """Largest captured pass with prompts: longer ones gain nothing from a graph."""
 
     def decode(self, tables: Tensor, slots: Tensor, positions: Tensor, kv_lengths: Tensor) -> Attend:
-        """One new token a row, at `positions` [rows] of the text and behind `kv_lengths` [rows] tokens in the cache.
+        """Plans one new token a row, at `positions` [rows] of the text and after `kv_lengths` [rows] tokens in the
+        cache.
 
         `tables` [slots, width] is read at row `slots`.
         """
 
     def check(self, tables: Tensor, slots: Tensor, inputs: ChunkInputs, count: int) -> Attend:
-        """`count` new tokens of each row, behind its cached ones: `tables` [slots, width] is read at row `slots`."""
+        """Plans `count` new tokens a row, after its cached ones; `tables` [slots, width] is read at row `slots`."""
 
     def prefill(self, rows: PrefillRows, positions: Tensor, kv_index: Tensor, selected: Tensor | None = None) -> Attend:
-        """Prompt chunks; attention of the `selected` tokens alone where given, which `rows` then describes."""
+        """Plans prompt chunks. If `selected` is given, only those tokens attend, and `rows` describes them."""
 
     def plan(self, inputs: PassInputs, *, every_token: bool) -> TritonAttentionPass:
-        """A mixed pass, decode rows first; with `every_token` the logits of all tokens are asked for."""
+        """Plans a mixed pass, decode rows first. With `every_token` the logits of all tokens are computed."""
 
     def most_pages(self, tokens: int, sequences: int) -> int:
-        """Of all prompts together, in a captured pass of so many padded tokens and prompts."""
+        """Returns the most pages of all prompts together, in a captured pass of so many padded tokens and prompts."""
 
     def compile_rare(self, tables: Tensor, dtype: torch.dtype) -> None:
-        """Compile the kernels of passes that no graph holds, over page tables [1, width]."""
+        """Compiles the kernels of passes that are not captured, over page tables [1, width]."""
 
 
 def triton_backend(
@@ -54,7 +55,10 @@ def triton_backend(
     kernels: KernelContext,
     run_prefill: Callable[..., Tensor] | None = None,
 ) -> TritonBackend:
-    """For layers of one kind. ModelError: `run_prefill`, another kernel for prompts, cannot compute it."""
+    """Returns the backend for layers, which must all be of one kind.
+
+    Raises ModelError if `run_prefill`, another kernel for prompts, cannot compute it.
+    """
     latent = [layer for layer in layers if isinstance(layer, LatentAttention)]
     if not latent:
         plain = [layer for layer in layers if isinstance(layer, Attention)]

@@ -1,8 +1,9 @@
-"""Latent attention of one pass by our kernels: decode rows absorbed, prompt chunks decompressed, or absorbed in graphs.
+"""Plans latent attention of one pass by our kernels: decode rows absorbed, prompt chunks decompressed, or absorbed in
+graphs.
 
-How many tokens a captured pass will read is not known when it is recorded, so that nothing can be decompressed there:
-each of its prompt tokens attends to latents as a decode row does. That costs more arithmetic, which is little beside
-the rest of so short a pass.
+The number of tokens that a captured pass will read is not known when it is recorded, so that nothing can be
+decompressed there: each of its prompt tokens attends to latents as a decode row does. The additional arithmetic is
+little beside the rest of so short a pass.
 """
 
 from collections.abc import Sequence
@@ -32,16 +33,18 @@ from mini_infer_engine.runtime.inputs.batch_tensors import PassInputs
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
 
 _PART_BYTES = 64 << 20
-"""Keys and values that are decompressed at a time, where the new tokens' own are not more."""
+"""Bytes of keys and values that are decompressed at a time, unless the new tokens' own are more."""
 _MERGE_GROUP = 2
-"""What `plan_decode` takes the merge of splits for: each head's is a program of its own."""
+"""The `group` of `plan_decode`, which affects its merge of splits: each head's is a program of its own."""
 
 
 class TritonLatentAttention:
-    """See `triton_backends.TritonBackend`. `longest_sequence` in tokens bounds every plan, so none is compiled late."""
+    """The `TritonBackend` of latent attention. `longest_sequence` in tokens bounds every plan, so that none is compiled
+    late.
+    """
 
     most_captured_tokens = 512
-    """Beyond that, absorbed prompts would cost more than launches one by one."""
+    """Largest captured pass with prompts: in longer ones absorption costs more than launching kernels one by one."""
 
     def __init__(
         self, layers: Sequence[LatentAttention], pool: KVPool, longest_sequence: int, kernels: KernelContext
@@ -54,15 +57,15 @@ class TritonLatentAttention:
         self.shape = _shape(layers[0])
 
     def decode(self, tables: Tensor, slots: Tensor, positions: Tensor, kv_lengths: Tensor) -> Attend:
-        """See `TritonBackend.decode`."""
+        """Plans absorbed attention of one new token a row, whose latents are written to the pages."""
         return self._absorbed(tables, slots, positions, kv_lengths, writes=True)
 
     def check(self, tables: Tensor, slots: Tensor, inputs: ChunkInputs, count: int) -> Attend:
-        """See `TritonBackend.check`."""
+        """Plans `count` new tokens a row as prompt chunks."""
         return check_by_prefill(self.prefill, tables, slots, inputs, count, self._longest_sequence)
 
     def prefill(self, rows: PrefillRows, positions: Tensor, kv_index: Tensor, selected: Tensor | None = None) -> Attend:
-        """See `TritonBackend.prefill`: every token as a row of its own."""
+        """Plans prompt chunks of captured passes by absorbed attention, with every token as a row of its own."""
         tokens = positions.shape[0] if selected is None else selected.shape[0]
         index = torch.arange(tokens, dtype=torch.int32, device=positions.device)
         sequences = torch.searchsorted(rows.query_starts[1:], index, right=True, out_int32=True)
@@ -118,7 +121,7 @@ class TritonLatentAttention:
         )
 
     def plan(self, inputs: PassInputs, *, every_token: bool) -> TritonAttentionPass:
-        """See `TritonBackend.plan`."""
+        """Plans a mixed pass: decode rows absorbed, prompt chunks decompressed."""
         decodes = inputs.num_decodes
         decode: Attend | None = None
         prefill: Attend | None = None
@@ -140,7 +143,9 @@ class TritonLatentAttention:
         )
 
     def _decompressed(self, context: "_Context", query_starts: Tensor, selected: Tensor | None) -> Attend:
-        """Keys and values made from latents, part by part, and all heads over them."""
+        """Plans decompressed attention: keys and values are computed from latents part by part, and all heads attend to
+        them.
+        """
         shape, starts = self.shape, query_starts.to(torch.int32)
 
         def attend(packed: Tensor, layer: LatentAttention, out: Tensor | None = None) -> Tensor:
@@ -172,11 +177,11 @@ class TritonLatentAttention:
         return attend
 
     def most_pages(self, tokens: int, sequences: int) -> int:
-        """See `TritonBackend.most_pages`: any."""
+        """Returns `UNKNOWN_PAGES`, since any number is possible."""
         return UNKNOWN_PAGES
 
     def compile_rare(self, tables: Tensor, dtype: torch.dtype) -> None:
-        """Nothing: the kernels of graphs and of eager passes have no further variants."""
+        """Does nothing: the kernels of graphs and of eager passes have no further variants."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +193,7 @@ class _Part:
     offsets: Tensor | None  # [keys] their places in their pages
 
     def read(self, pool: Tensor) -> Tensor:
-        """Their latents, [keys, latent_width], from one layer's pages."""
+        """Returns their latents, [keys, latent_width], from one layer's pages."""
         assert self.pages is not None, "new tokens are not read from pages"
         return pool[self.pages, 0, self.offsets, 0]
 
@@ -204,7 +209,7 @@ class _Context:
 
     @classmethod
     def of(cls, inputs: PassInputs, page_size: int, shape: LatentShape) -> "_Context":
-        """Of all rows behind the decode rows."""
+        """Returns the context of all rows after the decode rows."""
         decodes = inputs.num_decodes
         kv_index = (inputs.write_pages * page_size + inputs.write_offsets)[decodes:].to(torch.int32)
         starts, counts = inputs.starts[decodes:], inputs.counts[decodes:]
@@ -225,7 +230,7 @@ class _Context:
 
 @dataclass(frozen=True, slots=True)
 class PartRange:
-    """Tokens from `first` on of every sequence: so many as `counts` says."""
+    """A range of tokens of every sequence: from `first` on, as many as its entry in `counts`."""
 
     first: int
     counts: tuple[int, ...]
@@ -234,7 +239,7 @@ class PartRange:
 
 
 def part_ranges(ends: Sequence[int], room: int) -> list[PartRange]:
-    """Cut sequences of `ends` tokens into parts of at most `room` tokens over all of them, or one of each."""
+    """Cuts sequences of `ends` tokens into parts of at most `room` tokens over all of them, or of one token of each."""
     step = max(1, room // len(ends)) if sum(ends) > room else max(ends)
     firsts = range(0, max(ends), step)
 
@@ -256,7 +261,7 @@ def _part_of_pages(ranges: PartRange, tables: Tensor, page_size: int, device: to
 
 
 def _running_sum(counts: Sequence[int], device: torch.device) -> Tensor:
-    """[len + 1] int32, from 0 on."""
+    """Returns the running sum, which begins with 0: [len + 1] int32."""
     return to_device(np.concatenate(([0], np.cumsum(counts))).astype(np.int32), device)
 
 

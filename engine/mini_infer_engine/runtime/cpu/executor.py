@@ -1,4 +1,4 @@
-"""Passes in plain torch: what runs on a CPU, and the slow reference on a GPU. Nothing is captured."""
+"""Executes passes in plain torch: on a CPU, and as the slow reference on a GPU. Nothing is captured."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -41,22 +41,22 @@ from mini_infer_engine.sampling.token_masks import apply_token_masks
 
 @dataclass(slots=True)
 class TorchPassHandle:
-    """A launched pass: its results, in main memory once `done` has happened."""
+    """A launched pass, whose results are in main memory once `done` has happened."""
 
     rows: list[Row]
     sampling_rows: list[int]
     """Indices of the rows that sample."""
     prepared: PreparedBatch | None = None
-    """What became of the batch, where tokens may be guessed; `rows` are its rows."""
+    """The batch after drafting, if tokens may be drafted; then `rows` are its rows."""
     features: Tensor | None = None  # [samples, layers * hidden]
-    """Hidden states, where a head guesses from them."""
+    """Hidden states, if a head drafts from them."""
     made: list[list[int]] | None = None
     """The tokens of each of these rows."""
     tokens: Tensor | None = None  # [sampling rows] int64
     requested: list[tuple[int, int]] = field(default_factory=list)
-    """Of each line of `logprobs`: its row, and how many of the most likely tokens to tell."""
+    """For each line of `logprobs`, its row and the number of most likely tokens to report."""
     logprobs: LogprobTensors | None = None
-    """Of the sampling rows that request them, in order, and of each guess that they check."""
+    """Log probabilities of the sampling rows that request them, in order, at each of their draft tokens too."""
     prompt_logprobs: PromptLogprobs | None = None
     embeddings: Embeddings | None = None
     held: tuple[PassInputs, Tensor] | None = None
@@ -64,7 +64,7 @@ class TorchPassHandle:
     done: torch.cuda.Event | None = None
 
     def result(self) -> PassResult:
-        """See `PassHandle.result`."""
+        """Waits for `done` and returns the results by row of the launched batch."""
         if self.done is not None:
             self.done.synchronize()
         result = PassResult([()] * len(self.rows))
@@ -87,7 +87,7 @@ class TorchPassHandle:
 
 
 class TorchExecutor:
-    """See `executor.Executor`."""
+    """The `executor.Executor` in plain torch."""
 
     default_page_size: int = 16
     page_size_step: int = 16
@@ -108,23 +108,23 @@ class TorchExecutor:
         self._tells_layers = False
 
     def compile_kernels(self, most_tokens: int) -> None:
-        """Torch's operators are compiled."""
+        """Does nothing: torch's operators are compiled."""
 
     def capture(self, *, tells_layers: bool = False) -> None:
-        """Nothing is captured."""
+        """Records no passes, and only stores whether they report the progress of their layers."""
         self._tells_layers = tells_layers and self.worker.device.type == "cpu"
 
     def graph_bytes(self) -> int:
-        """Nothing is captured."""
+        """Returns 0: nothing is captured."""
         return 0
 
     def refuses(self, request: Request) -> str | None:
-        """Everything can be served."""
+        """Returns None: every request can be served."""
         del request
         return None
 
     def launch(self, batch: Batch) -> TorchPassHandle:
-        """See `Executor.launch`."""
+        """Computes a pass; on a CPU it is complete when this returns."""
         with torch.inference_mode():
             self.pool.transfer(batch.transfers)
             if self.traffic is not None and not self.traffic.is_last:
@@ -158,21 +158,21 @@ class TorchExecutor:
             return handle
 
     def guesses(self, handle: TorchPassHandle) -> Mapping[int, Sequence[int]]:
-        """See `Executor.guesses`."""
+        """Returns the draft tokens of a launched pass, by row of the batch."""
         prepared = handle.prepared
         if prepared is None:
             return {}
         return {place: drafts for place, drafts in zip(prepared.places, prepared.drafts, strict=True) if drafts}
 
     def _launch_part(self, batch: Batch, traffic: StageTraffic) -> TorchPassHandle:
-        """A pass as far as a stage goes that is not the last: another one samples."""
+        """Computes a pass on a stage that is not the last: another stage samples."""
         traffic.begin(batch)
         _, state = self._forward(batch, every_token=True)
         traffic.hand_on(batch.rows, state.residual)
         return TorchPassHandle(batch.rows, [], done=_recorded_event() if self.worker.device.type == "cuda" else None)
 
     def sample(self, handle: TorchPassHandle, masks: TokenMasks) -> None:
-        """See `Executor.sample`."""
+        """Samples a launched pass within its masks; does nothing on a stage that is not the last."""
         if self.traffic is not None and not self.traffic.is_last:
             return
         assert handle.held is not None, "this pass waits for no masks"
@@ -183,7 +183,7 @@ class TorchExecutor:
                 handle.done = _recorded_event()
 
     def logits(self, batch: Batch) -> Tensor:
-        """See `Executor.logits`."""
+        """Returns the logits of every token, or the hidden states on a stage that is not the last."""
         with torch.inference_mode():
             self.pool.transfer(batch.transfers)
             state = self._forward(batch, every_token=True)[1]
@@ -195,7 +195,7 @@ class TorchExecutor:
     def _forward(
         self, batch: Batch, *, every_token: bool, layers: CountedLayers | None = None
     ) -> tuple[PassInputs, ResidualState]:
-        """Inputs, and the residual state of all tokens or of those that sample."""
+        """Returns the inputs, and the residual state of all tokens or of those that sample."""
         model, traffic = self.worker.model, self.traffic
         inputs = build_inputs(batch, self.pool.spec.page_size, self.pool.null_page, self.worker.device)
         token_ids = inputs.token_ids
@@ -217,7 +217,9 @@ class TorchExecutor:
         return self.worker.model.logits(self.ops, state)
 
     def _sample(self, handle: TorchPassHandle, inputs: PassInputs, logits: Tensor, masks: TokenMasks | None) -> None:
-        """Bias and bans, masks, penalties, temperature, filters, choice; log probabilities are the raw logits'."""
+        """Applies bias and bans, masks, penalties, temperature and filters, and samples; log probabilities are of raw
+        logits.
+        """
         rows = sampled_rows(handle.rows)
         slots = [row.slot for row in rows]
         samples = samples_of(handle.rows)
@@ -260,7 +262,7 @@ class TorchExecutor:
 
 
 def _in_order(result: PassResult, places: list[int]) -> PassResult:
-    """A result whose rows stand at these places of the batch that was launched."""
+    """Returns the result with its rows at these places, which they have in the launched batch."""
     tokens: list[Sequence[int]] = [()] * len(places)
     for row, place in enumerate(places):
         tokens[place] = result.tokens[row]

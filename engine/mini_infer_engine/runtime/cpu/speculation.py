@@ -1,8 +1,8 @@
-"""Speculation for the executor in plain torch: what each slot has so far, guesses for it, and which of them were right.
+"""Speculation for the executor in plain torch: tracks each slot, drafts tokens for it, and verifies them.
 
-Every position of a guess is sampled as a decode of its own would be, with the noise of its output index. A guess that
-equals what was sampled there is right; the first that does not ends the row. So the text is that of an engine without
-speculation, token for token, greedy or sampled, whatever guessed.
+Every position of a draft is sampled as a decode of its own would be, with the noise of its output index. A draft token
+is accepted if it equals the token that was sampled there; the first that does not ends the row. So the text is that of
+an engine without speculation, token for token, greedy or sampled, whatever drafted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,10 +32,10 @@ from mini_infer_engine.speculation.ngram import look_up
 
 @dataclass(slots=True)
 class SlotProgress:
-    """What runs in a slot."""
+    """The progress of the sequence that runs in a slot."""
 
     position: int = 0
-    """Of the last token, in the text."""
+    """Position of the last token in the text."""
     kv_length: int = 0
     """Tokens in the KV cache before it."""
     output_index: int = 0
@@ -43,23 +43,23 @@ class SlotProgress:
     features: Tensor | None = None  # [layers * hidden], where a head reads them
     """Hidden states of the token before the last one."""
     history: list[int] = field(default_factory=list)
-    """The tokens that were told, and those made in passes with guesses: all before `position`, then the last one."""
+    """Tokens received by `catch_up` or made in passes with drafts: all those before `position`, then the last one."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedBatch:
-    """A batch as it is now that earlier guesses are known to be right or wrong."""
+    """A batch rewritten with true positions, now that earlier draft tokens are accepted or rejected."""
 
     batch: Batch
-    """Rows with guesses are chunks here, with their tokens, and sample from each."""
+    """Rows with draft tokens are chunks in this batch, with their tokens, and sample at each of them."""
     places: list[int]
-    """Of its rows in the batch that was launched."""
+    """Index of each of its rows in the batch that was launched."""
     drafts: list[list[int]]
-    """Guesses of each row."""
+    """Draft tokens of each row."""
 
 
 class DraftModel:
-    """A small model with pages of its own, by the page tables of the model that it guesses for."""
+    """A small model with pages of its own, addressed by the page tables of the model for which it drafts."""
 
     def __init__(self, worker: ModelWorker, pool: KVPool) -> None:
         spec = worker.model.kv_spec(pool.spec.page_size, worker.dtype)
@@ -68,12 +68,12 @@ class DraftModel:
         self._attention = torch_backend(worker.model.attention_layers, self._pool)
 
     def read(self, rows: list[Row]) -> None:
-        """Compute the keys and values of known tokens."""
+        """Computes the keys and values of known tokens."""
         if rows:
             self._logits(Batch(rows, 0))
 
     def guess(self, rows: Sequence[Row], slots: Sequence[SlotProgress]) -> list[list[int]]:
-        """The next tokens of each row, as many as it asks for, drawn with the noise that will check them."""
+        """Drafts the next tokens of each row, as many as it asks for, with the noise that will verify them."""
         guesses: list[list[int]] = [[] for _ in rows]
         for step in range(max(row.num_drafts or 0 for row in rows)):
             asking = [index for index, row in enumerate(rows) if (row.num_drafts or 0) > step]
@@ -86,7 +86,9 @@ class DraftModel:
 
     @staticmethod
     def _input(row: Row, slot: SlotProgress, guesses: list[int]) -> Row:
-        """The newest token; at first the one before too, which may be a guess that was right: nobody has read it."""
+        """Returns a chunk of the newest token. The first one has the token before it too: if that was a draft token, it
+        is unread.
+        """
         before = slot.position
         tokens = [guesses[-1]] if guesses else [*slot.history[max(0, before - 1) : before], slot.last_token]
         index = slot.output_index + len(guesses)
@@ -103,7 +105,7 @@ class DraftModel:
 
 
 class HeadModel:
-    """A head over the model's own embeddings and output matrix."""
+    """A speculative head over the model's own embeddings and output matrix."""
 
     def __init__(self, head: SpeculativeHead, worker: ModelWorker, max_rows: int) -> None:
         self._head, self._worker, self._ops = head, worker, TorchOps()
@@ -111,7 +113,7 @@ class HeadModel:
         worker.model.taps = HiddenTaps(head.shape.layers, always=False)
 
     def guess(self, rows: Sequence[Row], slots: Sequence[SlotProgress]) -> list[list[int]]:
-        """See `DraftModel.guess`: a chain from the hidden states of the token before the last one."""
+        """Drafts the next tokens of each row as a chain from the hidden states of the token before the last one."""
         guesses: list[list[int]] = [[] for _ in rows]
         model, device = self._worker.model, self._worker.device
         state = self._head.begin(torch.stack([slot.features for slot in slots if slot.features is not None]))
@@ -130,7 +132,7 @@ class HeadModel:
 
 
 class TorchSpeculation:
-    """Of one executor."""
+    """The speculation of one executor."""
 
     def __init__(self, config: SpeculationConfig, worker: ModelWorker, pool: KVPool, num_slots: int) -> None:
         self._slots = [SlotProgress() for _ in range(num_slots)]
@@ -140,11 +142,13 @@ class TorchSpeculation:
         self._look_up = partial(look_up, longest=config.lookup_max, shortest=config.lookup_min)
 
     def _is_known(self, token: int) -> bool:
-        """Whether the model has it: a draft's table may have more rows."""
+        """Returns True if the model has the token: a draft's table may have more rows."""
         return token < self._vocab_size
 
     def prepare(self, batch: Batch) -> PreparedBatch:
-        """Tell known tokens, guess, and lay out a batch of true positions: decodes, guesses, prompts."""
+        """Reads known tokens, drafts, and returns a batch with true positions: decodes, then rows with drafts, then
+        prompts.
+        """
         for row in batch.catch_up:
             assert row.token_ids is not None
             self._slots[row.slot].history[row.position :] = row.token_ids
@@ -165,7 +169,7 @@ class TorchSpeculation:
         return PreparedBatch(laid_out, list(places), [guesses.get(place, []) for place in places])
 
     def _guess(self, batch: Batch) -> dict[int, list[int]]:
-        """By place in the batch."""
+        """Returns draft tokens by place in the batch."""
         asking = [place for place, row in enumerate(batch.rows) if row.num_drafts]
         if self._head is not None:
             asking = [place for place in asking if self._slots[batch.rows[place].slot].features is not None]
@@ -187,10 +191,11 @@ class TorchSpeculation:
     def settle(
         self, prepared: PreparedBatch, sampled: list[int], features: Tensor | None, limits: Mapping[int, int]
     ) -> list[list[int]]:
-        """The tokens that each row of the prepared batch has made, from what was sampled at all of its positions.
+        """Returns the tokens that each row of the prepared batch has made, from the tokens sampled at all of its
+        positions.
 
-        features [positions, layers * hidden]: the hidden states there, where a head reads them. `limits`: guesses that
-        may count, of some rows of the batch that was launched.
+        features [positions, layers * hidden] are the hidden states there, if a head reads them. `limits` has the number
+        of draft tokens that may be accepted, for some rows of the launched batch.
         """
         made: list[list[int]] = []
         at = 0
@@ -213,7 +218,9 @@ class TorchSpeculation:
 
 
 def right_tokens(drafts: Sequence[int], sampled: Sequence[int]) -> list[int]:
-    """What was sampled, up to the first position whose guess was another token: what follows it rests on that guess."""
+    """Returns the sampled tokens up to the first that differs from the draft: those after it depend on the rejected
+    token.
+    """
     for place, draft in enumerate(drafts):
         if sampled[place] != draft:
             return list(sampled[: place + 1])
@@ -221,7 +228,7 @@ def right_tokens(drafts: Sequence[int], sampled: Sequence[int]) -> list[int]:
 
 
 def _true_row(row: Row, slot: SlotProgress) -> Row:
-    """A decode row where its sequence truly is."""
+    """Returns a decode row with the true position of its sequence."""
     assert row.sampling is not None
     suppressed = row.suppressed_token_ids if slot.output_index < row.sampling.min_tokens else ()
     true = msgspec.structs.replace(
@@ -233,7 +240,9 @@ def _true_row(row: Row, slot: SlotProgress) -> Row:
 
 
 def _tail(row: Row, slot: SlotProgress) -> list[int]:
-    """The cached tokens that decide, with those after them, what would complete one of the row's bad words."""
+    """Returns the cached tokens that determine, with those after them, which tokens would complete one of the row's bad
+    words.
+    """
     assert row.sampling is not None
     count = longest_before(row.sampling.bad_words_token_ids)
     return slot.history[max(0, slot.position - count) : slot.position] if count else []
@@ -244,13 +253,13 @@ def _banned(sampling: SamplingParams, tokens: Sequence[int]) -> list[tuple[int |
 
 
 def _as_chunk(row: Row, start: int, tokens: list[int], output_index: int, samples: int) -> Row:
-    """The same row over known tokens."""
+    """Returns the row as a chunk of known tokens."""
     changes = {"start": start, "count": len(tokens), "token_ids": tokens, "output_index": output_index}
     return msgspec.structs.replace(row, **changes, num_samples=samples)
 
 
 def sampled_rows(rows: Sequence[Row]) -> list[Row]:
-    """One row for each sample, as if each were a decode: what sampling reads of them."""
+    """Returns one row for each sample, as if each were a decode, with the fields that sampling reads."""
     single: list[Row] = []
     for row in rows:
         if row.sampling is not None and row.num_samples == 1:
@@ -269,16 +278,16 @@ def sampled_rows(rows: Sequence[Row]) -> list[Row]:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Where one of the samples of a pass stands."""
+    """The place of one of the samples of a pass."""
 
     row: int
-    """Of the pass."""
+    """Index of its row in the pass."""
     guesses: Sequence[int]
-    """Of its row, those that stand before it."""
+    """Draft tokens of the row that stand before this sample."""
 
 
 def samples_of(rows: Sequence[Row]) -> list[Sample]:
-    """Of each of `sampled_rows`."""
+    """Returns the place of each of `sampled_rows`."""
     return [
         Sample(index, () if row.num_samples == 1 else (row.token_ids or ())[1 : place + 1])
         for index, row in enumerate(rows)

@@ -1,6 +1,6 @@
-"""The device's picture of every slot, and the host's memory of what the device already knows: only differences travel.
+"""Mirrors every slot's state on the device, and tracks what the device already has, so that only changes are sent.
 
-It decides nothing about batches; it keeps page tables and sampling parameters true for whoever launches.
+It decides nothing about batches; it keeps page tables and sampling parameters valid for launches.
 """
 
 import struct
@@ -25,11 +25,11 @@ from mini_infer_engine.sampling.reference import noise_base
 _PROGRESS = struct.Struct("<5q")
 """The first fields of a slot in the packet of `update_slots` (STATE_FIELDS), up to the output index."""
 _SAMPLING = struct.Struct(f"<q{DEVICE_FORMAT}q")
-"""The others: noise, sampling, min_tokens."""
+"""The remaining fields of a slot in the packet: noise, sampling, min_tokens."""
 
 
 class DeviceBatchState:
-    """One row for each slot and a spare one, which padded rows of a graph use and which never changes."""
+    """State of one row for each slot, and of a spare one, which padded rows of a graph use and which never changes."""
 
     def __init__(self, num_slots: int, table_width: int, null_page: int, device: torch.device) -> None:
         self.padding_slot = num_slots
@@ -39,23 +39,23 @@ class DeviceBatchState:
         self.page_tables = torch.full((num_slots + 1, table_width), null_page, dtype=torch.int32, device=device)
         self._known_pages = [0] * num_slots
         self._sent_pages: list[list[int]] = [[] for _ in range(num_slots)]
-        """Of each slot, what the device knows: its first `_known_pages` pages."""
+        """Page table of each slot as sent to the device, of which the first `_known_pages` pages are valid."""
         self._samplings = [0] * num_slots
-        """The same numbers as the device's `samplings`, counted where passes are launched."""
+        """Host copy of the device's `samplings`, counted where passes are launched."""
         self._filtered_slots: set[int] = set()
         self._packed_samplings: list[tuple[SamplingParams, int, bytes] | None] = [None] * num_slots
-        """Of each slot's last request: its parameters and seed, and what they are in a packet."""
+        """Parameters, seed and their packed form of each slot's last request."""
 
     def begin(self, rows: list[Row]) -> None:
-        """Rows whose sample is their slot's first: their sampling parameters and places go to the device."""
+        """Sends sampling parameters and positions of rows whose sample is their slot's first to the device."""
         if rows:
             packet = np.frombuffer(bytearray(self.pack_updates(rows)), dtype=np.int64)
             update_slots(to_device(packet.reshape(-1, STATE_FIELDS), self.device), self.state)
 
     def pack_updates(self, rows: list[Row]) -> bytes:
-        """What `update_slots` needs of rows that begin: [rows, STATE_FIELDS] int64.
+        """Returns the packet of `update_slots` for rows that begin: [rows, STATE_FIELDS] int64.
 
-        Tokens that they may not choose are rare, and go to the device at once.
+        Suppressed tokens are rare, and are sent to the device at once.
         """
         parts: list[bytes] = []
         for row in rows:
@@ -69,7 +69,9 @@ class DeviceBatchState:
         return b"".join(parts)
 
     def _begin_sampling(self, row: Row) -> tuple[SamplingParams, int, bytes]:
-        """Another request's parameters, or of tokens that may not be chosen yet, which the packet has until then."""
+        """Packs the parameters of another request, or of one with suppressed tokens, whose packet changes once they are
+        allowed.
+        """
         assert row.sampling is not None
         if row.suppressed_token_ids:
             self._suppress(row)
@@ -79,36 +81,37 @@ class DeviceBatchState:
         return packed
 
     def next_place(self, row: Row) -> int:
-        """Where in `on_host`, flattened, the token stands that this row, which is being launched, samples."""
+        """Returns the index in `on_host`, flattened, of the token that this row samples, which is being launched."""
         slot = row.slot
         count = self._samplings[slot] if row.token_ids is None else row.output_index
         self._samplings[slot] = count + 1
         return slot * HOST_RING_DEPTH + count % HOST_RING_DEPTH
 
     def has_filters(self, slots: list[int]) -> bool:
-        """Whether, of what runs in one of these slots, some logits may not be chosen."""
+        """True if any of these slots uses top-k, top-p, min-p or suppressed tokens."""
         return bool(self._filtered_slots) and not self._filtered_slots.isdisjoint(slots)
 
     def pack_null_update(self) -> bytes:
-        """The same of one line that changes nothing: the spare slot as it is."""
+        """Returns a line for the packet of `update_slots` that changes nothing: the spare slot as it is."""
         neutral = [form.neutral for _, form in DEVICE_PARAMETERS]
         return _PROGRESS.pack(self.padding_slot, 0, 0, 0, 0) + _SAMPLING.pack(0, *neutral, 0)
 
     def advance(self, slots: torch.Tensor) -> None:
-        """Count one token more for each of these slots [rows] int32, as sampling does, where another device samples."""
+        """Counts one more token for each of these slots [rows] int32, as sampling does, if another device samples."""
         advance_slots(slots, self.state)
 
     def compile_updates(self) -> None:
-        """Change nothing, so that no request waits for the compiler of these kernels."""
+        """Compiles the kernels by updates that change nothing, so that no request waits for the compiler."""
         at = self.padding_slot * self.page_tables.shape[1]
         page = int(self.page_tables[self.padding_slot, 0])
         update_pages(torch.tensor([[at, page]], dtype=torch.int64, device=self.device), self.page_tables)
         self.advance(torch.tensor([self.padding_slot], dtype=torch.int32, device=self.device))
 
     def begin_pages(self, rows: list[Row], goes_on: Sequence[bool]) -> None:
-        """What the device knows of these slots' page tables is another sequence's.
+        """Invalidates the device's page tables of these slots, which may belong to other sequences now.
 
-        Those of a row that `goes_on` by one token, be it as a fork of another, begin with the same pages.
+        A row that `goes_on` by one token, perhaps as a fork of another sequence, keeps the pages that both tables begin
+        with.
         """
         for row, goes in zip(rows, goes_on, strict=True):
             sent = self._sent_pages[row.slot]
@@ -119,7 +122,7 @@ class DeviceBatchState:
             self._known_pages[row.slot] = len(sent)
 
     def send_pages(self, rows: list[Row], page_size: int, ahead: int = 0) -> None:
-        """Bring the page tables of decoding rows up to date, for their new token and so many `ahead` of it."""
+        """Updates the page tables of decoding rows on the device, for their new token and `ahead` tokens after it."""
         known = self._known_pages
         changes: list[int] = []
         for row in rows:
@@ -142,7 +145,7 @@ class DeviceBatchState:
 
 
 def _common_length(some: Sequence[int], others: Sequence[int]) -> int:
-    """Of how many numbers both begin with; of a fork most often all but the last."""
+    """Returns the length of the common prefix. A fork has most often all but the last page in common."""
     if some[:-1] == others[: len(some) - 1]:
         return len(some) - (some[-1:] != others[len(some) - 1 : len(some)])
     pairs = zip(some, others, strict=False)
@@ -150,7 +153,7 @@ def _common_length(some: Sequence[int], others: Sequence[int]) -> int:
 
 
 def refuses_suppressed(params: SamplingParams, eos_token_ids: Iterable[int]) -> str | None:
-    """Why these parameters hold back more tokens than a slot has room for on the device; None: they do not."""
+    """Returns an error if these parameters suppress more tokens than a slot has room for on the device, or None."""
     if not params.min_tokens:
         return None
     held_back = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
@@ -177,5 +180,5 @@ def _packed_sampling(row: Row, params: SamplingParams) -> bytes:
 
 
 def page_table_width(max_model_len: int, page_size: int) -> int:
-    """Pages of the longest sequence."""
+    """Returns the pages of the longest sequence."""
     return -(-max_model_len // page_size)

@@ -1,6 +1,6 @@
-"""A draft model reads known tokens for their keys and values: by CUDA graphs where they are few, else kernel by kernel.
+"""Computes a draft model's keys and values of known tokens: by CUDA graphs for few tokens, otherwise kernel by kernel.
 
-What passes without guesses have made is most often a few tokens of each row: launched kernel by kernel that takes the
+Most often passes without drafts have made a few tokens of each row: launched kernel by kernel, reading these takes the
 host as long as many passes of a small model. It samples nothing and decides nothing.
 """
 
@@ -26,11 +26,11 @@ from mini_infer_engine.runtime.inputs.batch_tensors import build_inputs
 from mini_infer_engine.runtime.inputs.host_staging import PinnedStaging
 
 READ_BUCKETS = (32, 64, 128, 256, 512, 1024, 2048)
-"""Tokens of captured readings; above, the device takes longer than the host's launches."""
+"""Sizes of captured readings in tokens; above, the device takes longer than the host's launches."""
 
 
 def tell_history(history: Tensor, rows: Sequence[Row]) -> None:
-    """Write the tokens of these rows to their places in history [slots, positions] int32."""
+    """Writes the tokens of these rows to their places in history [slots, positions] int32."""
     width = history.shape[1]
     places = [np.arange(row.position, row.position + row.count) + row.slot * width for row in rows]
     tokens = [np.asarray(row.token_ids, dtype=np.int64) for row in rows]
@@ -39,7 +39,7 @@ def tell_history(history: Tensor, rows: Sequence[Row]) -> None:
 
 
 class DraftReading:
-    """Of one draft, whose pages are those of the page tables that `state` has of the model it guesses for."""
+    """The reading of one draft, whose pages have the ids in `state`'s page tables, those of the model it drafts for."""
 
     def __init__(
         self,
@@ -53,7 +53,9 @@ class DraftReading:
         max_rows: int,
         most_tokens: int,
     ) -> None:
-        """History: see `kernels.sampling.speculate`. `max_rows` and `most_tokens`: of what is read at once."""
+        """Prepares readings of at most `max_rows` rows and `most_tokens` tokens; `kernels.sampling.speculate` defines
+        history.
+        """
         self._model, self._attention, self._ops, self._state = model, attention, ops, state
         self._history, self._null_page, self._max_rows = history, null_page, max_rows
         most = min(most_tokens, attention.most_captured_tokens)
@@ -61,17 +63,17 @@ class DraftReading:
         self._graphs: dict[int, _ReadingGraph] = {}
 
     def runs(self) -> list[Callable[[], None]]:
-        """All that `capture` records, kernel by kernel over padding, to be compiled."""
+        """Returns all that `capture` records, to be run kernel by kernel over padding, which compiles the kernels."""
         return [partial(self._graph(tokens).run) for tokens in self.buckets]
 
     def capture(self, memory: Any, *, only_largest: bool) -> None:
-        """Record the readings into the graph pool `memory`, largest first."""
+        """Records the readings into the graph pool `memory`, largest first."""
         for tokens in self.buckets[-1:] if only_largest else reversed(self.buckets):
             self._graphs[tokens] = self._graph(tokens)
             self._graphs[tokens].capture(memory)
 
     def read(self, rows: Sequence[Row]) -> None:
-        """Tell the history these tokens, and have the draft compute their keys and values."""
+        """Writes these tokens to the history, and has the draft compute their keys and values."""
         tokens = sum(row.count for row in rows)
         for bucket in self.buckets:
             graph = self._graphs.get(bucket)
@@ -97,7 +99,7 @@ class DraftReading:
 
 
 class _ReadingGraph:
-    """Up to `num_tokens` tokens of up to `num_rows` rows; the borders between them may stand anywhere."""
+    """A captured reading of up to `num_tokens` tokens of up to `num_rows` rows, with any borders between the rows."""
 
     def __init__(
         self,
@@ -119,17 +121,17 @@ class _ReadingGraph:
         self._load([])
 
     def capture(self, memory: Any) -> None:
-        """Record it into the graph pool `memory`."""
+        """Records it into the graph pool `memory`."""
         self._graph = record(self.run, memory)
 
     def replay(self, rows: Sequence[Row]) -> None:
-        """Read these rows; the device knows their page tables."""
+        """Reads these rows. The device must have their page tables."""
         assert self._graph is not None, "capture comes before the first reading"
         self._load(rows)
         self._graph.replay()
 
     def _load(self, rows: Sequence[Row]) -> None:
-        """What is left over is padding: tokens that nobody writes, and rows that have none."""
+        """Loads the rows. The rest is padding: tokens that are not written, and rows without tokens."""
         array = self._staging.arrays[self._staging.begin()]
         parts = np.split(array, np.cumsum(self._sizes)[:-1])
         token_ids, positions, cache_indexes, token_slots, slots, ends, starts = parts
@@ -149,7 +151,7 @@ class _ReadingGraph:
         self._staging.send()
 
     def run(self) -> None:
-        """What is recorded."""
+        """Runs the reading that is recorded."""
         state, page_size = self._state, self._attention.page_size
         packed = self._packed.split(self._sizes)  # type: ignore[no-untyped-call]  # torch's
         token_ids, positions, cache_indexes, token_slots, slots, ends, starts = packed
@@ -168,5 +170,5 @@ class _ReadingGraph:
 
 
 def _last_token(row: Row) -> Row:
-    """What a decode row of the last of its tokens would be."""
+    """Returns a decode row of the row's last token."""
     return replace(row, start=row.start + row.count - 1, count=1)

@@ -1,4 +1,4 @@
-"""Passes on an NVIDIA GPU: our kernels over batch state that lives on the device, by CUDA graphs where shapes repeat.
+"""Executes passes on an NVIDIA GPU: our kernels over batch state on the device, by CUDA graphs where shapes repeat.
 
 A pass is a forward, which leaves logits, and sampling, which reads them. Decode rows and small prompts are replayed;
 everything else runs the same kernels one by one. It decides nothing about what is in a batch.
@@ -66,20 +66,24 @@ from mini_infer_engine.runtime.worker import ModelWorker
 log = logging.getLogger(__name__)
 
 _COMPILERS = 16
-"""At a time. Batches that want the same kernel wait for one of them: else each compiles it, 130 kernels for 39."""
+"""Kernels that compile at a time. Batches that need the same kernel wait for one of them: otherwise each would compile
+it, 130 kernels instead of 39.
+"""
 _GRAPH_OBJECT_BYTES = 1 << 20
-"""Of the driver, for a recorded graph, beside the memory that its kernels use."""
+"""Bytes that the driver takes for a recorded graph, in addition to the memory that its kernels use."""
 
 _WITH_CONFIGS_BY_ROWS = (Mechanism.LARGE_M_GEMM, Mechanism.INT8_GEMM)
-"""Kernels that take another config, and so are compiled anew, for other numbers of rows above MAX_M."""
+"""Kernels that have another config, and so are compiled anew, for other numbers of rows above MAX_M."""
 _COPIES_AT_ONCE = 2
-"""A launch for each is a tenth of a millisecond of the host's time for ten beams."""
+"""Least copies that share one launch: a launch for each takes a tenth of a millisecond of the host's time for ten
+beams.
+"""
 
 Forward = Callable[[], None]
 
 
 class CudaExecutor:
-    """See `executor.Executor`. `settings.enforce_eager` keeps the kernels and leaves the graphs."""
+    """The `executor.Executor` of NVIDIA GPUs. `settings.enforce_eager` keeps the kernels and omits the graphs."""
 
     default_page_size: int = 128  # what the attention kernels read in one go
     page_size_step: int = 16
@@ -91,7 +95,7 @@ class CudaExecutor:
         width = page_table_width(longest, pool.spec.page_size)
         self.kernels = KernelContext.of(device, settings.disable)
         self.ops = TritonOps(self.kernels, worker.collectives, overlaps_sums=True)
-        """Of passes that are launched kernel by kernel."""
+        """Ops of passes that are launched kernel by kernel."""
         self.captured_ops = TritonOps(self.kernels, worker.collectives)
         self.state = DeviceBatchState(settings.max_num_seqs, width, pool.null_page, device)
         longest = width * pool.spec.page_size
@@ -120,17 +124,17 @@ class CudaExecutor:
         if worker.link.size > 1:
             self.stage = CudaStage(worker, self.state, max([buckets[-1], *(tokens for tokens, _ in prefills)]))
         self.layers: LayerCounters | None = None
-        """Where passes with prompts tell of their layers."""
+        """Counters by which passes with prompts report the progress of their layers."""
         self.decode_graphs: dict[int, DecodeGraph] = {}
         self.prefill_graphs: dict[int, PrefillGraph] = {}
 
     @staticmethod
     def prefill_kernel() -> Callable[..., Tensor] | None:
-        """What attends from prompt chunks; None: our own kernel."""
+        """Returns the kernel of attention from prompt chunks, or None for our own."""
         return None
 
     def _prefill_sizes(self) -> list[tuple[int, int]]:
-        """(tokens, decode rows at most) of the passes with prompts that are captured."""
+        """Returns (tokens, most decode rows) of the passes with prompts that are captured."""
         policy, largest = self.kernels.policy, self.settings.max_num_seqs
         if self.settings.enforce_eager or not policy.uses(Mechanism.PREFILL_GRAPHS):
             return []
@@ -147,7 +151,7 @@ class CudaExecutor:
     # -- Before the first request
 
     def compile_kernels(self, most_tokens: int) -> None:
-        """Every kernel in its variants, several at a time: one by one they would be most of a cold start."""
+        """Compiles every kernel in its variants, several at a time: one by one they would be most of a cold start."""
         params = SamplingParams()
         largest = min(self.settings.max_num_seqs, most_tokens)
         # Where products or decode attention change their kernel with the number of rows.
@@ -191,22 +195,22 @@ class CudaExecutor:
         self.ops = ops
 
     def _expert_tokens(self) -> Iterator[int]:
-        """Numbers of tokens for which grouped GEMM has each of its tile heights."""
+        """Yields numbers of tokens for which grouped GEMM has each of its tile heights."""
         specs = {module.spec for module in self.worker.model.modules() if isinstance(module, SparseMoE)}
         for spec, mean_rows in itertools.product(specs, MEAN_ROWS.values()):
             yield max(2, spec.num_stacked * mean_rows // spec.experts_per_token)
 
     def _large_m_tokens(self) -> tuple[int, ...]:
-        """Numbers of tokens for which products with quantised weights have each of their configs."""
+        """Returns numbers of tokens for which products with quantised weights have each of their configs."""
         if not any(map(self.kernels.policy.uses, _WITH_CONFIGS_BY_ROWS)):
             return ()
         layers = (module for module in self.worker.model.modules() if isinstance(module, Linear))
         return LARGE_M_ROWS if any(isinstance(layer.method, PackedMethod) for layer in layers) else ()
 
     def _compile_rare_kernels(self) -> None:
-        """Page updates, plain sampling, sums of products, attention of passes that no graph holds.
+        """Compiles page updates, plain sampling, sums of products, and attention of passes that are not captured.
 
-        No request waits for a compiler.
+        So no request waits for a compiler.
         """
         worker = self.worker
         torch.cuda.set_device(worker.device)
@@ -233,7 +237,10 @@ class CudaExecutor:
         self.attention.compile_rare(self.state.page_tables[-1:], worker.dtype)
 
     def capture(self, *, tells_layers: bool = False) -> None:
-        """Record the graphs, largest first, so that all share the largest one's memory. See `Executor.capture`."""
+        """Records the graphs, largest first, so that all share the largest one's memory.
+
+        With `tells_layers`, passes with prompts report the progress of their layers from now on.
+        """
         if tells_layers:
             self.layers = LayerCounters(len(self.worker.model.attention_layers), self.worker.device)
             self.layers.mark(0)  # compiles the kernel
@@ -259,9 +266,10 @@ class CudaExecutor:
         log.info("captured %d CUDA graphs in %.1f s", total, time.perf_counter() - started)
 
     def graph_bytes(self) -> int:
-        """See `Executor.graph_bytes`: the largest prefill and the largest decode, whose memory the others share.
+        """Estimates the memory of `capture` by the largest prefill and the largest decode, whose memory the others
+        share.
 
-        For an executor that is thrown away: its sampling graphs stay.
+        Use it on a temporary executor only: its sampling graphs stay.
         """
         if self.settings.enforce_eager:
             return 0
@@ -305,11 +313,11 @@ class CudaExecutor:
     # -- Passes
 
     def refuses(self, request: Request) -> str | None:
-        """See `Runner.refuses`."""
+        """Returns an error if the request suppresses more tokens than a slot has room for on the device, or None."""
         return refuses_suppressed(request.sampling, self.worker.config.eos_token_ids)
 
     def launch(self, batch: Batch) -> CudaPassHandle:
-        """See `Executor.launch`."""
+        """Launches a pass: computes logits by graphs or kernel by kernel, then samples unless it waits for masks."""
         stage, prefills = self.stage, batch.rows[batch.num_decodes :]
         goes_on = [_continues(row) for row in prefills]
         with torch.inference_mode():
@@ -336,7 +344,7 @@ class CudaExecutor:
         return handle
 
     def _launch_part(self, batch: Batch, goes_on: list[bool], stage: CudaStage) -> CudaPassHandle:
-        """A pass as far as a stage goes that is not the last: another one samples."""
+        """Launches a pass on a stage that is not the last: another stage samples."""
         stage.traffic.begin(batch)
         handle = CudaPassHandle([], self.state)
         self.state.begin_pages(batch.rows[batch.num_decodes :], goes_on)
@@ -349,7 +357,7 @@ class CudaExecutor:
         return handle
 
     def _transfer(self, transfers: Transfers) -> None:
-        """Several copies by one launch, where none reads what another writes."""
+        """Queues a pass's transfers. Several copies share one launch if none reads what another writes."""
         copies = transfers.copies
         if len(copies) < _COPIES_AT_ONCE or not {copy.source for copy in copies}.isdisjoint(
             [copy.target for copy in copies]
@@ -361,11 +369,11 @@ class CudaExecutor:
         copy_pages(self.pool.pages, to_device(packet, self.worker.device))
 
     def guesses(self, handle: CudaPassHandle) -> Mapping[int, Sequence[int]]:
-        """See `Executor.guesses`."""
+        """Returns the draft tokens of a pass that waits for masks, by row. Waits for the drafting alone."""
         return {} if handle.guessed is None else handle.guessed.read()
 
     def sample(self, handle: CudaPassHandle, masks: TokenMasks) -> None:
-        """See `Executor.sample`."""
+        """Samples a launched pass within its masks; does nothing on a stage that is not the last."""
         if self.stage is not None and not self.stage.is_last:
             return
         with torch.inference_mode():
@@ -382,11 +390,11 @@ class CudaExecutor:
     def _forwards(
         self, batch: Batch, goes_on: list[bool], handle: CudaPassHandle
     ) -> Iterator[tuple[Sequence[int], Forward]]:
-        """The parts of a pass, in order: indices of rows, and what computes their logits.
+        """Yields the parts of a pass, in order: indices of rows, and the function that computes their logits.
 
-        All rows in one part, or, where the graph for the prompts takes no decode rows, those in a part before it.
-        Sequences that go on by one token which the host brings, as beams do, are decode rows whose slots are rewritten;
-        `goes_on` tells them among the rows after the decode rows.
+        All rows are in one part or, if the graph for the prompts takes no decode rows, those are in a part before it.
+        Sequences that continue by one token from the host, as beams do, are decode rows whose slots are rewritten;
+        `goes_on` marks them among the rows after the decode rows.
         """
         num_decodes, num_rows = batch.num_decodes, len(batch.rows)
         decodes, prefills = batch.rows[:num_decodes], batch.rows[num_decodes:]
@@ -412,7 +420,9 @@ class CudaExecutor:
             yield second, partial(self._replay, smallest or graph, [], prompts, batch)
 
     def _guessed(self, batch: Batch, handle: CudaPassHandle) -> Iterator[tuple[Sequence[int], Forward]]:
-        """Run the rows with guesses, which are settled then, or with their masks; the part that is left has none."""
+        """Runs the rows with drafts, and settles them unless they wait for masks. Yields a part for the rows that
+        remain.
+        """
         assert self.speculation is not None
         rows = batch.rows
         guessing = [index for index, row in enumerate(rows) if row.num_drafts is not None]
@@ -436,7 +446,9 @@ class CudaExecutor:
         return self.decode_graphs[self.sampling.bucket(rows)]
 
     def _prefill_graph(self, num_decodes: int, prefills: list[Row]) -> PrefillGraph | None:
-        """The smallest captured pass with room for these prompts, and for the decode rows if its kind takes any."""
+        """Returns the smallest captured pass with room for these prompts, and for the decode rows if its kind takes
+        any.
+        """
         tokens = sum(row.count for row in prefills)
         for size, graph in self.prefill_graphs.items():
             if size < tokens:
@@ -447,13 +459,13 @@ class CudaExecutor:
         return None
 
     def _replay(self, graph: PrefillGraph, decodes: list[Row], prefills: list[Row], batch: Batch) -> None:
-        """The part of a batch that has its prompts."""
+        """Replays the part of a batch that has its prompts."""
         if self.layers is not None and batch.tell_layers is not None:
             batch.tell_layers(self.layers.begin())
         graph.run(decodes, prefills)
 
     def _run_eagerly(self, batch: Batch, handle: CudaPassHandle) -> None:
-        """Any batch, kernel by kernel: the logits of the rows that sample, and log probabilities of prompts."""
+        """Runs any batch kernel by kernel: the logits of the rows that sample, and log probabilities of prompts."""
         self.state.begin([row for row in batch.rows[batch.num_decodes :] if row.sampling is not None])
         wants_prompts = any(row.prompt_targets for row in batch.rows)
         if self.stage is not None and not self.stage.is_last:
@@ -469,12 +481,12 @@ class CudaExecutor:
             self.worker.model.logits(self.ops, state, self.sampling.logits[:num_samples])
 
     def logits(self, batch: Batch) -> Tensor:
-        """See `Executor.logits`."""
+        """Returns the logits of every token of a pass, [tokens, vocab], computed kernel by kernel."""
         with torch.inference_mode():
             return self.worker.model.logits(self.ops, self._eager(batch, every_token=True)[1])
 
     def _eager(self, batch: Batch, *, every_token: bool) -> tuple[PassInputs, ResidualState]:
-        """Inputs, and the residual state of all tokens or of those that sample."""
+        """Returns the inputs, and the residual state of all tokens or of those that sample."""
         inputs = build_inputs(batch, self.pool.spec.page_size, self.pool.null_page, self.worker.device)
         token_ids, model = inputs.token_ids, self.worker.model
         if inputs.pending_slots.shape[0]:
@@ -498,20 +510,20 @@ class CudaExecutor:
 
 
 def _continues(row: Row) -> bool:
-    """Whether a chunk is what a decode row computes: one token, from whose logits the next is sampled."""
+    """Returns True if a chunk is like a decode row: one token, from whose logits the next is sampled."""
     is_one = row.count == 1 and row.num_samples == 1 and row.sampling is not None
     return is_one and not row.prompt_targets and not row.embeds
 
 
 class FlashPrefillExecutor(CudaExecutor):
-    """With flash-attn instead of our kernels for prompt chunks."""
+    """A `CudaExecutor` that uses flash-attn instead of our kernels for prompt chunks."""
 
     default_page_size: int = 256  # what flash-attn requires
     page_size_step: int = 256
 
     @staticmethod
     def prefill_kernel() -> Callable[..., Tensor] | None:
-        """flash-attn's."""
+        """Returns flash-attn's kernel."""
         from mini_infer_engine.runtime.attention.flash import flash_prefill_attention
 
         return flash_prefill_attention

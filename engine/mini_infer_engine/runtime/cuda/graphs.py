@@ -1,4 +1,4 @@
-"""CUDA graphs: forward passes whose shapes repeat, recorded once with all their kernels and replayed by one call.
+"""Records CUDA graphs of forward passes whose shapes repeat, each with all its kernels, to be replayed by one call.
 
 Every graph ends at logits, which it leaves in memory that all share; what one leaves in its own memory, the next may
 overwrite. They know shapes and slots, not requests, and not how logits become tokens.
@@ -31,38 +31,42 @@ _BUCKETS = (32, 64, 128, 192, 256, 320, 384, 448, 512, 576, 640, 768, 896, 1024,
 
 
 def is_launch_bound(weight_bytes: int) -> bool:
-    """Whether the GPU reads these weights twice in less time than the host takes to launch a pass kernel by kernel."""
+    """Returns True if the GPU reads these weights twice in less time than the host takes to launch a pass kernel by
+    kernel.
+    """
     return weight_bytes < _LAUNCH_BOUND_BYTES
 
 
 def prefill_buckets(largest: int, *, launch_bound: bool) -> list[int]:
-    """Tokens of captured passes with prompts; above, the GPU takes longer than the host's launches anyway."""
+    """Returns the sizes of captured passes with prompts in tokens; above, the GPU takes longer than the host's
+    launches.
+    """
     buckets = _LAUNCH_BOUND_BUCKETS if launch_bound else _BUCKETS
     return [tokens for tokens in buckets if tokens <= largest]
 
 
 def prefill_sequences(tokens: int) -> int:
-    """Prompts of a captured prefill."""
+    """Returns the most prompts of a captured prefill of so many tokens."""
     return max(8, tokens // 64)
 
 
 def decodes_beside(tokens: int, largest: int, *, launch_bound: bool) -> int:
-    """Decode rows for which a captured pass with prompts has room.
+    """Returns the decode rows for which a captured pass with prompts has room.
 
-    Small models have none: two graphs one after the other take hardly longer than one, and fit any number of rows.
+    For small models it is 0: two graphs one after the other take hardly longer than one, and fit any number of rows.
     """
     return 0 if launch_bound else min(largest, max(16, tokens // 4))
 
 
 def decode_buckets(largest: int) -> list[int]:
-    """Batch sizes with a graph of their own: padding never adds more than a half, nor more than 31 rows."""
+    """Returns batch sizes with a graph of their own: padding never adds more than a half, nor more than 31 rows."""
     buckets = [1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, *range(160, largest + 1, 32)]
     return [size for size in buckets if size < largest] + [largest]
 
 
 @dataclass(frozen=True, slots=True)
 class CapturedModel:
-    """What a recorded pass computes with; all of it stays where it is while graphs live."""
+    """The model, buffers and state of recorded passes; none of them may move while graphs exist."""
 
     model: DecoderModel
     ops: Ops
@@ -72,36 +76,36 @@ class CapturedModel:
     logits: Tensor  # [rows, vocab], where every pass leaves what it has computed
     null_page: int
     stage: CudaStage | None
-    """Of a pipeline: where its passes find what the stage before has left, and leave what they make."""
+    """In a pipeline, the stage whose buffer has hidden states before and after a pass."""
     layers: LayerCounters | None = None
-    """What passes with prompts tell of their layers."""
+    """Counters by which passes with prompts report the progress of their layers."""
 
     @property
     def begins(self) -> bool:
-        """Whether passes begin with tokens, not with what another stage has left."""
+        """True if passes begin with tokens, not with another stage's hidden states."""
         return self.stage is None or self.stage.is_first
 
     @property
     def samples(self) -> bool:
-        """Whether passes end with logits."""
+        """True if passes end with logits."""
         return self.stage is None or self.stage.is_last
 
     def telling(self, attention: TritonAttentionPass) -> AttentionPass:
-        """Of a pass with prompts."""
+        """Returns the attention of a pass with prompts, which reports its layers if there are counters."""
         return attention if self.layers is None else MarkedAttention(attention, self.layers.mark)
 
     def receive(self, num_tokens: int, padded: int) -> None:
-        """Before a replay for so many tokens, padded to others: what the stage before has left stands ready."""
+        """Receives the previous stage's hidden states before a replay for so many tokens, with its padding."""
         if self.stage is not None:
             self.stage.enter(num_tokens, padded)
 
     def entering(self, num_tokens: int) -> Tensor:
-        """What the stage before has left."""
+        """Returns the residual state from the previous stage's hidden states."""
         assert self.stage is not None
         return self.model.enter(self.ops, self.stage.hidden[:num_tokens])
 
     def leave(self, state: ResidualState) -> None:
-        """Keep what a pass has made for the next stage; it may stand there already, since verbs add in place."""
+        """Stores a pass's hidden states for the next stage. They may be there already, since verbs add in place."""
         assert self.stage is not None
         place = self.stage.hidden[: state.residual.shape[0]]
         if place.data_ptr() != state.residual.data_ptr():
@@ -109,7 +113,7 @@ class CapturedModel:
 
 
 def record(run: Callable[[], None], memory: Any) -> torch.cuda.CUDAGraph:
-    """Run once, which compiles kernels and sizes workspaces, then record the same into the graph pool `memory`."""
+    """Runs once, which compiles kernels and sizes workspaces, then records a run into the graph pool `memory`."""
     graph = torch.cuda.CUDAGraph()
     run()
     with torch.cuda.graph(graph, pool=memory):
@@ -118,7 +122,9 @@ def record(run: Callable[[], None], memory: Any) -> torch.cuda.CUDAGraph:
 
 
 class DecodeGraph:
-    """One new token for each of `bucket` slots; the device knows their tokens, positions and cache indexes."""
+    """A captured decode of one new token for each of `bucket` slots; the device has their tokens, positions and
+    indexes.
+    """
 
     def __init__(self, parts: CapturedModel, bucket: int, memory: Any) -> None:
         self._parts, self._bucket = parts, bucket
@@ -150,9 +156,9 @@ class DecodeGraph:
         model.logits(parts.ops, residual, parts.logits[: self._bucket])
 
     def run(self, rows: list[Row], continued: list[Row]) -> None:
-        """Compute the logits of these rows, whose slots are those at the front of `parts.slots`.
+        """Computes the logits of these rows, whose slots are those at the front of `parts.slots`.
 
-        Of those that are `continued` the host brings the tokens: their slots are rewritten before.
+        The host brings the tokens of the `continued` rows: their slots are rewritten before.
         """
         parts = self._parts
         parts.state.begin(continued)
@@ -162,10 +168,12 @@ class DecodeGraph:
 
 
 class PrefillGraph:
-    """A pass of prompt chunks behind decode rows, padded to one number of tokens; the border between them may move."""
+    """A captured pass of prompt chunks after decode rows, padded to one number of tokens; the border between them may
+    move.
+    """
 
     def __init__(self, parts: CapturedModel, tokens: int, decodes: int, memory: Any) -> None:
-        """`decodes`: decode rows at most, which count as tokens."""
+        """Records a pass with at most `decodes` decode rows, which count as tokens."""
         self._parts = parts
         self.num_tokens, self.num_sequences, self.num_decodes = tokens, prefill_sequences(tokens), decodes
         self._width = parts.state.page_tables.shape[1]
@@ -183,14 +191,14 @@ class PrefillGraph:
         self.graph = record(self._run, memory)
 
     def holds(self, tokens: int, decodes: int, prefills: list[Row]) -> bool:
-        """Whether there is room for `tokens` of so many decode rows and of these prompts, whose pages count, too."""
+        """Returns True if there is room for `tokens`, so many decode rows, and these prompts with their pages."""
         if tokens > self.num_tokens or decodes > self.num_decodes or len(prefills) > self.num_sequences:
             return False
         page_size = self._parts.attention.page_size
         return sum(-(-(row.start + row.count) // page_size) for row in prefills) <= self._most_pages
 
     def run(self, decodes: list[Row], prefills: list[Row]) -> None:
-        """Compute the logits of each row's last token, decode rows first."""
+        """Computes the logits of each row's last token, decode rows first."""
         self._parts.receive(len(decodes) + sum(row.count for row in prefills), self.num_tokens)
         self.load(decodes, prefills)
         self.graph.replay()
@@ -199,7 +207,7 @@ class PrefillGraph:
         return np.split(packed, np.cumsum(self._sizes)[:-1])
 
     def _blank_array(self) -> np.ndarray:
-        """Padding alone: tokens that nobody writes, and sequences that have none."""
+        """Returns an array of padding alone: tokens that are not written, and sequences without tokens."""
         state = self._parts.state
         packed = np.zeros(sum(self._sizes), dtype=np.int32)
         packet, _, _, kv_index, _, ends, _, _, tables, decode_slots = self._split(packed)
@@ -211,7 +219,7 @@ class PrefillGraph:
         return packed
 
     def load(self, decodes: list[Row], prefills: list[Row]) -> None:
-        """Lay rows out for the next replay, and pack what changes for the slots that begin."""
+        """Lays rows out for the next replay, and packs the changes of the slots that begin."""
         page_size, state = self._parts.attention.page_size, self._parts.state
         buffer = self._staging.begin()
         self._staging.arrays[buffer][:] = self._blank
@@ -269,7 +277,7 @@ class PrefillGraph:
         model.logits(parts.ops, residual, parts.logits[: sample_rows.shape[0]])
 
     def _with_decodes(self, token_ids: Tensor, decode_slots: Tensor) -> Tensor:
-        """The same [tokens], the first of them those that the decode rows' slots sampled last."""
+        """Returns token_ids [tokens] with those that the decode rows' slots sampled last in front."""
         state, first = self._parts.state, token_ids[: self.num_decodes]
         newest = state.state.last_tokens.index_select(0, decode_slots).to(token_ids.dtype)
         decoded = torch.where(decode_slots == state.padding_slot, first, newest)

@@ -1,6 +1,7 @@
-"""The steps of a speculative head by the verbs of `ops`, in which norms, gate and sums ride along with the products.
+"""Computes the steps of a speculative head by the verbs of `ops`, which fuse norms, gate and sums with the products.
 
-Computes what `speculation.head` says, from the same weights. In plain torch each norm of a few rows is seven kernels.
+It computes what `speculation.head` specifies, from the same weights. In plain torch each norm of a few rows is seven
+kernels.
 """
 
 import torch
@@ -13,7 +14,7 @@ from mini_infer_engine.speculation.head import EPS, SpeculativeHead
 
 
 class KernelHead:
-    """Of one executor. Rows are sequences."""
+    """The speculative head of one executor. Rows are sequences."""
 
     def __init__(self, head: SpeculativeHead, ops: Ops) -> None:
         self._ops, self._shape = ops, head.shape
@@ -25,13 +26,13 @@ class KernelHead:
         self._norm = _norm(head.shape.width, head.fuse.weight)
 
     def begin(self, features: Tensor) -> ResidualState:
-        """The first state of hidden states [rows, layers * hidden_size]."""
+        """Returns the first state, from hidden states [rows, layers * hidden_size]."""
         layers = features.view(-1, self._shape.hidden_size)
         normed = self._ops.norm(ResidualState(layers), self._hidden_norm).view(features.shape)
         return ResidualState(self._ops.norm_linear(ResidualState(normed), None, self._fuse))
 
     def step(self, state: ResidualState, embedding: Tensor) -> tuple[ResidualState, Tensor]:
-        """The next state, and what the model's last norm and output matrix make logits of: [rows, hidden_size].
+        """Returns the next state, and the input of the model's last norm and output matrix, [rows, hidden_size].
 
         `embedding` [rows, hidden_size] is that of the newest token.
         """
@@ -44,7 +45,7 @@ class KernelHead:
 
 
 def _norm(width: int, like: Tensor) -> RMSNorm:
-    """Without a weight of its own, as the head's are."""
+    """Returns a norm whose weight is one, as the head's norms have none."""
     norm = RMSNorm(width, EPS)
     norm.weight = nn.Parameter(torch.ones(width, dtype=like.dtype, device=like.device), requires_grad=False)
     return norm

@@ -1,4 +1,4 @@
-"""Log probabilities of sampled tokens on a GPU: which rows request them, their raw logits, and what computes them.
+"""Computes log probabilities of sampled tokens on a GPU, from the raw logits of the rows that request them.
 
 Raw logits are those before bias, masks, penalties and filters. Does not sample.
 """
@@ -28,15 +28,17 @@ class RequestedLogprobs:
     """Rows of one part of a pass that request log probabilities, before their tokens are sampled."""
 
     rows: list[tuple[int, int]]
-    """(row of the part, number of most likely tokens, -1: all)."""
+    """Pairs (row of the part, number of most likely tokens); -1 means all."""
     logits: Tensor  # [any, vocab], raw
     logit_rows: Tensor  # [requested] int32, rows of `logits`
     slot_rows: Tensor  # [requested] int32, rows of the part's slots
     named: list[Sequence[int]]
-    """For each row, tokens told instead of the most likely ones; empty: none names any."""
+    """Tokens that each row reports instead of the most likely ones; empty if no row names any."""
 
     def compute(self, slots: Tensor, last_tokens: Tensor) -> LogprobTensors | PackedLogprobs:
-        """For slots [rows] int32 of the part, whose tokens have been sampled into last_tokens [slots] int64."""
+        """Computes them for slots [rows] int32 of the part, whose tokens have been sampled into last_tokens [slots]
+        int64.
+        """
         most = most_of([number for _, number in self.rows])
         if 0 <= most <= MAX_TOP_LOGPROBS:
             named = self._named(most) if self.named else None
@@ -47,7 +49,7 @@ class RequestedLogprobs:
         return token_logprobs(self.logits.index_select(0, self.logit_rows), chosen, most, self.named)
 
     def _named(self, most: int) -> Tensor:
-        """[requested, most] int32 on the device, -1 where a row names none."""
+        """Returns the named tokens on the device, [requested, most] int32, -1 where a row names none."""
         padded = np.full((len(self.named), most), -1, dtype=np.int32)
         for line, tokens in zip(padded, self.named, strict=True):
             line[: len(tokens)] = tokens
@@ -55,17 +57,17 @@ class RequestedLogprobs:
 
 
 class CudaLogprobs:
-    """Of one runner: its slots whose requests want log probabilities."""
+    """The slots of one runner whose requests want log probabilities, and the computation of these."""
 
     def __init__(self, most_rows: int, device: torch.device) -> None:
-        """`most_rows` of a part of a pass."""
+        """Prepares for parts of a pass with up to `most_rows` rows."""
         self._slots: set[int] = set()
         self._first_rows = torch.arange(most_rows, dtype=torch.int32, device=device)
         self._uploaded: tuple[list[int], Tensor] = ([], self._first_rows[:0])
-        """The rows of the last part, which most often are those of the next one."""
+        """Rows of the last part and their copy on the device; most often they are those of the next part too."""
 
     def compile_kernels(self, logits: Tensor, slots: Tensor, last_tokens: Tensor) -> None:
-        """Run every variant on one row [1, vocab] of a slot [1]: no request waits for a compiler."""
+        """Runs every variant on one row [1, vocab] of a slot [1], so that no request waits for a compiler."""
         row = self._first_rows[:1]
         for top in TOP_WIDTHS:
             unnamed = torch.full((1, top), -1, dtype=torch.int32, device=logits.device)
@@ -73,16 +75,17 @@ class CudaLogprobs:
                 top_logprobs(logits, row, slots, row, last_tokens, top, named)
 
     def begin(self, row: Row) -> None:
-        """What runs in the row's slot from now on requests what the row does."""
+        """Updates the record of slots that request log probabilities, for the request in the row's slot."""
         if row.sampling is not None and row.sampling.logprobs is not None:
             self._slots.add(row.slot)
         else:
             self._slots.discard(row.slot)
 
     def requested(self, rows: list[Row], logits: Tensor, *, are_masked: bool) -> RequestedLogprobs | None:
-        """What the rows of a part request; None: nothing. `are_masked`: masks are about to change the logits in place.
+        """Returns the log probabilities that rows of a part request, or None. `are_masked`: masks will change the
+        logits in place.
 
-        So do tokens that may not be chosen yet. Then raw logits are copied, those of the rows that need them.
+        Suppressed tokens change them, too. In both cases the raw logits of the rows that need them are copied.
         """
         if not self.concerns(rows):
             return None
@@ -95,13 +98,13 @@ class CudaLogprobs:
         return RequestedLogprobs(requested, logits, logit_rows, slot_rows, named_tokens(rows))
 
     def _first(self, count: int) -> Tensor:
-        """[count] int32: 0, 1, ..."""
+        """Returns [count] int32: 0, 1, ..."""
         if count > len(self._first_rows):
             self._first_rows = torch.arange(2 * count, dtype=torch.int32, device=self._first_rows.device)
         return self._first_rows[:count]
 
     def concerns(self, rows: Sequence[Row]) -> bool:
-        """Whether one of these rows may request something."""
+        """Returns True if one of these rows may request log probabilities."""
         return bool(self._slots) and not self._slots.isdisjoint([row.slot for row in rows])
 
     def _on_device(self, rows: list[int], device: torch.device) -> Tensor:

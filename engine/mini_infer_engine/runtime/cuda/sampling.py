@@ -1,7 +1,7 @@
-"""Logits to tokens on a GPU: one buffer where every pass leaves its logits, and the sampling that reads it.
+"""Samples tokens from logits on a GPU, in one buffer where every pass leaves its logits.
 
-Rows with nothing but temperature and filters are sampled by CUDA graphs. Where a row has more (bias, bans, penalties)
-the same stages run kernel by kernel; log probabilities come after either. Every stage knows slots, none knows a forward
+Rows with nothing but temperature and filters are sampled by CUDA graphs. If a row has more (bias, bans, penalties) the
+same stages run kernel by kernel; log probabilities come after either. Every stage knows slots, none knows a forward
 pass.
 """
 
@@ -33,39 +33,39 @@ from mini_infer_engine.sampling.logprobs import LogprobTensors, PackedLogprobs
 from mini_infer_engine.sampling.penalties import Penalties
 
 _UPLOADS_IN_FLIGHT = 4
-"""Two passes of two parts each: decode rows by one graph, prompt chunks by another."""
+"""Uploads of two passes with two parts each: decode rows by one graph, prompt chunks by another."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculativePart:
-    """Rows with guesses of a launched pass."""
+    """Rows with drafts of a launched pass."""
 
     indices: list[int]
-    """In their batch."""
+    """Index of each row in its batch."""
     results: Tensor  # [rows, queries + 1] int64, in main memory: how many tokens each has made, and the tokens
 
     def read(self, result: PassResult) -> None:
-        """Put the tokens where they belong, once the pass has run."""
+        """Stores the tokens in the result of the batch. The pass must have run."""
         for index, (count, *tokens) in zip(self.indices, self.results.tolist(), strict=True):
             result.tokens[index] = tokens[:count]
 
 
 @dataclass(frozen=True, slots=True)
 class GuessedPart:
-    """Rows whose guesses are made, and whose logits are on their way."""
+    """Rows whose draft tokens are made, and whose logits are being computed."""
 
     rows: list[Row]
     indices: list[int]
-    """In their batch."""
+    """Index of each row in its batch."""
     drafts: int
-    """Of each row."""
+    """Draft tokens of each row."""
     guesses: Tensor | None  # [rows, drafts] int32, in main memory once `known` has happened
-    """Where masks depend on them."""
+    """The draft tokens, if masks depend on them."""
     known: Any
-    """A torch.cuda.Event, where there are guesses to be read."""
+    """A torch.cuda.Event, if there are draft tokens to be read."""
 
     def read(self) -> dict[int, list[int]]:
-        """By row of the batch, once the guesses are made; -1 where there is none."""
+        """Waits for the draft tokens and returns them by row of the batch; -1 where there is none."""
         assert self.guesses is not None
         self.known.synchronize()
         pairs = zip(self.rows, self.indices, self.guesses.tolist(), strict=True)
@@ -73,7 +73,7 @@ class GuessedPart:
 
 
 class CudaPassHandle:
-    """A launched pass: the sampling kernel writes its tokens to the host, so no copy stands between two passes."""
+    """A launched pass. The sampling kernel writes its tokens to main memory, so that no copy delays the next pass."""
 
     def __init__(self, rows: list[Row], state: DeviceBatchState) -> None:
         self._places = [
@@ -87,18 +87,18 @@ class CudaPassHandle:
         self.logprobs: list[tuple[list[tuple[int, int]], LogprobTensors | PackedLogprobs]] = []
         """For each part of the pass, (row of the batch, number of most likely tokens) and their tensors.
 
-        A row with guesses is there once for each of its positions.
+        A row with drafts is there once for each of its positions.
         """
         self.prompt_logprobs: PromptLogprobs | None = None
         self.embeddings: Embeddings | None = None
         self.held: list[HeldPart] = []
         """Parts that wait for their masks."""
         self.guessed: GuessedPart | None = None
-        """Rows with guesses that wait for theirs."""
+        """Rows with drafts that wait for their masks."""
         self.done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
 
     def result(self) -> PassResult:
-        """See `PassHandle.result`."""
+        """Waits for `done` and returns the results by row of the batch."""
         self.done.synchronize()
         tokens = self._on_host.flatten().numpy().data
         result = PassResult([()] * self._num_rows)
@@ -125,15 +125,15 @@ class HeldPart:
 
     rows: list[Row]
     indices: Sequence[int]
-    """Of `rows` in their batch."""
+    """Indices of `rows` in their batch."""
     logits: Tensor  # [rows, vocab]
     slots: Tensor  # [rows] int32
     is_loaded: bool
-    """It is what was loaded last, so that graphs can sample it."""
+    """True if its rows are those loaded last, so that graphs can sample it."""
 
 
 class CudaSampling:
-    """Rows [0, n) of `logits` are those of the slots loaded last."""
+    """Samples from `logits`, whose rows [0, n) are those of the slots loaded last."""
 
     def __init__(
         self,
@@ -144,7 +144,9 @@ class CudaSampling:
         most_rows: int,
         kernels: KernelContext,
     ) -> None:
-        """`buckets`: numbers of rows with graphs, the last for all slots; `most_rows` of a pass, with its padding."""
+        """Allocates buffers. `buckets` are numbers of rows with graphs, the last for all slots; `most_rows` includes
+        padding.
+        """
         device = state.device
         self.state = state
         self.buckets = buckets
@@ -154,7 +156,7 @@ class CudaSampling:
         # One slot more for the padded rows of graphs, which have no penalties.
         self.penalties = Penalties(state.padding_slot + 1, vocab_size, device)
         self._params: list[SamplingParams | None] = [None] * state.padding_slot
-        """Of what runs in each slot; None where penalties count its tokens, which then are told anew."""
+        """Parameters of the request in each slot. None if penalties count its tokens, which then must be sent anew."""
         self.logprobs = CudaLogprobs(len(self.logits), device)
         self._biased_slots: set[int] = set()
         """Slots whose request has biases, bans or a list of allowed tokens."""
@@ -164,11 +166,13 @@ class CudaSampling:
         self._masks = MaskStaging(buckets[-1], _UPLOADS_IN_FLIGHT, device)
 
     def bucket(self, rows: int) -> int:
-        """The number of rows that the graphs for so many rows have."""
+        """Returns the number of rows of the graphs that fit so many rows."""
         return self.buckets[bisect_left(self.buckets, rows)]
 
     def begin(self, rows: list[Row], num_decodes: int) -> CudaPassHandle:
-        """The handle of a pass, after the slots of all rows but the first `num_decodes` have the rows' parameters."""
+        """Stores the sampling parameters of all rows but the first `num_decodes` in their slots. Returns the pass's
+        handle.
+        """
         for row in rows[num_decodes:]:
             self._begin_slot(row)
         return CudaPassHandle(rows, self.state)
@@ -186,7 +190,7 @@ class CudaSampling:
             self._biased_slots.discard(row.slot)
 
     def load(self, rows: list[Row]) -> None:
-        """Tell the device whose logits a pass is about to leave; rows that do not sample count as padding."""
+        """Sends the slots whose logits a pass is about to compute; rows that do not sample count as padding."""
         padding = self.state.padding_slot
         slots = [padding if row.sampling is None else row.slot for row in rows]
         loading = (self.bucket(len(rows)), slots)
@@ -199,7 +203,7 @@ class CudaSampling:
         self._loaded = loading
 
     def capture(self, bucket: int, memory: Any) -> None:
-        """Record sampling of `bucket` rows, with and without filters."""
+        """Records the sampling of `bucket` rows, with and without filters."""
         logits, slots = self.logits[:bucket], self.slots[:bucket]
         self._graphs[bucket] = {
             filtered: record(partial(self.sample, logits, slots, filtered=filtered), memory)
@@ -207,13 +211,15 @@ class CudaSampling:
         }
 
     def run(self, rows: list[Row], indices: Sequence[int], handle: CudaPassHandle) -> None:
-        """Sample the rows that were loaded, which have these indices in their batch."""
+        """Samples the rows that were loaded, which have these indices in their batch."""
         slots = self._loaded[1]
         if any(slot != self.state.padding_slot for slot in slots):
             self._sample_part(self._loaded_part(rows, indices), slots, None, handle)
 
     def hold(self, rows: list[Row], indices: Sequence[int], *, is_last: bool) -> HeldPart:
-        """What `run_held` needs of the rows that were loaded; unless it `is_last`, another forward overwrites them."""
+        """Returns the loaded rows as a part for `run_held`. Unless it `is_last`, logits are copied: another forward
+        comes.
+        """
         part = self._loaded_part(rows, indices)
         if is_last:
             return part
@@ -223,7 +229,7 @@ class CudaSampling:
         return HeldPart(rows, indices, self.logits[: len(rows)], self.slots[: len(rows)], is_loaded=True)
 
     def run_held(self, part: HeldPart, masks: TokenMasks, handle: CudaPassHandle) -> None:
-        """Sample a part whose masks have come; by a graph where its rows have nothing more."""
+        """Samples a part whose masks have come, by a graph if its rows need nothing more."""
         slots = [row.slot for row in part.rows if row.sampling is not None]
         if not slots:
             return
@@ -233,7 +239,7 @@ class CudaSampling:
     def _sample_part(
         self, part: HeldPart, slots: list[int], packed_masks: Tensor | None, handle: CudaPassHandle
     ) -> None:
-        """Log probabilities are those of the raw logits, which masks and suppressed tokens are written over."""
+        """Samples a part. Log probabilities are of raw logits, which masks and suppressed tokens overwrite."""
         requested = self.logprobs.requested(part.rows, part.logits, are_masked=packed_masks is not None)
         filtered, bucket = self.state.has_filters(slots), self._loaded[0]
         if self.are_biased(slots) or self.penalties.concern(slots):
@@ -251,7 +257,7 @@ class CudaSampling:
             handle.logprobs.append((rows, made.on_host()))
 
     def sample(self, logits: Tensor, slots: Tensor, *, filtered: bool) -> None:
-        """Filters and choice, kernel by kernel; the slots advance."""
+        """Filters and samples kernel by kernel, and advances the slots."""
         sample(
             logits,
             slots,
@@ -262,11 +268,13 @@ class CudaSampling:
         )
 
     def are_biased(self, slots: list[int]) -> bool:
-        """Whether what runs in some of these slots has biases, bans or a list of allowed tokens."""
+        """Returns True if some of these slots have biases, bans or a list of allowed tokens."""
         return bool(self._biased_slots) and not self._biased_slots.isdisjoint(slots)
 
     def _run_stages(self, part: HeldPart, slots: list[int], packed_masks: Tensor | None, *, filtered: bool) -> None:
-        """Bias and bans, masks, penalties, filters and choice, kernel by kernel; `slots` of the rows that sample."""
+        """Applies bias and bans, masks, penalties and filters, and samples, kernel by kernel; `slots` are those that
+        sample.
+        """
         scores, state = part.logits, self.state.state
         changes = build_logit_changes(part.rows, self.state.device) if self.are_biased(slots) else None
         if changes is not None:

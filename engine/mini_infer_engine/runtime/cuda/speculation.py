@@ -1,8 +1,8 @@
-"""Passes with guesses on a GPU: guess, check and settle by CUDA graphs of their own, without the host in between.
+"""Drafts, verifies and settles tokens on a GPU by CUDA graphs of their own, without the host in between.
 
-Positions, KV lengths, guesses and what was accepted stay on the device; the host is told with the tokens. A draft
+Positions, KV lengths, draft tokens and acceptance stay on the device; the host receives them with the tokens. A draft
 model has pages of its own under the ids of the model's pages. Every position is sampled as if it were decoded alone, in
-a slot of its own that lives as long as the pass.
+a slot of its own that exists as long as the pass.
 """
 
 import time
@@ -50,28 +50,29 @@ from mini_infer_engine.runtime.memory.kv_pool import KVPool
 from mini_infer_engine.runtime.worker import ModelWorker
 
 MAX_ROWS = 128
-"""Sequences of a pass with guesses, at most: above, passes without are faster, and logits of all guesses are large."""
+"""Most sequences of a pass with drafts: above, passes without are faster, and the logits of all draft tokens are large.
+"""
 TIMED_RUNS = 3
-"""Of each pass before the first request, of which the quickest counts: the first of all is a slow one."""
+"""Runs of each pass that are timed before the first request; the quickest counts, since the first of all is slow."""
 _READ_SIZES = (16, 64, 512, 4096)
-"""Tokens that a draft reads, for which its kernels differ."""
+"""Numbers of tokens that a draft reads for which its kernels differ."""
 _TIMED_READS = (16, 128, 1024)
 _UPLOADS_IN_FLIGHT = 4
-"""Of two passes, each before its guesses and, where grammars forbid some, before it is settled."""
+"""Uploads of two passes, each before drafting and, where grammars forbid some draft tokens, before it is settled."""
 
 Run = Callable[[], None]
 Recorder = Callable[[Run], Run]
-"""Makes of what is to be run what runs it: a CUDA graph's replay, or the function itself."""
+"""Turns a function into one that runs it: a CUDA graph's replay, or the function itself."""
 
 
 def speculative_buckets(largest: int) -> list[int]:
-    """Numbers of sequences with graphs of their own."""
+    """Returns numbers of sequences with graphs of their own."""
     return [size for size in (1, 2, 4, 8, 16, 32, 64, 128) if size < largest] + [largest]
 
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    """A pass of one number of rows and guesses; guessing and settling with filters and without."""
+    """The parts of a pass of one number of rows and drafts; drafting and settling come with and without filters."""
 
     guess: dict[bool, Run]
     verify: Run
@@ -79,7 +80,7 @@ class _Captured:
 
 
 def _quickest_s(run: Run) -> float:
-    """Seconds until the device is done."""
+    """Returns the seconds until the device is done, in the quickest of several runs."""
     taken = []
     for _ in range(TIMED_RUNS):
         torch.cuda.synchronize()
@@ -91,13 +92,13 @@ def _quickest_s(run: Run) -> float:
 
 
 def _on_host(values: Tensor) -> Tensor:
-    """A copy in main memory, which is only queued."""
+    """Queues a copy to main memory, and returns it."""
     copied = torch.empty(values.shape, dtype=values.dtype, pin_memory=values.is_cuda)
     return copied.copy_(values, non_blocking=True)
 
 
 class CudaSpeculation:
-    """Of one executor, whose model it checks guesses with."""
+    """The speculation of one executor, whose model verifies draft tokens."""
 
     def __init__(
         self,
@@ -168,14 +169,14 @@ class CudaSpeculation:
 
     @property
     def num_graphs(self) -> int:
-        """That `capture` records."""
+        """Number of graphs that `capture` records."""
         readings = 0 if self._reading is None else len(self._reading.buckets)
         return 5 * len(self.buckets) * len(self.levels) + readings
 
     def passes(self) -> list[Run]:
-        """Every pass kernel by kernel, over rows that are all padding: to compile what they need, in threads.
+        """Returns every pass kernel by kernel, over rows that are all padding, to compile its kernels in threads.
 
-        Guessing and settling come in one piece: they share the slots of a pass, whose positions must stay in bounds.
+        Drafting and settling are one piece: they share the slots of a pass, whose positions must stay in bounds.
         """
         made = [self._pass(bucket, drafts, lambda run: run) for bucket in self.buckets for drafts in self.levels]
 
@@ -194,7 +195,7 @@ class CudaSpeculation:
         return [guess_and_settle, settle_in_stages, *(one.verify for one in made), *reads]
 
     def capture(self, memory: Any, *, only_largest: bool = False) -> None:
-        """Record all passes, or the largest one, whose memory the others share."""
+        """Records all passes, or only the largest one, whose memory the others share."""
         for bucket in self.buckets[-1:] if only_largest else reversed(self.buckets):
             for drafts in self.levels[-1:] if only_largest else reversed(self.levels):
                 made = self._pass(bucket, drafts, lambda run: record(run, memory).replay)
@@ -203,7 +204,7 @@ class CudaSpeculation:
             self._reading.capture(memory, only_largest=only_largest)
 
     def measure(self) -> GuessCosts:
-        """What recorded passes, and the draft's reading, take over rows that are all padding: no request takes less."""
+        """Measures recorded passes and the draft's reading over rows that are all padding: no request takes less."""
         pass_s = {}
         for key, made in self._captured.items():
 
@@ -217,7 +218,7 @@ class CudaSpeculation:
         return GuessCosts(pass_s, tuple((tokens, _quickest_s(partial(self._read_padding, tokens))) for tokens in sizes))
 
     def _read_sizes(self, sizes: Sequence[int]) -> list[int]:
-        """Of a draft that reads, those that a sequence may have."""
+        """Returns those sizes that a sequence may have, if there is a draft that reads."""
         return [] if self._draft_attention is None else sorted({min(size, self._longest) for size in sizes})
 
     def _read_padding(self, tokens: int) -> None:
@@ -240,7 +241,7 @@ class CudaSpeculation:
     # -- Passes
 
     def catch_up(self, rows: list[Row]) -> None:
-        """Tell known tokens: to the history, and to the draft model, which computes their keys and values."""
+        """Writes known tokens to the history, and has the draft model compute their keys and values."""
         if not rows:
             return
         if self._reading is not None:
@@ -249,7 +250,9 @@ class CudaSpeculation:
             tell_history(self._history, rows)
 
     def begin(self, rows: list[Row], indices: Sequence[int], drafts: int, *, waits_for_masks: bool) -> GuessedPart:
-        """Guess for these rows, which have these indices in their batch, and compute the logits that check it."""
+        """Drafts for these rows, which have these indices in their batch, and computes the logits that verify the
+        drafts.
+        """
         bucket = self._bucket(rows)
         self._load(rows, [row.num_drafts or 0 for row in rows])
         self._state.send_pages(rows, self._page_size, ahead=drafts)
@@ -264,7 +267,7 @@ class CudaSpeculation:
         return GuessedPart(rows, list(indices), drafts, guesses, known)
 
     def finish(self, part: GuessedPart, masks: TokenMasks | None, handle: CudaPassHandle) -> None:
-        """Sample at every position, and find out which guesses are right."""
+        """Samples at every position, and determines which draft tokens are accepted."""
         rows, drafts = part.rows, part.drafts
         bucket = self._bucket(rows)
         packed_masks = None
@@ -301,7 +304,7 @@ class CudaSpeculation:
         return self._captured.get((bucket, drafts)) or self._pass(bucket, drafts, lambda run: run)
 
     def _load(self, rows: list[Row], limits: list[int]) -> None:
-        """Slots, and how many guesses of each may count."""
+        """Sends the slots, and how many draft tokens of each may be accepted."""
         array = self._staging.arrays[self._staging.begin()]
         array[0], array[1] = self._state.padding_slot, 0
         array[0, : len(rows)] = [row.slot for row in rows]
@@ -309,7 +312,7 @@ class CudaSpeculation:
         self._staging.send()
 
     def _guesses(self, rows: int, drafts: int) -> Tensor:
-        """[rows, drafts] int32: those that were made for the slots loaded last."""
+        """Returns the draft tokens of the slots loaded last, [rows, drafts] int32."""
         slots = self._packed[0, :rows].long()
         ahead = torch.arange(1, drafts + 1, device=self._state.device)
         return self._history[slots[:, None], self._state.state.positions[slots].long()[:, None] + ahead]
@@ -320,7 +323,7 @@ class CudaSpeculation:
     # -- What is recorded
 
     def _sample(self, logits: Tensor, *, filtered: bool) -> None:
-        """Each row of logits in its own slot of this pass."""
+        """Samples each row of logits in its own slot of this pass."""
         sample(
             logits,
             self._own_rows[: len(logits)],
@@ -349,7 +352,7 @@ class CudaSpeculation:
             keep_guess(slots, state, self._history, self._virtual.last_tokens, step)
 
     def _guess_by_head(self, head: KernelHead, bucket: int, drafts: int, *, filtered: bool) -> None:
-        """A chain from the hidden states of the tokens before the last ones."""
+        """Drafts as a chain from the hidden states of the tokens before the last ones."""
         model, slots = self._worker.model, self._packed[0, :bucket]
         state = head.begin(self._features.index_select(0, slots))
         for step in range(drafts):
@@ -360,7 +363,7 @@ class CudaSpeculation:
             keep_guess(slots, self._state.state, self._history, self._virtual.last_tokens, step)
 
     def _first_draft_step(self, model: DecoderModel, bucket: int) -> ResidualState:
-        """The newest token, and the one before it, which may be a guess that was right: the draft has not read it."""
+        """Reads the newest token and the one before it, which may be an accepted draft token that is unread."""
         assert self._draft_attention is not None
         ends = torch.arange(1, bucket + 1, dtype=torch.int64, device=self._state.device) * 2 - 1
         return self._chunks(model, self._draft_attention, bucket, offset=-1, count=2, selected=ends)
@@ -392,7 +395,7 @@ class CudaSpeculation:
         self._compare(bucket, drafts)
 
     def _compare(self, bucket: int, drafts: int) -> None:
-        """Guesses with what was sampled at their positions; the slots go on behind those that are right."""
+        """Compares draft tokens with those sampled at their positions; the slots continue after the accepted ones."""
         slots, queries = self._packed[0, :bucket], drafts + 1
         settle_guesses(
             slots,
@@ -417,7 +420,9 @@ class CudaSpeculation:
         count: int,
         selected: Tensor | None = None,
     ) -> ResidualState:
-        """`count` tokens of each row, from `offset` behind its last one on; of the `selected` the residual state."""
+        """Computes `count` tokens of each row, from `offset` after its last one. Returns the state of all or the
+        `selected`.
+        """
         slots, tables = self._packed[0, :bucket], self._state.page_tables
         inputs = chunk_inputs(
             slots,

@@ -1,7 +1,7 @@
-"""What rows with guesses ask for beside temperature and filters, at each of their positions, kernel by kernel.
+"""Samples at each position of rows with drafts that request more than temperature and filters, kernel by kernel.
 
-Each position has a line of logits; line row * queries + query stands behind `query` guesses. The stages and their order
-are those of `CudaSampling`. Knows neither models nor how guesses are made.
+Each position has a line of logits: line row * queries + query follows `query` draft tokens. The stages and their order
+are those of `CudaSampling`. Knows neither models nor how tokens are drafted.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,15 +24,19 @@ _UPLOADS_IN_FLIGHT = 4
 
 
 class SpeculativeSampling:
-    """Of one executor's passes with guesses."""
+    """The sampling stages of one executor's passes with drafts."""
 
     def __init__(self, sampling: CudaSampling, history: Tensor, virtual: SamplingState, own_rows: Tensor) -> None:
-        """History [slots, positions] int32 and `virtual`: see `kernels.sampling.speculate`; own_rows: 0, 1, ..."""
+        """Wraps state that `kernels.sampling.speculate` defines: history [slots, positions] int32, `virtual`; own_rows:
+        0, 1, ...
+        """
         self._sampling, self._history, self._virtual, self._own_rows = sampling, history, virtual, own_rows
         self._masks = MaskStaging(len(own_rows), _UPLOADS_IN_FLIGHT, history.device)
 
     def compile_kernels(self, logits: Tensor, slots: Tensor) -> None:
-        """What some request may need, over lines of logits [queries, vocab] of a padded row: slots [1]."""
+        """Runs the kernels that some request may need, over lines of logits [queries, vocab] of a padded row: slots
+        [1].
+        """
         sampling, queries = self._sampling, len(logits)
         positions = sampling.state.state.positions
         scores = penalised_checks(logits, slots, positions, self._history, sampling.penalties, queries)
@@ -43,12 +47,12 @@ class SpeculativeSampling:
         count_made(slots, nothing, sampling.penalties)
 
     def asked_for(self, rows: list[Row]) -> bool:
-        """Whether some of these rows ask for more than graphs compute."""
+        """Returns True if some of these rows request more than graphs compute."""
         slots, sampling = [row.slot for row in rows], self._sampling
         return sampling.are_biased(slots) or sampling.penalties.concern(slots) or sampling.logprobs.concerns(rows)
 
     def packed_masks(self, part: GuessedPart, masks: TokenMasks) -> Tensor | None:
-        """The masks of these rows and of their guesses, on the device; None: they have none."""
+        """Returns the masks of these rows and of their draft tokens on the device, or None if they have none."""
         queries = part.drafts + 1
         lines = {
             (index, query): row * queries + query for row, index in enumerate(part.indices) for query in range(queries)
@@ -64,10 +68,11 @@ class SpeculativeSampling:
         settle: Callable[[Tensor], Tensor],
         handle: CudaPassHandle,
     ) -> None:
-        """Bias, bans, masks, penalties, choice, what was right; then penalties' counts and log probabilities.
+        """Applies bias, bans, masks and penalties, samples and settles; then updates penalties' counts and log
+        probabilities.
 
-        logits [lines, vocab] of slots [rows] int32, both with padding. `settle` samples from the scores that it is
-        given, compares, and returns results [rows, queries + 1].
+        logits [lines, vocab] and slots [rows] int32 both have padding. `settle` samples from the scores that it gets,
+        compares, and returns results [rows, queries + 1].
         """
         sampling, queries = self._sampling, part.drafts + 1
         of_lines = [row for row in part.rows for _ in range(queries)]
@@ -90,7 +95,7 @@ class SpeculativeSampling:
     def _biased(
         self, rows: Sequence[Row], of_lines: Sequence[Row], logits: Tensor, slots: Tensor, queries: int
     ) -> Tensor:
-        """The logits after biases, lists of allowed tokens and banned words: a copy where there are any."""
+        """Returns the logits after biases, lists of allowed tokens and banned words: a copy if there are any."""
         sampling = self._sampling
         if not sampling.are_biased([row.slot for row in rows]):
             return logits
@@ -105,7 +110,7 @@ class SpeculativeSampling:
 
 
 def _packed_words(rows: Sequence[Row], device: torch.device) -> Tensor | None:
-    """The banned words of rows as `ban_words` reads them; None: there are none."""
+    """Returns the banned words of rows in the format of `ban_words`, or None if there are none."""
     words = [
         (index, word)
         for index, row in enumerate(rows)

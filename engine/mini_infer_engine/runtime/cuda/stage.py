@@ -1,6 +1,6 @@
-"""A stage of a pipeline on a GPU: where its passes, captured or not, find hidden states and leave them.
+"""Provides the buffer of a pipeline stage on a GPU where passes, captured or not, find hidden states and leave them.
 
-Graphs read and write one buffer; what moves between devices does so outside of them. It knows no layers.
+Graphs read and write one buffer; transfers between devices happen outside of them. It knows no layers.
 """
 
 import torch
@@ -12,10 +12,10 @@ from mini_infer_engine.runtime.worker import ModelWorker
 
 
 class CudaStage:
-    """Of one stage of several."""
+    """The hidden states of one stage of several."""
 
     def __init__(self, worker: ModelWorker, state: DeviceBatchState, most_tokens: int) -> None:
-        """`most_tokens`: of a captured pass, with its padding."""
+        """Allocates the buffer; `most_tokens` is the largest captured pass, with its padding."""
         self.traffic = StageTraffic(worker, state.state.last_tokens)
         self.is_first, self.is_last = self.traffic.is_first, self.traffic.is_last
         width = worker.config.hidden_size
@@ -24,7 +24,7 @@ class CudaStage:
         self._made: Tensor | None = None
 
     def enter(self, num_tokens: int, padded: int) -> None:
-        """Before a captured pass of so many tokens, padded to others: what the stage before has left stands ready."""
+        """Receives the previous stage's hidden states before a captured pass, and clears the pass's padding."""
         self._num_tokens = num_tokens
         if self.is_first:
             return
@@ -33,10 +33,10 @@ class CudaStage:
             self.hidden[num_tokens:padded].zero_()  # what passes add to padding would grow with each of them
 
     def leave(self, hidden: Tensor) -> None:
-        """What a pass that is not captured has made of all its tokens."""
+        """Stores the hidden states of all tokens of a pass that is not captured."""
         self._made = hidden
 
     def take(self) -> Tensor:
-        """What the pass has made, in memory of its own: [tokens, hidden]."""
+        """Returns the pass's hidden states [tokens, hidden], in memory of their own."""
         made, self._made = self._made, None
         return self.hidden[: self._num_tokens].clone() if made is None else made

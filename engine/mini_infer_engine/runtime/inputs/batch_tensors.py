@@ -1,4 +1,4 @@
-"""A `Batch` as tensors: one array filled on the host, one copy to the device, views into it.
+"""Converts a `Batch` to tensors: one array filled on the host, one copy to the device, views into it.
 
 It knows the layout of a pass, not what is computed from it.
 """
@@ -15,12 +15,14 @@ from mini_infer_engine.device import to_device
 
 @dataclass(slots=True)
 class PassInputs:
-    """One pass. Tensors are int64 on the device; lists are the host's copy of what a backend must branch on."""
+    """The inputs of one pass. Tensors are int64 on the device; lists are host copies of values on which backends
+    branch.
+    """
 
     num_decodes: int
     slots: list[int]
     changed_slots: set[int]
-    """Slots of rows that came with their tokens: the sequence there may be another than in the pass before."""
+    """Slots of rows that came with their tokens: their sequence may be another than in the pass before."""
     starts: list[int]
     """Cache indexes of each row's first new token."""
     counts: list[int]
@@ -46,7 +48,7 @@ class PassInputs:
 
 
 def build_inputs(batch: Batch, page_size: int, null_page: int, device: torch.device) -> PassInputs:
-    """Lay a batch out for the device without waiting for it."""
+    """Lays a batch out for the device without waiting for it."""
     rows = batch.rows
     num_rows = len(rows)
     starts, counts = [row.start for row in rows], [row.count for row in rows]

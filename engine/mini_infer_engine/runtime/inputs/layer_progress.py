@@ -1,4 +1,4 @@
-"""How many layers of a pass have their keys and values in the page pool, for whoever sends them on meanwhile."""
+"""Counts the layers of a pass whose keys and values are in the page pool, so that they can be sent meanwhile."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,36 +13,36 @@ from mini_infer_engine.ops.base import AttentionPass
 
 @dataclass(slots=True)
 class CountedLayers:
-    """See `kv_transfer.LayerProgress`. Of a pass on a CPU, which counts them as it computes."""
+    """The `kv_transfer.LayerProgress` of a pass on a CPU, which counts its layers as it computes."""
 
     count: int = 0
 
     def num_done(self) -> int:
-        """See `LayerProgress.num_done`."""
+        """Returns the number of layers that are done."""
         return self.count
 
     def mark(self, layer: int) -> None:
-        """The layers up to it are done."""
+        """Records that this layer and all before it are done."""
         self.count = layer + 1
 
 
 @dataclass(slots=True, frozen=True)
 class _DeviceLayers:
-    """See `kv_transfer.LayerProgress`."""
+    """The `kv_transfer.LayerProgress` of a pass on a GPU, which compares numbers that kernels have written."""
 
     newest: np.ndarray
     number: int
 
     def num_done(self) -> int:
-        """See `LayerProgress.num_done`."""
+        """Returns the number of layers whose newest pass is this one or a later one."""
         is_late = self.newest - np.int32(self.number) < 0  # numbers wrap around, hence the difference
         return int(is_late.argmax()) if is_late.any() else len(is_late)
 
 
 class LayerCounters:
-    """Of a GPU, whose passes have numbers: behind each layer a kernel writes its pass's into main memory.
+    """Counters of a GPU's layers: each pass has a number, which a kernel writes to main memory after each layer.
 
-    So CUDA graphs can tell of their layers, too, which events within them cannot: those are bound to one replay's end.
+    This works in CUDA graphs too, unlike events within them, which are bound to the end of one replay.
     """
 
     def __init__(self, num_layers: int, device: torch.device) -> None:
@@ -51,13 +51,13 @@ class LayerCounters:
         self._last = 0
 
     def begin(self) -> _DeviceLayers:
-        """The pass that is launched next has a number of its own: how far it is."""
+        """Gives the pass that is launched next a number of its own, and returns its progress."""
         self._last = (self._last + 1 + 2**31) % 2**32 - 2**31
         self._number.fill_(self._last)
         return _DeviceLayers(self._newest.numpy(), self._last)
 
     def mark(self, layer: int) -> None:
-        """What has been launched of the pass ends with this layer's attention."""
+        """Queues the kernel that reports this layer, after its attention."""
         from mini_infer_engine.kernels.tell_layer import tell_layer  # Triton is on GPUs alone
 
         tell_layer(self._newest, self._number, layer)
@@ -76,7 +76,7 @@ class MarkedAttention:
         self.logits_indices = self.inner.logits_indices
 
     def attend(self, qkv: Tensor, layer: AttentionBlock) -> Tensor:
-        """See `AttentionPass.attend`."""
+        """Attends by the inner pass, then marks the layer."""
         mixed = self.inner.attend(qkv, layer)
         self.mark(self._layer)
         self._layer += 1

@@ -1,4 +1,4 @@
-"""Token masks of grammars on their way to the device. Knows rows and words, not what they mean."""
+"""Copies token masks of grammars to the device. Knows rows and words, not what they mean."""
 
 from collections.abc import Mapping
 
@@ -11,17 +11,17 @@ from mini_infer_engine.runtime.inputs.host_staging import PinnedStaging
 
 
 class MaskStaging:
-    """Of one place where masks are needed. Its buffers are made with the first masks: most engines never see any."""
+    """The staging buffers of one user of masks. They are allocated with the first masks: most engines never see any."""
 
     def __init__(self, most: int, uploads_in_flight: int, device: torch.device) -> None:
-        """`most` masks at a time."""
+        """Prepares buffers of `most` masks, without allocating them."""
         self._most, self._depth, self._device = most, uploads_in_flight, device
         self._staging: PinnedStaging | None = None
 
     def packed(self, masks: TokenMasks, lines: Mapping[tuple[int, int], int]) -> Tensor | None:
-        """What `apply_token_masks` reads, on the device; None: no mask is for any of `lines`.
+        """Returns the input of `apply_token_masks` on the device, or None if no mask is for any of `lines`.
 
-        `lines`: by row of the batch and guesses before it, the line of the logits that the mask is for.
+        `lines` maps (row of the batch, draft tokens before it) to the line of the logits that the mask is for.
         """
         places = masks.places or [0] * len(masks.rows)
         found = [lines.get(place, -1) for place in zip(masks.rows, places, strict=True)]

@@ -1,4 +1,4 @@
-"""The page pool: keys and values of every layer, or latents, in pages. It knows addresses, not sequences.
+"""Stores keys and values of every layer, or latents, in pages. It knows addresses, not sequences.
 
 All layers of a page lie together so that a page is one piece to copy, swap or send; a layer is read through strides.
 """
@@ -16,19 +16,19 @@ from mini_infer_engine.models.kv_spec import SCALE_DTYPE, KVSpec
 
 
 class KVPool:
-    """`num_pages` pages for the scheduler and one more, `null_page`, that pads page tables and is never written."""
+    """A pool of `num_pages` pages for the scheduler, and `null_page`, which pads page tables and is never written."""
 
     def __init__(
         self, spec: KVSpec, num_pages: int, device: torch.device, num_host_pages: int = 0, *, is_shared: bool = False
     ) -> None:
-        """`is_shared`: other processes are to map its pages, where they are in main memory."""
+        """Allocates the pages. With `is_shared`, other processes can map them if they are in main memory."""
         self.spec = spec
         self._is_shared = is_shared
         self._file: int | None = None
         self.num_pages = num_pages
         self.null_page = num_pages
         self.half_pages = self._allocate((num_pages + 1) * spec.num_layers * spec.entries, device)
-        """What a layer has of a page, all alike: its keys, its values, or its latents."""
+        """Parts of pages, all of equal size: one layer's keys, values, or latents."""
         self.storage = self.half_pages.view(num_pages + 1, -1)
         """Whole pages."""
         # In main memory, pinned for a GPU, for pages of preempted sequences.
@@ -39,7 +39,7 @@ class KVPool:
         self._halves = torch.arange(spec.num_layers * spec.entries, device=device).view(-1, 1, spec.entries)
 
     def _allocate(self, num_halves: int, device: torch.device) -> Tensor:
-        """Memory [num_halves, elements], and views of it."""
+        """Allocates memory [num_halves, elements], and creates views of it."""
         spec = self.spec
         half_pages = self._zeros((num_halves, spec.page_size * spec.row_width), spec.dtype, device)
         self.tokens = half_pages.view(-1, spec.row_width)
@@ -56,7 +56,7 @@ class KVPool:
         return torch.from_numpy(shared.bytes).view(dtype).view(sizes)
 
     def memory(self) -> KVMemory:
-        """Where it is, and how it is laid out, for KV transfer."""
+        """Returns the address and layout of the pool, for KV transfer."""
         spec, device = self.spec, self.pages.device
         layout = KVLayout(
             num_layers=spec.num_layers,
@@ -77,71 +77,76 @@ class KVPool:
         )
 
     def transfer(self, transfers: Transfers) -> None:
-        """Queue what a pass needs moved, in the order that `Transfers` says; a copy's target may be a later source."""
+        """Queues the copies that a pass needs, in the order that `Transfers` says; a copy's target may be a later
+        source.
+        """
         self.swap(transfers)
         self.copy(transfers.copies)
 
     def swap(self, transfers: Transfers) -> None:
-        """Queue copies to main memory and from there."""
+        """Queues copies to main memory and from there."""
         for swap in transfers.swap_out:
             self.host_pages[swap.host_page].copy_(self.storage[swap.device_page], non_blocking=True)
         for swap in transfers.swap_in:
             self.storage[swap.device_page].copy_(self.host_pages[swap.host_page], non_blocking=True)
 
     def copy(self, copies: list[PageCopy]) -> None:
-        """Copies on the device, one after the other."""
+        """Queues copies on the device, one after the other."""
         for copy in copies:
             self.pages[copy.target, :, :, : copy.tokens].copy_(self.pages[copy.source, :, :, : copy.tokens])
 
     def write(self, rows: Tensor, new: Tensor) -> Tensor:
-        """Put keys and values [tokens, 2, kv_heads, head_dim] into `rows`, and return what attention will read there.
+        """Writes keys and values [tokens, 2, kv_heads, head_dim] to `rows`. Returns them as attention will read them
+        there.
 
-        It may be `new` itself. Latents are written in the same way.
+        The result may be `new` itself. Latents are written in the same manner.
         """
         new = new.contiguous()
         self.tokens.index_copy_(0, rows, new.view(-1, self.spec.row_width))
         return new
 
     def read(self, rows: Tensor, out: Tensor) -> Tensor:
-        """Tokens of these rows, to `out` [rows, row_width]."""
+        """Reads the tokens of these rows into `out` [rows, row_width]."""
         return torch.index_select(self.tokens, 0, rows, out=out)
 
     def token_rows_of(self, pages: Tensor, offsets: Tensor) -> tuple[Tensor, ...]:
-        """For each layer, rows for tokens at (page, offset): keys and values of the first token, of the next, ...
+        """Returns for each layer the rows of tokens at (page, offset): keys and values of the first token, of the next,
+        ...
 
-        A row is the number of a half page times its tokens, and the offset in it.
+        A row is the number of a half page times its tokens, plus the offset in it.
         """
         tokens_in_page = self.spec.num_layers * self.spec.entries * self.spec.page_size
         rows = (pages * tokens_in_page + offsets).unsqueeze(1) + self._halves * self.spec.page_size
         return rows.flatten(1).unbind(0)
 
     def gather_rows(self, page_tables: Tensor) -> tuple[Tensor, ...]:
-        """Rows of `half_pages` for each layer, keys first, for page ids of any shape, flattened."""
+        """Returns rows of `half_pages` for each layer, keys first, for page ids of any shape, flattened."""
         rows = page_tables.reshape(-1) * (self.spec.entries * self.spec.num_layers) + self._halves.mT
         return rows.flatten(1).unbind(0)
 
     def gather(self, rows: Tensor, num_sequences: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of one layer for sequences of equally many pages, [sequences, tokens, kv_heads, head_dim].
+        """Returns one layer's keys and values of sequences with equally many pages, [sequences, tokens, kv_heads,
+        head_dim].
 
-        They stand in memory that the next call overwrites.
+        The next call overwrites their memory.
         """
         halves = self._gathered(rows)
         keys, values = halves.view(2, num_sequences, -1, self.spec.num_kv_heads, self.spec.head_dim).unbind(0)
         return keys, values
 
     def gather_latents(self, rows: Tensor, num_sequences: int) -> Tensor:
-        """As `gather`, of a pool with one entry a token: [sequences, tokens, width]."""
+        """Returns latents [sequences, tokens, width] of a pool with one entry a token. They share `gather`'s memory."""
         return self._gathered(rows).view(num_sequences, -1, self.spec.row_width)
 
     def _gathered(self, rows: Tensor) -> Tensor:
-        """Half pages in scratch memory: fresh memory for each layer costs a CPU more in page faults than the copy."""
+        """Returns half pages in scratch memory: page faults of fresh memory would cost a CPU more than the copy."""
         if self._scratch.shape[0] < rows.shape[0]:
             self._scratch = self.half_pages.new_empty(rows.shape[0] * 5 // 4, self.half_pages.shape[1])
         return torch.index_select(self.half_pages, 0, rows, out=self._scratch[: rows.shape[0]])
 
 
 def zeros(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros, because attention multiplies masked values by 0 and 0 * NaN is NaN."""
+    """Returns zeros, because attention multiplies masked values by 0 and 0 * NaN is NaN."""
     if device.type != "cpu":
         return torch.zeros(sizes, dtype=dtype, device=device)
     # numpy has the kernel map zero pages, so that a pool costs memory only where it is used; torch.zeros writes all.

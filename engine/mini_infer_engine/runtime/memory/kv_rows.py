@@ -1,7 +1,7 @@
-"""Keys and values of a token and head in one byte an element and a scale: the arithmetic that the kernels repeat.
+"""Quantises keys and values to one byte an element, with a scale for each token and head: the kernels do the same.
 
-A scale is chosen from nothing but its own token's head, so that it never changes, whatever is written later, and a
-token reads the same however its prompt was cut into chunks.
+A scale depends on its own token's head alone, so that it never changes, whatever is written later, and a token reads
+the same however its prompt was cut into chunks.
 """
 
 import torch
@@ -10,11 +10,11 @@ from torch import Tensor
 from mini_infer_engine.models.kv_spec import SCALE_DTYPE, KVQuantization
 
 SMALLEST_SCALE = 2.0**-100
-"""Of heads that are all zeros, so that nothing is divided by zero."""
+"""Scale of heads that are all zeros, so that nothing is divided by zero."""
 
 
 def quantize_rows(x: Tensor, kind: KVQuantization) -> tuple[Tensor, Tensor]:
-    """Values [..., head_dim] in the kind's dtype and scales [...] of x [..., head_dim]."""
+    """Returns values [..., head_dim] in the kind's dtype and scales [...] of x [..., head_dim]."""
     wide = x.float()
     scales = _rounded_up(wide.abs().amax(-1) * (1 / kind.largest)).clamp_min_(SMALLEST_SCALE)
     values = (wide / scales.unsqueeze(-1)).clamp_(-kind.largest, kind.largest)
@@ -24,10 +24,10 @@ def quantize_rows(x: Tensor, kind: KVQuantization) -> tuple[Tensor, Tensor]:
 
 
 def dequantize_rows(values: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """What attention computes with: [..., head_dim] in `dtype`."""
+    """Returns the values with which attention computes: [..., head_dim] in `dtype`."""
     return (values.float() * scales.float().unsqueeze(-1)).to(dtype)
 
 
 def _rounded_up(x: Tensor) -> Tensor:
-    """To the next bfloat16, still in fp32: no value exceeds the largest that way."""
+    """Rounds up to bfloat16, still in fp32, so that no value exceeds the largest."""
     return ((x.view(torch.int32) + 0xFFFF) & ~0xFFFF).view(torch.float32)

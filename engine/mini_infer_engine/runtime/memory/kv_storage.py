@@ -1,4 +1,4 @@
-"""How keys and values are stored: what the settings ask for, what the checkpoint says, and what this machine can do."""
+"""Chooses the format in which keys and values are stored, by settings, checkpoint and machine."""
 
 import logging
 
@@ -13,16 +13,18 @@ from mini_infer_engine.models.registry import model_class
 log = logging.getLogger(__name__)
 
 _FP8_COMPUTE_CAPABILITY = (8, 9)
-"""From which on a GPU converts e4m3, and Triton knows it."""
+"""Compute capability from which a GPU converts e4m3 and Triton supports it."""
 _MOST_QUERY_HEADS = 32
-"""Of a KV head. With 71 decode attention was wrong now and then on an H200, where tiles of 64 rows and more take the
-tensor cores' wider instruction."""
+"""Most query heads of a KV head. With 71, decode attention was wrong now and then on an H200, where tiles of 64 rows
+and more use the tensor cores' wider instruction.
+"""
 
 
 def kv_quantization_of(settings: EngineSettings, config: ModelConfig, device: torch.device) -> KVQuantization | None:
-    """None: as the model computes.
+    """Returns the quantization of keys and values, or None if they have the model's dtype.
 
-    ModelError: what the settings ask for cannot be had. What only the checkpoint wishes is left out then.
+    Raises ModelError if the settings request a quantization that is not supported. The checkpoint's own request is
+    ignored in that case.
     """
     is_asked = settings.kv_cache_dtype != "auto"
     name = settings.kv_cache_dtype if is_asked else config.kv_cache_dtype
@@ -39,7 +41,7 @@ def kv_quantization_of(settings: EngineSettings, config: ModelConfig, device: to
 
 
 def _obstacle(kind: KVQuantization, settings: EngineSettings, config: ModelConfig, device: torch.device) -> str | None:
-    """Why keys and values cannot be stored that way, and what to do."""
+    """Returns the reason why keys and values cannot be stored that way, with the remedy, or None."""
     if model_class(config.architecture).caches_latents:
         return "this model caches latents, which are small already: leave it out"
     if settings.attention_backend == "flash":

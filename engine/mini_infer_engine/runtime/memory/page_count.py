@@ -1,4 +1,4 @@
-"""How many pages the pool gets: from the user's number, from what a GPU has left, and never more than there is."""
+"""Computes the number of pages of the pool, by the user's number or by what a GPU has left, within available memory."""
 
 import logging
 from pathlib import Path
@@ -12,11 +12,10 @@ CPU_KV_BYTES = 2 * 1000**3
 
 
 def pages_for(kv_bytes: int, page_bytes: int, available_bytes: int) -> int:
-    """Whole pages, one of them spare, in `kv_bytes`.
+    """Returns the number of whole pages in `kv_bytes`, less a spare one.
 
     Raises:
         ModelError: the bytes are more than there are, or too few for two pages.
-
     """
     _check_available("kv_cache_memory", kv_bytes, available_bytes)
     pages = kv_bytes // page_bytes - 1
@@ -26,7 +25,7 @@ def pages_for(kv_bytes: int, page_bytes: int, available_bytes: int) -> int:
 
 
 def check_swap(swap_bytes: int, available_bytes: int) -> None:
-    """ModelError: main memory has not so much for pages of preempted sequences."""
+    """Raises ModelError if main memory has too little for so many pages of preempted sequences."""
     _check_available("kv_swap_memory", swap_bytes, available_bytes)
 
 
@@ -38,11 +37,10 @@ def _check_available(option: str, asked_bytes: int, available_bytes: int) -> Non
 
 
 def fit_context(max_model_len: int | None, model_len: int, pool_tokens: int) -> int:
-    """The context in force: the configured one, or the model's own, limited by the pool.
+    """Returns the effective context: the configured one, or the model's own, limited by the pool.
 
     Raises:
         ModelError: the configured length exceeds the model's or the pool's.
-
     """
     if max_model_len is None:
         if pool_tokens < model_len:
@@ -62,7 +60,7 @@ def fit_context(max_model_len: int | None, model_len: int, pool_tokens: int) -> 
 
 
 def available_memory() -> int:
-    """Bytes of main memory that can still be used, in this container where it has a limit."""
+    """Returns the bytes of main memory that can still be used, within this container's limit if it has one."""
     return min(_machine_available(), _container_available(Path("/sys/fs/cgroup")))
 
 

@@ -1,6 +1,6 @@
-"""A page pool whose keys and values have one byte an element: as `KVPool`, and the scales stand behind them.
+"""A page pool whose keys and values have one byte an element: a `KVPool` with scales after the values.
 
-What a layer has of a page is its tokens [page_size, kv_heads, head_dim] and their scales [kv_heads, page_size], so that
+A layer's part of a page has its tokens [page_size, kv_heads, head_dim] and their scales [kv_heads, page_size], so that
 a kernel reads those of one head at once. A page is still one piece of memory: swapping and sending it know no scales.
 """
 
@@ -14,7 +14,7 @@ from mini_infer_engine.runtime.memory.kv_rows import dequantize_rows, quantize_r
 
 
 class QuantizedKVPool(KVPool):
-    """See `KVPool`. Outside it the values are in the model's dtype, for backends in plain torch."""
+    """A `KVPool` that quantises its contents. Backends in plain torch see values in the model's dtype."""
 
     def _allocate(self, num_halves: int, device: torch.device) -> Tensor:
         spec = self.spec
@@ -32,7 +32,7 @@ class QuantizedKVPool(KVPool):
         return half_pages
 
     def _split(self, half_pages: Tensor) -> tuple[Tensor, Tensor]:
-        """Of half pages [halves, half_bytes]: bytes [halves, page_size, kv_heads, head_dim] and scales [halves,
+        """Splits half pages [halves, half_bytes] into bytes [halves, page_size, kv_heads, head_dim] and scales [halves,
         kv_heads, page_size].
         """
         heads, tokens = self.spec.num_kv_heads, self.spec.page_size
@@ -40,13 +40,15 @@ class QuantizedKVPool(KVPool):
         return values, half_pages[:, self._value_bytes :].view(SCALE_DTYPE).view(-1, heads, tokens)
 
     def copy(self, copies: list[PageCopy]) -> None:
-        """See `KVPool.copy`."""
+        """Queues copies on the device of values and scales, one after the other."""
         super().copy(copies)
         for copy in copies:
             self.scales[copy.target, ..., : copy.tokens].copy_(self.scales[copy.source, ..., : copy.tokens])
 
     def write(self, rows: Tensor, new: Tensor) -> Tensor:
-        """See `KVPool.write`."""
+        """Quantises keys and values [tokens, 2, kv_heads, head_dim] and writes them to `rows`. Returns the rounded
+        values.
+        """
         values, scales = quantize_rows(new, self._kind)
         halves, offsets = rows // self.spec.page_size, rows % self.spec.page_size
         self._values[halves, offsets] = values.view(torch.uint8).flatten(0, 1)
@@ -54,7 +56,7 @@ class QuantizedKVPool(KVPool):
         return dequantize_rows(values, scales, new.dtype)
 
     def read(self, rows: Tensor, out: Tensor) -> Tensor:
-        """See `KVPool.read`."""
+        """Reads and dequantises the tokens of these rows into `out` [rows, row_width]."""
         halves, offsets = rows // self.spec.page_size, rows % self.spec.page_size
         values = self._values[halves, offsets].view(self._kind.dtype)
         return out.copy_(dequantize_rows(values, self._scales[halves, :, offsets], out.dtype).flatten(1))
@@ -67,6 +69,6 @@ class QuantizedKVPool(KVPool):
 def make_pool(
     spec: KVSpec, num_pages: int, device: torch.device, num_host_pages: int = 0, *, is_shared: bool = False
 ) -> KVPool:
-    """A pool that stores keys and values as the spec says."""
+    """Returns a pool that stores keys and values as the spec says."""
     kind = KVPool if spec.quantization is None else QuantizedKVPool
     return kind(spec, num_pages, device, num_host_pages, is_shared=is_shared)

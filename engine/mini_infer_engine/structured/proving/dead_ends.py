@@ -1,4 +1,4 @@
-"""Whether an object of a schema may write a comma behind which no name can follow: the library sees that too late.
+"""Detects objects of a schema that allow a comma after which no name can follow: the library notices that too late.
 
 It happens where `patternProperties` match only names that `properties` has already, and no others are allowed.
 """
@@ -19,7 +19,7 @@ _DEAD_END = "NoExtensionBias"
 
 
 def is_dead_end(output: LLMatcher) -> bool:
-    """Returns True if the output has gone where nothing can follow, which `compute_bitmask` found out."""
+    """Returns True if `compute_bitmask` has found that nothing can follow the output."""
     return _DEAD_END in output.stop_reason() or _DEAD_END in output.get_error()
 
 
@@ -44,7 +44,7 @@ def _objects(document: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _merged(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The object that the parts of an `allOf` make together, as far as its names go."""
+    """Returns the object schema that the parts of an `allOf` form together, as far as its names go."""
     members = schema.get("allOf")
     if not isinstance(members, list):
         return schema
@@ -60,7 +60,9 @@ def _merged(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _ends_behind_comma(tokenizer: LLTokenizer, item: Mapping[str, Any]) -> bool:
-    """Follows an object with the same names, all of which are there, up to the comma behind the last one."""
+    """Tests an object with the same names, all present: returns True if nothing can follow the comma after the last
+    one.
+    """
     names = [name for name, schema in item.get("properties", {}).items() if schema is not False]
     others = item.get("additionalProperties", True)
     schema = {

@@ -1,4 +1,4 @@
-"""What the prover and its process say to each other about one grammar: one document each way, over one socket."""
+"""Defines the messages of prover and process about one grammar: one document each way, over one socket."""
 
 import socket
 import struct
@@ -9,23 +9,23 @@ _LENGTH = struct.Struct(">I")
 
 
 class Proof(msgspec.Struct, frozen=True, tag=True):
-    """What a worker found out. It is the worker's last act: a worker that was ended by a limit sends none."""
+    """The result of a worker. Sending it is the worker's last act: a worker that was ended by a limit sends none."""
 
     fault: str = ""
-    """Why the grammar cannot be enforced; empty if it can be."""
+    """The reason why the grammar cannot be enforced; empty if it can be."""
     num_bytes: int = 0
     """Memory by which the worker grew while it compiled the grammar and computed the first masks."""
     cpu_s: float = 0.0
-    """CPU seconds that this took."""
+    """CPU seconds that the proof took."""
 
 
 class WorkerEnd(msgspec.Struct, frozen=True, tag=True):
-    """How a worker ended, as the process that forked it saw it; only of interest if no proof came before."""
+    """The end of a worker, as the process that forked it saw it; it only matters if no proof came before."""
 
     signal: int = 0
     """The signal that ended the worker; 0 if none did."""
     has_timed_out: bool = False
-    """The parent sent the signal because the worker took longer than `MAX_WALL_S`."""
+    """True if the parent sent the signal because the worker took longer than `MAX_WALL_S`."""
 
 
 def send_document(channel: socket.socket, payload: bytes) -> None:

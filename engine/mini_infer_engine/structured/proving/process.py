@@ -1,9 +1,9 @@
-"""The process that workers are forked from: it has the vocabulary's prefix tree, no torch, no sockets but its parent's.
+"""Runs the process that forks workers: it has the vocabulary's prefix tree, no torch, no sockets but its parent's.
 
 It reads the tokenizer once, and forks workers that wait, so that no client waits for a fork. A waiting worker reads a
 file descriptor from the control socket: a socket whose other end sends a grammar and expects the proof. It passes it on
-to this process, which keeps it open until the worker has ended, and says how it ended. All end when the parent closes
-the control socket, that is, also when the parent dies.
+to this process, which keeps it open until the worker has ended, and reports how it ended. All processes end when the
+parent closes the control socket, so also when the parent dies.
 """
 
 import contextlib
@@ -31,9 +31,9 @@ from mini_infer_process.logs import show_crashes
 
 READY = b"r"
 WAITING_WORKERS = 2
-"""Workers that wait for a grammar; each shares the memory of the process that it was forked from."""
+"""Workers that wait for a grammar; each shares the memory of the process that forked it."""
 _PR_SET_PDEATHSIG = 1
-"""<sys/prctl.h>: the signal that the kernel sends when the parent dies."""
+"""Option of <sys/prctl.h> for the signal that the kernel sends when the parent dies."""
 _CONTROL_CLOSED = 3
 """Exit status of a worker that waited until the parent closed the control socket."""
 _LIBC = ctypes.CDLL(None)
@@ -43,13 +43,13 @@ _LIBC = ctypes.CDLL(None)
 class _Worker:
     pid: int
     job: socket.socket | None = None
-    """Where the proof goes; None while the worker waits for a grammar."""
+    """Socket for the proof; None while the worker waits for a grammar."""
     deadline_s: float = math.inf
     has_timed_out: bool = False
 
 
 def vocabulary(tokenizer_json: str) -> LLTokenizer:
-    """Returns the prefix tree of a tokenizer.json. Which token ends a sequence does not matter to a proof."""
+    """Returns the prefix tree of a tokenizer.json. Its end-of-sequence token is arbitrary, as proofs need none."""
     tokenizer = Tokenizer.from_str(tokenizer_json)
     special = [token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special]
     last = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
@@ -63,9 +63,9 @@ class _Workers:
         self._control, self._tokenizer = control, tokenizer
         self._selector = selectors.DefaultSelector()
         self._workers: dict[socket.socket, _Worker] = {}
-        """By our end of a socket pair whose other end is the worker's alone."""
+        """Workers by our end of a socket pair whose other end is the worker's alone."""
         self._is_closed = False
-        """The parent closed the control socket, as a waiting worker saw."""
+        """True once the parent has closed the control socket, as a waiting worker saw."""
 
     def serve(self) -> None:
         """Keeps workers waiting until the control socket is closed and the last worker has ended."""
@@ -76,7 +76,9 @@ class _Workers:
             self._end_overdue()
 
     def _fork_until(self, count: int) -> None:
-        """Forks beside running proofs only if nobody waits: a fork takes processor time that a client waits for."""
+        """Forks up to `count` waiting workers. While proofs run it forks only if none waits: forks cost clients
+        processor time.
+        """
         waiting = sum(worker.job is None for worker in self._workers.values())
         wanted = 0 if self._is_closed else count if waiting == len(self._workers) else 1
         for _ in range(wanted - waiting):
@@ -92,7 +94,7 @@ class _Workers:
         self._selector.register(ours, selectors.EVENT_READ)
 
     def _work(self, parent: socket.socket) -> None:
-        """The forked process: it never returns."""
+        """Runs the forked process: it never returns."""
         try:
             _die_with_parent()
             bytes_before = warm_up(self._tokenizer)
@@ -110,7 +112,7 @@ class _Workers:
             os._exit(0)
 
     def _hear(self, link: socket.socket) -> None:
-        """Reads what a worker sends: its job, or that it has ended."""
+        """Reads a message of a worker: its job, or that it has ended."""
         worker = self._workers[link]
         try:
             job = _receive_job(link)
@@ -147,7 +149,7 @@ class _Workers:
 
 
 def _receive_job(channel: socket.socket) -> socket.socket | None:
-    """Returns the socket that a message carries. Returns None if the other side has closed the channel."""
+    """Returns the socket that a message carries, or None if the other side has closed the channel."""
     data, fds, _, _ = socket.recv_fds(channel, 1, 1)
     return socket.socket(fileno=fds[0]) if data and fds else None
 
@@ -158,7 +160,7 @@ def _die_with_parent() -> None:
 
 
 def main() -> None:
-    """Run as `python -m mini_infer_engine.structured.proving.process FD`; started by prover.py alone."""
+    """Serves proofs, as `python -m mini_infer_engine.structured.proving.process FD`; only prover.py starts it."""
     show_crashes()  # of this process: a worker that dies says nothing, for its parent does
     for number in (signal.SIGINT, signal.SIGTERM):  # of a terminal or a supervisor: the parent decides when this ends
         signal.signal(number, signal.SIG_IGN)

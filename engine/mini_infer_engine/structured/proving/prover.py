@@ -1,4 +1,4 @@
-"""Has grammars proved by workers of another process, and says what their deaths mean. Knows no requests."""
+"""Has grammars proved by workers of another process, and interprets how they end. Knows no requests."""
 
 import signal
 import socket
@@ -16,9 +16,9 @@ from mini_infer_engine.structured.limits import MAX_CPU_S, MAX_GRAMMAR_BYTES, MA
 from mini_infer_engine.structured.proving.messages import Proof, WorkerEnd, receive_document, send_document
 
 _START_TIMEOUT_S = 60.0
-"""A large vocabulary takes a second or two, a busy machine longer."""
+"""Time-out of the start: a large vocabulary takes a second or two, a busy machine longer."""
 _PATIENCE_S = MAX_WALL_S + 2.0
-"""For a proof: the process that workers are forked from ends them earlier."""
+"""Time-out of a proof: the process that forks workers ends them earlier."""
 
 _COMMAND = (sys.executable, "-m", "mini_infer_engine.structured.proving.process")
 
@@ -35,34 +35,36 @@ _MEANINGS: dict[int, tuple[str, str]] = {
         "it nests too deeply, perhaps by definitions or rules that refer to each other: flatten it",
     ),
 }
-"""By the signal that ends a worker: the limit that it met, and what the client is told."""
+"""Maps the signal that ends a worker to the limit that it exceeded and the message for the client."""
 
 ENDS = ("cpu", "memory", "stack", "time", "lost")
-"""Why workers are ended: a limit, or something outside."""
+"""Reasons why workers are ended: a limit, or something outside."""
 
 
 class ProverLostError(RuntimeError):
-    """The worker, or the process that it was forked from, was ended from outside: nothing is known of the grammar."""
+    """Raised if the worker, or the process that forked it, was ended from outside: nothing is known of the grammar."""
 
 
 class Prover:
-    """One process that workers are forked from, started with the first grammar or by `start`. May be shared by threads.
+    """Runs the process that forks workers. Started with the first grammar or by `start`; may be shared by threads.
 
-    A process that is gone is started anew for the next grammar.
+    If the process is gone, it is restarted for the next grammar.
     """
 
     def __init__(self, tokenizer_json: Callable[[], str]) -> None:
-        """`tokenizer_json` returns the text of tokenizer.json, and is called at each start of the process."""
+        """Prepares a prover. `tokenizer_json` returns the text of tokenizer.json, and is called at each start of the
+        process.
+        """
         self._tokenizer_json = tokenizer_json
         self._lock = threading.Lock()
         self._control: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self.ends: Counter[str] = Counter()
-        """Workers that gave no proof, by what ended them; see `ENDS`."""
+        """Number of workers that gave no proof, by the reason in `ENDS`."""
 
     @property
     def pid(self) -> int | None:
-        """The process that workers are forked from; None if it was not started."""
+        """Id of the process that forks workers; None if it was not started."""
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
@@ -71,7 +73,7 @@ class Prover:
             self._ready_control()
 
     def prove(self, text: str) -> Proof:
-        """Returns what a worker found out about a grammar's text, also if a limit ended the worker.
+        """Returns a worker's result for a grammar's text, even if a limit ended the worker.
 
         Raises ProverLostError if nothing can be said about the grammar.
         """
@@ -100,7 +102,7 @@ class Prover:
         return Proof(fault=fault)
 
     def _hand_over(self, theirs: socket.socket) -> None:
-        """Gives a job to the process; starts it anew if it is gone."""
+        """Sends a job to the process, which is restarted if it is gone."""
         for _ in range(2):
             control = self._ready_control()
             try:

@@ -1,7 +1,8 @@
-"""One grammar in a process that was forked for it: limits first, then what an engine will do with the grammar.
+"""Proves one grammar in a process that was forked for it: sets limits, then does what an engine will do with the
+grammar.
 
-Run under limits that are stricter than those of the engine's core (a 16th of its stack), so that what passes here is
-safe to compile there. The process ends after one grammar, and with it all memory that the grammar took.
+Its limits are stricter than those of the engine's core (a 16th of its stack), so that what passes here is safe to
+compile there. The process ends after one grammar, which frees all memory that the grammar took.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ from mini_infer_engine.structured.proving.dead_ends import DEAD_END, has_dead_pa
 from mini_infer_engine.structured.proving.messages import Proof
 
 LONGEST_FAULT = 1000
-"""Characters of an error: llguidance shows where in a grammar it is, and lines may be long."""
+"""Most characters of an error: llguidance shows where in a grammar it is, and lines may be long."""
 _SMALL = json.dumps(
     {
         "grammars": [
@@ -41,12 +42,12 @@ _SMALL = json.dumps(
         ]
     }
 )
-"""What a worker proves before it has a job."""
+"""A small grammar that a worker proves before it has a job."""
 _WALKS = 4
 _WALK_STEPS = 16
 _FEWEST_STEPS = 4
 _WALK_S = 0.006
-"""Masks beyond the first few of each walk are computed only while all walks have taken less: the client waits."""
+"""Seconds of all walks after which each walk stops at its first few masks: the client waits."""
 
 
 def limit_this_process() -> None:
@@ -72,8 +73,8 @@ def limit_this_process() -> None:
 def warm_up(tokenizer: LLTokenizer) -> int:
     """Proves a small grammar, so that this process has the pages that every proof writes to before a client waits.
 
-    Half of a proof's time with a vocabulary of 151,936 were page faults. Returns the resident bytes before, from which
-    the proof counts what its grammar takes.
+    With a vocabulary of 151,936, half of a proof's time was page faults. Returns the resident bytes before, from which
+    the proof counts the memory of its grammar.
     """
     _, before = _memory_bytes()
     _fault(tokenizer, _SMALL)
@@ -81,9 +82,9 @@ def warm_up(tokenizer: LLTokenizer) -> int:
 
 
 def prove(tokenizer: LLTokenizer, text: str, bytes_before: int | None = None) -> Proof:
-    """Compiles the grammar and follows a few outputs, chosen at random, through their first masks.
+    """Compiles the grammar and follows a few random outputs through their first masks.
 
-    `bytes_before`: what `warm_up` returned, if it was called.
+    `bytes_before` is the result of `warm_up`, if it was called.
     """
     before, started = _memory_bytes()[1] if bytes_before is None else bytes_before, time.process_time()
     fault = _fault(tokenizer, text)
@@ -114,7 +115,7 @@ def _fault(tokenizer: LLTokenizer, text: str) -> str:
 
 
 def patterns_in(text: str) -> Iterator[str]:
-    """The regexes of a grammar's schemas. A lexer looks into one only when an output comes to it."""
+    """Yields the regexes of a grammar's schemas. A lexer compiles one only when an output comes to it."""
     if '"pattern' not in text:
         return
     found, pending = set[str](), [json.loads(text)]
@@ -131,7 +132,7 @@ def patterns_in(text: str) -> Iterator[str]:
 
 
 def _alone(tokenizer: LLTokenizer, pattern: str) -> LLMatcher:
-    """An output that begins within a string of this pattern."""
+    """Returns a matcher whose output begins within a string of this pattern."""
     schema = {"type": "string", "pattern": pattern}
     output = LLMatcher(
         tokenizer, json.dumps({"grammars": [{"json_schema": schema}]}), log_level=0, limits=parser_limits()
@@ -141,7 +142,7 @@ def _alone(tokenizer: LLTokenizer, pattern: str) -> LLMatcher:
 
 
 def _next_token(output: LLMatcher, chooser: random.Random) -> str:
-    """Goes on by one random token. Returns why the output cannot go on; empty if it can, or is complete."""
+    """Advances by one random token. Returns why the output cannot continue; empty if it can, or is complete."""
     started = time.process_time()
     mask = output.compute_bitmask()
     if (took := time.process_time() - started) > MAX_MASK_S:
@@ -159,9 +160,9 @@ def _next_token(output: LLMatcher, chooser: random.Random) -> str:
 
 
 def _allowed_token(mask: bytes, chooser: random.Random) -> int | None:
-    """Returns the id of a token whose bit is set, at or behind a random place, or None if no bit is.
+    """Returns the id of a token whose bit is set, at or after a random place, or None if no bit is.
 
-    To list all ids that are allowed would take longer than the mask itself, with a large vocabulary.
+    With a large vocabulary, listing all allowed ids would take longer than the mask itself.
     """
     place = chooser.randrange(len(mask))
     for begin in (place, 0):
@@ -172,7 +173,7 @@ def _allowed_token(mask: bytes, chooser: random.Random) -> int | None:
 
 
 def _memory_bytes() -> tuple[int, int]:
-    """Returns the size of the address space, and what is resident and shared with no file."""
+    """Returns the size of the address space, and the resident bytes that no file shares."""
     with open("/proc/self/statm") as file:  # pathlib would allocate what is measured here
         size, resident, shared = (int(pages) * resource.getpagesize() for pages in file.read().split()[:3])
     return size, resident - shared
