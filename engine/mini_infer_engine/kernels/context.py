@@ -1,4 +1,4 @@
-"""Groups what a runner's kernels need for a launch: the policy that chooses them, and shared scratch memory."""
+"""Groups the prerequisites of a launch of a runner's kernels: the policy that chooses them, and scratch memory."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -155,7 +155,7 @@ class Linear(nn.Module):
 
 
 class PackedLinear(Linear):
-    """Several linear layers of one input; their outputs stand side by side, in the order of `parts`."""
+    """Several linear layers of one input, whose outputs are side by side in the order of `parts`."""
 
     def __init__(self, in_features: int, parts: Mapping[str, int | Shard], *, bias: bool = False) -> None:
         """Takes the rows of each layer in `parts`, all of them or a rank's shard."""

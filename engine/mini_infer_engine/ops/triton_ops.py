@@ -197,12 +197,12 @@ class TritonOps:
         return self._product(ResidualState(x), None, linear, self._summand_memory(rows, width, x))
 
     def _pushes(self, rows: int, width: int, like: Tensor) -> bool:
-        """True if a rank writes its summand to its peers' memory, so that it may stand anywhere."""
+        """True if a rank writes its summand to its peers' memory; the summand itself may then be anywhere."""
         peers = self._collectives.peers
         return peers is not None and peers.pushes(rows, width, like.dtype)
 
     def _summand_memory(self, rows: int, width: int, like: Tensor) -> Tensor | None:
-        """Returns memory where peers can read a summand, or None if it may stand anywhere."""
+        """Returns memory where peers can read a summand, or None if it may be anywhere."""
         peers = self._collectives.peers
         return None if peers is None or self._pushes(rows, width, like) else peers.summand(rows, width, like.dtype)
 

@@ -171,8 +171,8 @@ def _block_rounding(tensor: Tensor) -> _BlockRounding:
 def _factors(hessian: Tensor) -> tuple[Tensor, Tensor | None]:
     """Returns the damped Hessian, and the upper triangular U of its inverse U.T @ U.
 
-    Row i of U tells how the error of column i propagates to the columns after it. Returns the identity and None if
-    there is no such factor in fp32; then nothing is compensated.
+    Row i of U gives the propagation of column i's error to the columns after it. Returns the identity and None if there
+    is no such factor in fp32; then nothing is compensated.
     """
     mean, identity = hessian.diagonal().mean(), torch.eye(len(hessian), device=hessian.device)
     for damping in _DAMPING:

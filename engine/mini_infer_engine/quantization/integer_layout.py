@@ -1,7 +1,6 @@
-"""Describes the layout of integer layers in checkpoints: shapes of their tensors, and the part of each that a rank
-loads.
+"""Describes how checkpoints lay out integer layers: shapes of tensors, and the part of each that a rank loads.
 
-Does not know what the integers stand for: `integer` decodes them.
+Knows nothing of the integers' meaning: `integer` decodes them.
 """
 
 from dataclasses import dataclass

@@ -26,7 +26,7 @@ _MAX_ROUNDS: tl.constexpr = tl.constexpr(5)
 More splits are merged by `_merge_many_splits`, whose first round begins later.
 """
 _EARLY_BLOCKS: tl.constexpr = tl.constexpr(2)
-"""Blocks of keys that a program prefetches before it waits: all of a short sequence's, and what the L2 cache holds."""
+"""Blocks of keys that a program prefetches before it waits: all of a short sequence's. No more fit the L2 cache."""
 _MERGE_VALUES = 4096
 """Accumulator values of the splits in one round; twice as many take registers that the main loop needs."""
 _VALUES_PER_THREAD = 64
