@@ -14,10 +14,9 @@ Why it is safe. A kernel launched this way waits, in every program and before it
 until the kernel before it has ended, all writes done. It ends after its own wait, so a kernel that waits for it knows
 that all kernels before it have ended, too; one launched as usual waits for the one before in any case. Weights, biases
 and norms' weights are read before the wait: they must not be written by the kernel right before, nor while that runs.
-All kernels of this package that are launched this way obey this rule: this one, decode_attention,
-hopper_prefill_attention. decode_attention reads its plan and page tables before the wait, too, from the second layer
-on: the kernel that makes the plan is launched as usual before the first layer, and so has ended before anything of the
-second one begins.
+All kernels of this package that are launched this way obey this rule. decode_attention and hopper_decode_attention read
+their plan and page tables before the wait, too, from the second layer on: the kernel that makes the plan is launched as
+usual before the first layer, and so has ended before anything of the second one begins.
 """
 
 import functools
