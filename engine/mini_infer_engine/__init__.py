@@ -49,10 +49,10 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports the offline API when it is asked for: servers and the gateway's tests need none of it.
+    """Imports the offline API at its first use: servers and the gateway's tests need none of it.
 
-    ImportError: the name is vLLM's and not here; it says what to use instead. An AttributeError would lose that in
-    `from mini_infer_engine import ...`.
+    Raises ImportError for a name of vLLM's that does not exist here, and says what to use instead. An AttributeError
+    would lose that in `from mini_infer_engine import ...`.
     """
     if name in _MODULES:
         return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

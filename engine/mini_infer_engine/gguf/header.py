@@ -1,7 +1,7 @@
-"""The header of a GGUF file: metadata, and where each tensor stands (llama.cpp's docs/gguf.md, versions 2 and 3).
+"""Reads the header of a GGUF file: metadata, and tensors' places (llama.cpp's docs/gguf.md, versions 2 and 3).
 
-Read by hand: the package `gguf` takes seconds where a vocabulary is large, and does not tell a file that was cut short.
-Knows neither architectures nor what tensors hold. No torch, no numpy: the HTTP process reads tokenizers from it.
+This is not the package `gguf`, which takes seconds with a large vocabulary, and does not detect truncated files. It
+knows neither architectures nor the content of tensors. No torch, no numpy: the HTTP process reads tokenizers from it.
 """
 
 import math
@@ -20,7 +20,7 @@ _DEFAULT_ALIGNMENT = 32
 _MOST_DIMENSIONS = 4
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-"""GGUF's value types to struct's."""
+"""Maps GGUF's value types to struct's."""
 
 ENCODINGS: dict[int, tuple[str, int, int]] = {
     0: ("F32", 1, 4),
@@ -49,7 +49,7 @@ ENCODINGS: dict[int, tuple[str, int, int]] = {
     35: ("TQ2_0", 256, 66),
     39: ("MXFP4", 32, 17),
 }
-"""ggml's tensor types that are read, by id: name, weights a block, bytes a block."""
+"""The supported tensor types of ggml, by id: name, weights in a block, bytes in a block."""
 _OTHER_ENCODINGS = {9: "Q8_1", 15: "Q8_K", 28: "F64", 40: "NVFP4", 41: "Q1_0"}
 
 
@@ -59,18 +59,18 @@ class GgufTensor:
 
     name: str
     shape: tuple[int, ...]
-    """As torch has it: the dimension that is contiguous comes last."""
+    """The shape in torch's order: the contiguous dimension comes last."""
     encoding: str
     """A name of `ENCODINGS`."""
     begin: int
-    """Byte of the file."""
+    """The offset of the first byte in the file."""
     size: int
-    """Bytes."""
+    """The size in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """What a file says before its first weight."""
+    """The content of a file before its first weight."""
 
     path: Path
     metadata: Mapping[str, Any]
@@ -78,7 +78,7 @@ class GgufHeader:
 
     @classmethod
     def read(cls, path: Path) -> "GgufHeader":
-        """ModelError: the file cannot be read, is no GGUF file, is cut short, or holds what is not supported."""
+        """Reads a file. Raises ModelError if it is unreadable, no GGUF file, cut short, or not supported."""
         try:
             with path.open("rb") as file:
                 if file.read(4) != MAGIC:

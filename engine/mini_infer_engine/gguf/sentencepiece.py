@@ -1,7 +1,8 @@
-"""A folder that has `tokenizer.model` (SentencePiece) and no `tokenizer.json`: the same folder with one, in a cache.
+"""Adds a `tokenizer.json` to a model folder that has only `tokenizer.model` (SentencePiece), in a cached copy.
 
-The file is a protobuf message (sentencepiece_model.proto), of which a few fields are read by hand. GGUF files hold the
-same vocabulary, pieces with scores and types, so that it becomes a tokenizer in the same way. No torch.
+`tokenizer.model` is a protobuf message (sentencepiece_model.proto), of which this module parses a few fields itself.
+GGUF files have the same vocabulary, pieces with scores and types, so that both become a tokenizer in the same way. No
+torch.
 """
 
 import hashlib
@@ -18,7 +19,7 @@ from mini_infer_engine.gguf.tokenizer import tokenizer_files
 
 MODEL_FILE = "tokenizer.model"
 _FORM = 1
-"""Of what is written; another number makes other folders."""
+"""The version of the folder's content; a new number makes new folders."""
 _BPE = 2
 _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
 _MODEL_TYPE, _UNKNOWN, _BOS, _EOS = 3, 40, 41, 42
@@ -27,9 +28,10 @@ _REMEDY = "make a tokenizer.json with transformers: AutoTokenizer.from_pretraine
 
 
 def with_tokenizer_json(directory: Path) -> Path:
-    """Returns a folder with the same files and a tokenizer.json; the same one where it needs none.
+    """Returns a folder with the same files and a tokenizer.json, or the same folder if it needs none.
 
-    ModelError: `tokenizer.model` cannot be read, or is not of the kind that Llama's and Mistral's first models have.
+    Raises ModelError if `tokenizer.model` cannot be read, or is not of the kind that Llama's and Mistral's first models
+    have.
     """
     source = directory / MODEL_FILE
     if (directory / "tokenizer.json").exists() or not source.is_file():
@@ -55,7 +57,7 @@ def with_tokenizer_json(directory: Path) -> Path:
 
 
 def _header(path: Path) -> GgufHeader:
-    """The vocabulary as a GGUF file would hold it."""
+    """Returns the vocabulary in the form of a GGUF file's header."""
     content = path.read_bytes()
     try:
         message = _Message(content)
@@ -89,7 +91,7 @@ def _signed(value: int) -> int:
 
 
 class _Message:
-    """The fields of a protobuf message. ValueError, IndexError, struct.error: it is none."""
+    """The fields of a protobuf message. Raises ValueError, IndexError or struct.error if the bytes are none."""
 
     def __init__(self, content: bytes) -> None:
         self._fields: dict[int, list[Any]] = {}

@@ -1,8 +1,8 @@
-"""From a GGUF file's vocabulary to the files of a tokenizer in Hugging Face format.
+"""Converts a GGUF file's vocabulary to the files of a tokenizer in Hugging Face format.
 
-Two kinds are read: byte-level BPE ("gpt2": vocabulary, merges, and the name of a rule that splits words) and
-SentencePiece's BPE ("llama": pieces with scores). What the files say is what llama.cpp computes with the same
-vocabulary, and what transformers does for the checkpoints that were converted. No torch.
+Two kinds are supported: byte-level BPE ("gpt2": vocabulary, merges, and the name of a rule that splits words) and
+SentencePiece's BPE ("llama": pieces with scores). The result tokenises like llama.cpp with the same vocabulary, and
+like transformers with the checkpoints that were converted. No torch.
 """
 
 import logging
@@ -15,14 +15,17 @@ from mini_infer_engine.gguf.word_rules import NO_RULE, WORD_RULES, WordRule, byt
 log = logging.getLogger(__name__)
 
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
-"""Of `tokenizer.ggml.token_type`."""
+"""Values of `tokenizer.ggml.token_type`."""
 _SPACE = "▁"
 _SENTENCEPIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}
 _NAMED_TOKENS = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 
 
 def tokenizer_files(header: GgufHeader) -> dict[str, dict[str, Any]]:
-    """`tokenizer.json` and `tokenizer_config.json` as objects. ModelError: the kind is not supported, or no tokens."""
+    """Returns `tokenizer.json` and `tokenizer_config.json` as objects.
+
+    Raises ModelError if the kind is not supported, or there are no tokens.
+    """
     tokens = _field(header, "tokens", list)
     kind = _field(header, "model", str)
     if kind == "gpt2":
@@ -100,9 +103,9 @@ def _sentencepiece_bpe(header: GgufHeader, tokens: list[str]) -> dict[str, Any]:
 
 
 def merges_by_score(vocab: dict[str, int], pieces: dict[str, float]) -> list[list[str]]:
-    """SentencePiece merges whichever two pieces make the best one: every way to make each piece, best pieces first.
+    """Returns every split of each piece into two known pieces, best pieces first: SentencePiece's rule as merges.
 
-    The order of equals is that of transformers' `generate_merges`.
+    SentencePiece merges the two pieces that make the best one. Ties are ordered like transformers' `generate_merges`.
     """
     ways: list[tuple[float, str, str]] = []
     for piece, score in pieces.items():
@@ -130,7 +133,7 @@ def _bpe(vocab: dict[str, int], merges: list[list[str]]) -> dict[str, Any]:
 
 
 def _added_tokens(header: GgufHeader, tokens: list[str]) -> list[dict[str, Any]]:
-    """Tokens that are found in a text before it is split; control tokens are no text."""
+    """Returns the tokens that are found in a text before it is split; control tokens are not text."""
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return [
         {"id": index, "content": token, **flags, "special": kind == _CONTROL}
@@ -140,7 +143,10 @@ def _added_tokens(header: GgufHeader, tokens: list[str]) -> list[dict[str, Any]]
 
 
 def _post_processor(header: GgufHeader, tokens: list[str], *, adds_bos: bool) -> dict[str, Any] | None:
-    """BOS before and EOS behind a text, where the file asks for them; `adds_bos`: where it says nothing."""
+    """Returns the step that adds BOS before and EOS after a text if the file says so.
+
+    `adds_bos` is the default for files that say nothing of BOS.
+    """
     before = _edge(header, tokens, "bos", adds_bos)
     after = _edge(header, tokens, "eos", False)
     if not before and not after:
@@ -180,7 +186,7 @@ def _token_types(header: GgufHeader, tokens: list[str]) -> list[int]:
 
 
 def _token_id(header: GgufHeader, name: str) -> Any:
-    """Llama.cpp knows the first three tokens of SentencePiece where a file does not name them."""
+    """Returns a special token's id. SentencePiece's first three have defaults, as in llama.cpp."""
     default = _SENTENCEPIECE_IDS.get(name) if header.metadata.get("tokenizer.ggml.model") == "llama" else None
     return header.metadata.get(f"tokenizer.ggml.{name}_token_id", default)
 

@@ -1,7 +1,7 @@
-"""How byte-level tokenizers split words, by the names that llama.cpp gives the rules (`tokenizer.ggml.pre`).
+"""Defines the rules by which byte-level tokenizers split words, under llama.cpp's names (`tokenizer.ggml.pre`).
 
-After llama.cpp's src/llama-vocab.cpp, with the regular expressions of the tokenizers that were converted where it
-writes others for want of an engine. Knows no file. No torch.
+Follows llama.cpp's src/llama-vocab.cpp. Where llama.cpp rewrites a regular expression that its engine lacks, this
+module has the original tokenizer's. Knows no file. No torch.
 """
 
 from dataclasses import dataclass
@@ -10,18 +10,18 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class WordRule:
-    """One way to split a text into words, each of which is tokenised by itself."""
+    """A rule that splits a text into words, each of which is tokenised by itself."""
 
     patterns: tuple[str, ...]
-    """Regular expressions; each splits what those before it have left, matches and what is between them apart."""
+    """Regular expressions. Each splits the pieces of those before it into its matches and the text between them."""
     normalizer: dict[str, Any] | None = None
     takes_whole_words: bool = False
-    """A word that is in the vocabulary is not merged from its bytes (`ignore_merges`)."""
+    """True if a word that is in the vocabulary is not merged from its bytes (`ignore_merges`)."""
     adds_bos: bool = False
-    """A text begins with BOS where the file says nothing of it."""
+    """True if a text begins with BOS by default, when the file says nothing of it."""
 
     def pre_tokenizer(self) -> dict[str, Any]:
-        """Returns the rule as tokenizer.json has it."""
+        """Returns the rule in the format of tokenizer.json."""
         splits = [
             {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
             for pattern in self.patterns
@@ -30,7 +30,7 @@ class WordRule:
 
 
 def byte_level(*, use_regex: bool) -> dict[str, Any]:
-    """Returns the step that turns bytes into GPT-2's letters, and back where it is a decoder."""
+    """Returns the step that turns bytes into GPT-2's letters, and back if it is a decoder."""
     return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": use_regex}
 
 
@@ -54,7 +54,7 @@ _DEEPSEEK3_WORDS = (
 
 
 def _by_case(*, contractions: str, numbers: str) -> str:
-    """Words whose capital letters come first, as in tekken and o200k."""
+    """Returns the pattern of words whose capital letters come first, as in tekken and o200k."""
     begin, signs = r"[^\r\n\p{L}\p{N}]?", r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
     words = f"{begin}{_UPPER}*{_LOWER}+{contractions}|{begin}{_UPPER}+{_LOWER}*{contractions}"
     return f"{words}|{numbers}|{signs}|{_BLANKS}"
@@ -108,6 +108,6 @@ _NAMES: list[tuple[WordRule, str]] = [
     (WordRule((r"\p{N}+", r"(?=(\d{3})+(?!\d))")), "superbpe"),
 ]
 WORD_RULES: dict[str, WordRule] = {name: rule for rule, names in _NAMES for name in names.split()}
-"""llama.cpp's names of pre-tokenizers, and what those do."""
+"""The rules by llama.cpp's names of pre-tokenizers."""
 NO_RULE = "default"
-"""What llama.cpp takes where a file names none."""
+"""The name that llama.cpp assumes if a file has none."""

@@ -1,4 +1,4 @@
-"""What every launch of a runner's kernels is handed: which kernels it may choose, and the scratch memory they share."""
+"""Groups the prerequisites of a launch of a runner's kernels: the policy that chooses them, and scratch memory."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,14 +12,16 @@ from mini_infer_engine.kernels.workspace import Workspace
 
 @dataclass(frozen=True, slots=True)
 class KernelContext:
-    """One for each runner: kernels of two runners may run at the same time."""
+    """The kernel policy and workspace of one runner. Runners share none: their kernels may run at the same time."""
 
     policy: KernelPolicy
     workspace: Workspace
 
     @classmethod
     def of(cls, device: torch.device, disabled: Iterable[str]) -> "KernelContext":
-        """For an engine on a device, with these mechanisms switched off. ValueError: a name is unknown."""
+        """Returns the context for an engine on a device, without the `disabled` mechanisms. Raises ValueError for
+        unknown names.
+        """
         if device.type == "cuda":
             load_launchers_one_at_a_time()
         return cls(kernel_policy(device, disabled), Workspace(device))

@@ -1,4 +1,4 @@
-"""Copies of the first tokens of pages to others, all layers, by one launch: for beams that fork within a page."""
+"""Copies the first tokens of pages to other pages, in all layers, by one launch: for beams that fork within a page."""
 
 import torch
 import triton
@@ -11,7 +11,7 @@ _BLOCK = 4096
 
 @triton.jit
 def _copy_pages(pages, packet, page_elements, half_elements, token_elements, SCALES: tl.constexpr, BLOCK: tl.constexpr):
-    """Program (copy, layer's keys or values, block of the page's tokens)."""
+    """Copies with one program per (copy, layer's keys or values, block of the page's tokens)."""
     line = packet + tl.program_id(0) * 3
     source = tl.load(line).to(tl.int64)
     target = tl.load(line + 1).to(tl.int64)
@@ -31,10 +31,10 @@ def _copy_pages(pages, packet, page_elements, half_elements, token_elements, SCA
 
 
 def copy_pages(pages: torch.Tensor, packet: torch.Tensor) -> None:
-    """Copy within pages [pages, layers, entries, page_size, heads, head_dim], dense but for scales behind an entry.
+    """Copies within pages [pages, layers, entries, page_size, heads, head_dim], dense but for scales after entries.
 
     packet [copies, 3] int32 on the device: source page, target page, tokens. No target is another copy's source. Scales
-    of quantised pages are copied whole, and so are those of tokens that nobody has written yet.
+    of quantised pages are copied whole, including those of tokens that have not been written yet.
     """
     _, layers, entries, page_size, heads, head_dim = pages.shape
     half_elements = pages.stride(2)

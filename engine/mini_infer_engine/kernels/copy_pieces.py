@@ -1,7 +1,7 @@
-"""Copies of scattered pieces of memory, this GPU's or one that is mapped from a peer, by one launch.
+"""Copies scattered pieces of memory, of this GPU or mapped from a peer, by one launch.
 
-A few programs that stay take turns, so that whatever computes beside them keeps its streaming multiprocessors. It knows
-addresses and sizes, not what lies there.
+A few persistent programs share the work, so that concurrent kernels keep their streaming multiprocessors. It knows
+addresses and sizes, not their content.
 """
 
 import torch
@@ -11,17 +11,23 @@ import triton.language as tl
 from mini_infer_engine.kernels.sizes import cdiv
 
 PROGRAMS = 32
-"""Each moves one tile at a time. On an H200 16 copy 280 to 400 GB/s, as much as NVLink carries, and 32 copy 530 to 720;
-beside large GEMMs, which leave them little, 32 copy twice as much as 16 and slow the GEMMs less in all."""
+"""The number of persistent programs, each of which moves one tile at a time.
+
+On an H200 16 copy 280 to 400 GB/s, as much as NVLink carries, and 32 copy 530 to 720. Beside large GEMMs, which leave
+them few SMs, 32 copy twice as much as 16 and slow the GEMMs less in all.
+"""
 _TILE_BYTES = 16 << 10
 SMALL_ROWS = 16
-"""Pieces in a tile where one does not fill half of it."""
+"""Pieces in a tile if one piece does not fill half of it."""
 _WARPS = 8
 
 
 @triton.jit
 def _copy_pieces(pieces, count, words, WORD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Program (of a few): tiles of ROWS pieces by BLOCK words of WORD bits. `pieces` [count, 2] int64: from, to."""
+    """Copies tiles of ROWS pieces by BLOCK words of WORD bits, in a loop of a few persistent programs.
+
+    `pieces` [count, 2] int64: source and target address.
+    """
     blocks = tl.cdiv(words, BLOCK)
     tiles = tl.cdiv(count, ROWS) * blocks
     alignment: tl.constexpr = 16 if WORD == 32 else 1
@@ -46,7 +52,7 @@ def _copy_pieces(pieces, count, words, WORD: tl.constexpr, ROWS: tl.constexpr, B
 
 
 def warm_up(device: torch.device) -> None:
-    """Compile and load what copies pieces of all sizes that are aligned."""
+    """Compiles and loads the kernels for aligned pieces of all sizes."""
     memory = torch.zeros(4 * _TILE_BYTES, dtype=torch.uint8, device=device)
     begin = memory.data_ptr()
     pieces = torch.tensor([[begin, begin + 2 * _TILE_BYTES]], dtype=torch.int64, device=device)
@@ -55,7 +61,7 @@ def warm_up(device: torch.device) -> None:
 
 
 def copy_pieces(pieces: torch.Tensor, size: int, *, is_aligned: bool, programs: int = PROGRAMS) -> None:
-    """Copy `size` bytes of each of pieces [pieces, 2] int64, on the device: from an address, to an address.
+    """Copies `size` bytes of each of pieces [pieces, 2] int64, on the device: from an address, to an address.
 
     `is_aligned`: all addresses and the size are multiples of 16. No target overlaps another piece.
     """

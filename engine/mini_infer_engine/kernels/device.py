@@ -1,4 +1,4 @@
-"""What kernel choices depend on: an NVIDIA GPU's sizes and features, and the Triton that compiles for it."""
+"""Describes what kernel choices depend on: an NVIDIA GPU's sizes and features, and the Triton that compiles for it."""
 
 import functools
 from dataclasses import dataclass
@@ -6,43 +6,43 @@ from dataclasses import dataclass
 import torch
 
 _GLUON_TRITON = "3.6."
-"""Gluon is experimental: its semantics change between minor versions, and a wrong barrier would hang the GPU."""
+"""The Triton version for Gluon, which is experimental: its semantics change, and a wrong barrier would hang the GPU."""
 _HOPPER = (9, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
-    """A GPU as kernel choices see it; plain data, so that choices can be tested for a GPU that is not there."""
+    """A GPU's properties for kernel choices; plain data, so that choices can be tested without the GPU."""
 
     name: str
-    """As the driver says it, "NVIDIA H200": tuned configs are stored under it."""
+    """The driver's name of the GPU, "NVIDIA H200", under which tuned configs are stored."""
     compute_capability: tuple[int, int]
     sm_count: int
-    """Streaming multiprocessors."""
+    """The number of streaming multiprocessors."""
     shared_memory_bytes: int
-    """The most that one program (CUDA: thread block) may have: 227 KB on an H100 or H200, 99 KB on an L4."""
+    """The shared memory limit of one program (CUDA: thread block): 227 KB on an H100 or H200, 99 KB on an L4."""
     sm_shared_memory_bytes: int
-    """What the programs that are resident on one SM share."""
+    """The shared memory of one SM, for all its resident programs."""
     triton_version: str
 
     @property
     def is_hopper(self) -> bool:
-        """Whether it is an H100, H200 or alike."""
+        """True for an H100, H200 and the like."""
         return self.compute_capability == _HOPPER
 
     @property
     def reads_tensors(self) -> bool:
-        """Whether Triton's tensor descriptors are fast here: by TMA, or in the interpreter."""
+        """True if Triton's tensor descriptors are fast here: by TMA, or in the interpreter."""
         return self.compute_capability >= _HOPPER or self.compute_capability == (0, 0)
 
     @property
     def supports_gluon(self) -> bool:
-        """Whether our kernels for Hopper, which are written in Gluon, can run."""
+        """True if our kernels for Hopper, which are written in Gluon, can run."""
         return self.gluon_obstacle is None
 
     @property
     def gluon_obstacle(self) -> str | None:
-        """Why our kernels for Hopper cannot run here; None: they can."""
+        """The reason why our kernels for Hopper cannot run here, or None if they can."""
         if not self.is_hopper:
             major, minor = self.compute_capability
             return f"{self.name} has compute capability {major}.{minor}, they need 9.0 (H100, H200)"
@@ -52,12 +52,12 @@ class DeviceProfile:
 
 
 INTERPRETER = DeviceProfile("cpu", (0, 0), 132, 1 << 30, 1 << 30, "")
-"""Of a CPU, where Triton's interpreter runs: grids as on an H200, no limit of shared memory, no Hopper kernels."""
+"""The profile of a CPU with Triton's interpreter: grids as on an H200, no limit of shared memory, no Hopper kernels."""
 
 
 @functools.cache
 def device_profile(device: torch.device) -> DeviceProfile:
-    """Of an NVIDIA GPU; `INTERPRETER` of a CPU."""
+    """Returns the profile of an NVIDIA GPU, and `INTERPRETER` for a CPU."""
     if device.type != "cuda":
         return INTERPRETER
     import triton

@@ -1,4 +1,4 @@
-"""What a decode step reads of each row's slot: its last token's embedding, its position and its cache index."""
+"""Gathers a decode step's inputs from each row's slot: its last token's embedding, its position and its cache index."""
 
 import torch
 import triton
@@ -44,7 +44,7 @@ def _gather(
 
 @triton.jit(do_not_specialize=["padding_slot"], do_not_specialize_on_alignment=["slots"])
 def _gather_places(slots, slot_positions, slot_kv_lengths, positions, kv_lengths, padding_slot):
-    """Program (row)."""
+    """Gathers with one program per row."""
     row = tl.program_id(0)
     slot = tl.load(slots + row).to(tl.int64)
     tl.store(positions + row, tl.load(slot_positions + slot).to(tl.int64))
@@ -60,10 +60,10 @@ def gather_decode_inputs(
     scales: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(hidden [rows, width], positions, kv_lengths [rows] int64) of the token sampled last in each slot [rows] int32.
+    """Returns (hidden [rows, width], positions, kv_lengths [rows] int64) of the last token in slots [rows] int32.
 
-    The table may be a rank's, from `first_token` on: of other tokens the embedding is zeros. scales [tokens] fp32 where
-    it is of integers, which become `dtype`.
+    The table may be a rank's, from `first_token` on; the embeddings of other tokens are zeros. `scales` [tokens] fp32
+    are given for a table of integers, whose embeddings are in `dtype`.
     """
     rows, width = slots.shape[0], embedding.shape[1]
     hidden = torch.empty((rows, width), dtype=dtype or embedding.dtype, device=slots.device)
@@ -90,7 +90,7 @@ def gather_decode_inputs(
 def gather_places(
     slots: torch.Tensor, state: SamplingState, padding_slot: int = -1
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(positions, kv_lengths) [rows] int64 of slots [rows]; kv_lengths are -1 in rows of the `padding_slot`."""
+    """Returns (positions, kv_lengths) [rows] int64 of slots [rows]; kv_lengths are -1 in rows of the `padding_slot`."""
     positions, kv_lengths = _places(slots.shape[0], slots.device)
     _gather_places[(slots.shape[0],)](
         slots, state.positions, state.kv_lengths, positions, kv_lengths, padding_slot, num_warps=1

@@ -1,8 +1,8 @@
-"""Triton's launchers, loaded by one thread at a time.
+"""Serialises the loading of Triton's launchers.
 
-A launcher is a C extension; all have one name, and Python keeps one module object a name: of two that threads load at
-the same time one may get the other's function, and says "function takes exactly 42 arguments (33 given)" (Triton 3.6.0,
-`CudaLauncher`: `compile_module_from_src`, then `mod.launch`).
+A launcher is a C extension. All have one name, and Python has one module object for each name: if two threads load
+launchers at the same time, one may get the other's function, and fails with "function takes exactly 42 arguments (33
+given)" (Triton 3.6.0, `CudaLauncher`: `compile_module_from_src`, then `mod.launch`).
 """
 
 from threading import Lock
@@ -10,19 +10,19 @@ from typing import Any
 
 
 class OneAtATime:
-    """In place of a driver's class of launchers."""
+    """Replaces a driver's class of launchers, and makes them under a lock."""
 
     def __init__(self, make: Any) -> None:
         self._make, self._lock = make, Lock()
 
     def __call__(self, source: Any, metadata: Any) -> Any:
-        """A launcher for a compiled kernel."""
+        """Returns a launcher for a compiled kernel."""
         with self._lock:
             return self._make(source, metadata)
 
 
 def load_launchers_one_at_a_time() -> None:
-    """Of this process, whatever kernels it launches from now on. Again: nothing."""
+    """Serialises the loading of launchers in this process from now on. A second call does nothing."""
     import triton  # which is not installed on CPUs
 
     driver = triton.runtime.driver.active

@@ -1,5 +1,6 @@
-"""Programmatic dependent launch (CUDA C++ Programming Guide) for Gluon kernels, which begin while the kernel before
-them still runs. `pdl_gemm` says why that is safe.
+"""Wraps programmatic dependent launch (CUDA C++ Programming Guide) for Gluon kernels.
+
+Such kernels begin while the kernel before them still runs. `pdl_gemm` explains why that is safe.
 """
 
 from triton.experimental import gluon
@@ -8,7 +9,7 @@ from triton.experimental.gluon import language as gl
 
 @gluon.jit
 def launch_dependents():
-    """PTX griddepcontrol.launch_dependents: the next kernel of the stream, if launched with PDL, may take free SMs."""
+    """Emits PTX griddepcontrol.launch_dependents: the stream's next kernel, if launched with PDL, may take free SMs."""
     gl.inline_asm_elementwise(
         "griddepcontrol.launch_dependents; // dummy $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
     )
@@ -16,5 +17,5 @@ def launch_dependents():
 
 @gluon.jit
 def grid_dependency_wait():
-    """PTX griddepcontrol.wait: until the kernel before this one has ended and what it wrote can be read."""
+    """Emits PTX griddepcontrol.wait, which waits until the kernel before has ended and its writes are visible."""
     gl.inline_asm_elementwise("griddepcontrol.wait; // dummy $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)

@@ -1,7 +1,8 @@
-"""Triton's cache with a read-only folder behind it: kernels that were compiled when the image was made.
+"""Extends Triton's cache by a read-only folder of kernels that were compiled when the image was built.
 
-Triton takes it where TRITON_CACHE_MANAGER names it, as the image for GPUs does. The folder was the TRITON_CACHE_DIR of
-another machine; MINI_INFER_PREBUILT_KERNELS says where. Knows how Triton lays out a cache, and nothing of kernels.
+Triton uses it if TRITON_CACHE_MANAGER names it, as in the image for GPUs. The folder was the TRITON_CACHE_DIR of
+another machine; MINI_INFER_PREBUILT_KERNELS is its path. This module knows the layout of Triton's cache, and nothing of
+kernels.
 """
 
 import json
@@ -14,10 +15,11 @@ VARIABLE = "MINI_INFER_PREBUILT_KERNELS"
 
 
 class PrebuiltKernels(FileCacheManager):  # type: ignore[misc]  # triton has no types, and is not installed on CPUs
-    """Looks into TRITON_CACHE_DIR first; what neither folder has is compiled and kept there.
+    """A Triton cache that looks into TRITON_CACHE_DIR first, and then into the prebuilt folder.
 
-    Triton's keys are hashes of the kernel's source, its arguments' types, the GPU's architecture and Triton's own
-    version, so what was built for anything else is not found.
+    Kernels that are in neither are compiled, and stored in TRITON_CACHE_DIR. Triton's keys are hashes of the kernel's
+    source, its arguments' types, the GPU's architecture and Triton's own version, so that kernels built for anything
+    else are not found.
     """
 
     def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
@@ -26,14 +28,14 @@ class PrebuiltKernels(FileCacheManager):  # type: ignore[misc]  # triton has no 
         self._prebuilt = Path(folder, key) if folder and not override and not dump else None
 
     def get_file(self, filename: str) -> str | None:
-        """The file's path, or None."""
+        """Returns the file's path, or None."""
         own: str | None = super().get_file(filename)
         return own or self._prebuilt_file(filename)
 
     def get_group(self, filename: str) -> dict[str, str] | None:
-        """Paths of all files of a kernel by their names, or None.
+        """Returns the paths of all files of a kernel by their names, or None.
 
-        A group lists them by absolute paths, those of the machine that compiled it: names alone are taken.
+        A group lists absolute paths on the machine that compiled it, of which only the names are used.
         """
         own: dict[str, str] | None = super().get_group(filename)
         listed = None if own else self._prebuilt_file(f"__grp__{filename}")

@@ -1,4 +1,4 @@
-"""Which kernels an engine runs, and why some are not: for people, in the log and `--version`, and for /metrics."""
+"""Reports which kernels an engine runs, and why some are off, for the log, `--version` and /metrics."""
 
 import importlib.util
 import logging
@@ -15,33 +15,33 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class KernelReport:
-    """The kernels in force; each field is a label of the metric."""
+    """The active kernels; each field is a label of the metric."""
 
     device: str
     triton: str
     gemm: str
-    """Of few rows: pdl_gemm, small_m_gemm, cublas, or torch."""
+    """The GEMM for few rows: pdl_gemm, small_m_gemm, cublas, or torch."""
     gemm_configs: str
-    """The GPU that GEMMs' tile configs were measured on, which may be another than this; empty: none are used."""
+    """The GPU on which the GEMMs' tile configs were measured, which may be another than this; empty: none are used."""
     decode_attention: str
     prefill_attention: str
-    """The fastest that passes with prompts may have."""
+    """The fastest attention kernel that passes with prompts may use."""
     disabled: str = ""
     """Mechanisms that settings switch off."""
     off: str = ""
-    """Why our kernels for Hopper cannot run; empty: they can, or the GPU is no Hopper."""
+    """The reason why our kernels for Hopper cannot run; empty: they can, or the GPU is no Hopper."""
     kv_cache: str = ""
-    """How keys and values are quantised: float8_e4m3fn, int8; empty: they are as the model computes them."""
+    """The format of quantised keys and values: float8_e4m3fn, int8; empty: they are not quantised."""
     weights: str = ""
-    """How weights are quantised, by an option (int8, fp8, int4, w8a8-int8) or the checkpoint; empty: they are not."""
+    """The format of quantised weights, by an option (int8, fp8, int4, w8a8-int8) or the checkpoint; empty: none."""
 
     @property
     def labels(self) -> dict[str, str]:
-        """By name, for the metric."""
+        """The fields by name, for the metric."""
         return asdict(self)
 
     def __str__(self) -> str:
-        """One line for people."""
+        """Formats the report as one line for people."""
         attention = f"decode attention {self.decode_attention}, prefill attention {self.prefill_attention}"
         where = f"{self.device}, Triton {self.triton}" if self.triton else self.device
         disabled = f"; disabled: {self.disabled}" if self.disabled else ""
@@ -59,11 +59,9 @@ def kernel_report(
     kv_cache: str = "",
     weights: str = "",
 ) -> KernelReport:
-    """Of an engine on the device of this name ("cuda:0"), by default the best that there is.
+    """Returns the report for an engine on the device of this name ("cuda:0"), by default the best one available.
 
-    kv_cache and weights: how they are quantised; empty: not at all.
-
-    ValueError: `disabled` has an unknown name.
+    kv_cache and weights are their quantisation formats, or empty. Raises ValueError if `disabled` has an unknown name.
     """
     device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
     if device.type != "cuda" or backend == "torch" or importlib.util.find_spec("triton") is None:
@@ -73,7 +71,7 @@ def kernel_report(
 
 
 def report_of(policy: KernelPolicy, backend: str = "auto", kv_cache: str = "", weights: str = "") -> KernelReport:
-    """Of a policy's kernels: which it would choose where they are at their best."""
+    """Returns the report of a policy's kernels: those that it chooses for the most favourable sizes."""
     profile = policy.profile
     gemm = policy.small_m_config(1, 4096, 4096, torch.bfloat16, tma_operands=True)
     kernels = {"PdlGemmConfig": "pdl_gemm", "SmallMConfig": "small_m_gemm", "NoneType": "cublas"}
@@ -99,7 +97,7 @@ def _prefill_attention(policy: KernelPolicy, backend: str, kv_cache: str) -> str
 
 
 def log_kernels(report: KernelReport) -> None:
-    """Say it when an engine starts: as a warning where a Hopper GPU lacks the kernels that were made for it."""
+    """Logs the kernels when an engine starts: as a warning if a Hopper GPU lacks the kernels that were made for it."""
     if report.off:
         log.warning("kernels: %s. Install the torch and Triton of constraints-gpu.txt", report)
     else:

@@ -1,8 +1,9 @@
 """GPTQ's rounding of a block of columns (Frantar et al. 2022, arXiv 2210.17323), and a sweep of coordinate descent over
-it (QuantEase, Behdin et al. 2023, arXiv 2309.01885): one column after another, each for what those before have left.
+it (QuantEase, Behdin et al. 2023, arXiv 2309.01885).
 
-`quantization.gptq` has the same by torch. Rows know nothing of each other: a program has some of them, with all columns
-of a block, in registers, where torch would launch a dozen kernels for each column.
+Columns are rounded one after another, each given the errors of those before. `quantization.gptq` does the same in
+torch. Rows are independent: a program has some of them, with all columns of a block, in registers, where torch would
+launch a dozen kernels for each column.
 """
 
 import torch
@@ -12,22 +13,21 @@ import triton.language as tl
 from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
 
 _ROWS = 16
-"""Of a program."""
+"""Rows of one program."""
 _TO_INTEGER = tl.constexpr(12582912.0)
-"""1.5 * 2**23: a number of less than 2**22 that it is added to, and taken from, becomes the nearest integer, even ones
-where two are as near."""
+"""1.5 * 2**23: adding and subtracting it rounds a number below 2**22 to the nearest integer, ties to even."""
 
 
 @triton.jit
 def _nearest(x, low, high):
-    """The nearest integer, of those from low to high."""
+    """Returns the nearest integer in [low, high]."""
     x = tl.minimum(tl.maximum(x, low - 1.0), high + 1.0)
     return tl.minimum(tl.maximum((x + _TO_INTEGER) - _TO_INTEGER, low), high)
 
 
 @triton.jit
 def _block(rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """A program's rows [ROWS, 1], all columns [1, COLUMNS], and which there are."""
+    """Returns a program's rows [ROWS, 1], all columns [1, COLUMNS], and the mask of those that exist."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     column = tl.arange(0, COLUMNS)[None, :]
     return row, column, (row < rows) & (column < columns)
@@ -35,7 +35,7 @@ def _block(rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 @triton.jit
 def _column(tile, is_here):
-    """One column [rows] of a tile [rows, columns]."""
+    """Returns one column [rows] of a tile [rows, columns]."""
     return tl.sum(tl.where(is_here, tile, 0.0), axis=1)
 
 
@@ -44,7 +44,7 @@ def _round_columns(
     left, scale, zero, compensation, integers, errors, rows, columns, stride, factor_stride, largest,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of rows): a column is rounded, and its error goes into the columns behind it."""
+    """Rounds each column, and propagates its error to the columns after it. One program per block of rows."""
     row, column, mask = _block(rows, columns, ROWS, COLUMNS)
     values = tl.load(left + row * stride + column, mask=mask, other=0.0)
     steps = tl.load(scale + row * stride + column, mask=mask, other=1.0)
@@ -70,7 +70,7 @@ def _descend_columns(
     integers, scale, gradient, hessian, rows, columns, stride, factor_stride, largest,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of rows): a column is rounded anew, and the gradient of those behind it follows."""
+    """Rounds each column again, and updates the gradient of the columns after it. One program per block of rows."""
     row, column, mask = _block(rows, columns, ROWS, COLUMNS)
     made = tl.load(integers + row * stride + column, mask=mask, other=0.0)
     steps = tl.load(scale + row * stride + column, mask=mask, other=1.0)
@@ -95,7 +95,7 @@ def round_columns(
     integers: torch.Tensor,
     largest: int,
 ) -> torch.Tensor:
-    """GPTQ's step for a block of columns, the first of them first: `integers` is filled, what they leave is returned.
+    """Rounds a block of columns in their order (GPTQ): fills `integers`, and returns the scaled errors.
 
     All but `compensation` [columns, columns] are views [rows, columns] of matrices of one row stride, fp32; errors
     [rows, columns] are dense, and divided by the compensation's diagonal.
@@ -114,8 +114,10 @@ def round_columns(
 def descend_columns_(
     integers: torch.Tensor, scale: torch.Tensor, gradient: torch.Tensor, hessian: torch.Tensor, largest: int
 ) -> None:
-    """Round each column of a block anew, in place: `gradient` [rows, columns], dense, is the error's product with the
-    Hessian's columns, of which `hessian` [columns, columns] is the block's part.
+    """Rounds each column of a block again, in place, by coordinate descent.
+
+    `gradient` [rows, columns], dense, is the product of the error with the Hessian's columns, of which `hessian`
+    [columns, columns] is the block's part.
     """
     rows, columns = integers.shape
     assert hessian.stride(1) == integers.stride(1) == 1

@@ -1,4 +1,4 @@
-"""The device says which pass has computed a layer, in main memory, where the host reads it without the driver."""
+"""Reports from the device which pass has computed a layer, in main memory: the host reads it without the driver."""
 
 import torch
 import triton
@@ -11,7 +11,7 @@ def _tell_layer(newest, number, layer):
 
 
 def tell_layer(newest: torch.Tensor, number: torch.Tensor, layer: int) -> None:
-    """Once all that was launched before is done, newest[layer] becomes `number`.
+    """Sets newest[layer] to `number` once all earlier launches of the stream are done.
 
     newest: [layers] int32 in pinned memory; number: [1] int32 on the device.
     """

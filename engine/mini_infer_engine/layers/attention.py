@@ -1,6 +1,7 @@
-"""The attention block of a decoder as data: projections, norms of q and k, rotation, window. Backends compute it.
+"""Describes the attention block of a decoder as data: projections, norms of q and k, rotation, window. Backends compute
+it.
 
-What all kinds of attention have in common is `AttentionBlock`; `latent_attention` has the other kind.
+All kinds of attention derive from `AttentionBlock`; `latent_attention` has the other kind.
 """
 
 import torch
@@ -13,21 +14,22 @@ from mini_infer_engine.layers.rotary import Rotary
 
 
 class AttentionBlock(nn.Module):
-    """What models, executors and backends know of every kind of attention. One backend computes all layers of a model:
-    they are of one kind.
+    """The common part of all kinds of attention, which models, executors and backends read.
+
+    All layers of a model are of one kind, because one backend computes them all.
     """
 
     def __init__(self, config: ModelConfig, layer: int, *, value_dim: int) -> None:
-        """`value_dim`: what one head adds to the output."""
+        """Takes `value_dim`, the width that one head contributes to the output."""
         super().__init__()
         self.layer = layer - config.layers.start
-        """Its place among the layers that are built here, and so in the page pool."""
+        """The layer's index among the layers that this process builds, and so in the page pool."""
         self.is_last = layer == config.num_layers - 1
         parallel = config.tensor_parallel
         self.num_heads, self.head_dim = parallel.num_heads(config.num_heads), config.head_dim
-        """Heads of this rank."""
+        """The heads of this rank."""
         self.out_width = self.num_heads * value_dim
-        """Columns of what attention mixes, which `o_proj` reads."""
+        """The width of attention's output, which `o_proj` reads."""
         self.scale = config.attention_scale
         self.softcap = config.attention_softcap
         self.sliding_window = config.sliding_windows[layer]
@@ -36,7 +38,7 @@ class AttentionBlock(nn.Module):
         self.o_proj = row_parallel(config.num_heads * value_dim, config.hidden_size, parallel, bias=config.output_bias)
 
     def finish_loading(self) -> None:
-        """Make what is derived from weights, after all linear layers have finished."""
+        """Derives tensors from the weights, after all linear layers have finished loading."""
 
 
 class Attention(AttentionBlock):
@@ -46,7 +48,7 @@ class Attention(AttentionBlock):
         super().__init__(config, layer, value_dim=config.head_dim)
         parallel = config.tensor_parallel
         self.num_kv_heads = parallel.num_heads(config.num_kv_heads)
-        """Of this rank; where there are fewer KV heads than ranks, several hold the same one."""
+        """The KV heads of this rank; if there are fewer KV heads than ranks, several ranks have the same one."""
         sizes = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads, "v_proj": config.num_kv_heads}
         parts = {name: parallel.heads(heads, config.head_dim) for name, heads in sizes.items()}
         self.qkv_proj: Linear = PackedLinear(config.hidden_size, parts, bias=config.qkv_bias)
@@ -55,7 +57,7 @@ class Attention(AttentionBlock):
         self.qk_norm_weight: Tensor | None = None  # [heads + kv_heads, head_dim]
 
     def finish_loading(self) -> None:
-        """Lay the two norms' weights out by head, so that one product scales q and k."""
+        """Expands the two norms' weights to one row for each head, so that one product scales q and k."""
         if self.q_norm is not None and self.k_norm is not None:
             q_weight, k_weight = self.q_norm.weight, self.k_norm.weight
             rows = (q_weight.expand(self.num_heads, -1), k_weight.expand(self.num_kv_heads, -1))

@@ -1,4 +1,4 @@
-"""The table of token embeddings, or a rank's tokens of it, in the model's dtype or rounded when it has been loaded."""
+"""Stores the token embeddings, or a rank's shard of them, in the model's dtype or rounded after loading."""
 
 from collections.abc import Callable
 
@@ -11,33 +11,34 @@ from mini_infer_engine.layers.placement import Part, Placement
 
 
 class Embedding(nn.Module):
-    """A row of the table for each token; zeros for tokens of other ranks, so that the ranks' sum is the embedding."""
+    """Looks up a row for each token; zeros for tokens of other ranks, so that the ranks' sum is the embedding."""
 
     def __init__(self, num_rows: int, width: int, parallel: TensorParallel = ALONE) -> None:
         super().__init__()
         self.rows = parallel.vocabulary(num_rows) if parallel.size > 1 else None
-        """Tokens of this rank; None: all."""
+        """The tokens of this rank; None: all."""
         rows = parallel.vocabulary_rows(num_rows)  # the last ones may be padding
         self.weight = nn.Parameter(torch.empty(rows, width), requires_grad=False)
         self.dtype = self.weight.dtype
-        """Of what it gives."""
+        """The dtype of the embeddings that the layer returns."""
         self.rounding: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
-        """From the weight to integers and scales [rows, 1] of which it is the product; None: it stays as it is."""
+        """Splits the weight into integers and scales [rows, 1], whose product it is; None: the weight is not rounded.
+        """
         self.scales: nn.Parameter | None = None  # [rows] fp32, once it has been rounded
 
     @property
     def first_token(self) -> int:
-        """Of this rank."""
+        """The first token of this rank."""
         return 0 if self.rows is None else self.rows.ranges[0][0]
 
     def checkpoint_tensors(self, path: str) -> dict[str, Placement]:
-        """Checkpoint names to the memory they fill."""
+        """Maps checkpoint names to the memory that they fill."""
         if self.rows is None:
             return {f"{path}.weight": Placement(self.weight)}
         return {f"{path}.weight": Placement(self.weight[: self.rows.count], part=Part(0, self.rows))}
 
     def finish_loading(self) -> None:
-        """Round the table, once, where it is to be."""
+        """Rounds the table, once, if `rounding` is set."""
         if self.rounding is not None and self.scales is None:
             integers, scales = self.rounding(self.weight)
             self.weight = nn.Parameter(integers, requires_grad=False)
@@ -50,7 +51,7 @@ class Embedding(nn.Module):
         return found.float().mul_(self.scales[places].unsqueeze(-1)).to(self.dtype)
 
     def forward(self, token_ids: Tensor) -> Tensor:
-        """[tokens] int64 to [tokens, width], in new memory."""
+        """Maps token ids [tokens] int64 to embeddings [tokens, width], in new memory."""
         if self.rows is None:
             return self._rows(token_ids)
         local = token_ids - self.first_token

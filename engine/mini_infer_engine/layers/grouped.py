@@ -1,6 +1,7 @@
-"""Layers whose weights stay quantised in the checkpoint's order of columns: groups that `packed` has no form for.
+"""Stores layers whose weights stay quantised in the checkpoint's order of columns: groups that `packed` has no form
+for.
 
-Does not know any checkpoint: those that read weights do, and hand over a `GroupedWeight`.
+Does not know any checkpoint: the readers of checkpoints pass a `GroupedWeight`.
 """
 
 import torch
@@ -14,35 +15,37 @@ from mini_infer_engine.layers.placement import Placement
 
 
 class GroupedMethod:
-    """See `layers.linear.LinearMethod`: of one layer that has been loaded; nothing is placed in it."""
+    """Implements `layers.linear.LinearMethod` for a layer that has been loaded; nothing more can be loaded into it."""
 
     def __init__(self, kind: Kind, group: int) -> None:
         self.kind, self.group = kind, group
 
     def create_weights(self, layer: Linear) -> None:
-        """Nothing: `keep_grouped` has."""
+        """Does nothing: `keep_grouped` has registered the parameters."""
 
     def placements(self, layer: Linear, path: str, rows: slice) -> dict[str, Placement]:
-        """None: what a checkpoint has is not what is kept."""
+        """Returns no placements: the checkpoint's tensors are not those that are stored."""
         return {}
 
     def process_weights_after_loading(self, layer: Linear) -> None:
-        """Nothing is left to do."""
+        """Does nothing: the weight is in its final form."""
 
     def weight(self, layer: Linear) -> GroupedWeight:
-        """What kernels multiply with."""
+        """Returns the weight that kernels multiply with."""
         zeros, factors, order = (getattr(layer, f"weight_{part}", None) for part in ("zeros", "factors", "order"))
         k = layer.in_features if order is None else len(order)
         values, scales = layer.integers, layer.weight_scale
         return GroupedWeight(self.kind, values, scales, k, self.group, zeros, factors, order, layer.in_features)
 
     def apply(self, layer: Linear, x: Tensor) -> Tensor:
-        """See `LinearMethod`: over the weight that it stands for, made anew at each call."""
+        """Multiplies with the dequantised weight, which is computed anew at each call."""
         return functional.linear(x, dequantized_groups(self.weight(layer)).to(x.dtype), layer.bias)
 
 
 def keep_grouped(layer: Linear, weight: GroupedWeight) -> None:
-    """Give up what was loaded for a weight that kernels read; parameters, so that their bytes are counted."""
+    """Replaces the loaded tensors by a weight that kernels read. Its tensors are parameters, so that their bytes are
+    counted.
+    """
     forget_weights(layer)
     kept = {"integers": weight.values, "weight_scale": weight.scales}
     optional = {"weight_zeros": weight.zeros, "weight_factors": weight.factors, "weight_order": weight.order}
@@ -55,7 +58,7 @@ def keep_grouped(layer: Linear, weight: GroupedWeight) -> None:
 
 
 def keep_dequantized(layer: Linear, weight: Tensor) -> None:
-    """Give up what was loaded for the weight itself [out_features, in_features], as an unquantised layer has it."""
+    """Replaces the loaded tensors by the weight [out_features, in_features]; the layer becomes an unquantised one."""
     forget_weights(layer)
     layer.method = UNQUANTIZED
     layer.weight = nn.Parameter(weight, requires_grad=False)
@@ -63,11 +66,11 @@ def keep_dequantized(layer: Linear, weight: Tensor) -> None:
 
 
 def forget_weights(layer: Linear) -> None:
-    """All parameters but the bias go."""
+    """Deletes all parameters but the bias."""
     for name in [name for name in layer._parameters if name != "bias"]:
         delattr(layer, name)
 
 
 def multiplies_groups(device: torch.device, kind: Kind) -> bool:
-    """Whether kernels read weights of this kind there: FP8 where the GPU has it, others on any."""
+    """True if kernels read weights of this kind on the device: FP8 where the GPU has it, others on any GPU."""
     return multiplies_fp8(device) if kind == "fp8" else device.type == "cuda"

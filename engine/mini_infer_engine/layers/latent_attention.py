@@ -1,8 +1,9 @@
-"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) as data: what is cached of a token is one latent vector.
+"""Describes multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) as data: a token's cache entry is one latent.
 
-From the latent, `kv_b_proj` makes keys and values of all heads. A prompt's are made from it (decompressed); for single
-new tokens the two halves of that product move to the queries and to the output instead (absorbed), so that attention
-reads latents alone. Backends compute both. Ranks share the heads out: each makes and caches all latents.
+`kv_b_proj` makes the keys and values of all heads from the latent. A prompt's keys and values are computed from it
+(decompressed). For single new tokens the two halves of that product move to the queries and to the output instead
+(absorbed), so that attention reads latents alone. Backends compute both. Ranks share out the heads: each computes and
+caches all latents.
 """
 
 from dataclasses import dataclass
@@ -17,40 +18,42 @@ from mini_infer_engine.layers.linear import UNQUANTIZED, Linear, PackedLinear, c
 from mini_infer_engine.layers.norm import RMSNorm
 
 _EPS = 1e-6
-"""Of the norms within the block, whatever the model's other norms have (transformers' modeling_deepseek_v2)."""
+"""The epsilon of the block's own norms, whatever the model's other norms have (transformers' modeling_deepseek_v2)."""
 
 
 @dataclass(frozen=True, slots=True)
 class LatentSpec:
-    """Widths of one block."""
+    """The widths of one block."""
 
     q_rank: int | None
-    """Of the latent that queries are made from; None: they are made from the hidden state."""
+    """The width of the latent from which queries are made; None: they are made from the hidden state."""
     kv_rank: int
-    """Of the latent that keys and values are made from."""
+    """The width of the latent from which keys and values are made."""
     nope_dim: int
-    """Of a head's queries and keys, the dimensions that are not rotated."""
+    """The dimensions of a head's queries and keys that are not rotated."""
     rope_dim: int
-    """Those that are; their keys are the same for all heads, and cached beside the latent."""
+    """The dimensions that are rotated; their keys are equal for all heads, and cached beside the latent."""
     value_dim: int
-    """Of a head's values."""
+    """The width of a head's values."""
     interleaved: bool
-    """Whether a rotated pair is (2i, 2i + 1), not (i, i + rope_dim / 2)."""
+    """True if a rotated pair is (2i, 2i + 1) instead of (i, i + rope_dim / 2)."""
 
     @property
     def qk_dim(self) -> int:
-        """Of a head's queries and keys."""
+        """The width of a head's queries and keys."""
         return self.nope_dim + self.rope_dim
 
     @property
     def latent_width(self) -> int:
-        """What is cached of a token in a layer: the latent after its norm, and the rotated key."""
+        """The width of a token's cache entry in a layer: the latent after its norm, and the rotated key."""
         return self.kv_rank + self.rope_dim
 
 
 class LatentAttention(AttentionBlock):
-    """`AttentionPass.attend` reads [tokens, heads * qk_dim + latent_width]: queries, then latent and key before norm
-    and rotation.
+    """Multi-head latent attention.
+
+    For it `AttentionPass.attend` reads [tokens, heads * qk_dim + latent_width]: queries, then latent and key before
+    norm and rotation.
     """
 
     def __init__(self, config: ModelConfig, layer: int, spec: LatentSpec) -> None:
@@ -70,7 +73,7 @@ class LatentAttention(AttentionBlock):
         self.key_up = self.value_up = self.kv_up  # [heads, nope_dim or value_dim, kv_rank]
 
     def finish_loading(self) -> None:
-        """The weight of `kv_b_proj` and its two halves, in the model's dtype whatever form it is stored in."""
+        """Computes the weight of `kv_b_proj` and its two halves, in the model's dtype whatever form it is stored in."""
         linear, spec = self.kv_b_proj, self.spec
         if linear.method is UNQUANTIZED and linear.weight.numel():
             weight: Tensor = linear.weight.detach()

@@ -1,4 +1,4 @@
-"""Linear layers: several of the checkpoint's tensors in one weight, stored and computed as their method says.
+"""Defines linear layers: several of the checkpoint's tensors in one weight, stored and computed by the layer's method.
 
 The names of a method's parts are vLLM's (`create_weights`, `process_weights_after_loading`, `apply`).
 """
@@ -16,40 +16,40 @@ from mini_infer_engine.layers.placement import Part, Placement
 
 
 class LinearMethod(Protocol):
-    """How a layer's weight is stored and multiplied with."""
+    """Stores a layer's weight, and multiplies with it."""
 
     def create_weights(self, layer: "Linear") -> None:
-        """Register the layer's parameters for its `out_features` and `in_features`, uninitialised."""
+        """Registers the layer's parameters for its `out_features` and `in_features`, uninitialised."""
 
     def placements(self, layer: "Linear", path: str, rows: slice) -> dict[str, Placement]:
-        """Checkpoint names to the memory of some of the layer's rows; `path` is what the checkpoint calls those."""
+        """Maps checkpoint names to the memory of some of the layer's rows; `path` is the checkpoint's name of those."""
 
     def process_weights_after_loading(self, layer: "Linear") -> None:
-        """Bring what was loaded into the form that is computed with; may be called twice."""
+        """Brings the loaded tensors into the form that is computed with; may be called twice."""
 
     def apply(self, layer: "Linear", x: Tensor) -> Tensor:
-        """X @ weight.T + bias by plain torch, [tokens, in_features] to [tokens, out_features]."""
+        """Returns x @ weight.T + bias by plain torch, [tokens, in_features] to [tokens, out_features]."""
 
 
 class UnquantizedMethod:
-    """Weights in the model's dtype; on a CPU in oneDNN's blocked order, where there is one."""
+    """Stores weights in the model's dtype; on a CPU in oneDNN's blocked order, if available."""
 
     def create_weights(self, layer: "Linear") -> None:
-        """See `LinearMethod`."""
+        """Registers the weight in the model's dtype."""
         layer.weight = nn.Parameter(torch.empty(layer.out_features, layer.in_features), requires_grad=False)
 
     def placements(self, layer: "Linear", path: str, rows: slice) -> dict[str, Placement]:
-        """See `LinearMethod`."""
+        """Maps the checkpoint's weight to these rows of the layer."""
         return {f"{path}.weight": Placement(layer.weight[rows], part=layer.part(rows))}
 
     def process_weights_after_loading(self, layer: "Linear") -> None:
-        """On a CPU, give the weight up for a copy in blocked order; placements have no meaning afterwards."""
+        """Replaces the weight on a CPU by a copy in blocked order; placements have no meaning afterwards."""
         if layer.blocked is None and (blocked := blocked_weight(layer.weight)) is not None:
             layer.blocked = blocked
             layer.weight = nn.Parameter(layer.weight.new_empty(0), requires_grad=False)
 
     def apply(self, layer: "Linear", x: Tensor) -> Tensor:
-        """See `LinearMethod`."""
+        """Multiplies with the blocked weight if there is one, else with the plain weight."""
         if layer.blocked is not None:
             return blocked_linear(x, layer.blocked, layer.bias)
         return functional.linear(x, layer.weight, layer.bias)
@@ -59,11 +59,11 @@ UNQUANTIZED = UnquantizedMethod()
 
 
 class Linear(nn.Module):
-    """x @ weight.T + bias, with uninitialised weights: a loader fills them, then `finish_loading`.
+    """Computes x @ weight.T + bias, with uninitialised weights: a loader fills them and calls `finish_loading`.
 
-    In a tensor-parallel group it may hold some of the checkpoint's rows (column-parallel in Megatron's words, which
-    have weights transposed), or some of its columns (row-parallel): then the ranks' results must be added up, which
-    the verbs of `ops` do, and the bias is the first rank's.
+    In a tensor-parallel group it may have some of the checkpoint's rows (column-parallel in Megatron's terms, whose
+    weights are transposed), or some of its columns (row-parallel). In the latter case the ranks' results must be
+    summed, which the operations of `ops` do, and only the first rank adds the bias.
     """
 
     weight: nn.Parameter  # [out_features, in_features]
@@ -82,10 +82,10 @@ class Linear(nn.Module):
         columns: Shard | None = None,
         adds_bias: bool = True,
     ) -> None:
-        """`in_features` and `out_features` are those of this rank.
+        """Takes this rank's `in_features` and `out_features`.
 
-        `rows` or `columns` say which of the checkpoint's they are; None: all. `adds_bias`: false on ranks whose results
-        are added to those of one that does.
+        `rows` or `columns` are the checkpoint's rows or columns that this rank has; None: all. `adds_bias` is False on
+        ranks whose results are added to those of a rank that adds the bias.
         """
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
@@ -97,7 +97,7 @@ class Linear(nn.Module):
 
     @classmethod
     def borrowing(cls, weight: nn.Parameter, rows: Shard | None = None) -> "Linear":
-        """A layer over a weight [out_features, in_features] that another module owns and goes on using."""
+        """Returns a layer over a weight [out_features, in_features] that another module owns and continues to use."""
         linear = cls(0, 0, rows=rows)
         linear.out_features, linear.in_features = weight.shape
         linear.weight = weight
@@ -106,41 +106,41 @@ class Linear(nn.Module):
 
     @property
     def is_summed(self) -> bool:
-        """Whether what it computes is a summand: the ranks' results must be added up."""
+        """True if the layer computes a summand: the ranks' results must be summed."""
         return self.columns is not None
 
     def part(self, rows: slice) -> Part | None:
-        """Which part of one checkpoint's weight these rows of the layer are; None: all of it."""
+        """Returns the part of one checkpoint weight that these rows of the layer are, or None for all of it."""
         if self.columns is not None:
             return Part(1, self.columns)
         shard = self._rows_of(rows)
         return None if shard is None else Part(0, shard)
 
     def _rows_of(self, rows: slice) -> Shard | None:
-        """Rows of a checkpoint's layer that stand at these rows of this one; None: all of that layer's."""
+        """Returns the rows of a checkpoint layer that are at these rows of this layer, or None for all its rows."""
         del rows  # a plain layer is one of the checkpoint's
         return self.rows
 
     def use(self, method: LinearMethod) -> None:
-        """Store and compute by this method from now on; before anything is loaded."""
+        """Stores and computes by this method from now on. Call it before anything is loaded."""
         self.method: LinearMethod = method
         method.create_weights(self)
 
     def finish_loading(self) -> None:
-        """See `LinearMethod.process_weights_after_loading`."""
+        """Brings the loaded weight into the form that is computed with; may be called twice."""
         self.method.process_weights_after_loading(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[tokens, in_features] to [tokens, out_features]."""
+        """Maps [tokens, in_features] to [tokens, out_features]."""
         return self.method.apply(self, x)
 
     def checkpoint_parts(self, path: str) -> dict[str, slice]:
-        """The checkpoint's layers that this one is made of, by name, with their rows; `path` is this layer's name."""
+        """Returns the checkpoint's layers that make up this one, by name, with their rows; `path` is its own name."""
         rows = self.out_features if self.rows is None else self.rows.count  # what is left over is padding
         return {path: slice(0, rows)}
 
     def checkpoint_tensors(self, path: str) -> dict[str, Placement]:
-        """Checkpoint names to the memory they fill."""
+        """Maps checkpoint names to the memory that they fill."""
         placements: dict[str, Placement] = {}
         for name, rows in self.checkpoint_parts(path).items():
             placements |= self.method.placements(self, name, rows)
@@ -155,10 +155,10 @@ class Linear(nn.Module):
 
 
 class PackedLinear(Linear):
-    """Several linear layers of one input; their outputs stand side by side, in the order of `parts`."""
+    """Several linear layers of one input, whose outputs are side by side in the order of `parts`."""
 
     def __init__(self, in_features: int, parts: Mapping[str, int | Shard], *, bias: bool = False) -> None:
-        """`parts`: rows of each layer, all of them or a rank's."""
+        """Takes the rows of each layer in `parts`, all of them or a rank's shard."""
         counts = {name: part.count if isinstance(part, Shard) else part for name, part in parts.items()}
         self._shards: dict[int, Shard] = {}  # by the first row here
         begin = 0
@@ -174,7 +174,7 @@ class PackedLinear(Linear):
         return None if shard is None or shard.count == shard.total else shard
 
     def checkpoint_parts(self, path: str) -> dict[str, slice]:
-        """Each part's own name, as a sibling of this layer, to its rows of the packed weight."""
+        """Maps each part's own name, as a sibling of this layer, to its rows of the packed weight."""
         parent = path.rpartition(".")[0]
         found, begin = {}, 0
         for part, rows in self.parts.items():
@@ -184,12 +184,12 @@ class PackedLinear(Linear):
 
 
 def column_parallel(in_features: int, rows: Shard) -> Linear:
-    """A layer of which each rank holds some of the checkpoint's rows; the input is whole on all."""
+    """Returns a layer of which each rank has some of the checkpoint's rows; the input is whole on all ranks."""
     return Linear(in_features, rows.count, rows=rows if rows.count < rows.total else None)
 
 
 def row_parallel(in_features: int, out_features: int, parallel: TensorParallel, *, bias: bool = False) -> Linear:
-    """A layer of which each rank holds an equal share of the columns, for inputs that are shared out like them."""
+    """Returns a layer of which each rank has an equal share of the columns, for inputs that are sharded like them."""
     if parallel.size == 1:
         return Linear(in_features, out_features, bias=bias)
     columns = parallel.even(in_features)
@@ -197,17 +197,17 @@ def row_parallel(in_features: int, out_features: int, parallel: TensorParallel, 
 
 
 MAX_PRIMITIVES = 128
-"""oneDNN keeps this many compiled products, of 260 kB each, one for each weight's shape and number of rows."""
+"""The number of compiled products that oneDNN caches, 260 kB each, one for each weight's shape and number of rows."""
 _PRIMITIVE_CACHES = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")
 """Environment variables that torch's ideep and oneDNN read at their first use, each for a cache of its own."""
 
 
 def blocked_weight(weight: Tensor) -> Tensor | None:
-    """The weight in oneDNN's order for small batches, or None where there is no gain or no oneDNN.
+    """Returns the weight in oneDNN's order for small batches, or None if that gains nothing or there is no oneDNN.
 
     Without it every product of a decode step reorders the whole weight: 1.7 times the time at 16 tokens (8 layers of
-    width 256, AMD EPYC, torch 2.13). torch has these operators for its own compiled graphs only, hence the check.
-    Elements of two bytes oneDNN reorders where the processor has instructions for them (AVX-512).
+    width 256, AMD EPYC, torch 2.13). torch has these operators only for its own compiled graphs, hence the check.
+    oneDNN reorders elements of two bytes only if the processor has instructions for them (AVX-512).
     """
     operators = torch.ops.mkldnn
     available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -224,6 +224,6 @@ def blocked_weight(weight: Tensor) -> Tensor | None:
 
 
 def blocked_linear(x: Tensor, blocked: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`functional.linear` with a weight from `blocked_weight`."""
+    """Computes `functional.linear` with a weight from `blocked_weight`."""
     out: Tensor = torch.ops.mkldnn._linear_pointwise(x, blocked, bias, "none", [], "")
     return out

@@ -1,4 +1,4 @@
-"""The feed-forward block of a decoder as data; `ops` compute it."""
+"""Describes the feed-forward block of a decoder as data; `ops` compute it."""
 
 from torch import nn
 
@@ -7,7 +7,7 @@ from mini_infer_engine.layers.linear import Linear, PackedLinear, row_parallel
 
 
 class GatedMLP(nn.Module):
-    """down(activation(gate(x)) * up(x)), gate and up in one product (GLU variants, arXiv 2002.05202)."""
+    """Computes down(activation(gate(x)) * up(x)), gate and up in one product (GLU variants, arXiv 2002.05202)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

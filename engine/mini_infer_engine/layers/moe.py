@@ -1,6 +1,6 @@
-"""A mixture of experts as data: the router's weight, and all experts' weights stacked; `ops` compute it.
+"""Describes a mixture of experts as data: the router's weight, and all experts' weights stacked; `ops` compute it.
 
-Quantised experts are `quantization.experts`': it sets `stored` to what makes the stacks.
+`quantization.experts` adds quantised experts: it sets `stored` to the object that makes the stacks.
 """
 
 from dataclasses import dataclass, replace
@@ -22,49 +22,53 @@ class MoESpec:
 
     hidden_size: int
     intermediate_size: int
-    """Of one expert."""
+    """The width of one expert."""
     num_experts: int
     top_k: int
     """Experts that compute each token."""
     normalizes_top_k: bool
-    """Whether the weights of a token's experts are divided by their sum."""
+    """True if the weights of a token's experts are divided by their sum."""
     num_shared: int = 0
-    """Experts that compute every token, with weight 1 (DeepSeekMoE, arXiv 2401.06066): they stand behind the others."""
+    """Experts that compute every token, with weight 1 (DeepSeekMoE, arXiv 2401.06066): they are stacked after the
+    others.
+    """
     scoring: Literal["softmax", "sigmoid"] = "softmax"
-    """From the router's logits to weights."""
+    """The function that turns the router's logits into weights."""
     scale: float = 1.0
-    """Factor of the weights, after all else."""
+    """The factor of the weights, applied last."""
     num_groups: int = 1
-    """Experts are chosen from the `top_groups` best of so many equal groups: by their best expert, with sigmoid by the
-    sum of their two best."""
+    """The number of equal groups of experts, of which the `top_groups` best provide a token's experts.
+
+    A group's score is that of its best expert; with sigmoid scoring, the sum of its two best.
+    """
     top_groups: int = 1
     has_correction: bool = False
-    """Whether a bias is added to the scores that choose (not to the weights): it balances the experts' load."""
+    """True if a bias is added to the scores that choose experts (not to the weights): it balances the experts' load."""
 
     @property
     def num_stacked(self) -> int:
-        """Routed and shared experts together."""
+        """The number of routed and shared experts together."""
         return self.num_experts + self.num_shared
 
     @property
     def shared_size(self) -> int:
-        """Of all shared experts together: the checkpoint has them as one MLP."""
+        """The width of all shared experts together: the checkpoint stores them as one MLP."""
         return self.num_shared * self.intermediate_size
 
     @property
     def experts_per_token(self) -> int:
-        """Routed and shared ones that compute a token."""
+        """The number of routed and shared experts that compute a token."""
         return self.top_k + self.num_shared
 
 
 class StoredExperts(Protocol):
-    """How quantised experts come into memory."""
+    """Loads quantised experts into memory."""
 
     def process_weights_after_loading(self, moe: "SparseMoE") -> None:
-        """Bring what was loaded into the form that is computed with; may be called twice."""
+        """Brings the loaded tensors into the form that is computed with; may be called twice."""
 
     def weights(self) -> tuple[GroupedWeight, GroupedWeight]:
-        """As `SparseMoE.weights`, once all is loaded."""
+        """Returns the stacks of `SparseMoE.weights`, once everything is loaded."""
 
 
 class ExpertLayers(nn.Module):
@@ -77,35 +81,36 @@ class ExpertLayers(nn.Module):
 
 
 class SparseMoE(nn.Module):
-    """sum over a token's experts of weight * down(silu(gate(x)) * up(x)); the router and `MoESpec` say which, and how
-    much.
+    """Computes the sum over a token's experts of weight * down(silu(gate(x)) * up(x)).
 
-    In a tensor-parallel group each rank holds a share of every expert's width, or some experts whole (then all ranks
-    route alike, and each computes what its own experts are chosen for, and a share of the shared ones' width); its
-    result is a summand.
+    The router and `MoESpec` determine the experts and their weights. In a tensor-parallel group each rank has a share
+    of every expert's width, or some whole experts. With whole experts all ranks route alike, and each computes the
+    tokens of its own experts and a share of the shared experts' width. A rank's result is a summand.
     """
 
     def __init__(self, spec: MoESpec, parallel: TensorParallel = ALONE) -> None:
         super().__init__()
         self.is_summed = parallel.size > 1
         self.shared_share = parallel.even(spec.shared_size)
-        """Which columns of all shared experts' width, one after the other, this rank holds."""
+        """The columns of this rank in the shared experts' total width, one expert after the other."""
         self.shared_experts: ExpertLayers | None = None
-        """Beside the stacks, of which experts are whole where those are; None: there are none, or they are stacked."""
+        """The shared experts outside the stacks, if ranks have whole experts. None: there are none, or they are
+        stacked.
+        """
         if parallel.whole_experts and spec.num_shared:
             self.shared_experts = ExpertLayers(spec.hidden_size, self.shared_share, is_summed=self.is_summed)
             spec = replace(spec, num_shared=0)
         self.spec = spec
-        """Of what is stacked."""
+        """The shape of the stacked experts."""
         whole = TensorParallel() if parallel.whole_experts else parallel
         self._share = whole.even(spec.intermediate_size)
         self.local_experts = range(spec.num_stacked)
-        """Those of which this rank holds weights; the stacks begin with the first of them."""
+        """The experts whose weights this rank has; the stacks begin with the first of them."""
         if parallel.whole_experts:
             ((begin, end),) = parallel.even(spec.num_experts).ranges
             self.local_experts = range(begin, end)
         self.stored: StoredExperts | None = None
-        """None: in the model's dtype, in `gate_up_proj` and `down_proj`."""
+        """The quantised experts. None: weights are in the model's dtype, in `gate_up_proj` and `down_proj`."""
         experts, hidden, width = len(self.local_experts), spec.hidden_size, self._share.count
         self.gate = Linear(hidden, spec.num_experts)
         correction = torch.empty(spec.num_experts, dtype=torch.float32) if spec.has_correction else None
@@ -115,20 +120,20 @@ class SparseMoE(nn.Module):
 
     @property
     def share(self) -> Shard:
-        """Which columns of every expert's width this rank holds."""
+        """The columns of this rank in every expert's width."""
         return self._share
 
     def weights(self) -> tuple[Tensor | GroupedWeight, Tensor | GroupedWeight]:
-        """[experts, 2 * width, hidden], gate first, and [experts, hidden, width]."""
+        """Returns the stacks [experts, 2 * width, hidden], gate first, and [experts, hidden, width]."""
         return (self.gate_up_proj, self.down_proj) if self.stored is None else self.stored.weights()
 
     def finish_loading(self) -> None:
-        """See `StoredExperts.process_weights_after_loading`."""
+        """Brings quantised experts into the form that is computed with; may be called twice."""
         if self.stored is not None:
             self.stored.process_weights_after_loading(self)
 
     def checkpoint_tensors(self, path: str) -> dict[str, Placement]:
-        """Each expert's own three names, as Qwen's and Mixtral's successors have them, to its part of the stacks."""
+        """Maps each expert's own three names, as Qwen and Mixtral's successors use them, to its part of the stacks."""
         width = self._share.count
         rows, columns = (Part(dim, self._share) if self.is_summed else None for dim in (0, 1))
         tensors: dict[str, Placement] = {}
@@ -148,7 +153,7 @@ class SparseMoE(nn.Module):
         return tensors | (self._shared_tensors(f"{path}.shared_experts") if self.spec.num_shared else {})
 
     def _unread(self, name: str) -> dict[str, Placement]:
-        """Another rank's expert: its shapes are checked, and none of its rows are read."""
+        """Returns placements of another rank's expert: its shapes are checked, and none of its rows are read."""
         wide, high = (
             Part(0, Shard(total, ((0, 0),))) for total in (self.spec.intermediate_size, self.spec.hidden_size)
         )
@@ -160,7 +165,10 @@ class SparseMoE(nn.Module):
         }
 
     def _shared_tensors(self, path: str) -> dict[str, Placement]:
-        """The shared experts are one wide MLP in the checkpoint: each is a part of its width, or of a rank's share."""
+        """Maps the shared experts, one wide MLP in the checkpoint, to the stacks: each is a part of its width.
+
+        In a tensor-parallel group it is a part of a rank's share of the width.
+        """
         spec, width = self.spec, self._share.count
         rows, columns = (spec.shared_size, spec.hidden_size), (spec.hidden_size, spec.shared_size)
         gate_up, down = self.gate_up_proj[spec.num_experts :], self.down_proj[spec.num_experts :]
@@ -174,7 +182,7 @@ class SparseMoE(nn.Module):
 
 
 def expert_weight(weights: Tensor | GroupedWeight, expert: int, dtype: torch.dtype) -> Tensor:
-    """One expert's of a stack, [rows, columns], for plain torch."""
+    """Returns one expert of a stack, [rows, columns], for plain torch."""
     if isinstance(weights, Tensor):
         return weights[expert]
     return dequantized_groups(weights.at(expert)).to(dtype)

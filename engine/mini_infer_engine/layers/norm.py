@@ -1,4 +1,4 @@
-"""RMS norm, over the hidden width and over single heads."""
+"""Implements RMS norm, over the hidden width and over single heads."""
 
 from functools import cache
 
@@ -11,12 +11,15 @@ from mini_infer_engine.layers.placement import Part, Placement
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * (offset + weight) over the last dimension (Zhang and Sennrich 2019, arXiv 1910.07467)."""
+    """Computes x / rms(x) * (offset + weight) over the last dimension (Zhang and Sennrich 2019, arXiv 1910.07467)."""
 
     def __init__(
         self, size: int, eps: float, *, offset: float = 0.0, columns: Shard | None = None, copies: int = 1
     ) -> None:
-        """`columns`: this rank's, of a norm over those of all ranks, each of which `copies` ranks hold; None: all."""
+        """Takes this rank's `columns` of a norm over those of all ranks; None: it has all.
+
+        `copies` is the number of ranks that have the same columns.
+        """
         super().__init__()
         size = size if columns is None else columns.count
         self.columns, self.copies = columns, copies
@@ -26,12 +29,12 @@ class RMSNorm(nn.Module):
 
     @classmethod
     def of(cls, config: ModelConfig, size: int | None = None) -> "RMSNorm":
-        """A norm over the hidden width, or over `size`, as the model wants it."""
+        """Returns a norm over the hidden width, or over `size`, with the model's epsilon and offset."""
         return cls(config.hidden_size if size is None else size, config.rms_norm_eps, offset=config.norm_offset)
 
     @classmethod
     def of_heads(cls, config: ModelConfig, num_heads: int) -> "RMSNorm":
-        """A norm over all heads of q or of k together, of which a rank of a tensor-parallel group has some."""
+        """Returns a norm over all heads of q or of k together, of which a rank of a tensor-parallel group has some."""
         parallel, size = config.tensor_parallel, num_heads * config.head_dim
         if parallel.size == 1:
             return cls.of(config, size)
@@ -39,23 +42,23 @@ class RMSNorm(nn.Module):
         return cls(size, config.rms_norm_eps, offset=config.norm_offset, columns=columns, copies=copies)
 
     def checkpoint_tensors(self, path: str) -> dict[str, Placement]:
-        """Checkpoint names to the memory they fill."""
+        """Maps checkpoint names to the memory that they fill."""
         part = None if self.columns is None else Part(0, self.columns)
         return {f"{path}.weight": Placement(self.weight, part=part)}
 
     def finish_loading(self) -> None:
-        """Add the offset to the weight, which is fp32 from then on: Gemma's weights are small beside their offset."""
+        """Adds the offset to the weight, which is fp32 from then on: Gemma's weights are small beside their offset."""
         if self._offset:
             self.weight = nn.Parameter(self.weight.float() + self._offset, requires_grad=False)
             self._offset = 0.0
 
     def forward(self, x: Tensor) -> Tensor:
-        """Same shape and dtype as `x`."""
+        """Returns the normalised x, with the same shape and dtype."""
         return rms_norm(x, self.weight, self.eps)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, out: Tensor | None = None) -> Tensor:
-    """As `RMSNorm`, in fp32; `weight` need only broadcast, and `out` may be `x` itself."""
+    """Computes x / rms(x) * weight in fp32; `weight` need only broadcast, and `out` may be `x` itself."""
     if x.dtype != torch.float32:
         normed = rms_norm(x.float(), weight, eps).to(x.dtype)
         return normed if out is None else out.copy_(normed)

@@ -1,6 +1,6 @@
-"""The form in which kernels multiply with quantised weights, which methods bring a layer into on a GPU.
+"""Packs quantised weights into the form that the GPU kernels multiply with.
 
-Does not know any checkpoint: those that read or round weights do, and hand over values, scales and zero points.
+Does not know any checkpoint: the readers of checkpoints and the rounding pass values, scales and zero points.
 """
 
 import torch
@@ -20,27 +20,29 @@ from mini_infer_engine.layers.placement import Placement
 
 
 class PackedMethod:
-    """See `layers.linear.LinearMethod`: of a layer that has been loaded and packed; nothing is placed in it."""
+    """Implements `layers.linear.LinearMethod` for a layer that has been loaded and packed; nothing more can be loaded
+    into it.
+    """
 
     def __init__(self, *, int8_activations: bool = False) -> None:
         self._int8_activations = int8_activations
 
     def create_weights(self, layer: Linear) -> None:
-        """Nothing: `pack_bytes` and `pack_nibbles` have."""
+        """Does nothing: `pack_bytes` and `pack_nibbles` have registered the parameters."""
 
     def placements(self, layer: Linear, path: str, rows: slice) -> dict[str, Placement]:
-        """None: what a checkpoint has is not what is kept."""
+        """Returns no placements: the checkpoint's tensors are not those that are stored."""
         return {}
 
     def process_weights_after_loading(self, layer: Linear) -> None:
-        """Nothing is left to do."""
+        """Does nothing: the weight is in its final form."""
 
     def weight(self, layer: Linear) -> QuantizedWeight:
-        """What kernels multiply with."""
+        """Returns the weight that kernels multiply with."""
         return QuantizedWeight(layer.integers, layer.weight_scale, layer.in_features, self._int8_activations)
 
     def apply(self, layer: Linear, x: Tensor) -> Tensor:
-        """See `LinearMethod`: over the weight that it stands for, made anew at each call."""
+        """Multiplies with the dequantised weight, which is computed anew at each call."""
         return functional.linear(x, dequantized(self.weight(layer)).to(x.dtype), layer.bias)
 
 
@@ -49,9 +51,9 @@ PACKED_W8A8 = PackedMethod(int8_activations=True)
 
 
 def pack_bytes(layer: Linear, values: Tensor, scales: Tensor, *, int8_activations: bool = False) -> None:
-    """From 8-bit values [N, K], int8 or FP8, and fp32 scales: [N, 1] of rows or [N, groups] of `GROUP` columns.
+    """Packs 8-bit values [N, K], int8 or FP8, and fp32 scales: [N, 1] of rows or [N, groups] of `GROUP` columns.
 
-    `int8_activations`: see `QuantizedWeight`.
+    `QuantizedWeight` documents `int8_activations`.
     """
     kept = scales.float().view(-1) if scales.shape[1] == 1 else scales.float().t()
     _keep(layer, interleaved(values), kept)
@@ -60,19 +62,20 @@ def pack_bytes(layer: Linear, values: Tensor, scales: Tensor, *, int8_activation
 
 
 def pack_nibbles(layer: Linear, integers: Tensor, scales: Tensor, zeros: Tensor) -> None:
-    """From integers in [0, 15] [N, K], and scales and integer zero points [N, groups] of `GROUP` columns."""
+    """Packs integers in [0, 15] [N, K], and scales and integer zero points [N, groups] of `GROUP` columns."""
     _keep(layer, packed_nibbles(integers.to(torch.uint8)), packed_parameters(scales, zeros))
 
 
 def multiplies_fp8(device: torch.device) -> bool:
-    """Whether kernels can read FP8 weights there: GPUs of compute capability 8.9 (L4) and above."""
+    """True if kernels can read FP8 weights on the device: GPUs of compute capability 8.9 (L4) and above."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def by_group(parameters: Tensor, column_block: int, columns: int) -> Tensor | None:
-    """Scales or zero points [N, blocks of columns] of groups of `GROUP`; None: kernels have no such groups.
+    """Expands scales or zero points [N, blocks of columns] to groups of `GROUP`, or returns None if blocks are no such
+    groups.
 
-    One block stays one.
+    A single block for the whole row stays one.
     """
     if parameters.shape[1] == 1:
         return parameters

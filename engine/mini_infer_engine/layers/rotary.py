@@ -1,4 +1,4 @@
-"""Rotary position embeddings: one table for the whole model, looked up once a pass.
+"""Computes rotary position embeddings: one table for the whole model, looked up once a pass.
 
 Frequencies follow transformers' `modeling_rope_utils` (default, linear, llama3, yarn, longrope), whose sources are Su
 et al. 2021 (arXiv 2104.09864), kaiokendev's linear interpolation, Llama 3.1's model code, Peng et al. 2023 (arXiv
@@ -14,7 +14,7 @@ from mini_infer_engine.config.model.rope import RopeParameters
 
 
 def inverse_frequencies(rope: RopeParameters, rotary_dim: int, max_positions: int) -> tuple[Tensor, float]:
-    """Radians per position for each rotated pair, [rotary_dim / 2] fp32, and the factor on cos and sin."""
+    """Returns the radians per position of each rotated pair, [rotary_dim / 2] fp32, and the factor of cos and sin."""
     base = 1.0 / rope.theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim)
     if rope.type == "none":
         return torch.zeros_like(base), 1.0
@@ -68,9 +68,9 @@ def _yarn_attention_factor(rope: RopeParameters) -> float:
 
 
 def _longrope(base: Tensor, rope: RopeParameters, max_positions: int) -> Tensor:
-    """One set of factors for all sequences, by the served context, as vLLM does.
+    """Uses one set of factors for all sequences, by the served context length, as vLLM does.
 
-    Transformers takes each sequence's own length; but keys in a page must not depend on how long a sequence becomes.
+    Transformers uses each sequence's own length; but keys in a page must not depend on how long a sequence becomes.
     """
     is_long = max_positions > rope.original_max_position_embeddings
     return base / torch.tensor(rope.long_factors if is_long else rope.short_factors)
@@ -85,9 +85,9 @@ def _longrope_attention_factor(rope: RopeParameters) -> float:
 
 
 class Rotary:
-    """cos and sin of every position up to `max_positions`, in the model's dtype.
+    """A table of cos and sin of every position up to `max_positions`, in the model's dtype.
 
-    Where only the first dimensions of a head are rotated, the others' pairs have cos 1 and sin 0, and stand behind.
+    If only the first dimensions of a head are rotated, the pairs of the others have cos 1 and sin 0, and come last.
     """
 
     def __init__(
@@ -102,12 +102,12 @@ class Rotary:
         self.table = table.to(dtype).to(device)  # [max_positions, head_dim]: cos of each pair, then sin of each
 
     def lookup(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Multipliers for `rotate_`, each [tokens, 1, head_dim]."""
+        """Returns the multipliers for `rotate_`, each [tokens, 1, head_dim]."""
         cos, sin = self.table.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
         return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
 def rotate_(x: Tensor, cos: Tensor, signed_sin: Tensor) -> None:
-    """Rotate each pair (i, i + head_dim / 2) of `x` [tokens, heads, head_dim] in place."""
+    """Rotates each pair (i, i + head_dim / 2) of `x` [tokens, heads, head_dim] in place."""
     swapped = x.roll(x.shape[-1] // 2, dims=-1)
     x.mul_(cos).addcmul_(swapped, signed_sin)

@@ -1,7 +1,7 @@
-"""The decoder-only transformer that the supported architectures share; their files say what differs.
+"""Defines the decoder-only transformer that the supported architectures share; their files state the differences.
 
-Its forward exists once, in the verbs of `ops`: the same lines run by torch on a CPU and by our kernels on a GPU. It
-computes a flat list of tokens; which token belongs to which sequence is known only to the attention pass.
+Its forward pass exists once, in the operations of `ops`: torch runs the same lines on a CPU, our kernels on a GPU. It
+computes a flat list of tokens; only the attention pass knows which token belongs to which sequence.
 """
 
 import re
@@ -31,10 +31,10 @@ _EXPERT_NAME = re.compile(r"\.experts\.(\d+)\.")
 
 
 class DecoderLayer(nn.Module):
-    """Attention and MLP, each behind a norm and added to the residual stream."""
+    """A decoder layer: attention and MLP, each after a norm and added to the residual stream."""
 
     has_qk_norm: ClassVar[bool] = False
-    """Of single heads."""
+    """True if each head of q and k is normalised by itself."""
     has_input_norm: ClassVar[bool] = True
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
@@ -45,18 +45,18 @@ class DecoderLayer(nn.Module):
         self.mlp: nn.Module = self.make_mlp(config, layer)
 
     def make_attention(self, config: ModelConfig, layer: int) -> AttentionBlock:
-        """The attention block of this layer."""
+        """Returns the attention block of this layer."""
         return Attention(config, layer, has_qk_norm=self.has_qk_norm)
 
     def make_mlp(self, config: ModelConfig, layer: int) -> nn.Module:
-        """The feed-forward block of this layer."""
+        """Returns the feed-forward block of this layer."""
         del layer  # other architectures have blocks of several kinds
         return GatedMLP(config)
 
     def forward(
         self, ops: Ops, state: ResidualState, attention: AttentionPass, next_norm: RMSNorm | None
     ) -> ResidualState:
-        """The residual state after this layer; after the last one, of the tokens whose logits are asked for."""
+        """Returns the residual state after this layer; after the last one, of tokens whose logits are requested."""
         assert next_norm is not None, "layers of this kind, and the head, begin with a norm"
         mixed, state = self.attend(ops, state, attention)
         if not mixed.shape[0]:
@@ -65,24 +65,24 @@ class DecoderLayer(nn.Module):
         return self.feed_forward(ops, state, next_norm)
 
     def attend(self, ops: Ops, state: ResidualState, attention: AttentionPass) -> tuple[Tensor, ResidualState]:
-        """What attention mixes, and the residual state of the same tokens: fewer of them after the last layer."""
+        """Returns attention's output, and the residual state of the same tokens: fewer of them after the last layer."""
         mixed = attention.attend(self.project(ops, state), self.self_attn)
         if self.self_attn.is_last and attention.logits_indices is not None:
             state = state.select(attention.logits_indices)
         return mixed, state
 
     def project(self, ops: Ops, state: ResidualState) -> Tensor:
-        """What `AttentionPass.attend` reads of all tokens: q, k and v side by side."""
+        """Returns the input of `AttentionPass.attend` for all tokens: q, k and v side by side."""
         assert isinstance(self.self_attn, Attention), "layers with other attention project in a way of their own"
         return ops.norm_linear(state, self.input_layernorm, self.self_attn.qkv_proj)
 
     @property
     def norm_before_mlp(self) -> RMSNorm | None:
-        """What the MLP reads through; None: the residual stream itself."""
+        """The norm before the MLP, or None if the MLP reads the residual stream itself."""
         return self.post_attention_layernorm
 
     def normed_products(self) -> list[tuple[RMSNorm, Linear]]:
-        """Products that are the only ones to read what a norm makes."""
+        """Returns norms with the product that is the only reader of their output."""
         found: list[tuple[RMSNorm | None, Linear]] = []
         if isinstance(self.self_attn, Attention):
             found.append((self.input_layernorm, self.self_attn.qkv_proj))
@@ -91,17 +91,17 @@ class DecoderLayer(nn.Module):
         return [(norm, linear) for norm, linear in found if norm is not None]
 
     def feed_forward(self, ops: Ops, state: ResidualState, next_norm: RMSNorm) -> ResidualState:
-        """The residual state after the MLP."""
+        """Returns the residual state after the MLP."""
         assert isinstance(self.mlp, GatedMLP)
         gated = ops.norm_gated_linear(state, self.post_attention_layernorm, self.mlp.gate_up_proj, self.mlp.activation)
         return ops.linear_add_norm(gated, self.mlp.down_proj, state, next_norm)
 
 
 class OutputNormLayer(DecoderLayer):
-    """What attention and MLP make is normalised once more before it is added to the residual stream."""
+    """A decoder layer that also normalises the outputs of attention and MLP before they are added to the residual."""
 
     has_feedforward_norm: ClassVar[bool] = True
-    """One more, before the MLP."""
+    """True if there is one more norm, before the MLP."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__(config, layer)
@@ -110,13 +110,13 @@ class OutputNormLayer(DecoderLayer):
 
     @property
     def norm_before_mlp(self) -> RMSNorm | None:
-        """See `DecoderLayer.norm_before_mlp`."""
+        """The norm before the MLP, or None if the MLP reads the residual stream itself."""
         return self.pre_feedforward_layernorm
 
     def forward(
         self, ops: Ops, state: ResidualState, attention: AttentionPass, next_norm: RMSNorm | None
     ) -> ResidualState:
-        """See `DecoderLayer.forward`."""
+        """Returns the residual state after this layer, to which the normed outputs of attention and MLP are added."""
         mixed, state = self.attend(ops, state, attention)
         if not mixed.shape[0]:
             return state
@@ -128,7 +128,7 @@ class OutputNormLayer(DecoderLayer):
 
 
 class Decoder(nn.Module):
-    """Embeddings, layers and the last norm: the checkpoint's `model.*`, or what a stage of a pipeline has of it."""
+    """Embeddings, layers and the last norm: the checkpoint's `model.*`, or a pipeline stage's part of it."""
 
     def __init__(self, config: ModelConfig, layer_class: type[DecoderLayer]) -> None:
         super().__init__()
@@ -140,13 +140,16 @@ class Decoder(nn.Module):
 
 
 class DecoderModel(nn.Module):
-    """A causal language model; made under the target device and dtype, filled by `loader`, then `finish_loading`."""
+    """A causal language model.
+
+    Construct it under the target device and dtype, fill it by `loader`, then call `finish_loading`.
+    """
 
     layer_class: ClassVar[type[DecoderLayer]] = DecoderLayer
     caches_latents: ClassVar[bool] = False
-    """Whether a page holds latents, not keys and values."""
+    """True if a page stores latents instead of keys and values."""
     checkpoint_names: ClassVar[dict[str, str]] = {}
-    """Parts of names here, and what this architecture's checkpoints have instead."""
+    """Parts of this model's names, and the text that replaces them in this architecture's checkpoints."""
     unused_checkpoint_suffixes: ClassVar[tuple[str, ...]] = (
         "rotary_emb.inv_freq",
         ".input_scale",
@@ -157,8 +160,9 @@ class DecoderModel(nn.Module):
         ".activation_scale",
         ".weight_shape",
     )
-    """What is computed here, static scales of activations, which stay in the model's dtype, and shapes, which the
-    config has."""
+    """Suffixes of tensors that are not read: computed here (frequencies), static scales of activations, which stay in
+    the model's dtype, or shapes, which are in the config.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -167,9 +171,9 @@ class DecoderModel(nn.Module):
         self.lm_head = self._make_head() if config.stage.is_last and not config.tie_word_embeddings else None
         self._dtype = torch.get_default_dtype()
         self.taps: HiddenTaps | None = None
-        """Set by whoever reads hidden states of its layers."""
+        """Collects hidden states of layers; set by their reader."""
         self.tied_head_method: LinearMethod | None = None
-        """How a tied head is stored in memory of its own; None: its weight is the embeddings'."""
+        """Stores a tied head in memory of its own; None: it shares the embeddings' weight."""
         self._tied_head: list[Linear] = []  # in a list: it is no module of its own, its weight is the embeddings'
 
     def _make_head(self) -> Linear:
@@ -179,7 +183,7 @@ class DecoderModel(nn.Module):
 
     @classmethod
     def check_split(cls, config: ModelConfig) -> None:
-        """ModelError: the ranks of `config.tensor_parallel` cannot share this model out."""
+        """Raises ModelError if the ranks of `config.tensor_parallel` cannot share this model."""
         parallel = config.tensor_parallel
         obstacles = [
             parallel.obstacle("num_attention_heads", config.num_heads),
@@ -191,50 +195,52 @@ class DecoderModel(nn.Module):
 
     @classmethod
     def layer_weights(cls, config: ModelConfig) -> int:
-        """Of a usual layer of the whole model, about: stages of a pipeline are made equal by it."""
+        """Returns the approximate number of weights in a usual layer of the whole model, by which pipeline stages are
+        balanced.
+        """
         heads = 2 * (config.num_heads + config.num_kv_heads)
         return config.hidden_size * (heads * config.head_dim + 3 * config.intermediate_size)
 
     @classmethod
     def parse_config(cls, fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
-        """Read and check `config.json`. ModelError: it asks for what this architecture is not served with."""
+        """Reads and checks `config.json`. Raises ModelError if it has something unsupported for this architecture."""
         raise NotImplementedError(f"{cls.__name__} reads its config in its own file")
 
     @property
     def layers(self) -> list[DecoderLayer]:
-        """In the order of computation."""
+        """The layers in the order of computation."""
         return list(self.model.layers.values())  # type: ignore[arg-type]  # ModuleDict is untyped
 
     @property
     def embeddings(self) -> Embedding:
-        """Of the first stage, and of the last one where the head is tied to it."""
+        """The embeddings, which the first stage has, and the last one if the head is tied to them."""
         assert self.model.embed_tokens is not None, "this stage of the pipeline has no embeddings"
         return self.model.embed_tokens
 
     @property
     def last_norm(self) -> RMSNorm:
-        """Of the last stage: what the head reads."""
+        """The norm before the head, which the last stage has."""
         assert self.model.norm is not None, "this stage of the pipeline has no head"
         return self.model.norm
 
     @property
     def attention_layers(self) -> list[AttentionBlock]:
-        """What the page pool and attention backends must know of each layer, in order."""
+        """The attention blocks of the layers, in order, for the page pool and attention backends."""
         return [layer.self_attn for layer in self.layers]
 
     def kv_spec(self, page_size: int, dtype: torch.dtype) -> KVSpec:
-        """What a page of `page_size` tokens holds, before it is quantised."""
+        """Returns the content of a page of `page_size` tokens, before quantisation."""
         config = self.config
         kv_heads = config.tensor_parallel.num_heads(config.num_kv_heads)
         return KVSpec(len(config.layers), page_size, kv_heads, config.head_dim, dtype)
 
     @property
     def head(self) -> Linear:
-        """From the hidden width to the vocabulary."""
+        """The product from the hidden width to the vocabulary."""
         return self._tied_head[0] if self.lm_head is None else self.lm_head
 
     def checkpoint_tensors(self) -> dict[str, Placement]:
-        """Every tensor that a checkpoint must have, by name, with the memory that it fills."""
+        """Maps the name of every tensor that a checkpoint must have to the memory that it fills."""
         tensors: dict[str, Placement] = {}
         for path, module in self.named_modules():
             if isinstance(module, Linear | SparseMoE | Embedding | RMSNorm):
@@ -244,14 +250,14 @@ class DecoderModel(nn.Module):
         return {self.checkpoint_name(name): placement for name, placement in tensors.items()}
 
     def checkpoint_name(self, name: str) -> str:
-        """What the checkpoint calls a layer or a tensor of this model."""
+        """Returns the checkpoint's name of a layer or a tensor of this model."""
         whole = f"{name}."
         for ours, theirs in self.checkpoint_names.items():
             whole = whole.replace(ours, theirs)
         return whole.removesuffix(".")
 
     def is_unused(self, checkpoint_name: str) -> bool:
-        """Whether a checkpoint may have this tensor although the model does not read it."""
+        """True if a checkpoint may have this tensor although the model does not read it."""
         tied = self.lm_head is None and checkpoint_name == "lm_head.weight"
         if self.is_elsewhere(checkpoint_name):
             return True
@@ -259,26 +265,26 @@ class DecoderModel(nn.Module):
         return tied or checkpoint_name.endswith((*self.unused_checkpoint_suffixes, *KV_SCALES, *unused_here))
 
     def is_elsewhere(self, checkpoint_name: str) -> bool:
-        """Whether another stage, or another rank that holds experts whole, has this tensor."""
+        """True if another stage, or another rank with whole experts, has this tensor."""
         if self.config.stage.size > 1 and self._is_of_another_stage(checkpoint_name):
             return True
         return self.config.tensor_parallel.whole_experts and self._is_of_another_expert(checkpoint_name)
 
     def _is_of_another_expert(self, checkpoint_name: str) -> bool:
-        """Whether another rank has the expert whose tensor this is."""
+        """True if another rank has the expert to which this tensor belongs."""
         mixture = next((module for module in self.modules() if isinstance(module, SparseMoE)), None)
         if mixture is None or (found := _EXPERT_NAME.search(checkpoint_name)) is None:
             return False
         return int(found[1]) < mixture.spec.num_experts and int(found[1]) not in mixture.local_experts
 
     def _is_of_another_stage(self, checkpoint_name: str) -> bool:
-        """Whether another stage of the pipeline has this tensor."""
+        """True if another stage of the pipeline has this tensor."""
         if (found := _LAYER_NAME.match(checkpoint_name)) is not None:
             return int(found[1]) < self.config.num_layers and int(found[1]) not in self.config.layers
         return checkpoint_name.startswith(("model.embed_tokens.", "model.norm.", "lm_head."))
 
     def take_memory(self, device: torch.device) -> None:
-        """Give all parameters memory that nobody has written to. RuntimeError: there is not enough.
+        """Allocates uninitialised memory for all parameters. Raises RuntimeError if there is not enough.
 
         `Module.to_empty` does that too, but imports sympy for tensors without memory: a second of each start.
         """
@@ -288,7 +294,7 @@ class DecoderModel(nn.Module):
                 module.register_parameter(name, nn.Parameter(memory, requires_grad=False))
 
     def finish_loading(self, max_positions: int) -> None:
-        """Make what is derived from weights and config: rotary tables, laid-out norms, the tied head."""
+        """Derives everything that depends on weights and config: rotary tables, expanded norms, the tied head."""
         config, device = self.config, next(self.parameters()).device
         tables: dict[object, Rotary] = {}
         for module in self.modules():
@@ -316,33 +322,35 @@ class DecoderModel(nn.Module):
         return head
 
     def tied_head_parameters(self) -> list[Tensor]:
-        """Of a tied head in memory of its own."""
+        """Returns the parameters of a tied head that has memory of its own."""
         return [] if self.tied_head_method is None else [each for head in self._tied_head for each in head.parameters()]
 
     def embed(self, ops: Ops, token_ids: Tensor) -> Tensor:
-        """[tokens] int64 to [tokens, hidden], in new memory: what every pass begins with."""
+        """Maps token ids [tokens] int64 to [tokens, hidden], in new memory: the first step of every pass."""
         return self.scale_embeddings(ops.embed(token_ids, self.embeddings))
 
     def enter(self, ops: Ops, hidden: Tensor) -> Tensor:
-        """What the stage of a pipeline before this one has left [tokens, hidden]: what a pass begins with here.
+        """Begins a pass in a pipeline stage with the output [tokens, hidden] of the stage before it.
 
-        The ranks of the stage meet, as they do over embeddings, so that passes may follow each other in any order.
+        The ranks of the stage synchronise, as they do over embeddings, so that passes may follow each other in any
+        order.
         """
         if self.config.tensor_parallel.size > 1:
             ops.sum_embeddings(torch.zeros_like(hidden[:1]))
         return hidden
 
     def scale_embeddings(self, hidden: Tensor) -> Tensor:
-        """Rows of the embedding table as the first layer wants them; changed in place."""
+        """Scales rows of the embedding table for the first layer, in place."""
         if self.config.embedding_scale != 1.0:
             hidden.mul_(torch.tensor(self.config.embedding_scale, dtype=hidden.dtype).item())
         return hidden
 
     def forward(self, ops: Ops, hidden: Tensor, attention: AttentionPass) -> ResidualState:
-        """Embedded tokens [tokens, hidden] to the residual state after the last layer, before the last norm.
+        """Maps embedded tokens [tokens, hidden] to the residual state after the last layer, before the last norm.
 
-        It is the state of the tokens that `attention` selects: the last layer computes only keys and values of others.
-        A stage of a pipeline begins with what the one before has left of all tokens, and leaves the same to the next.
+        The result is the state of the tokens that `attention` selects: the last layer computes only keys and values of
+        others. A pipeline stage begins with the output of the stage before it for all tokens, and returns its own for
+        the next.
         """
         state = ResidualState(hidden)
         layers = self.layers
@@ -364,15 +372,15 @@ class DecoderModel(nn.Module):
         return state
 
     def hidden(self, ops: Ops, state: ResidualState) -> Tensor:
-        """After the last norm: [rows, hidden]."""
+        """Returns the hidden states after the last norm: [rows, hidden]."""
         return ops.norm(state, self.last_norm)
 
     def logits(
         self, ops: Ops, state: ResidualState, out: Tensor | None = None, *, head: Linear | None = None
     ) -> Tensor:
-        """The last norm and the head: [rows, vocab], written to `out` where one is given.
+        """Applies the last norm and the head: [rows, vocab], written to `out` if one is given.
 
-        `head`: in place of the model's, some of whose rows it has.
+        `head` replaces the model's own, and has some of its rows.
         """
         logits = ops.logits(state, self.last_norm, self.head if head is None else head, out)
         if self.config.logits_divisor != 1.0:

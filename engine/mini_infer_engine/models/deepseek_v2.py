@@ -1,4 +1,4 @@
-"""DeepSeek-V2: a decoder with latent attention, and experts of which some compute every token."""
+"""Defines DeepSeek-V2: a decoder with latent attention, and with experts of which some compute every token."""
 
 import math
 from dataclasses import dataclass
@@ -21,21 +21,21 @@ from mini_infer_engine.ops.base import Ops, ResidualState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeepseekConfig(SparseConfig):
-    """What latent attention adds. `head_dim` is the width that is rotated."""
+    """A `SparseConfig` with the widths of latent attention. `head_dim` is the width that is rotated."""
 
     latent: LatentSpec
 
 
 class DeepseekV2Layer(SparseLayer):
-    """Latent attention, and a mixture where the config says so."""
+    """A layer with latent attention, and with a mixture where the config has one."""
 
     def make_attention(self, config: ModelConfig, layer: int) -> AttentionBlock:
-        """See `DecoderLayer.make_attention`."""
+        """Returns latent attention."""
         assert isinstance(config, DeepseekConfig)
         return LatentAttention(config, layer, config.latent)
 
     def project(self, ops: Ops, state: ResidualState) -> Tensor:
-        """See `LatentAttention`: queries, latent and shared key."""
+        """Returns queries, latent and shared key side by side, as `LatentAttention` documents."""
         attention = self.self_attn
         assert isinstance(attention, LatentAttention)
         packed = ops.norm_linear(state, self.input_layernorm, attention.a_proj)
@@ -53,13 +53,16 @@ class DeepseekV2ForCausalLM(SparseModel):
     caches_latents: ClassVar[bool] = True
 
     def kv_spec(self, page_size: int, dtype: torch.dtype) -> KVSpec:
-        """One latent a token, whole on every rank."""
+        """Returns a page of one latent for each token, whole on every rank."""
         assert isinstance(self.config, DeepseekConfig)
         return KVSpec(len(self.config.layers), page_size, 1, self.config.latent.latent_width, dtype, entries=1)
 
     @classmethod
     def parse_config(cls, fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
-        """Defaults are transformers'. `norm_topk_prob` divides before the scaling factor multiplies, as in vLLM."""
+        """Reads the config with transformers' defaults.
+
+        `norm_topk_prob` divides before the scaling factor multiplies, as in vLLM.
+        """
         methods = {"greedy": False, "group_limited_greedy": True}
         method = fields.values.get("topk_method") or "greedy"
         if not isinstance(method, str) or method not in methods:
@@ -73,7 +76,7 @@ class DeepseekV2ForCausalLM(SparseModel):
 def parse_deepseek(
     fields: Fields, architecture: str, eos_token_ids: tuple[int, ...], moe: MoESpec, *, interleaved: bool
 ) -> DeepseekConfig:
-    """What V2 and V3 share. ModelError: the file asks for what they are not served with."""
+    """Reads the config fields that V2 and V3 share. Raises ModelError if the file requests something unsupported."""
     for key in ("attention_bias", "mlp_bias"):
         if fields.boolean(key, False):
             raise fields.refuse(key, "biases are not supported for this architecture.")
@@ -104,7 +107,10 @@ def parse_deepseek(
 
 
 def moe_spec(fields: Fields, *, in_groups: bool, normalizes: bool, **different: bool | str) -> MoESpec:
-    """The mixture; its scaling factor multiplies every token's weights. ModelError: numbers do not fit each other."""
+    """Reads the shape of the mixture; its scaling factor multiplies every token's weights.
+
+    Raises ModelError if the numbers contradict each other.
+    """
     num_experts = fields.size("n_routed_experts", fields.size("num_experts", 64))
     top_k = fields.size("num_experts_per_tok")
     groups, top_groups = (fields.size("n_group", 1), fields.size("topk_group", 1)) if in_groups else (1, 1)
@@ -129,7 +135,7 @@ def moe_spec(fields: Fields, *, in_groups: bool, normalizes: bool, **different: 
 
 
 def mscale(rope: RopeParameters) -> float:
-    """Yarn's factor of queries and of keys where `mscale_all_dim` asks for it; it is not that of cos and sin."""
+    """Returns Yarn's factor of queries and of keys, if `mscale_all_dim` is set; it is not that of cos and sin."""
     if rope.type == "default" or not rope.mscale_all_dim or rope.factor <= 1:
         return 1.0
     return 0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0

@@ -1,4 +1,4 @@
-"""DeepSeek-V3: V2's decoder, whose router scores experts by sigmoid and chooses them with a correction."""
+"""Defines DeepSeek-V3: V2's decoder with a router that scores experts by sigmoid and chooses them with a correction."""
 
 from mini_infer_engine.config.json_fields import Fields
 from mini_infer_engine.config.model.model_config import ModelConfig
@@ -10,7 +10,7 @@ class DeepseekV3ForCausalLM(DeepseekV2ForCausalLM):
 
     @classmethod
     def parse_config(cls, fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
-        """Defaults are transformers'."""
+        """Reads the config with transformers' defaults."""
         if fields.values.get("topk_method") not in (None, "noaux_tc"):
             raise fields.refuse("topk_method", "only noaux_tc is supported for this architecture.")
         if fields.values.get("scoring_func") not in (None, "sigmoid"):
@@ -21,6 +21,6 @@ class DeepseekV3ForCausalLM(DeepseekV2ForCausalLM):
         return parse_deepseek(fields, architecture, eos_token_ids, moe, interleaved=interleaved)
 
     def is_unused(self, checkpoint_name: str) -> bool:
-        """See `DecoderModel.is_unused`; the layers that predict further tokens stand behind the others."""
+        """True also for tensors of the layers that predict further tokens, which follow the others."""
         predicts_further = checkpoint_name.startswith(f"model.layers.{self.config.num_layers}.")
         return predicts_further or super().is_unused(checkpoint_name)

@@ -1,4 +1,4 @@
-"""Gemma 2: norms before and after each block, GELU, soft-capped scores and logits, every second layer windowed."""
+"""Defines Gemma 2: norms before and after each block, GELU, soft-capped scores and logits, half the layers windowed."""
 
 from typing import ClassVar
 
@@ -24,7 +24,9 @@ class Gemma2ForCausalLM(DecoderModel):
 
     @classmethod
     def parse_config(cls, fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
-        """Without `layer_types` the first layer of each two is windowed; an explicit null means no soft cap."""
+        """Reads the config. Without `layer_types` the first layer of each two is windowed; an explicit null means no
+        soft cap.
+        """
         if fields.values.get("use_bidirectional_attention"):
             raise fields.refuse("use_bidirectional_attention", "it is not supported for this architecture.")
         num_layers = fields.size("num_hidden_layers")
@@ -49,7 +51,7 @@ class Gemma2ForCausalLM(DecoderModel):
 
 
 def softcap(fields: Fields, key: str, default: float | None) -> float | None:
-    """A positive number; None where the file says null, `default` where it says nothing."""
+    """Reads a positive number; null means none, and an absent field `default`."""
     value = fields.optional_number(key) if key in fields.values else default
     if value is not None and value <= 0:
         raise fields.refuse(key, "must be a positive number, or null for none.")

@@ -1,4 +1,7 @@
-"""Gemma 3 (text): norms before and after each block, GELU, scaled embeddings, five windowed layers to each full one."""
+"""Defines Gemma 3 (text).
+
+It has norms before and after each block, GELU, scaled embeddings, and five windowed layers to each full one.
+"""
 
 from typing import Any, ClassVar
 
@@ -26,7 +29,7 @@ _DEFAULTS: dict[str, Any] = {
     "hidden_activation": "gelu_pytorch_tanh",
     "sliding_window": 4096,
 }
-"""Transformers' own: files of the larger models, whose text part is `text_config`, say only what differs."""
+"""The defaults of transformers: files of the larger models, whose text part is `text_config`, omit equal values."""
 _GLOBAL_THETA, _LOCAL_THETA = 1_000_000.0, 10_000.0
 
 
@@ -43,7 +46,7 @@ class Gemma3ForCausalLM(DecoderModel):
 
     @classmethod
     def parse_config(cls, fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
-        """Windows and rotations by layer; what only Gemma 2 has is refused."""
+        """Reads windows and rotations by layer; refuses fields that only Gemma 2 has."""
         fields = Fields(fields.path, _DEFAULTS | dict(fields.values))
         for name in ("final_logit_softcapping", "attn_logit_softcapping", "use_bidirectional_attention"):
             if fields.values.get(name):
@@ -69,7 +72,9 @@ class Gemma3ForCausalLM(DecoderModel):
 
 
 def _windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
-    """After `layer_types`, or after older files' pattern: the last layer of each group sees everything."""
+    """Returns each layer's window, by `layer_types` or by older files' pattern: the last layer of each group is not
+    windowed.
+    """
     window = sliding_window(fields)
     pattern = fields.size("sliding_window_pattern", _DEFAULT_PATTERN)
     otherwise = tuple(window if (layer + 1) % pattern else None for layer in range(num_layers))
@@ -77,7 +82,7 @@ def _windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
 
 
 def _ropes(fields: Fields) -> tuple[RopeParameters, RopeParameters]:
-    """The rotations of full and of windowed layers: one object for each kind, or older files' two base frequencies."""
+    """Returns the rotations of full and of windowed layers: an object for each, or older files' two frequencies."""
     longest = fields.size("max_position_embeddings")
     key, raw = rope_object(fields)
     if any(isinstance(value, dict) for value in raw.values()):

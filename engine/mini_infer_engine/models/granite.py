@@ -1,4 +1,4 @@
-"""Granite 3 (dense): Llama's decoder with multipliers of embeddings, attention scores, residual sums and logits."""
+"""Defines Granite 3 (dense): Llama's decoder with multipliers of embeddings, scores, residual sums and logits."""
 
 from typing import ClassVar
 
@@ -16,10 +16,11 @@ class GraniteForCausalLM(DecoderModel):
 
     @classmethod
     def parse_config(cls, fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
-        """The residual stream is kept divided by `residual_multiplier`, so that blocks are added as they are.
+        """Reads the config, and divides the residual stream by `residual_multiplier`, so that blocks are added without
+        a factor.
 
-        Only norms read it. x / rms(x) does not change with the scale of x, but for its epsilon, which is divided by the
-        multiplier's square.
+        Only norms read the residual stream. x / rms(x) does not change with the scale of x, except for its epsilon,
+        which is divided by the multiplier's square.
         """
         bias = fields.boolean("attention_bias", False)
         residual_multiplier = fields.positive("residual_multiplier", 1.0)
@@ -36,5 +37,5 @@ class GraniteForCausalLM(DecoderModel):
         return ModelConfig(**common | {"rms_norm_eps": common["rms_norm_eps"] / residual_multiplier**2})
 
     def scale_embeddings(self, hidden: Tensor) -> Tensor:
-        """See `DecoderModel.scale_embeddings`; the factor is not rounded to the model's dtype, as Gemma's is."""
+        """Multiplies by the embedding scale, which is not rounded to the model's dtype as Gemma's is."""
         return hidden.mul_(self.config.embedding_scale)

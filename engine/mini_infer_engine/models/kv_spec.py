@@ -1,48 +1,48 @@
-"""What a model keeps of each token for attention: the shape of a page of the KV cache."""
+"""Computes the shape and size of a page of the KV cache from what a model stores of each token."""
 
 from dataclasses import dataclass
 
 import torch
 
 SCALE_DTYPE = torch.bfloat16
-"""Of quantised keys and values: the scale is rounded before values are divided by it, so that it costs no precision."""
+"""The dtype of scales of quantised keys and values. It costs no precision: a scale is rounded before it divides."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVQuantization:
-    """Keys and values of one byte an element, with one scale for each token and KV head."""
+    """A format of keys and values with one byte an element, and one scale for each token and KV head."""
 
     name: str
     dtype: torch.dtype
     largest: float
-    """What the largest element of a head becomes."""
+    """The value to which the largest element of a head is scaled."""
 
 
 FP8 = KVQuantization("fp8", torch.float8_e4m3fn, 448.0)
 INT8 = KVQuantization("int8", torch.int8, 127.0)
 KV_QUANTIZATIONS = {"fp8": FP8, "fp8_e4m3": FP8, "int8": INT8}
-"""By the names that --kv-cache-dtype has for them."""
+"""The formats by their names for --kv-cache-dtype."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """What one page of one sequence holds, in all layers: keys and values of multi-head or grouped-query attention."""
+    """The content of a page of one sequence, in all layers: keys and values of (grouped-query) attention."""
 
     num_layers: int
     page_size: int
-    """Tokens a page."""
+    """Tokens in a page."""
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
-    """Of what attention computes with."""
+    """The dtype in which attention computes."""
     entries: int = 2
-    """Of a token in a layer: its keys and its values; 1: one latent from which attention makes both."""
+    """Entries of a token in a layer: its keys and its values; 1: one latent from which attention makes both."""
     quantization: KVQuantization | None = None
-    """How they are stored; None: as they are."""
+    """The format in which they are stored; None: in `dtype`."""
 
     @property
     def storage_dtype(self) -> torch.dtype:
-        """Of an element in a page."""
+        """The dtype of an element in a page."""
         return self.dtype if self.quantization is None else self.quantization.dtype
 
     @property

@@ -1,4 +1,4 @@
-"""Llama 2 and 3: the plain decoder; biases where the config asks for them."""
+"""Defines Llama 2 and 3: the plain decoder, with biases if the config has them."""
 
 from mini_infer_engine.config.json_fields import Fields
 from mini_infer_engine.config.model.model_config import ModelConfig, parse_activation, parse_decoder
@@ -10,7 +10,7 @@ class LlamaForCausalLM(DecoderModel):
 
     @classmethod
     def parse_config(cls, fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
-        """Biases of attention and MLP are fields of their own."""
+        """Reads the config, which has one field for biases of attention and one for those of the MLP."""
         bias = fields.boolean("attention_bias", False)
         different = {"qkv_bias": bias, "output_bias": bias, "mlp_bias": fields.boolean("mlp_bias", False)}
         activation = parse_activation(fields)

@@ -1,4 +1,4 @@
-"""Mistral: Llama's decoder whose layers may all see a sliding window only."""
+"""Defines Mistral: Llama's decoder with an optional sliding window in all layers."""
 
 from mini_infer_engine.config.json_fields import Fields
 from mini_infer_engine.config.model.model_config import ModelConfig, parse_activation, parse_decoder, sliding_window
@@ -12,7 +12,7 @@ class MistralForCausalLM(DecoderModel):
 
     @classmethod
     def parse_config(cls, fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
-        """Transformers takes a missing window for 4,096 and only an explicit null for none."""
+        """Reads the config. As in transformers, a missing window is 4,096, and only an explicit null means none."""
         absent = "sliding_window" not in fields.values
         window = _DEFAULT_WINDOW if absent else sliding_window(fields)
         windows = (window,) * fields.size("num_hidden_layers")

@@ -1,4 +1,4 @@
-"""Mixtral: Mistral's decoder whose feed-forward blocks are mixtures of experts."""
+"""Defines Mixtral: Mistral's decoder with mixtures of experts as feed-forward blocks."""
 
 from typing import ClassVar
 
@@ -25,7 +25,10 @@ class MixtralForCausalLM(SparseModel):
 
     @classmethod
     def parse_config(cls, fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
-        """Every layer is a mixture; the chosen experts' weights are divided by their sum. No window unless asked."""
+        """Reads the config. Every layer is a mixture, and the chosen experts' weights are divided by their sum.
+
+        There is no window unless the file has one.
+        """
         num_layers, num_experts = fields.size("num_hidden_layers"), fields.size("num_local_experts", 8)
         top_k = fields.size("num_experts_per_tok", 2)
         if top_k > num_experts:

@@ -1,4 +1,4 @@
-"""OLMo 2: blocks read the residual stream as it is, and what they add is normalised; so are q and k, over all heads."""
+"""Defines OLMo 2: norms after attention and MLP instead of before them, and norms over all heads of q and of k."""
 
 from typing import ClassVar
 
@@ -12,7 +12,7 @@ from mini_infer_engine.ops.base import Ops, ResidualState
 
 
 class Olmo2Layer(OutputNormLayer):
-    """Attention and MLP without a norm before them, and with one behind each."""
+    """A layer with a norm after attention and after MLP, and none before them."""
 
     has_input_norm: ClassVar[bool] = False
     has_feedforward_norm: ClassVar[bool] = False
@@ -24,7 +24,7 @@ class Olmo2Layer(OutputNormLayer):
         self.k_norm = RMSNorm.of_heads(config, config.num_kv_heads)
 
     def project(self, ops: Ops, state: ResidualState) -> Tensor:
-        """See `DecoderLayer.project`."""
+        """Returns q, k and v, with q and k normalised over all their heads."""
         qkv = super().project(ops, state)
         q_width, kv_width = self.q_norm.weight.shape[0], self.k_norm.weight.shape[0]
         ops.norm_columns_(qkv, slice(0, q_width), self.q_norm)
@@ -40,7 +40,7 @@ class Olmo2ForCausalLM(DecoderModel):
 
     @classmethod
     def parse_config(cls, fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
-        """Biases of attention are a field of their own."""
+        """Reads the config, which has one field for biases of attention."""
         bias = fields.boolean("attention_bias", False)
         different = {
             "qkv_bias": bias,

@@ -1,4 +1,4 @@
-"""Phi-3 and Phi-4: Llama's decoder; checkpoints have q, k and v, and gate and up, in one tensor each."""
+"""Defines Phi-3 and Phi-4: Llama's decoder; checkpoints have q, k and v, and gate and up, in one tensor each."""
 
 from dataclasses import replace
 from typing import ClassVar
@@ -19,10 +19,10 @@ _ORIGINAL_POSITIONS = 4096
 
 
 class Phi3QKV(Linear):
-    """q, k and v in one tensor, as they are; the dimensions of a head in the order that `Rotary` has.
+    """The product of q, k and v from one tensor, with the dimensions of a head in the order of `Rotary`.
 
-    Where only the first dimensions of a head are rotated, the checkpoint has the two halves of the rotated ones side by
-    side, and `Rotary` half a head apart. q and k are put in the same new order, which changes none of their products.
+    If only the first dimensions of a head are rotated, the checkpoint has the two halves of the rotated ones side by
+    side, and `Rotary` half a head apart. q and k are put into the same new order, which changes none of their products.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -35,7 +35,7 @@ class Phi3QKV(Linear):
         self.rotary_dim = config.ropes[0].rotary_dim(config.head_dim)
 
     def checkpoint_tensors(self, path: str) -> dict[str, Placement]:
-        """See `Linear.checkpoint_tensors`."""
+        """Maps checkpoint names to memory, and reorders heads that are rotated in part."""
         tensors = super().checkpoint_tensors(path)
         if self.rotary_dim == self.head_dim:
             return tensors
@@ -52,7 +52,7 @@ class Phi3QKV(Linear):
 
 
 class Phi3Layer(DecoderLayer):
-    """Llama's layer over fused tensors."""
+    """Llama's layer with fused tensors."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__(config, layer)
@@ -69,7 +69,7 @@ class Phi3ForCausalLM(DecoderModel):
 
     @classmethod
     def parse_config(cls, fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
-        """Longer contexts are by longrope, which older files call "su" or "yarn"."""
+        """Reads the config. Longer contexts use longrope, which older files call "su" or "yarn"."""
         longest = fields.size("max_position_embeddings")
         rope = parse_rope(_renamed_rope(fields), longest, allows_partial=True)
         if rope.partial != 1.0 and fields.values.get("quantization_config") is not None:

@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: Llama's decoder with biases on q, k and v, and a window in its later layers where asked for."""
+"""Defines Qwen2 and Qwen2.5: Llama's decoder with biases on q, k and v, and an optional window in its later layers."""
 
 from mini_infer_engine.config.json_fields import Fields
 from mini_infer_engine.config.model.model_config import (
@@ -18,13 +18,13 @@ class Qwen2ForCausalLM(DecoderModel):
 
     @classmethod
     def parse_config(cls, fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
-        """The biases are no field: every checkpoint has them."""
+        """Reads the config. Biases have no field: every checkpoint has them."""
         different = {"qkv_bias": True, "sliding_windows": qwen_windows(fields), "activation": parse_activation(fields)}
         return ModelConfig(**parse_decoder(fields, architecture, eos_token_ids, **different))
 
 
 def qwen_windows(fields: Fields) -> tuple[int | None, ...]:
-    """The window of each layer: of `layer_types`, else of all layers from `max_window_layers` on."""
+    """Returns the window of each layer: by `layer_types`, else the same for all layers from `max_window_layers` on."""
     num_layers = fields.size("num_hidden_layers")
     window = sliding_window(fields) if fields.boolean("use_sliding_window", False) else None
     given = fields.optional_integer("max_window_layers")

@@ -1,4 +1,4 @@
-"""Qwen3: Qwen2's decoder without its biases, and each head of q and k normalised before the rotation."""
+"""Defines Qwen3: Qwen2's decoder without its biases, and with each head of q and k normalised before the rotation."""
 
 from typing import ClassVar
 
@@ -23,7 +23,7 @@ class Qwen3ForCausalLM(DecoderModel):
 
     @classmethod
     def parse_config(cls, fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
-        """Heads are 128 wide where the file does not say."""
+        """Reads the config. Heads are 128 wide by default."""
         bias = fields.boolean("attention_bias", False)
         different = {
             "qkv_bias": bias,

@@ -1,4 +1,4 @@
-"""Qwen3-MoE: Qwen3's decoder whose feed-forward blocks, all or every few, are mixtures of experts."""
+"""Defines Qwen3-MoE: Qwen3's decoder with mixtures of experts as feed-forward blocks, in all layers or every few."""
 
 from typing import ClassVar
 
@@ -11,7 +11,7 @@ from mini_infer_engine.models.sparse_decoder import SparseConfig, SparseLayer, S
 
 
 class Qwen3MoeLayer(SparseLayer):
-    """Qwen3's layer, with a mixture where the config says so."""
+    """Qwen3's layer, with a mixture where the config has one."""
 
     has_qk_norm: ClassVar[bool] = True
 
@@ -23,7 +23,7 @@ class Qwen3MoeForCausalLM(SparseModel):
 
     @classmethod
     def parse_config(cls, fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
-        """Defaults are transformers'."""
+        """Reads the config with transformers' defaults."""
         num_layers, step = fields.size("num_hidden_layers"), fields.size("decoder_sparse_step", 1)
         # The hub's files say num_experts, those that transformers 5 writes num_local_experts.
         num_experts = fields.size("num_local_experts", fields.size("num_experts", 128))

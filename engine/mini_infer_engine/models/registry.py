@@ -1,4 +1,4 @@
-"""Architecture names to the files that build them; a new model is one file and one line here."""
+"""Maps architecture names to the files that build them; a new model is one file and one line here."""
 
 import logging
 from dataclasses import replace
@@ -14,24 +14,23 @@ from mini_infer_engine.gguf.folder import weights_file
 from mini_infer_engine.models.decoder import DecoderModel
 
 _MOST = {"num_hidden_layers": 10_000, "num_experts": 10_000, "num_local_experts": 10_000, "n_routed_experts": 10_000}
-"""Far more than any model has: there are objects for each layer and each expert."""
+"""Limits of config fields, far above any model's values: objects are created for each layer and each expert."""
 
 log = logging.getLogger(__name__)
 
 
 def model_class(architecture: str) -> type[DecoderModel]:
-    """The class of an architecture in `MODELS`; its file is read only now."""
+    """Returns the class of an architecture in `MODELS`, and imports its file."""
     module = import_module(f"mini_infer_engine.models.{MODELS[architecture]}")
     found: type[DecoderModel] = getattr(module, architecture)
     return found
 
 
 def read_config(directory: Path) -> ModelConfig:
-    """Read and check `config.json`, and the EOS ids of `generation_config.json` and of the tokenizer.
+    """Reads and checks `config.json`, and the EOS ids of `generation_config.json` and of the tokenizer.
 
     Raises:
-        ModelError: a file is missing, unreadable, or asks for what the engine cannot do.
-
+        ModelError: a file is missing, unreadable, or requests something that the engine does not support.
     """
     generation = GenerationDefaults.from_directory(directory)
     fields, architecture = text_model(Fields.read(directory / "config.json"))
@@ -44,7 +43,7 @@ def read_config(directory: Path) -> ModelConfig:
 
 
 def _eos_token_ids(directory: Path, fields: Fields, generation: GenerationDefaults, vocab_size: int) -> tuple[int, ...]:
-    """All that a file names, as vLLM and SGLang have it: fine-tunes often change one of the three files alone."""
+    """Returns all EOS ids that a file names, like vLLM and SGLang: fine-tunes often change one of three files only."""
     named = dict.fromkeys((*generation.eos_token_ids, *fields.token_ids("eos_token_id")))
     if unknown := [token_id for token_id in named if token_id >= vocab_size]:
         log.warning("%s: no text ends at EOS token %d: the vocabulary has %d", directory, unknown[0], vocab_size)
@@ -58,7 +57,10 @@ def _eos_token_ids(directory: Path, fields: Fields, generation: GenerationDefaul
 
 
 def _tokenizer_eos(directory: Path, *, is_needed: bool) -> int | None:
-    """The tokenizer's EOS; None where the folder has no tokenizer, or names none. A GGUF file's is in config.json."""
+    """Returns the tokenizer's EOS, or None if the folder has no tokenizer, or it names none.
+
+    For a GGUF file it is in config.json.
+    """
     # Imported here: tokenizing is the other process's work.
     from mini_infer_prompts.prompt import PromptAssets, PromptEncoder
     from mini_infer_prompts.tokenizer_files import declared_token_id

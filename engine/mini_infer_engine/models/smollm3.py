@@ -1,4 +1,4 @@
-"""SmolLM3: Llama's decoder of which every few layers know no positions (NoPE)."""
+"""Defines SmolLM3: Llama's decoder, of which every few layers have no position embeddings (NoPE)."""
 
 from mini_infer_engine.config.json_fields import Fields
 from mini_infer_engine.config.model.model_config import (
@@ -20,7 +20,9 @@ class SmolLM3ForCausalLM(DecoderModel):
 
     @classmethod
     def parse_config(cls, fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
-        """`no_rope_layers` has a 1 for each layer that rotates; without it the last layer of every four does not."""
+        """Reads the config. `no_rope_layers` has a 1 for each layer that rotates; the default is all but the last of
+        every four.
+        """
         num_layers = fields.size("num_hidden_layers")
         rotates = _rotates(fields, num_layers)
         rope = parse_rope(fields, fields.size("max_position_embeddings"), _DEFAULT_THETA)

@@ -1,4 +1,4 @@
-"""Decoders whose feed-forward blocks, all or some, are mixtures of experts: what Mixtral and Qwen3-MoE share."""
+"""Defines decoders with mixtures of experts in all or some layers: the base of Mixtral, Qwen3-MoE and DeepSeek."""
 
 from dataclasses import dataclass, replace
 
@@ -15,7 +15,7 @@ from mini_infer_engine.ops.base import Ops, ResidualState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparseConfig(ModelConfig):
-    """What a mixture adds."""
+    """The config of a decoder with mixtures of experts."""
 
     moe: MoESpec
     sparse_layers: frozenset[int]
@@ -23,26 +23,26 @@ class SparseConfig(ModelConfig):
 
 
 class SparseLayer(DecoderLayer):
-    """Llama's layer, with a mixture where the config says so."""
+    """Llama's layer, with a mixture where the config has one."""
 
     def make_mlp(self, config: ModelConfig, layer: int) -> nn.Module:
-        """See `DecoderLayer.make_mlp`."""
+        """Returns a mixture for sparse layers, and a plain MLP for others."""
         assert isinstance(config, SparseConfig)
         return SparseMoE(config.moe, config.tensor_parallel) if layer in config.sparse_layers else GatedMLP(config)
 
     def feed_forward(self, ops: Ops, state: ResidualState, next_norm: RMSNorm) -> ResidualState:
-        """See `DecoderLayer.feed_forward`."""
+        """Returns the residual state after the mixture or the MLP."""
         if isinstance(self.mlp, SparseMoE):
             return ops.moe_add_norm(state, self.post_attention_layernorm, self.mlp, next_norm)
         return super().feed_forward(ops, state, next_norm)
 
 
 class SparseModel(DecoderModel):
-    """A decoder with mixtures."""
+    """A decoder with mixtures of experts."""
 
     @classmethod
     def check_split(cls, config: ModelConfig) -> None:
-        """See `DecoderModel.check_split`; plain MLPs are checked where there are any."""
+        """Raises ModelError if the ranks cannot share the experts, or the plain MLPs where there are any."""
         assert isinstance(config, SparseConfig)
         parallel, moe = config.tensor_parallel, config.moe
         shares = {"the experts' intermediate size": moe.intermediate_size}
@@ -62,7 +62,7 @@ class SparseModel(DecoderModel):
 
     @classmethod
     def layer_weights(cls, config: ModelConfig) -> int:
-        """See `DecoderModel.layer_weights`: of a layer with a mixture."""
+        """Returns the approximate number of weights in a layer with a mixture."""
         assert isinstance(config, SparseConfig)
         moe = config.moe
         return super().layer_weights(replace(config, intermediate_size=moe.num_stacked * moe.intermediate_size))

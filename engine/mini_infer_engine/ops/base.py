@@ -1,9 +1,9 @@
-"""The verbs in which models are written: what an architecture's forward may ask of a device.
+"""Defines the operations in which models are written: everything that a model's forward pass requests of a device.
 
-A model says each of its layers once; `torch_ops` computes the verbs by plain torch, `triton_ops` by our kernels, which
-fuse what stands side by side. That is why the verbs are pairs: a norm and the product that reads it, a product and the
-sum and norm that follow. What happens between the ranks of a tensor-parallel group happens inside a verb, or goes on
-from one verb to the next as a `PendingSum`.
+A model states each of its layers once. `torch_ops` implements the operations in plain torch, `triton_ops` with our
+kernels, which fuse neighbours. The operations are therefore pairs: a norm and the product that reads it, or a product
+and the residual sum and norm that follow. Communication between the ranks of a tensor-parallel group happens inside an
+operation, or is carried to the next one as a `PendingSum`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,17 +21,18 @@ from mini_infer_engine.layers.norm import RMSNorm
 
 
 class PendingSum:
-    """A sum of all ranks' summands that is not in the residual stream yet: parts of it are still on their way.
+    """A sum over all ranks that has not been added to the residual stream yet, because parts of it are still in
+    transit.
 
     It is added part by part, in order and each once, so that a product can be computed for the first rows while the
-    others come.
+    others arrive.
     """
 
     def __init__(self, normed: Tensor, parts: Sequence[tuple[slice, Callable[[], None]]]) -> None:
-        """`parts` cover all rows of `normed` [tokens, hidden].
+        """Takes `parts` that cover all rows of `normed` [tokens, hidden].
 
-        Each is given with what waits for it, adds it to the residual stream in place, and writes these rows of
-        `normed`: what the next norm makes of them.
+        Each part comes with a function that waits for it, adds it to the residual stream in place, and writes the next
+        norm's output to these rows of `normed`.
         """
         self._normed = normed
         self._rows = [rows for rows, _ in parts]
@@ -39,33 +40,33 @@ class PendingSum:
 
     @property
     def is_added(self) -> bool:
-        """All of it."""
+        """True if all parts have been added."""
         return not self._not_added
 
     @property
     def num_rows(self) -> int:
-        """Of all parts."""
+        """The number of rows in all parts."""
         return self._normed.shape[0]
 
     def parts(self) -> Iterator[tuple[slice, Tensor]]:
-        """Rows and their part of what the next norm makes, each added once it is asked for."""
+        """Yields rows and the next norm's output for them. Each part is added when the iterator reaches it."""
         for number, rows in enumerate(self._rows, start=1):
             self._add(number)
             yield rows, self._normed[rows]
 
     def finish(self) -> Tensor:
-        """Add what has not been added; returns what the next norm makes of all rows."""
+        """Adds the remaining parts, and returns the next norm's output for all rows."""
         self._add(len(self._rows))
         return self._normed
 
     def _add(self, number: int) -> None:
-        """The first `number` parts."""
+        """Adds the first `number` parts, if they have not been added yet."""
         while self._not_added and len(self._rows) - len(self._not_added) < number:
             self._not_added.pop(0)()
 
 
 class ResidualState:
-    """The residual stream between two blocks. Whoever reads it, or its norm, has a pending sum added first."""
+    """The residual stream between two blocks. Reading it, or its norm, first adds a pending sum."""
 
     __slots__ = ("_normed", "_residual")
 
@@ -74,23 +75,23 @@ class ResidualState:
 
     @property
     def residual(self) -> Tensor:
-        """[tokens, hidden]; a verb that adds to it may do so in place."""
+        """The residual stream [tokens, hidden]; an operation that adds to it may do so in place."""
         self._finish()
         return self._residual
 
     @property
     def normed(self) -> Tensor | DeferredRMSNorm | None:
-        """What the next norm makes of it, where the last verb has computed that, or begun to, on its way."""
+        """The next norm's output, complete or deferred, if the last operation has computed it on the side, or None."""
         return self._finish()
 
     @property
     def pending(self) -> PendingSum | None:
-        """A sum that may be added part by part; None: there is none, or it has been added."""
+        """The sum that may be added part by part, or None if there is none or it has been added."""
         normed = self._normed
         return normed if isinstance(normed, PendingSum) and not normed.is_added else None
 
     def select(self, rows: Tensor) -> "ResidualState":
-        """Some of its rows [rows] int64, before the next norm."""
+        """Returns the state of the rows [rows] int64, without the next norm's output."""
         return ResidualState(self.residual.index_select(0, rows))
 
     def _finish(self) -> Tensor | DeferredRMSNorm | None:
@@ -100,61 +101,63 @@ class ResidualState:
 
 
 class AttentionPass(Protocol):
-    """Attention of one forward pass, with all that does not depend on the layer already computed."""
+    """Attention of one forward pass, with everything that does not depend on the layer precomputed."""
 
     @property
     def logits_indices(self) -> Tensor | None:
-        """[rows] int64: the tokens whose logits are asked for; None: all tokens of the pass."""
+        """The tokens whose logits are requested, [rows] int64, or None for all tokens of the pass."""
 
     def attend(self, qkv: Tensor, layer: AttentionBlock) -> Tensor:
-        """Normalise and rotate q and k, write what is cached into the page pool, attend: [tokens, out_width].
+        """Normalises and rotates q and k, writes keys and values to the page pool, and attends: [tokens, out_width].
 
-        qkv is [tokens, (heads + 2 * kv_heads) * head_dim], q then k then v, and may be overwritten; of a layer with
-        latent attention what `LatentAttention` says. The last layer returns [rows of logits_indices, out_width].
+        qkv is [tokens, (heads + 2 * kv_heads) * head_dim], q then k then v, and may be overwritten. `LatentAttention`
+        documents its layout for latent attention. The last layer returns [rows of logits_indices, out_width].
         """
 
 
 class Ops(Protocol):
-    """See the module. Every verb takes activations of [tokens, width] in the model's dtype.
+    """The operations in which models are written. Each takes activations [tokens, width] in the model's dtype.
 
-    A norm that is None: blocks read the residual stream as it is. In a tensor-parallel group verbs add up what layers
-    with `is_summed` compute, and gather logits: activations between verbs are those of the whole model, but for what a
-    layer with a rank's rows makes.
+    If a norm is None, the block reads the residual stream without one. In a tensor-parallel group the operations sum
+    the results of layers with `is_summed`, and gather logits. Activations between operations are those of the whole
+    model, except for the output of a layer with a rank's rows.
     """
 
     def embed(self, token_ids: Tensor, embedding: Embedding) -> Tensor:
-        """Rows of the table [tokens, hidden] for token_ids [tokens] int64, in new memory."""
+        """Returns the embeddings [tokens, hidden] of token_ids [tokens] int64, in new memory."""
 
     def sum_embeddings(self, hidden: Tensor) -> Tensor:
-        """All ranks' embeddings, where a kernel has looked up this rank's: what such a pass begins with."""
+        """Sums the embeddings of all ranks, where a kernel has looked up this rank's: the first operation of such a
+        pass.
+        """
 
     def norm_linear(self, state: ResidualState, norm: RMSNorm | None, linear: Linear) -> Tensor:
-        """linear(norm(residual)): [tokens, out_features]."""
+        """Returns linear(norm(residual)): [tokens, out_features]."""
 
     def norm_gated_linear(
         self, state: ResidualState, norm: RMSNorm | None, linear: Linear, activation: Activation
     ) -> Tensor:
-        """activation(gate) * up, where gate and up are the two halves of linear(norm(residual))."""
+        """Returns activation(gate) * up, where gate and up are the two halves of linear(norm(residual))."""
 
     def linear_add_norm(self, x: Tensor, linear: Linear, state: ResidualState, next_norm: RMSNorm) -> ResidualState:
-        """Residual + linear(x), prepared for `next_norm` where that costs nothing."""
+        """Returns residual + linear(x), prepared for `next_norm` if that is free."""
 
     def linear_norm_add_norm(
         self, x: Tensor, linear: Linear, norm: RMSNorm, state: ResidualState, next_norm: RMSNorm | None
     ) -> ResidualState:
-        """Residual + norm(linear(x)), for blocks that normalise what they add."""
+        """Returns residual + norm(linear(x)), for blocks that normalise their output."""
 
     def norm_columns_(self, x: Tensor, columns: slice, norm: RMSNorm) -> None:
-        """Normalise these columns of x [tokens, width] in place: norms over all heads of q or of k together."""
+        """Normalises these columns of x [tokens, width] in place: a norm over all heads of q or of k together."""
 
     def moe_add_norm(self, state: ResidualState, norm: RMSNorm, moe: SparseMoE, next_norm: RMSNorm) -> ResidualState:
-        """Residual + moe(norm(residual)), prepared for `next_norm`."""
+        """Returns residual + moe(norm(residual)), prepared for `next_norm` if that is free."""
 
     def norm(self, state: ResidualState, norm: RMSNorm | None) -> Tensor:
-        """The normalised residual stream, for blocks that read it more than once."""
+        """Returns the normalised residual stream, for blocks that read it more than once."""
 
     def logits(self, state: ResidualState, norm: RMSNorm, head: Linear, out: Tensor | None = None) -> Tensor:
-        """head(norm(residual)): [rows, vocab], written to `out` where one is given."""
+        """Returns head(norm(residual)): [rows, vocab], written to `out` if one is given."""
 
     def add_norm(self, x: Tensor, state: ResidualState, next_norm: RMSNorm | None) -> ResidualState:
-        """Residual + x, for blocks that are not one product."""
+        """Returns residual + x, for blocks that are more than one product."""

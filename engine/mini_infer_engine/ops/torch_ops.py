@@ -1,4 +1,4 @@
-"""The verbs in plain torch, for any device: what runs on a CPU, and the truth that our kernels are tested against."""
+"""Implements the operations in plain torch, for any device. CPUs run it, and our kernels are tested against it."""
 
 from collections.abc import Callable
 
@@ -21,50 +21,50 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 
 
 class TorchOps:
-    """See `ops.base.Ops`. The residual stream is added to in place."""
+    """Implements `ops.base.Ops` in plain torch. Adds to the residual stream in place."""
 
     def __init__(self, collectives: Collectives = NO_COLLECTIVES) -> None:
         self._collectives = collectives
 
     def embed(self, token_ids: Tensor, embedding: Embedding) -> Tensor:
-        """See `Ops.embed`."""
+        """Looks up the embeddings, and sums them over ranks."""
         return self._collectives.begin(embedding(token_ids))
 
     def sum_embeddings(self, hidden: Tensor) -> Tensor:
-        """See `Ops.sum_embeddings`."""
+        """Sums the embeddings over ranks."""
         return self._collectives.begin(hidden)
 
     def norm_linear(self, state: ResidualState, norm: RMSNorm | None, linear: Linear) -> Tensor:
-        """See `Ops.norm_linear`."""
+        """Computes the norm, then the product."""
         out: Tensor = linear(self.norm(state, norm))
         return out
 
     def norm_gated_linear(
         self, state: ResidualState, norm: RMSNorm | None, linear: Linear, activation: Activation
     ) -> Tensor:
-        """See `Ops.norm_gated_linear`."""
+        """Computes the norm, one product for gate and up, and the activation."""
         gate, up = linear(self.norm(state, norm)).chunk(2, dim=-1)
         return ACTIVATIONS[activation](gate).mul_(up)
 
     def linear_add_norm(self, x: Tensor, linear: Linear, state: ResidualState, next_norm: RMSNorm) -> ResidualState:
-        """See `Ops.linear_add_norm`."""
+        """Computes the product, sums it over ranks, and adds it to the residual stream."""
         return self.add_norm(self._summed(x, linear), state, next_norm)
 
     def linear_norm_add_norm(
         self, x: Tensor, linear: Linear, norm: RMSNorm, state: ResidualState, next_norm: RMSNorm | None
     ) -> ResidualState:
-        """See `Ops.linear_norm_add_norm`."""
+        """Computes the product, sums it over ranks, and adds its norm to the residual stream."""
         return self.add_norm(norm(self._summed(x, linear)), state, next_norm)
 
     def norm_columns_(self, x: Tensor, columns: slice, norm: RMSNorm) -> None:
-        """See `Ops.norm_columns_`."""
+        """Normalises the columns, with an all-reduce if a norm spans the columns of several ranks."""
         if norm.columns is not None:
             norm_shared_columns_(x[:, columns], norm, self._collectives)
         else:
             rms_norm(x[:, columns], norm.weight, norm.eps, out=x[:, columns])
 
     def moe_add_norm(self, state: ResidualState, norm: RMSNorm, moe: SparseMoE, next_norm: RMSNorm) -> ResidualState:
-        """See `Ops.moe_add_norm`: expert after expert, each over the tokens that chose it."""
+        """Computes expert after expert, each over the tokens that are routed to it."""
         x = self.norm(state, norm)
         weights, experts = route(moe.gate(x), moe.spec, moe.correction)
         mixed = torch.zeros_like(x)
@@ -80,30 +80,30 @@ class TorchOps:
         return self.add_norm(self._collectives.all_reduce(mixed) if moe.is_summed else mixed, state, next_norm)
 
     def norm(self, state: ResidualState, norm: RMSNorm | None) -> Tensor:
-        """See `Ops.norm`."""
+        """Computes the norm of the residual stream."""
         out: Tensor = state.residual if norm is None else norm(state.residual)
         return out
 
     def logits(self, state: ResidualState, norm: RMSNorm, head: Linear, out: Tensor | None = None) -> Tensor:
-        """See `Ops.logits`."""
+        """Computes norm and product, and gathers the ranks' columns if they share out the vocabulary."""
         made = self.norm_linear(state, norm, head)
         if head.rows is not None:
             return self._collectives.gather_columns(made, head.rows.total, out)
         return made if out is None else out.copy_(made)
 
     def add_norm(self, x: Tensor, state: ResidualState, next_norm: RMSNorm | None) -> ResidualState:
-        """See `Ops.add_norm`."""
+        """Adds x in place, and leaves the norm to the operation that reads it."""
         del next_norm  # computed by the verb that reads it
         return ResidualState(state.residual.add_(x))
 
     def _summed(self, x: Tensor, linear: Linear) -> Tensor:
-        """linear(x), over all ranks."""
+        """Returns linear(x), summed over all ranks."""
         made: Tensor = linear(x)
         return self._collectives.all_reduce(made) if linear.is_summed else made
 
 
 def norm_shared_columns_(x: Tensor, norm: RMSNorm, collectives: Collectives) -> None:
-    """RMS norm in place over the columns of all ranks, of which x [tokens, columns] are this one's."""
+    """Applies RMS norm in place over the columns of all ranks, of which x [tokens, columns] are this rank's."""
     assert norm.columns is not None
     wide = x.float()
     squares = collectives.all_reduce(wide.square().sum(dim=-1, keepdim=True))
@@ -112,7 +112,8 @@ def norm_shared_columns_(x: Tensor, norm: RMSNorm, collectives: Collectives) -> 
 
 
 def route(logits: Tensor, spec: MoESpec, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Weights in the logits' dtype and experts int64 of each token, for the router's logits [tokens, num_experts].
+    """Returns each token's weights in the logits' dtype and experts int64, for the router's logits [tokens,
+    num_experts].
 
     Both are [tokens, experts_per_token], the shared experts last.
     """
@@ -133,7 +134,7 @@ def route(logits: Tensor, spec: MoESpec, correction: Tensor | None = None) -> tu
 
 
 def _within_best_groups(choosing: Tensor, spec: MoESpec) -> Tensor:
-    """The same scores, of experts outside of the best groups minus infinity (DeepSeek-V2's device-limited routing)."""
+    """Sets the scores of experts outside the best groups to minus infinity (DeepSeek-V2's device-limited routing)."""
     groups = choosing.view(len(choosing), spec.num_groups, -1)
     best = groups.topk(2, dim=-1).values.sum(-1) if spec.scoring == "sigmoid" else groups.amax(-1)
     kept = torch.zeros_like(best, dtype=torch.bool).scatter_(-1, best.topk(spec.top_groups, dim=-1).indices, value=True)

@@ -1,7 +1,7 @@
-"""The verbs by our kernels, for NVIDIA GPUs: from the same weights as torch's, equal to them up to rounding.
+"""Implements the operations with our kernels, for NVIDIA GPUs: from the same weights as torch's, equal up to rounding.
 
-Few rows: norms, bias, gate and residual sum ride along with the products, so that a layer is five kernels. Many rows:
-cuBLAS for the products, in splits of K where the output has too few tiles for all SMs.
+For few rows, norms, bias, gate and residual sum are fused into the products, so that a layer is five kernels. For many
+rows, cuBLAS computes the products, with split-K where the output has too few tiles for all SMs.
 """
 
 from functools import partial
@@ -42,29 +42,29 @@ if TYPE_CHECKING:
 
 
 class TritonOps:
-    """See `ops.base.Ops`. The kernel policy chooses between our products and cuBLAS."""
+    """Implements `ops.base.Ops` with kernels. The kernel policy chooses between our GEMMs and cuBLAS."""
 
     def __init__(
         self, kernels: KernelContext, collectives: Collectives = NO_COLLECTIVES, *, overlaps_sums: bool = False
     ) -> None:
-        """`overlaps_sums`: those of many rows are hidden behind products, which CUDA graphs cannot record."""
+        """Hides the all-reduce of many rows behind products if `overlaps_sums`; CUDA graphs cannot record that."""
         self._policy, self._workspace = kernels.policy, kernels.workspace
         self._collectives, self._overlaps_sums = collectives, overlaps_sums
 
     def embed(self, token_ids: Tensor, embedding: Embedding) -> Tensor:
-        """See `Ops.embed`."""
+        """Looks up the embeddings, and sums them over ranks."""
         return self._collectives.begin(embedding(token_ids))
 
     def sum_embeddings(self, hidden: Tensor) -> Tensor:
-        """See `Ops.sum_embeddings`."""
+        """Sums the embeddings over ranks."""
         return self._collectives.begin(hidden)
 
     def norm_linear(self, state: ResidualState, norm: RMSNorm | None, linear: Linear) -> Tensor:
-        """See `Ops.norm_linear`."""
+        """Computes the norm and the product, fused for few rows."""
         return self._product(state, norm, linear)
 
     def logits(self, state: ResidualState, norm: RMSNorm | None, head: Linear, out: Tensor | None = None) -> Tensor:
-        """See `Ops.logits`."""
+        """Computes norm and product, and gathers the ranks' columns if they share out the vocabulary."""
         if head.rows is not None:
             peers = self._collectives.peers
             part = None
@@ -74,7 +74,7 @@ class TritonOps:
         return self._product(state, norm, head, out)
 
     def _product(self, state: ResidualState, norm: RMSNorm | None, head: Linear, out: Tensor | None = None) -> Tensor:
-        """One product for any layer, into given memory or not, of this rank alone."""
+        """Computes the product of one layer on this rank alone, into `out` if it is given."""
         pending = state.pending
         if pending is not None and norm is not None:
             return self._product_by_parts(pending, head, out)
@@ -93,7 +93,9 @@ class TritonOps:
         return torch.addmm(head.bias, x, head.weight.t(), out=out)
 
     def _product_by_parts(self, pending: PendingSum, linear: Linear, out: Tensor | None) -> Tensor:
-        """The same from rows whose sum is still coming: of those that are there, while the others are copied."""
+        """Computes the product of rows whose sum is still arriving: for each part that is there, while the others are
+        copied.
+        """
         for rows, normed in pending.parts():
             if out is None:
                 out = normed.new_empty((pending.num_rows, linear.out_features))
@@ -104,7 +106,7 @@ class TritonOps:
     def norm_gated_linear(
         self, state: ResidualState, norm: RMSNorm | None, linear: Linear, activation: Activation
     ) -> Tensor:
-        """See `Ops.norm_gated_linear`."""
+        """Computes the gated product, with the activation in the GEMM's epilogue for few rows."""
         # What the epilogue of our product can do; rows with a pending sum are too many for it.
         fused = activation == "silu" and linear.bias is None and state.pending is None
         weight = kernel_weight(linear)
@@ -119,7 +121,7 @@ class TritonOps:
         return ACTIVATIONS[activation](gate).mul_(up)
 
     def linear_add_norm(self, x: Tensor, linear: Linear, state: ResidualState, next_norm: RMSNorm) -> ResidualState:
-        """See `Ops.linear_add_norm`."""
+        """Computes product, residual sum and norm: fused for few rows, or overlapped with the all-reduce for many."""
         residual = state.residual  # where a pending sum is added: before the next one begins
         if linear.is_summed:
             peers = self._collectives.peers
@@ -155,7 +157,7 @@ class TritonOps:
     def linear_norm_add_norm(
         self, x: Tensor, linear: Linear, norm: RMSNorm, state: ResidualState, next_norm: RMSNorm | None
     ) -> ResidualState:
-        """See `Ops.linear_norm_add_norm`."""
+        """Computes the product and its sum over ranks, normalises it, and adds it to the residual stream."""
         if linear.is_summed:
             state = ResidualState(state.residual)  # as in linear_add_norm
             summands, peers = self._summand(x, linear), self._collectives.peers
@@ -168,7 +170,9 @@ class TritonOps:
     def _overlapped_sum(
         self, peers: "PeerMemory", x: Tensor, linear: Linear, residual: Tensor, next_norm: RMSNorm
     ) -> ResidualState:
-        """Residual + the sum of both ranks' linear(x), of which each half is copied once its product is computed."""
+        """Adds the sum of both ranks' linear(x) to the residual. Each half is copied as soon as its product is
+        computed.
+        """
         exchange = peers.begin_overlapped(residual.shape[0], residual.shape[1], residual.dtype)
         for half, rows in enumerate(exchange.halves):
             self._product(ResidualState(x[rows]), None, linear, exchange.summand[rows])
@@ -181,8 +185,9 @@ class TritonOps:
         return ResidualState(residual, PendingSum(normed, parts))
 
     def _summand(self, x: Tensor, linear: Linear) -> Tensor:
-        """linear(x) of this rank [rows, width], where its peers can read it if they are to; or, where it is written to
-        them, as summands [splits, rows, width] of splits of K.
+        """Returns this rank's linear(x) [rows, width], in memory that its peers can read if they have to.
+
+        If it will be written to the peers' memory instead, it may be the summands [splits, rows, width] of split-K.
         """
         rows, width, weight = x.shape[0], linear.out_features, kernel_weight(linear)
         if self._pushes(rows, width, x) and isinstance(weight, Tensor) and linear.bias is None:
@@ -192,31 +197,31 @@ class TritonOps:
         return self._product(ResidualState(x), None, linear, self._summand_memory(rows, width, x))
 
     def _pushes(self, rows: int, width: int, like: Tensor) -> bool:
-        """Whether a rank's summand goes into its peers' memory, and may stand anywhere."""
+        """True if a rank writes its summand to its peers' memory; the summand itself may then be anywhere."""
         peers = self._collectives.peers
         return peers is not None and peers.pushes(rows, width, like.dtype)
 
     def _summand_memory(self, rows: int, width: int, like: Tensor) -> Tensor | None:
-        """Where peers can read a summand; None: anywhere."""
+        """Returns memory where peers can read a summand, or None if it may be anywhere."""
         peers = self._collectives.peers
         return None if peers is None or self._pushes(rows, width, like) else peers.summand(rows, width, like.dtype)
 
     def _sum_add_norm(self, summands: Tensor, state: ResidualState, next_norm: RMSNorm) -> ResidualState:
-        """Residual + the sum of all ranks' summands, in one kernel where peers read or get them."""
+        """Adds the sum of all ranks' summands to the residual, in one kernel if peers can access the summands."""
         peers, residual = self._collectives.peers, state.residual
         if peers is not None and peers.can_sum(summands):
             return ResidualState(residual, peers.sum_add_norm(summands, residual, next_norm.weight, next_norm.eps))
         return self.add_norm(self._collectives.all_reduce(summands), state, next_norm)
 
     def norm_columns_(self, x: Tensor, columns: slice, norm: RMSNorm) -> None:
-        """See `Ops.norm_columns_`."""
+        """Normalises the columns, with an all-reduce if a norm spans the columns of several ranks."""
         if norm.columns is not None:
             norm_shared_columns_(x[:, columns], norm, self._collectives)
         else:
             rms_norm(x[:, columns], norm.weight, norm.eps, out=x[:, columns])
 
     def moe_add_norm(self, state: ResidualState, norm: RMSNorm, moe: SparseMoE, next_norm: RMSNorm) -> ResidualState:
-        """See `Ops.moe_add_norm`: the experts' results are added up by the kernel that adds the residual."""
+        """Routes, computes the experts, and adds up their results in the kernel that adds the residual."""
         x, spec = self.norm(state, norm), moe.spec
         gate_up, down = moe.weights()
         tiles = self._policy.expert_tiles(
@@ -254,14 +259,14 @@ class TritonOps:
         return ResidualState(state.residual, normed)
 
     def norm(self, state: ResidualState, norm: RMSNorm | None) -> Tensor:
-        """See `Ops.norm`."""
+        """Returns the norm that the last operation has computed, or computes it."""
         if norm is None:
             return state.residual
         normed = state.normed
         return normed if isinstance(normed, Tensor) else rms_norm(state.residual, norm.weight, norm.eps)
 
     def add_norm(self, x: Tensor, state: ResidualState, next_norm: RMSNorm | None) -> ResidualState:
-        """See `Ops.add_norm`: one kernel for the sum and the norm."""
+        """Computes the sum and the norm in one kernel."""
         if next_norm is None:
             return ResidualState(state.residual.add_(x))
         return ResidualState(
@@ -275,7 +280,7 @@ class TritonOps:
         bias: Tensor | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """X @ weight.T + bias for more rows than one of our small-M GEMMs has, or where those cannot run."""
+        """Returns x @ weight.T + bias for more rows than our small-M GEMMs take, or where those cannot run."""
         if isinstance(weight, GroupedWeight):
             return grouped_weight_linear(x, weight, bias=bias, out=out)
         int8 = self._policy.int8_gemm_config(x.shape[0], weight)
@@ -304,12 +309,12 @@ class TritonOps:
         return out
 
     def _norm_or_deferred(self, state: ResidualState, norm: RMSNorm | None) -> Tensor | DeferredRMSNorm:
-        """The input of a product of ours, which can itself divide by the root mean square."""
+        """Returns the input of one of our GEMMs, which can itself divide by the root mean square."""
         return self.norm(state, norm) if norm is None or state.normed is None else state.normed
 
 
 def kernel_weight(linear: Linear) -> Tensor | QuantizedWeight | GroupedWeight:
-    """What kernels multiply with. An assertion: the layer's method has made nothing for a GPU."""
+    """Returns the weight that kernels multiply with. Fails an assertion if the layer's method has none for a GPU."""
     if linear.method is UNQUANTIZED:
         return linear.weight
     assert isinstance(linear.method, PackedMethod | GroupedMethod), f"{type(linear.method).__name__} has no kernel"

@@ -1,8 +1,8 @@
-"""Quantised experts: stacks of `GroupedWeight`, from a quantised checkpoint or rounded when they are loaded.
+"""Stores quantised experts as stacks of `GroupedWeight`, read from a quantised checkpoint or rounded after loading.
 
-A checkpoint stores each product of each expert as it stores any layer's, so that a mixture has such layers until all
-is loaded; then each stack is made of them. Routers are never quantised. On a CPU an expert is dequantised when it
-computes.
+A quantised checkpoint stores each projection of each expert like any other linear layer. A mixture therefore has one
+such layer for each of them until loading is complete; then they are joined into the stacks. Routers are never
+quantised. On a CPU an expert is dequantised each time it computes.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,11 +20,11 @@ from mini_infer_engine.quantization.row_maxima import OverRanks, as_here
 
 class _ReadsGroups(Protocol):
     def grouped(self, layer: Linear) -> GroupedWeight | None:
-        """What was loaded, as kernels read it."""
+        """Returns the loaded weight in the form that kernels read, or None if there is no such form."""
 
 
 class _Stack(nn.Module):
-    """One of a mixture's two stacks; parameters, so that their bytes are counted."""
+    """One of a mixture's two weight stacks. Its tensors are parameters, so that their bytes are counted."""
 
     def __init__(self, weight: GroupedWeight) -> None:
         super().__init__()
@@ -34,25 +34,25 @@ class _Stack(nn.Module):
                 self.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
 
     def weight(self) -> GroupedWeight:
-        """All experts'."""
+        """Returns the stack of all experts."""
         return self._weight
 
 
 class QuantizedExperts:
-    """See `layers.moe.StoredExperts`: what checkpoints and rounding have in common."""
+    """Implements `layers.moe.StoredExperts` up to the source of the weights, which the subclasses add."""
 
     def __init__(self) -> None:
         self._stacks: tuple[_Stack, ...] = ()
         self.dtype = torch.get_default_dtype()
-        """The model's, under which it is made."""
+        """The model's dtype: the default dtype at the time of construction."""
 
     def weights(self) -> tuple[GroupedWeight, GroupedWeight]:
-        """See `StoredExperts.weights`."""
+        """Returns the stacks of the gate and up projections, and of the down projection."""
         gate_up, down = self._stacks
         return gate_up.weight(), down.weight()
 
     def keep(self, moe: SparseMoE, gate_up: GroupedWeight, down: GroupedWeight) -> None:
-        """From now on these are the mixture's; dequantised on a GPU whose kernels cannot read them."""
+        """Makes these stacks the mixture's weights. On a GPU whose kernels cannot read them they are dequantised."""
         device = gate_up.values.device
         if device.type == "cuda" and not multiplies_groups(device, gate_up.kind):
             moe.stored = None
@@ -65,10 +65,10 @@ class QuantizedExperts:
 
 
 class CheckpointExperts(QuantizedExperts):
-    """Of a quantised checkpoint."""
+    """Experts of a quantised checkpoint."""
 
     def process_weights_after_loading(self, moe: SparseMoE) -> None:
-        """See `StoredExperts.process_weights_after_loading`."""
+        """Joins the layers of all experts into the two stacks, the shared experts last, and deletes the layers."""
         if self._stacks:
             return
         layers = [cast("ExpertLayers", layers) for layers in cast("nn.ModuleDict", moe.experts).values()]
@@ -85,7 +85,7 @@ class CheckpointExperts(QuantizedExperts):
 
 
 def expand_experts(moe: SparseMoE) -> None:
-    """Give it the layers that a quantised checkpoint fills in place of the stacks; before anything is loaded."""
+    """Replaces the mixture's stacks by the layers that a quantised checkpoint fills. Call it before loading."""
     spec, hidden = moe.spec, moe.spec.hidden_size
     moe.stored = CheckpointExperts()
     give_up_stacks(moe)
@@ -99,16 +99,20 @@ def expand_experts(moe: SparseMoE) -> None:
 
 
 class RoundedExperts(QuantizedExperts):
-    """Of an unquantised checkpoint, rounded to the nearest: by `rounding`, of [experts, rows, columns]."""
+    """Experts of an unquantised checkpoint, rounded after loading by `rounding`, which takes weights [experts, rows,
+    columns].
+    """
 
     def __init__(self, rounding: Callable[[Tensor, OverRanks], GroupedWeight]) -> None:
         super().__init__()
         self._rounding = rounding
         self.over_ranks: OverRanks = as_here
-        """Where they share out the width of every expert."""
+        """Reduces row maxima over ranks if ranks share out the width of every expert, so that scales are those of whole
+        rows.
+        """
 
     def process_weights_after_loading(self, moe: SparseMoE) -> None:
-        """See `StoredExperts.process_weights_after_loading`."""
+        """Rounds both stacks once, and frees the weights in the model's dtype."""
         if self._stacks or not moe.gate_up_proj.numel():
             return
         made = self._rounding(moe.gate_up_proj, as_here), self._rounding(moe.down_proj, self.over_ranks)
@@ -117,7 +121,7 @@ class RoundedExperts(QuantizedExperts):
 
 
 def give_up_stacks(moe: SparseMoE) -> None:
-    """Weights in the model's dtype have no memory any more."""
+    """Frees the memory of the stacks in the model's dtype."""
     for name in ("gate_up_proj", "down_proj"):
         setattr(moe, name, nn.Parameter(getattr(moe, name).new_empty(0), requires_grad=False))
 
@@ -129,7 +133,7 @@ def _grouped(layer: Linear) -> GroupedWeight:
 
 
 def _shared(layers: ExpertLayers, count: int) -> tuple[Sequence[GroupedWeight], Sequence[GroupedWeight]]:
-    """The shared experts, which are one wide MLP in the checkpoint, one by one."""
+    """Splits the shared experts, which the checkpoint stores as one wide MLP, into single experts."""
     gate_up, down = _grouped(layers.gate_up_proj), _grouped(layers.down_proj)
     total = down.k
     width = total // count

@@ -23,22 +23,27 @@ _NAMES = {
     "mxfp4-pack-quantized": ("weight_packed", ""),
     "modelopt": ("weight", "weight_scale_2"),
 }
-"""Of the weights, and of the scale of the whole tensor."""
+"""Checkpoint names of the weights and of the scale of the whole tensor, by format; "" if the format has no such scale.
+"""
 
 
 class Fp4Method:
-    """See `layers.linear.LinearMethod`. Adds `weight_scale` [out_features, groups] and with NVFP4 `weight_factors`
-    [out_features] fp32 to a layer, whose `weight` is [out_features, in_features / 2] bytes.
+    """Implements `layers.linear.LinearMethod` for 4-bit floats.
+
+    Adds `weight_scale` [out_features, groups] and with NVFP4 `weight_factors` [out_features] fp32 to a layer, whose
+    `weight` is [out_features, in_features / 2] bytes.
     """
 
     def __init__(self, scheme: Fp4Scheme) -> None:
         self.scheme = scheme
         self.dtype = torch.get_default_dtype()
-        """The model's, under which it is made."""
+        """The model's dtype: the default dtype at the time of construction."""
         self._weight_name, self._factor_name = _NAMES[scheme.form]
 
     def create_weights(self, layer: Linear) -> None:
-        """See `LinearMethod`. ValueError: the layer's columns are not made of groups."""
+        """Registers packed weights, group scales and, with NVFP4, factors. Raises ValueError if groups do not divide
+        the columns.
+        """
         group, rows, columns = self.scheme.group_size, layer.out_features, layer.in_features
         ranges = ((0, columns),) if layer.columns is None else layer.columns.ranges
         if any(begin % group or end % group for begin, end in ranges):
@@ -54,7 +59,7 @@ class Fp4Method:
             layer.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
 
     def placements(self, layer: Linear, path: str, rows: slice) -> dict[str, Placement]:
-        """See `LinearMethod`."""
+        """Maps the checkpoint's packed weights, group scales and tensor scale to these rows of the layer."""
         part = layer.part(rows)
         placements = {
             f"{path}.{self._weight_name}": Placement(layer.weight[rows], part=_of_columns(part, 2)),
@@ -68,12 +73,12 @@ class Fp4Method:
         return placements
 
     def _factors(self, shape: torch.Size, scale: Tensor) -> Tensor:
-        """The tensor's scale as one that multiplies each row."""
+        """Returns the tensor's scale as a factor for each row: compressed-tensors stores its reciprocal."""
         factor = scale.float().reshape(1)
         return (factor if self.scheme.form == "modelopt" else factor.reciprocal()).expand(shape)
 
     def process_weights_after_loading(self, layer: Linear) -> None:
-        """Stay packed on a GPU; else dequantise, and go on as an unquantised layer."""
+        """Keeps the weight packed on a GPU; elsewhere dequantises it, and the layer becomes an unquantised one."""
         weight = self.grouped(layer)
         if multiplies_groups(layer.weight.device, weight.kind):
             keep_grouped(layer, weight)
@@ -81,7 +86,7 @@ class Fp4Method:
             keep_dequantized(layer, dequantized_groups(weight).to(self.dtype))
 
     def grouped(self, layer: Linear) -> GroupedWeight:
-        """What was loaded, as kernels read it."""
+        """Returns the loaded weight in the form that kernels read."""
         scales: Tensor = layer.weight_scale
         device = layer.weight.device
         if device.type == "cuda" and scales.dtype == FP8 and not multiplies_fp8(device):
@@ -90,12 +95,12 @@ class Fp4Method:
         return GroupedWeight("fp4", layer.weight, scales, layer.in_features, self.scheme.group_size, factors=factors)
 
     def apply(self, layer: Linear, x: Tensor) -> Tensor:
-        """See `LinearMethod`: over the weight that it stands for, made anew at each call."""
+        """Multiplies with the dequantised weight, which is computed anew at each call."""
         return functional.linear(x, dequantized_groups(self.grouped(layer)).to(x.dtype), layer.bias)
 
 
 def _of_columns(part: Part | None, together: int) -> Part | None:
-    """The same part of a tensor that has one element for so many columns."""
+    """Converts a part of the weight into that of a tensor with one element for every `together` columns."""
     if part is None or part.dim == 0:
         return part
     shard = part.shard

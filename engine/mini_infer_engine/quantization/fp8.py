@@ -1,7 +1,8 @@
-"""FP8 weights (float8 e4m3fn, Micikevicius et al. 2022, arXiv 2209.05433) with scales by tensor, channel or block.
+"""Stores FP8 weights (float8 e4m3fn, Micikevicius et al. 2022, arXiv 2209.05433) with tensor, channel or block scales.
 
-When it is loaded every scheme is one: a scale for each row and each block of columns, [out_features, blocks of columns]
-fp32, with one block where a scale is of the whole row. Then a GPU's kernels get their own form (`packed`).
+Loading brings every scheme into one form: a scale for each row and each block of columns, [out_features, blocks of
+columns] fp32, with a single block if a scale covers the whole row. On a GPU the weight is then packed for the kernels
+(`layers.packed`).
 """
 
 from functools import partial
@@ -19,19 +20,21 @@ from mini_infer_engine.layers.placement import FP8, Part, Placement
 
 
 class Fp8Method:
-    """See `layers.linear.LinearMethod`. Adds `weight_scale` [out_features, column blocks] fp32 to a layer."""
+    """Implements `layers.linear.LinearMethod` for FP8. Adds `weight_scale` [out_features, column blocks] fp32 to a
+    layer.
+    """
 
     def __init__(self, scheme: Fp8Scheme) -> None:
         self.scheme = scheme
         self.dtype = torch.get_default_dtype()
-        """The model's, under which it is made."""
+        """The model's dtype: the default dtype at the time of construction."""
 
     def column_block(self, layer: Linear) -> int:
-        """Columns that share a scale."""
+        """Returns the number of columns that share a scale."""
         return self.scheme.block[1] if self.scheme.strategy == "block" else layer.in_features
 
     def create_weights(self, layer: Linear) -> None:
-        """See `LinearMethod`."""
+        """Registers FP8 weights and their scales. Raises ValueError if a rank's columns cut through blocks."""
         layer.weight = nn.Parameter(torch.empty(layer.out_features, layer.in_features, dtype=FP8), requires_grad=False)
         block = self.column_block(layer)
         if layer.columns is not None and self.scheme.strategy == "block":
@@ -43,7 +46,7 @@ class Fp8Method:
         layer.weight_scale = nn.Parameter(scale, requires_grad=False)
 
     def placements(self, layer: Linear, path: str, rows: slice) -> dict[str, Placement]:
-        """See `LinearMethod`."""
+        """Maps the checkpoint's weight and scale to these rows of the layer."""
         scale, part = layer.weight_scale[rows], layer.part(rows)
         whole = None if part is None else part.whole_shape((rows.stop - rows.start, layer.in_features))
         count, columns = whole or (rows.stop - rows.start, layer.in_features)
@@ -59,7 +62,10 @@ class Fp8Method:
         }
 
     def _by_row(self, rows: int, part: Part | None, scale: Tensor) -> Tensor:
-        """A scale as the checkpoint has it, for each of `rows`, of which a rank holds a part."""
+        """Expands the checkpoint's scale to one for each row and column block, and cuts out this rank's part.
+
+        `rows` is the number of rows of the whole tensor, of which a rank may store only `part`.
+        """
         if self.scheme.strategy != "block":
             wide = scale.reshape(-1, 1).expand(rows, 1)
         else:
@@ -70,7 +76,7 @@ class Fp8Method:
         return wide if part is None or part.dim == 1 else part.of(wide)
 
     def process_weights_after_loading(self, layer: Linear) -> None:
-        """Pack for a GPU that has FP8. Elsewhere dequantise."""
+        """Packs the weight on a GPU with FP8 support; elsewhere dequantises it."""
         scale = by_group(layer.weight_scale, self.column_block(layer), layer.in_features)
         on_gpu = multiplies_fp8(layer.weight.device)
         if on_gpu and scale is not None:
@@ -81,15 +87,15 @@ class Fp8Method:
             keep_dequantized(layer, self.dequantized(layer, self.dtype))
 
     def grouped(self, layer: Linear) -> GroupedWeight:
-        """What was loaded, as kernels read it."""
+        """Returns the loaded weight in the form that kernels read."""
         columns, block = layer.in_features, self.column_block(layer)
         return GroupedWeight("fp8", layer.weight, layer.weight_scale, columns, block if block < columns else 0)
 
     def apply(self, layer: Linear, x: Tensor) -> Tensor:
-        """See `LinearMethod`: over the weight that it stands for, made anew at each call."""
+        """Multiplies with the dequantised weight, which is computed anew at each call."""
         return functional.linear(x, self.dequantized(layer, x.dtype), layer.bias)
 
     def dequantized(self, layer: Linear, dtype: torch.dtype) -> Tensor:
-        """The weight in another dtype, [out_features, in_features]."""
+        """Returns the weight [out_features, in_features] in another dtype."""
         wide = layer.weight_scale.repeat_interleave(self.column_block(layer), dim=1)[:, : layer.in_features]
         return (layer.weight.float() * wide).to(dtype)

@@ -1,12 +1,13 @@
-"""4-bit rounding that looks at inputs: a clipping search for each group's scale, and GPTQ's compensation of errors.
+"""Rounds weights to 4 bits by their calibration inputs: clipping searches for group scales, and GPTQ's error
+compensation.
 
-GPTQ (Frantar et al. 2022, arXiv 2210.17323) rounds column after column, and changes the columns that are left so that
-the product with the calibration inputs stays as near as it can; coordinate descent then rounds each column anew for all
-others (QuantEase, Behdin et al. 2023, arXiv 2309.01885). Groups' ranges are clipped where that lowers the error (the
-search of AWQ, Lin et al. 2023, arXiv 2306.00978), weighted by what a column's error costs where all others compensate
-it. What is rounded is not the weight itself, but one that makes up for a part of what rounded layers before it did to
-its inputs (QEP, Arai and Ichikawa 2025, arXiv 2504.09629). Arithmetic on tensors alone; a block's columns are rounded
-by kernels where there are some.
+GPTQ (Frantar et al. 2022, arXiv 2210.17323) rounds column after column, and changes the remaining columns so that the
+product with the calibration inputs stays as close as possible. Coordinate descent then rounds each column again with
+all others fixed (QuantEase, Behdin et al. 2023, arXiv 2309.01885). The range of a group is clipped if that lowers the
+error (the search of AWQ, Lin et al. 2023, arXiv 2306.00978); each column's error is weighted by its cost when all other
+columns compensate for it. The weight that is rounded first takes over a part of the correction for what the layers
+rounded before it did to its inputs (QEP, Arai and Ichikawa 2025, arXiv 2504.09629). This module is arithmetic on
+tensors alone; the columns of a block are rounded by kernels on GPUs with Triton.
 """
 
 from importlib.util import find_spec
@@ -17,23 +18,30 @@ from torch import Tensor
 
 _LARGEST = 15
 _DAMPING = (0.1, 0.3, 1.0)
-"""Of the mean of the Hessian's diagonal, added to it: less fits the texts alone, more where fp32 needs it."""
+"""Damping that is added to the Hessian's diagonal, as a share of its mean.
+
+The first value that has a Cholesky factor in fp32 is used. Less than the first overfits to the calibration texts.
+"""
 _BLOCK = 128
-"""Columns whose errors go into those behind the block together, as one product."""
+"""Columns in a block: their errors are propagated to the columns after the block together, as one product."""
 _SHARES = tuple(1 - step / 50 for step in range(21))
-"""Of a group's range that are tried."""
+"""Shares of a group's range that the clipping search tries."""
 _LEAST_SCALE = 2.0**-24
-"""The least of fp16."""
+"""The smallest positive fp16 number."""
 _SWEEPS = 2
-"""Of coordinate descent over all columns."""
+"""Sweeps of coordinate descent over all columns."""
 _PROPAGATION = 0.5
-"""How much of its inputs' drift a weight makes up for at most, QEP's strength: all of it fits the texts alone."""
+"""QEP's largest strength: the share of its inputs' drift that a weight corrects. 1 would overfit to the calibration
+texts.
+"""
 
 
 def propagation(tokens: int, columns: int) -> float:
-    """QEP's strength for a weight of so many columns: the less, the fewer tokens there are to tell a column's drift.
+    """Returns QEP's strength for a weight with `columns` columns: the fewer tokens, the less, as drift is known less
+    well.
 
-    The share of tokens that a regression on all columns leaves free, as in an adjusted coefficient of determination.
+    It is scaled by the share of tokens that a regression on all columns leaves free, as in an adjusted coefficient of
+    determination.
     """
     return _PROPAGATION * max(0.0, 1 - columns / tokens)
 
@@ -41,11 +49,12 @@ def propagation(tokens: int, columns: int) -> float:
 def gptq_groups(
     weight: Tensor, hessian: Tensor, group: int, drift: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `on_load.rounded_groups`, for inputs x with `hessian` = sum of x x.T, [columns, columns] fp32.
+    """Rounds a weight like `on_load.rounded_groups`, but for inputs x with `hessian` = sum of x x.T, [columns, columns]
+    fp32.
 
-    `drift` = sum of (y - x) x.T, of the same size: products of x shall come near those that y has with the weight as
-    it is. None: y is x. Columns are rounded in order of their inputs' size, the largest first, while many are left to
-    compensate; groups stay those of neighbouring columns, with scales that are chosen before.
+    `drift` = sum of (y - x) x.T, of the same size, moves the products of x towards those that y has with the original
+    weight; None if y is x. Columns are rounded by the size of their inputs, the largest first, while many columns are
+    left to compensate. Groups remain those of neighbouring columns, and their scales are chosen before.
     """
     wide, hessian = weight.float(), hessian.clone()
     rows, columns = wide.shape
@@ -77,7 +86,9 @@ def gptq_groups(
 
 
 def _rounded(left: Tensor, scale: Tensor, zero: Tensor, compensation: Tensor) -> Tensor:
-    """Integers of columns that are rounded in their order, all tensors [rows, columns] fp32; `left` is overwritten."""
+    """Rounds columns in their order and returns the integers. All tensors are [rows, columns] fp32; `left` is
+    overwritten.
+    """
     integers = torch.empty_like(left)
     columns, round_block = left.shape[1], _block_rounding(left).round_columns
     for begin in range(0, columns, _BLOCK):
@@ -90,9 +101,9 @@ def _rounded(left: Tensor, scale: Tensor, zero: Tensor, compensation: Tensor) ->
 
 
 def _descend_(integers: Tensor, weight: Tensor, scale: Tensor, zero: Tensor, hessian: Tensor) -> None:
-    """Round each column anew, in place, to where the product's error is least with all others as they are.
+    """Rounds each column again, in place, to minimise the product's error with all other columns fixed.
 
-    No step makes the error larger. All tensors but the Hessian are [rows, columns] fp32.
+    No step increases the error. All tensors but the Hessian are [rows, columns] fp32.
     """
     columns, descend_block_ = weight.shape[1], _block_rounding(weight).descend_columns_
     error = (integers - zero) * scale - weight
@@ -103,27 +114,29 @@ def _descend_(integers: Tensor, weight: Tensor, scale: Tensor, zero: Tensor, hes
 
 
 class _BlockRounding(Protocol):
-    """How the columns of a block are rounded."""
+    """Rounds the columns of one block. `kernels.round_columns` and `_ByTorch` implement it."""
 
     def round_columns(
         self, left: Tensor, scale: Tensor, zero: Tensor, compensation: Tensor, integers: Tensor, largest: int
     ) -> Tensor:
-        """See `kernels.round_columns`; `left` may be overwritten."""
+        """Rounds a block's columns as `kernels.round_columns` documents; `left` may be overwritten."""
 
     def descend_columns_(
         self, integers: Tensor, scale: Tensor, gradient: Tensor, hessian: Tensor, largest: int
     ) -> None:
-        """See `kernels.round_columns`; the gradient may be overwritten."""
+        """Runs a sweep of coordinate descent as `kernels.round_columns` documents; the gradient may be overwritten."""
 
 
 class _ByTorch:
-    """Column by column, some ten operators each: on CPUs, and on GPUs without Triton."""
+    """Rounds column by column with about ten operators each, on CPUs and on GPUs without Triton."""
 
     @staticmethod
     def round_columns(
         left: Tensor, scale: Tensor, zero: Tensor, compensation: Tensor, integers: Tensor, largest: int
     ) -> Tensor:
-        """See `kernels.round_columns`; `left` is overwritten."""
+        """Rounds each column and compensates for its error in those after it. Returns the errors; `left` is
+        overwritten.
+        """
         errors = torch.empty_like(left)
         for column in range(left.shape[1]):
             value, step, middle = left[:, column], scale[:, column], zero[:, column]
@@ -136,7 +149,7 @@ class _ByTorch:
 
     @staticmethod
     def descend_columns_(integers: Tensor, scale: Tensor, gradient: Tensor, hessian: Tensor, largest: int) -> None:
-        """See `kernels.round_columns`; the gradient is overwritten."""
+        """Rounds each column to the minimum of the error along it; the gradient is overwritten."""
         inverse = (hessian.diagonal() * scale).reciprocal_()
         for column, integer in enumerate(integers.unbind(1)):
             better = torch.addcmul(integer, gradient[:, column], inverse[:, column], value=-1)
@@ -147,7 +160,7 @@ class _ByTorch:
 
 
 def _block_rounding(tensor: Tensor) -> _BlockRounding:
-    """By kernels where this tensor is on a GPU that has Triton, else by torch."""
+    """Returns the kernels if the tensor is on a GPU that has Triton, else plain torch."""
     if tensor.device.type == "cuda" and find_spec("triton") is not None:
         from mini_infer_engine.kernels import round_columns
 
@@ -156,10 +169,10 @@ def _block_rounding(tensor: Tensor) -> _BlockRounding:
 
 
 def _factors(hessian: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The damped Hessian, and the upper triangular U of its inverse U.T @ U.
+    """Returns the damped Hessian, and the upper triangular U of its inverse U.T @ U.
 
-    U's rows say how a column's error goes into those behind it. Identity and None: there is no such factor in fp32, and
-    nothing is compensated.
+    Row i of U gives the propagation of column i's error to the columns after it. Returns the identity and None if there
+    is no such factor in fp32; then nothing is compensated.
     """
     mean, identity = hessian.diagonal().mean(), torch.eye(len(hessian), device=hessian.device)
     for damping in _DAMPING:
@@ -173,7 +186,9 @@ def _factors(hessian: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def clipped_range(part: Tensor, importance: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales (fp16 as fp32) and integer zero points [rows] of a group [rows, columns] with the least weighted error."""
+    """Returns the scales (fp16 as fp32) and integer zero points [rows] of a group [rows, columns] with least weighted
+    error.
+    """
     low, high = part.amin(1).clamp_(max=0), part.amax(1).clamp_(min=0)
     best = torch.full_like(low, float("inf"))
     best_scale, best_zero = torch.empty_like(low), torch.empty_like(low)

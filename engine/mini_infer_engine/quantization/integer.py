@@ -1,11 +1,12 @@
-"""Checkpoints with integer weights (GPTQ, AWQ, compressed-tensors): packed for a GPU's kernels once they are loaded.
+"""Reads checkpoints with integer weights (GPTQ, AWQ, compressed-tensors), and packs them for a GPU's kernels once
+loaded.
 
-Two kinds of kernels read them: `packed` has the faster form, of rows and of groups of 128 columns; `grouped` takes
-groups of any size, columns that are not in the order of their groups (act-order; of a rank's columns groups have
-several sizes, and are split into smaller ones), and 8 bits with zero points.
-What neither has is dequantised, as all is on a CPU, and the layer an unquantised one. weight = (integer - zero point) *
-scale, with one zero point and one scale for each row and group of columns (Frantar et al. 2022, arXiv 2210.17323; Lin
-et al. 2023, arXiv 2306.00978).
+Two kinds of kernels read them. `layers.packed` has the faster form, for scales of rows and of groups of 128 columns.
+`layers.grouped` takes groups of any size, columns that are not in the order of their groups (act-order; the groups of a
+rank's columns have several sizes, and are split into smaller ones), and 8 bits with zero points. Other forms, and all
+weights on a CPU, are dequantised, and the layer becomes an unquantised one. weight = (integer - zero point) * scale,
+with one zero point and one scale for each row and group of columns (Frantar et al. 2022, arXiv 2210.17323; Lin et al.
+2023, arXiv 2306.00978).
 """
 
 from dataclasses import dataclass
@@ -25,16 +26,16 @@ from mini_infer_engine.layers.placement import Part, Placement
 from mini_infer_engine.quantization.integer_layout import WORD_BITS, TensorLayout, group_size, layouts
 
 _HALF_PRECISION = 1e-3
-"""Relative error of a scale up to which fp16 does for it."""
+"""Relative error up to which a scale may be rounded to fp16."""
 _SMALL_GROUP = 32
-"""Columns that share a scale, where a checkpoint's groups are of several sizes: rows stay aligned to 16 bytes."""
+"""Columns that share a scale if a checkpoint's groups are of several sizes: rows stay aligned to 16 bytes."""
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where in a word of AWQ's layout "gemm" the 1st, 2nd, ... column is."""
+"""Positions of the 1st, 2nd, ... column in a word of AWQ's layout "gemm"."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Decoded:
-    """weight = (integer - zero point) * scale."""
+    """A decoded weight: (integer - zero point) * scale."""
 
     integers: Tensor  # [rows, columns] int32
     scales: Tensor  # [rows, groups] fp32
@@ -42,21 +43,21 @@ class _Decoded:
     groups: Tensor  # [columns] int64: each column's
 
     def dequantized(self) -> Tensor:
-        """[rows, columns] fp32."""
+        """Returns the weight, [rows, columns] fp32."""
         weight: Tensor = (self.integers - self.zeros[:, self.groups]).float() * self.scales[:, self.groups]
         return weight
 
 
 class IntegerCheckpointMethod:
-    """See `layers.linear.LinearMethod`. Keeps what the checkpoint has until all of it is loaded."""
+    """Implements `layers.linear.LinearMethod`. Keeps the checkpoint's tensors until all of them are loaded."""
 
     def __init__(self, scheme: IntegerScheme) -> None:
         self.scheme = scheme
         self.dtype = torch.get_default_dtype()
-        """The model's, under which it is made."""
+        """The model's dtype: the default dtype at the time of construction."""
 
     def create_weights(self, layer: Linear) -> None:
-        """See `LinearMethod`. ValueError: the layer's sizes do not fit the scheme."""
+        """Registers the checkpoint's tensors. Raises ValueError if the layer's sizes do not fit the scheme."""
         for rows in _parts(layer):
             for name, layout in layouts(self.scheme, layer, rows).items():
                 tensor = torch.empty(layout.held_shape(layer.part(rows)), dtype=layout.dtype)
@@ -65,14 +66,16 @@ class IntegerCheckpointMethod:
             del layer.weight
 
     def placements(self, layer: Linear, path: str, rows: slice) -> dict[str, Placement]:
-        """See `LinearMethod`."""
+        """Maps the checkpoint's tensors of these rows to the layer's parameters."""
         return {
             f"{path}.{name}": _placement(getattr(layer, _parameter(name, rows)), layout, layout.held(layer.part(rows)))
             for name, layout in layouts(self.scheme, layer, rows).items()
         }
 
     def process_weights_after_loading(self, layer: Linear) -> None:
-        """Pack for a GPU where its kernels know the form; else dequantise, and go on as an unquantised layer."""
+        """Packs the weight on a GPU whose kernels know its form; else dequantises it, and the layer becomes an
+        unquantised one.
+        """
         parts = self._all_decoded(layer)
         for rows in _parts(layer):
             for name in layouts(self.scheme, layer, rows):
@@ -86,7 +89,7 @@ class IntegerCheckpointMethod:
         keep_dequantized(layer, torch.cat([part.dequantized().to(self.dtype) for part in parts]))
 
     def grouped(self, layer: Linear) -> GroupedWeight | None:
-        """What was loaded, as kernels read it; None: they have no such form."""
+        """Returns the loaded weight in the form that kernels read, or None if there is no such form."""
         return self._grouped(layer, self._all_decoded(layer))
 
     def _grouped(self, layer: Linear, parts: list[_Decoded]) -> GroupedWeight | None:
@@ -119,7 +122,9 @@ class IntegerCheckpointMethod:
         return GroupedWeight("int8", values, scales, columns, group, given, None, order, layer.in_features)
 
     def _pack(self, layer: Linear, parts: list[_Decoded]) -> bool:
-        """Whether kernels know the form; then the layer has it."""
+        """Packs the layer for the faster kernels. Returns False, with the layer unchanged, if they do not know its
+        form.
+        """
         group = group_size(self.scheme, layer) or layer.in_features
         in_order = torch.arange(layer.in_features, device=parts[0].groups.device) // group
         integers = torch.cat([part.integers for part in parts])
@@ -140,12 +145,12 @@ class IntegerCheckpointMethod:
         return True
 
     def apply(self, layer: Linear, x: Tensor) -> Tensor:
-        """See `LinearMethod`: before `process_weights_after_loading`, over weights made anew at each call."""
+        """Multiplies with weights decoded anew at each call; used only before `process_weights_after_loading`."""
         weight = torch.cat([part.dequantized() for part in self._all_decoded(layer)])
         return functional.linear(x, weight.to(x.dtype), layer.bias)
 
     def _all_decoded(self, layer: Linear) -> list[_Decoded]:
-        """The layer's parts, and zeros in rows that stand for nothing, which a rank's part of a head may have."""
+        """Decodes the layer's parts, and adds zeros for padding rows, which a rank's part of a head may have."""
         parts = [self._decoded(layer, rows) for rows in _parts(layer)]
         first, padding = parts[0], layer.out_features - sum(len(part.scales) for part in parts)
         if padding:
@@ -155,7 +160,7 @@ class IntegerCheckpointMethod:
         return parts
 
     def _decoded(self, layer: Linear, rows: slice) -> _Decoded:
-        """The weight of one part."""
+        """Decodes the weight of one part."""
         scheme, count, columns = self.scheme, rows.stop - rows.start, layer.in_features
         has = {name: getattr(layer, _parameter(name, rows)) for name in layouts(scheme, layer, rows)}
         middle = 1 << (scheme.bits - 1)
@@ -192,8 +197,10 @@ class IntegerCheckpointMethod:
 
 
 def _split_groups(groups: Tensor) -> tuple[Tensor, int, Tensor]:
-    """Groups of any sizes as smaller ones of one size: columns in their order, with -1 where a group's last one is not
-    full; the size; and the group of each.
+    """Splits groups of any size into smaller ones of one size.
+
+    Returns the columns in the order of their groups, with -1 where the last small group of a group is not full; the
+    size of the small groups; and for each the group that it was a part of.
     """
     counts = groups.bincount()
     parts = -(-counts // _SMALL_GROUP)
@@ -205,7 +212,7 @@ def _split_groups(groups: Tensor) -> tuple[Tensor, int, Tensor]:
 
 
 def unpacked(words: Tensor, bits: int) -> Tensor:
-    """Unsigned integers out of int32 words along the last dimension, the lowest bits first; int32."""
+    """Unpacks unsigned integers from int32 words along the last dimension, the lowest bits first. Returns int32."""
     shifts = torch.arange(0, WORD_BITS, bits, device=words.device, dtype=torch.int32)
     integers: Tensor = (words.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)
     return integers.flatten(-2)
@@ -218,7 +225,7 @@ def _awq_unpacked(words: Tensor, bits: int) -> Tensor:
 
 
 def _parts(layer: Linear) -> list[slice]:
-    """Rows of each of the checkpoint's layers that this one is made of."""
+    """Returns the rows of each of the checkpoint's layers that make up this one."""
     return list(layer.checkpoint_parts("").values())
 
 
@@ -227,7 +234,9 @@ def _parameter(name: str, rows: slice) -> str:
 
 
 def _placement(target: Tensor, layout: TensorLayout, held: Part | None) -> Placement:
-    """Where one of several shapes may be stored, it is read whole, and the rank's part cut out."""
+    """Returns the placement of one tensor. If it may be stored in several shapes, it is read whole and the rank's part
+    cut out.
+    """
     shapes = (layout.shape, *layout.other_shapes)
     if layout.other_shapes:
         return Placement(target, shapes, partial(_wide, layout.shape, held))
@@ -235,6 +244,6 @@ def _placement(target: Tensor, layout: TensorLayout, held: Part | None) -> Place
 
 
 def _wide(shape: tuple[int, ...], held: Part | None, tensor: Tensor) -> Tensor:
-    """Of one scale for all, or one for each row, as one for each row and group: the part that is held."""
+    """Expands one scale for all, or one for each row, to one for each row and group, and cuts out this rank's part."""
     wide = tensor if tuple(tensor.shape) == shape else tensor.reshape(-1, 1).expand(shape)
     return wide if held is None else held.of(wide)

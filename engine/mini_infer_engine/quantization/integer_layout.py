@@ -1,6 +1,6 @@
-"""How checkpoints lay out a layer of integers: shapes of its tensors, and what of each a tensor-parallel rank holds.
+"""Describes how checkpoints lay out integer layers: shapes of tensors, and the part of each that a rank loads.
 
-Does not know what the integers stand for: `integer` decodes them.
+Knows nothing of the integers' meaning: `integer` decodes them.
 """
 
 from dataclasses import dataclass
@@ -15,23 +15,30 @@ from mini_infer_engine.layers.placement import Part
 
 WORD_BITS = 32
 _LEAST_COLUMNS = 32
-"""Of a rank in a group that ranks cut: with fewer, scales would take as much memory as integers."""
+"""The fewest columns of a group that a rank may get where ranks cut groups.
+
+With fewer, scales would take as much memory as integers.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Where a tensor has the layer's rows, or its columns."""
+    """The dimension of a tensor along which the layer's rows, or its columns, lie."""
 
     dim: int
     together: int = 1
-    """Of them are one element: those packed in a word, or those of a group."""
+    """Rows or columns of the layer in one element: those packed in a word, or those of a group."""
     unit: str = "words"
-    """What such an element is, for people."""
+    """The name of such an element in error messages."""
     cut_at: int = 0
-    """Ranks may cut elements, which both have then, at multiples of so many rows or columns; 0: they may not."""
+    """Ranks may cut elements at multiples of this many rows or columns, and both then load the element; 0: they may
+    not.
+    """
 
     def shard(self, rows_or_columns: str, shard: Shard) -> Shard:
-        """Elements for some of the layer's rows or columns. ValueError: those cut through elements."""
+        """Returns the elements that store some of the layer's rows or columns. Raises ValueError if those cut through
+        elements.
+        """
         total, together = shard.total, self.together
         for begin, end in shard.ranges:
             if any(edge % (self.cut_at or together) and edge != total for edge in (begin, end)):
@@ -46,26 +53,29 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class TensorLayout:
-    """One tensor of the checkpoint for one of its layers."""
+    """The layout of one tensor of one of the checkpoint's layers."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     rows: Axis | None = None
-    """None: each rank that holds some of the rows has all of it."""
+    """The axis along which rows are sharded. None: each rank with some of the rows loads the whole tensor."""
     columns: Axis | None = None
-    """As `rows`."""
+    """The axis along which columns are sharded. None: each rank with some of the columns loads the whole tensor."""
     other_shapes: tuple[tuple[int, ...], ...] = ()
-    """That the checkpoint may have as well."""
+    """Other shapes that the checkpoint's tensor may have."""
 
     def held(self, part: Part | None) -> Part | None:
-        """What of this tensor belongs to a part of the weight; None: all. ValueError: the part cuts through words."""
+        """Returns the part of this tensor that stores a part of the weight, or None for all of it.
+
+        Raises ValueError if the part cuts through words.
+        """
         if part is None:
             return None
         axis, name = ((self.rows, "rows"), (self.columns, "columns"))[part.dim]
         return None if axis is None else Part(axis.dim, axis.shard(name, part.shard))
 
     def held_shape(self, part: Part | None) -> tuple[int, ...]:
-        """Of what `held` says."""
+        """Returns the shape of the part that `held` returns."""
         held = self.held(part)
         if held is None:
             return self.shape
@@ -73,9 +83,10 @@ class TensorLayout:
 
 
 def layouts(scheme: IntegerScheme, layer: Linear, rows: slice) -> dict[str, TensorLayout]:
-    """What the checkpoint has, by name, for its layer that stands at these rows, of which a rank may hold a part.
+    """Returns the layouts, by name, of the checkpoint's tensors for its layer at these rows, of which a rank may load a
+    part.
 
-    ValueError: the sizes do not fit the scheme.
+    Raises ValueError if the sizes do not fit the scheme.
     """
     part, here = layer.part(rows), (rows.stop - rows.start, layer.in_features)
     num_rows, num_columns = here if part is None else part.whole_shape(here)
@@ -85,12 +96,15 @@ def layouts(scheme: IntegerScheme, layer: Linear, rows: slice) -> dict[str, Tens
 
 
 def num_groups(scheme: IntegerScheme, columns: int) -> int:
-    """Of a row of so many columns."""
+    """Returns the number of groups in a row of this many columns."""
     return -(-columns // (scheme.group_size or columns))
 
 
 def group_size(scheme: IntegerScheme, layer: Linear) -> int:
-    """Columns that share a scale, of a rank fewer than in the checkpoint where ranks cut groups; 0: the whole row."""
+    """Returns the number of columns that share a scale; 0: the whole row.
+
+    On a rank it is smaller than in the checkpoint if ranks cut groups.
+    """
     size, columns = scheme.group_size, layer.columns
     if columns is None or not size or _groups_axis(scheme, columns.total, 0) is None:
         return size
@@ -98,7 +112,7 @@ def group_size(scheme: IntegerScheme, layer: Linear) -> int:
 
 
 def _by_row(scheme: IntegerScheme, rows: int, columns: int) -> dict[str, TensorLayout]:
-    """Of compressed-tensors."""
+    """Returns the layouts of compressed-tensors."""
     groups, groups_axis = num_groups(scheme, columns), _groups_axis(scheme, columns, 1)
     one = ((1,), (1, 1)) if scheme.tensor_scale else ()
     wide = (*one, *(((rows,),) if groups == 1 else ()))
@@ -121,7 +135,7 @@ def _by_row(scheme: IntegerScheme, rows: int, columns: int) -> dict[str, TensorL
 
 
 def _transposed(scheme: IntegerScheme, rows: int, columns: int) -> dict[str, TensorLayout]:
-    """Of GPTQ, which packs columns, and AWQ, which packs rows; both pack rows of zero points."""
+    """Returns the layouts of GPTQ, which packs columns, and of AWQ, which packs rows; both pack rows of zero points."""
     in_a_word, groups = WORD_BITS // scheme.bits, num_groups(scheme, columns)
     if rows % in_a_word or columns % in_a_word:
         raise ValueError(f"{rows} x {columns} weights are not made of words of {in_a_word} integers")
@@ -140,7 +154,9 @@ def _transposed(scheme: IntegerScheme, rows: int, columns: int) -> dict[str, Ten
 
 
 def _groups_axis(scheme: IntegerScheme, columns: int, dim: int) -> Axis | None:
-    """None: a rank's columns may be of all groups, as there is only one, or by act-order."""
+    """Returns the axis of the groups, or None if a rank's columns may belong to any group: with one group, or by
+    act-order.
+    """
     if scheme.act_order or num_groups(scheme, columns) == 1:
         return None
     size = scheme.group_size

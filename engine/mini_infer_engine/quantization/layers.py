@@ -1,4 +1,4 @@
-"""Which layers of a model a checkpoint's scheme quantises, and by which method they are stored and computed."""
+"""Chooses which layers a checkpoint's scheme quantises, and by which method each is stored and computed."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -18,12 +18,11 @@ _EXPERT_PARTS = ("gate_proj", "up_proj", "down_proj")
 
 
 def quantize_layers(model: DecoderModel, schemes: Schemes) -> None:
-    """Have layers stored and computed by their schemes' methods; before anything is loaded.
+    """Has layers stored and computed by their schemes' methods. Call it before anything is loaded.
 
     Raises:
         ModelError: parts of one packed layer, or experts of one mixture, have different schemes, or sizes do not fit a
             layer's scheme.
-
     """
     mixtures = {path: module for path, module in model.named_modules() if isinstance(module, SparseMoE)}
     for path, moe in mixtures.items():
@@ -46,12 +45,12 @@ def quantize_layers(model: DecoderModel, schemes: Schemes) -> None:
 
 
 def _are_cut(mixtures: Mapping[str, SparseMoE]) -> bool:
-    """Whether ranks share the width of experts."""
+    """True if ranks share the width of experts."""
     return any(moe.share.count < moe.share.total for moe in mixtures.values())
 
 
 def _common_scheme(schemes: Schemes, layers: Iterable[str]) -> Scheme | None:
-    """Of layers that are one product here. ModelError: they have several."""
+    """Returns the scheme of layers that are one product here. Raises ModelError if they have several."""
     found: dict[Scheme | None, str] = {}
     for layer in layers:
         found.setdefault(schemes.scheme_of(layer), layer)
@@ -65,7 +64,7 @@ def _common_scheme(schemes: Schemes, layers: Iterable[str]) -> Scheme | None:
 
 
 def _expert_layers(path: str, moe: SparseMoE) -> Iterator[str]:
-    """Names of the layers of a mixture's experts, those of other ranks among them, which must agree, too."""
+    """Names the layers of a mixture's experts, including those of other ranks, whose schemes must agree too."""
     experts = [f"{path}.experts.{number}" for number in range(moe.spec.num_experts)]
     if moe.spec.num_shared:
         experts.append(f"{path}.shared_experts")
@@ -73,7 +72,7 @@ def _expert_layers(path: str, moe: SparseMoE) -> Iterator[str]:
 
 
 def _expand(path: str, moe: SparseMoE, scheme: Scheme) -> None:
-    """Give a mixture's experts layers. ModelError: kernels of experts have no such scheme."""
+    """Gives a mixture's experts their layers. Raises ModelError if the experts' kernels do not support the scheme."""
     if isinstance(scheme, IntegerScheme) and scheme.act_order:
         raise ModelError(f"quantization_config: act-order (desc_act) of the experts of {path} is not supported.")
     spec = moe.spec

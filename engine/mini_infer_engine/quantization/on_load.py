@@ -1,11 +1,11 @@
-"""`--quantization`: linear layers rounded when they are loaded.
+"""Rounds linear layers after loading, for `--quantization`.
 
-int8 (W8A16): symmetric, one scale a row. w8a8-int8: the same, smoothed by `runtime.calibration`, activations in int8
-with a scale a token (on a GPU for more than 64 rows). fp8 (e4m3): one scale a row; W8A16 for few rows, W8A8 for
-many. int4 (W4A16): a scale and a zero point for each row and 128 columns, to the nearest or by `runtime.calibration`.
-Experts and the head always to the nearest, and W8A16. Norms and routers stay in the model's dtype, and so do the head
-and embeddings where they are not asked for. On a GPU a layer is packed for the kernels; on a CPU plain torch widens a
-weight at each product, and FP8 is dequantised, as it is on GPUs without it.
+int8 (W8A16): symmetric, with a scale for each row. w8a8-int8: the same weights, smoothed by `runtime.calibration`, with
+activations in int8 and a scale for each token (on a GPU for more than 64 rows). fp8 (e4m3): a scale for each row; W8A16
+for few rows, W8A8 for many. int4 (W4A16): a scale and a zero point for each row and 128 columns, rounded to the nearest
+or by `runtime.calibration`. Experts and the head are always rounded to the nearest, and W8A16. Norms and routers stay
+in the model's dtype, and so do the head and embeddings unless the caller requests otherwise. On a GPU a layer is packed
+for the kernels. On a CPU plain torch widens a weight at each product; FP8 is dequantised there, as on GPUs without FP8.
 """
 
 from functools import partial
@@ -29,28 +29,31 @@ from mini_infer_engine.quantization.row_maxima import OverRanks, as_here, over_r
 Quantization = Literal["int8", "fp8", "int4", "w8a8-int8"]
 _LARGEST_INT8, _LARGEST_INT4, _LARGEST_FP8 = 127, 15, 448.0
 _LEAST_SCALE = 2.0**-24
-"""Of weights that are all zero: any would do, but zero. The least of fp16."""
+"""The smallest scale, for weights that are all zero: any but zero would do. It is the smallest positive fp16 number."""
 
 
 class RoundToNearestMethod:
-    """See `layers.linear.LinearMethod`. From `process_weights_after_loading` on a layer has `integers` and scales."""
+    """Implements `layers.linear.LinearMethod` by rounding to the nearest.
+
+    After `process_weights_after_loading` a layer has `integers` and scales.
+    """
 
     def __init__(self, kind: Quantization) -> None:
         self.kind: Quantization = kind
         self.waits = False
-        """Whether `process_weights_after_loading` leaves weights as they are, for calibration rounds them."""
+        """True if `process_weights_after_loading` leaves weights unchanged, because calibration rounds them later."""
         self.over_ranks: OverRanks = as_here
 
     def create_weights(self, layer: Linear) -> None:
-        """See `LinearMethod`."""
+        """Registers the weight in the model's dtype."""
         layer.weight = nn.Parameter(torch.empty(layer.out_features, layer.in_features), requires_grad=False)
 
     def placements(self, layer: Linear, path: str, rows: slice) -> dict[str, Placement]:
-        """See `LinearMethod`."""
+        """Maps the checkpoint's weight to these rows of the layer."""
         return {f"{path}.weight": Placement(layer.weight[rows], part=layer.part(rows))}
 
     def process_weights_after_loading(self, layer: Linear) -> None:
-        """Round, once, and give the weight up."""
+        """Rounds the weight, once, and frees it."""
         if not layer.weight.numel() or self.waits:
             return
         if self.kind == "fp8":
@@ -61,14 +64,14 @@ class RoundToNearestMethod:
             self.keep_rows(layer, *rounded_rows(layer.weight, self.over_ranks(row_maxima(layer.weight))))
 
     def keep_rows(self, layer: Linear, integers: Tensor, scale: Tensor) -> None:
-        """Give the weight up for what `rounded_rows` has made of it, or of a smoothed one."""
+        """Replaces the weight by what `rounded_rows` has made of it, or of a smoothed one."""
         if layer.weight.device.type != "cpu":
             pack_bytes(layer, integers, scale, int8_activations=self.kind == "w8a8-int8")
         else:
             _keep(layer, integers, scale)
 
     def keep_groups(self, layer: Linear, integers: Tensor, scale: Tensor, zero: Tensor) -> None:
-        """Give the weight up for what `rounded_groups` or a calibrated rounding has made of it."""
+        """Replaces the weight by what `rounded_groups` or a calibrated rounding has made of it."""
         if layer.weight.device.type != "cpu":
             pack_nibbles(layer, integers, scale, zero)
         else:
@@ -86,7 +89,7 @@ class RoundToNearestMethod:
         layer.finish_loading()
 
     def apply(self, layer: Linear, x: Tensor) -> Tensor:
-        """See `LinearMethod`. A row's one scale is multiplied with the product, groups' scales with the weight."""
+        """Multiplies in plain torch. A row's scale is applied to the product, groups' scales to the weight."""
         if layer.weight.numel():
             return functional.linear(x, layer.weight, layer.bias)
         if self.kind == "int8":
@@ -114,9 +117,10 @@ def _keep(layer: Linear, integers: Tensor, scale: Tensor) -> None:
 def quantize_on_load(
     model: DecoderModel, kind: Quantization, *, rounds_head: bool = False, rounds_embeddings: bool = False
 ) -> None:
-    """Have all linear layers but routers, and all experts, rounded once loaded; before anything is loaded.
+    """Has all linear layers but routers, and all experts, rounded after loading. Call it before anything is loaded.
 
-    The head is one of them with `rounds_head`, embeddings with `rounds_embeddings`: those to int8, whatever the kind.
+    `rounds_head` includes the head. `rounds_embeddings` includes the embeddings, which are rounded to int8 whatever the
+    kind.
     """
     mixtures = [module for module in model.modules() if isinstance(module, SparseMoE)]
     head_kind: Quantization = "int8" if kind == "w8a8-int8" else kind  # logits are the most sensitive to what they read
@@ -133,7 +137,9 @@ def quantize_on_load(
 
 
 def round_alike(model: DecoderModel, collectives: Collectives) -> None:
-    """Have layers and experts whose columns ranks share out rounded with scales of whole rows, as one rank would."""
+    """Has layers and experts whose columns are sharded over ranks rounded with scales of whole rows, as a single rank
+    would.
+    """
     over_ranks = over_ranks_of(collectives)
     for module in model.modules():
         if isinstance(module, Linear) and module.is_summed and isinstance(module.method, RoundToNearestMethod):
@@ -144,7 +150,7 @@ def round_alike(model: DecoderModel, collectives: Collectives) -> None:
 
 
 def _grouped(kind: Quantization, weights: Tensor, over_ranks: OverRanks) -> GroupedWeight:
-    """Weights [experts, rows, columns] rounded to the nearest."""
+    """Rounds weights [experts, rows, columns] to the nearest."""
     columns = weights.shape[2]
     if kind == "int4":
         groups = (rounded_groups(one, GROUP) for one in weights)
@@ -163,21 +169,24 @@ def _grouped(kind: Quantization, weights: Tensor, over_ranks: OverRanks) -> Grou
 
 
 def rounded_rows(weight: Tensor, maxima: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """int8 integers in [-127, 127] and scales [rows, 1] fp32: weight = integer * scale. `maxima`: else `row_maxima`."""
+    """Returns int8 integers in [-127, 127] and scales [rows, 1] fp32: weight = integer * scale.
+
+    `maxima` is computed by `row_maxima` if it is None.
+    """
     scale = ((row_maxima(weight) if maxima is None else maxima) / _LARGEST_INT8).clamp_(min=_LEAST_SCALE)
     return (weight.float() / scale).round_().to(torch.int8), scale
 
 
 def rounded_to_fp8(weight: Tensor, maxima: Tensor) -> tuple[Tensor, Tensor]:
-    """e4m3 values and scales [rows, 1] fp32: weight = value * scale. `maxima`: see `row_maxima`."""
+    """Returns e4m3 values and scales [rows, 1] fp32: weight = value * scale. `row_maxima` computes `maxima`."""
     scale = (maxima / _LARGEST_FP8).clamp_(min=_LEAST_SCALE)
     return (weight.float() / scale).to(FP8), scale
 
 
 def rounded_groups(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
-    """uint8 integers in [0, 15], fp16 scales as fp32, and integer zero points [rows, groups] in [0, 15].
+    """Returns uint8 integers in [0, 15], fp16 scales as fp32, and integer zero points [rows, groups] in [0, 15].
 
-    weight = (integer - zero point) * scale, of groups of columns.
+    weight = (integer - zero point) * scale, for groups of columns.
     """
     rows, columns = weight.shape
     groups = functional.pad(weight.float(), (0, -columns % group)).view(rows, -1, group)
@@ -189,11 +198,11 @@ def rounded_groups(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def packed_nibbles(integers: Tensor) -> Tensor:
-    """Two columns a byte, uint8 [rows, columns / 2], the first in the low half; an odd column is alone."""
+    """Packs two columns into a byte, uint8 [rows, columns / 2], the first in the low half. An odd column is alone."""
     nibbles = functional.pad(integers, (0, integers.shape[1] % 2))
     return nibbles[:, ::2] | (nibbles[:, 1::2] << 4)
 
 
 def unpacked_nibbles(packed: Tensor, columns: int) -> Tensor:
-    """The integers of `packed_nibbles`, uint8 [rows, columns]."""
+    """Returns the integers that `packed_nibbles` packed, uint8 [rows, columns]."""
     return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1)[:, :columns]

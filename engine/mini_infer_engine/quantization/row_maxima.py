@@ -1,4 +1,4 @@
-"""The largest number of each row, which its scale is made of: where ranks share out the columns, of the whole row."""
+"""Computes each row's largest magnitude, from which its scale follows; over all ranks if they share out the columns."""
 
 from collections.abc import Callable
 
@@ -7,21 +7,23 @@ from torch import Tensor
 from mini_infer_engine.communication.collectives import Collectives
 
 OverRanks = Callable[[Tensor], Tensor]
-"""From this rank's [rows, 1] to the largest of all ranks'."""
+"""Maps this rank's maxima [rows, 1] to the largest of all ranks."""
 
 
 def row_maxima(weight: Tensor) -> Tensor:
-    """[rows, 1] fp32 of the magnitudes of [rows, columns]."""
+    """Returns the largest magnitude of each row of [rows, columns], [rows, 1] fp32."""
     return weight.abs().amax(dim=1, keepdim=True).float()
 
 
 def as_here(maxima: Tensor) -> Tensor:
-    """Where rows are whole."""
+    """Returns the maxima unchanged, for rows that are whole on each rank."""
     return maxima
 
 
 def over_ranks_of(collectives: Collectives) -> OverRanks:
-    """All ranks ask for the same, in the same order, once they have come together."""
+    """Returns a function that takes maxima over all ranks; every rank must call it for the same tensors, in the same
+    order.
+    """
     size = collectives.parallel.size
     if size == 1:
         return as_here

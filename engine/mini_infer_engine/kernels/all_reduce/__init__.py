@@ -1,1 +1,1 @@
-"""Sums and concatenations over the GPUs of one host, by reading each other's memory."""
+"""Sums and concatenations over the GPUs of one host, which access each other's memory."""

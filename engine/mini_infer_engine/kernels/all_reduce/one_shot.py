@@ -1,11 +1,11 @@
 """One-shot all-reduce over peer memory, fused with residual sum and RMSNorm, and the gather of logits.
 
 Each GPU reads all GPUs' summands and adds them up for itself, in the order of ranks: one exchange of signals, no second
-step (as in TensorRT-LLM's and vLLM's custom all-reduce). Programs of the same number meet first: each writes a counter
-to every peer's signal pad and waits for theirs. These kernels write nothing but counters to a peer; what
-`overlapped_sum` has written into the same buffers is another matter, of which it says why it is safe. After the
-meeting, all peers have written their summands, and all have ended every kernel before, so that memory that was read two
-exchanges ago may be written again: who makes summands takes turns between two buffers.
+step (as in TensorRT-LLM's and vLLM's custom all-reduce). Programs with the same number synchronise first: each writes a
+counter to every peer's signal pad and waits for theirs. These kernels write nothing but counters to a peer.
+`overlapped_sum` writes data into the same buffers, and explains why that is safe. After this barrier, all peers have
+written their summands, and have ended every earlier kernel. Memory that was read two exchanges ago may therefore be
+written again: producers of summands alternate between two buffers.
 """
 
 from typing import Any, NamedTuple
@@ -18,15 +18,17 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
 
 MAX_PROGRAMS = 1024
-"""Of one kernel: each has counters of its own."""
+"""The largest number of programs in one kernel: each has counters of its own."""
 _GATHER_BLOCK = 4096
 TURNS = tl.constexpr(1 << 14)
-"""Of waiting, between two looks at whether nobody is to wait any more: some 15 ms. A look of all programs takes up to
-3 ms, and a peer waits for it: sooner than that, each look would be the reason for the next."""
+"""Polls between two checks whether waiting is over (`is_released`), some 15 ms.
+
+A check by all programs takes up to 3 ms, for which a peer waits: with fewer polls, each check would cause the next.
+"""
 
 
 class Peers(NamedTuple):
-    """What a rank's kernels must know."""
+    """The pointers and counters that a rank's kernels need."""
 
     buffers: torch.Tensor  # [ranks] int64: pointers to all ranks' buffers
     pads: torch.Tensor  # [ranks] int64: to their signal pads
@@ -36,19 +38,20 @@ class Peers(NamedTuple):
 
 @triton.jit
 def is_released(released):
-    """Whether nobody is to wait any more: the same in all threads, of which each reads it.
+    """True if no kernel is to wait any longer; equal in all threads, because each reads it.
 
-    It stands in main memory, so that the host tells it without the driver, which may itself wait for kernels. To read
-    it takes microseconds, of many programs one after the other: for what has waited for TURNS.
+    The flag is in main memory, so that the host sets it without the driver, which may itself wait for kernels. Reading
+    it takes microseconds, and many programs read it one after the other: poll it only after TURNS.
     """
     return tl.max(tl.load(released + tl.zeros((256,), tl.int32), volatile=True), axis=0) != 0
 
 
 @triton.jit
 def _meet(pads, epochs, released, program, RANK: tl.constexpr, WORLD: tl.constexpr):
-    """Until the programs of this number have come here on all ranks. `pads` [WORLD] int64 are pointers to all pads.
+    """Waits until the programs with this number have arrived on all ranks. `pads` [WORLD] int64 are pointers to all
+    pads.
 
-    A pad is [programs, WORLD] int32: what each rank has written last. Counters wrap around, hence the difference.
+    A pad is [programs, WORLD] int32: the last counter of each rank. Counters wrap around, hence the difference.
     """
     peers = tl.arange(0, WORLD)
     epoch = tl.load(epochs + program) + 1
@@ -69,13 +72,13 @@ def _meet(pads, epochs, released, program, RANK: tl.constexpr, WORLD: tl.constex
 
 @triton.jit
 def of_rank(pointers, rank, WORLD: tl.constexpr):
-    """One of [WORLD] int64."""
+    """Returns one of the pointers [WORLD] int64."""
     return tl.sum(tl.where(tl.arange(0, WORLD) == rank, pointers, 0), axis=0)
 
 
 @triton.jit
 def _sum_of_ranks(places, offset, at, mask, out, WORLD: tl.constexpr, BLOCK: tl.constexpr):
-    """All ranks' summands [BLOCK], added up in fp32."""
+    """Returns the sum of all ranks' summands [BLOCK] in fp32."""
     total = tl.zeros((BLOCK,), dtype=tl.float32)
     for peer in tl.static_range(WORLD):
         base = of_rank(places, peer, WORLD).to(tl.pointer_type(out.dtype.element_ty))
@@ -86,7 +89,11 @@ def _sum_of_ranks(places, offset, at, mask, out, WORLD: tl.constexpr, BLOCK: tl.
 
 @triton.jit
 def store_row(total, values, residual, weights, out, at, mask, width, eps, NORM: tl.constexpr):
-    """NORM: the residual, `values` before, has the total added, and its norm goes to out; else the total does."""
+    """Stores one row of a sum.
+
+    NORM: adds the total to the residual, of which `values` is the earlier content, and stores its norm in out.
+    Otherwise stores the total in out.
+    """
     if NORM:
         rounded = (values + total).to(residual.dtype.element_ty)
         tl.store(residual + at, rounded, mask=mask)
@@ -115,9 +122,9 @@ def _reduce(
     PDL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Program (row), or SHARED: (row modulo programs). NORM: the sum is added to the residual, whose norm goes to out.
+    """Sums the ranks' rows: one program per row, or, if SHARED, per row modulo the number of programs.
 
-    Without, out is the sum.
+    NORM: the sum is added to the residual, whose norm goes to out. Otherwise out is the sum.
     """
     program = tl.program_id(0)
     offsets = tl.arange(0, BLOCK)
@@ -167,7 +174,7 @@ def _gather(
     PDL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Programs share out all blocks of all rows, each with the same columns of every rank's part."""
+    """Gathers all ranks' columns. Programs share the blocks of all rows, with the same columns of all ranks."""
     program = tl.program_id(0)
     places = tl.load(buffers + tl.arange(0, WORLD))
     pads = tl.load(signals + tl.arange(0, WORLD))
@@ -189,14 +196,14 @@ def _gather(
 
 
 def block_options(width: int) -> dict[str, Any]:
-    """Constants and launch options of kernels of which a program computes one row at a time."""
+    """Returns constants and launch options of kernels whose programs compute one row at a time."""
     block = next_power_of_2(width)
     warps = 4 if block <= 2048 else 8
     return {"BLOCK": block, "num_warps": min(warps, max(1, block // 32))}  # no thread has another's elements, too
 
 
 def row_options(width: int, *, rank: int, world: int, norm: bool, pdl: bool) -> dict[str, Any]:
-    """The same of kernels in which ranks meet."""
+    """Returns constants and launch options of such kernels that also synchronise the ranks."""
     options: dict[str, Any] = {"launch_pdl": True} if pdl else {}
     return options | block_options(width) | {"RANK": rank, "WORLD": world, "NORM": norm, "PDL": pdl}
 
@@ -213,10 +220,10 @@ def launch_reduce(
     eps: float = 0.0,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """Sum all ranks' summands, which stand `offset` elements of out's dtype behind their buffers' begins.
+    """Sums all ranks' summands, which are `offset` elements of out's dtype after the start of their buffers.
 
-    out [rows, width] becomes the sum; with a residual [rows, width], that is added to in place and out becomes its
-    RMSNorm by `weight`.
+    out [rows, width] becomes the sum. With a residual [rows, width], the sum is added to it in place, and out becomes
+    its RMSNorm by `weight`.
     """
     rows, width = out.shape
     _reduce[(min(rows, MAX_PROGRAMS),)](
@@ -244,9 +251,9 @@ def launch_gather(
     world: int,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """The first `width` columns of all ranks' [rows, columns] side by side, in out [rows, width], dense.
+    """Gathers the first `width` columns of all ranks' [rows, columns] side by side, in out [rows, width], dense.
 
-    `offset` as in `launch_reduce`.
+    The ranks' columns are `offset` elements of out's dtype after the start of their buffers.
     """
     rows, width = out.shape
     options: dict[str, Any] = {"launch_pdl": True} if pdl else {}

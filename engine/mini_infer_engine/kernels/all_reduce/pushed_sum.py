@@ -1,12 +1,12 @@
-"""All-reduce of few rows where each GPU writes its summand into all others' memory, and waits for theirs in its own.
+"""All-reduce of few rows: each GPU writes its summand into all others' memory, and waits for theirs in its own.
 
-One way over NVLink instead of a signal there and a read back (`one_shot`): what has not come yet is a mark, which no
-summand contains, so that the data is its own signal (as in the Lamport kernels of TensorRT-LLM, after NCCL's LL
-protocol). A rank's own summand may stand anywhere, and be the sum of several: of splits of K, or of experts. Every row
-of a sum has a place for each rank's summand in an inbox of three slots, which take turns. In exchange e a program fills
+It takes one transfer over NVLink instead of a signal and a read (`one_shot`). A place that is still empty has a mark,
+which no summand contains, so that the data is its own signal (as in the Lamport kernels of TensorRT-LLM, after NCCL's
+LL protocol). A rank's own summand may be anywhere, and be the sum of several: of splits of K, or of experts. Every row
+of a sum has a place for each rank's summand in an inbox of three slots, which rotate. In exchange e a program fills
 slot e of its peers, marks its own slot e - 1, which it has read, as empty again, and waits for its slot e. The next
-that a peer writes into slot e - 1 is of exchange e + 2, after it has seen what this rank writes in e + 1: by then this
-kernel is over.
+write of a peer into slot e - 1 is in exchange e + 2, after the peer has seen what this rank writes in e + 1: by then
+this kernel is over.
 """
 
 from typing import NamedTuple
@@ -19,15 +19,15 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from mini_infer_engine.kernels.all_reduce.one_shot import TURNS, is_released, of_rank, row_options, store_row
 
 MAX_ROWS = 256
-"""Of one sum: each has places and a counter of its own."""
+"""The largest number of rows in one sum: each has places and a counter of its own."""
 MAX_ROW_BYTES = 16 << 10
 _SLOTS = 3
 MARK = -0x7FFF8000
-"""Of an empty place, every four bytes of it: two negative zeros in 16 bits each, a denormal number in fp32."""
+"""The mark of an empty place, in every four bytes: two negative zeros in 16 bits each, a denormal number in fp32."""
 
 
 class Inbox(NamedTuple):
-    """What a rank's kernels must know."""
+    """The pointers and counters that a rank's kernels need."""
 
     buffers: torch.Tensor  # [ranks] int64: pointers to all ranks' memory
     begin: int  # of the inbox, behind that of every rank's memory, bytes
@@ -36,7 +36,7 @@ class Inbox(NamedTuple):
 
 
 def inbox_bytes(world: int) -> int:
-    """Of one rank. Before its first use each four bytes are to be MARK, on all ranks."""
+    """Returns the size of one rank's inbox. Before its first use all ranks must set each four bytes to MARK."""
     return _SLOTS * world * MAX_ROWS * MAX_ROW_BYTES
 
 
@@ -65,10 +65,10 @@ def _pushed_sum(
     SUMMANDS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Program (row). BITS: out's elements as integers, in which `inbox` counts; PLACE of them are a row's.
+    """Sums with one program per row. BITS: out's elements as integers, the unit of `inbox`; a row has PLACE of them.
 
-    SUMMANDS of this rank stand `stride` elements apart, and are rounded when they are added up. NORM: the sum is added
-    to the residual, whose norm goes to out. Without, out is the sum.
+    This rank's SUMMANDS are `stride` elements apart, and their sum is rounded. NORM: the sum over ranks is added to the
+    residual, whose norm goes to out. Otherwise out is the sum.
     """
     row = tl.program_id(0)
     offsets = tl.arange(0, BLOCK)
@@ -135,7 +135,7 @@ def launch_pushed_sum(
     eps: float = 0.0,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """`one_shot.launch_reduce`, of at most MAX_ROWS rows of MAX_ROW_BYTES each.
+    """Computes `one_shot.launch_reduce` for at most MAX_ROWS rows of MAX_ROW_BYTES each.
 
     summands: this rank's, [rows, width] or several [N, rows, width], dense, of out's dtype.
     """

@@ -1,8 +1,8 @@
 """FlashDecoding (Dao et al. 2023, "Flash-Decoding for long-context inference") of the same few new tokens of each
-sequence, as speculative decoding checks them: split-KV attention over paged keys and values in one kernel.
+sequence, as speculative decoding verifies them: split-KV attention over paged keys and values in one kernel.
 
-As in `decode_attention` RMSNorm of q and k heads, rotary embedding and the write of k and v are fused with it. A tile
-is rows of (query, head) pairs that share a KV head, so that a sequence's new tokens load keys and values once.
+As in `decode_attention`, RMSNorm of q and k heads, rotary embedding and the write of k and v are fused with it. A tile
+consists of (query, head) pairs that share a KV head, so that a sequence's new tokens load keys and values once.
 """
 
 import torch
@@ -19,15 +19,14 @@ from mini_infer_engine.kernels.sizes import next_power_of_2
 from mini_infer_engine.kernels.workspace import COUNTERS, Workspace
 
 _LEAST_ROWS = 16
-"""Of an operand of the tensor cores."""
+"""The least number of rows in an operand of the tensor cores."""
 _VALUES_PER_WARP = 1024
-"""Accumulator values of a tile: the merge keeps three tiles in registers."""
+"""Accumulator values of a tile per warp: the merge keeps three tiles in registers."""
 
 
 @triton.jit
 def _merge_tiles(first, splits, stride, ROWS: tl.constexpr, TILE: tl.constexpr, DIM_BLOCK: tl.constexpr):
-    """FlashDecoding's second phase: the attention of a tile from its splits, `stride` floats apart: [TILE, DIM_BLOCK]
-    fp32.
+    """FlashDecoding's second phase: merges a tile's splits, `stride` floats apart, into [TILE, DIM_BLOCK] fp32.
 
     The maximum of all splits is known before anything is added; one split is loaded ahead of the one that is added.
     """
@@ -93,7 +92,7 @@ def _check_attention(
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Split-KV: program (KV head, entry of the plan). The split of a sequence that arrives last merges all of them."""
+    """Split-KV: one program per (KV head, entry of the plan). A sequence's last split to arrive merges all of them."""
     if PDL:  # see pdl_gemm: the GEMM that comes next may fetch its weights now
         gdc_launch_dependents()
         gdc_wait()
@@ -204,7 +203,7 @@ def _check_attention(
 
 
 def check_tile_rows(queries: int, group: int) -> int:
-    """Rows of a tile, padding included, where `queries` new tokens of `group` heads share a KV head."""
+    """Returns the rows of a tile, padding included, if `queries` new tokens of `group` heads share a KV head."""
     return max(_LEAST_ROWS, next_power_of_2(queries * group))
 
 
@@ -223,14 +222,14 @@ def check_attention(
     softcap: float | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Write the new tokens of each sequence into their pages, and attend from each over all tokens up to it.
+    """Writes the new tokens of each sequence into their pages, and attends from each over all tokens up to it.
 
     qkv [sequences * queries, (q_heads + 2 kv_heads) * head_dim] before norm and rotation (rows may be strided; not
     changed), sequence by sequence; positions and kv_index of the same tokens (page * page_size + offset, or -1: not
-    written); pool: one layer's view [pages, 2, page_size, kv_heads, head_dim] of qkv's dtype; page_tables
-    [slots, width] int32, read at the plan's slots. The plan is that of `plan_decode` where each sequence's first new
-    token stands. Returns [sequences * queries, q_heads * head_dim], in `out` where given.
-    softcap: see `softcap`; None: scores are not capped.
+    written); pool: one layer's view [pages, 2, page_size, kv_heads, head_dim] of qkv's dtype; page_tables [slots,
+    width] int32, read at the plan's slots. The plan is that of `plan_decode` for each sequence's first new token.
+    Returns [sequences * queries, q_heads * head_dim], in `out` if given. softcap: the cap of `softcap.softcapped`, or
+    None for none.
     """
     _, _, page_size, kv_heads, head_dim = pool.shape
     programs = plan.entries.shape[0]

@@ -1,8 +1,8 @@
-"""FlashDecoding (Dao et al. 2023, "Flash-Decoding for long-context inference"): split-KV attention of one new token a
-sequence over paged keys and values, fused with what comes before it.
+"""FlashDecoding (Dao et al. 2023, "Flash-Decoding for long-context inference"): split-KV attention of one new token per
+sequence over paged keys and values, fused with the operations before it.
 
-That is RMSNorm of q and k heads (where a model has it), rotary embedding, and the write of k and v into their page. The
-query heads of a KV head share a tile; any page size. Splits are merged by the one that arrives last.
+Those are RMSNorm of q and k heads (if a model has it), rotary embedding, and the write of k and v into their page. The
+query heads of a KV head share a tile; any page size. The split that arrives last merges all of a row.
 """
 
 import torch
@@ -21,20 +21,21 @@ from mini_infer_engine.kernels.sizes import next_power_of_2
 from mini_infer_engine.kernels.workspace import COUNTERS, Workspace
 
 _MAX_ROUNDS: tl.constexpr = tl.constexpr(5)
-"""Of `_merge_splits`, one after another. More splits are merged by `_merge_many_splits`, whose first round begins
-later.
+"""Rounds of `_merge_splits`, which run one after another.
+
+More splits are merged by `_merge_many_splits`, whose first round begins later.
 """
 _EARLY_BLOCKS: tl.constexpr = tl.constexpr(2)
-"""Of keys that a program asks for before it waits: what one of a short sequence has, and all that fits the L2 cache."""
+"""Blocks of keys that a program prefetches before it waits: all of a short sequence's. No more fit the L2 cache."""
 _MERGE_VALUES = 4096
-"""Accumulator values of the splits of one round; twice as many take registers that the main loop needs."""
+"""Accumulator values of the splits in one round; twice as many take registers that the main loop needs."""
 _VALUES_PER_THREAD = 64
-"""Accumulator values that a thread loads at a time, where splits are many: it keeps twice as many while it adds."""
+"""Accumulator values that a thread loads at a time if splits are many: it keeps twice as many while it adds."""
 
 
 @triton.jit
 def _to_l2(at):
-    """Begin to bring what stands at these pointers, of any shape, into the L2 cache: 128 bytes around each."""
+    """Prefetches 128 bytes around each of these pointers, of any shape, into the L2 cache."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at.to(tl.uint64)], dtype=tl.int32, is_pure=False, pack=1
     )
@@ -44,7 +45,7 @@ def _to_l2(at):
 def _keys_to_l2(table, head_pool, begin, end, page_stride, kv_stride, token_stride,
                 HEAD_DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, PAGE_SIZE: tl.constexpr,
                 BLOCK: tl.constexpr, BLOCKS: tl.constexpr):  # fmt: skip
-    """Have the first keys and values of a split, so many blocks of them, brought into the L2 cache."""
+    """Prefetches the first BLOCKS blocks of keys and values of a split into the L2 cache."""
     line: tl.constexpr = 128 // (head_pool.dtype.element_ty.primitive_bitwidth // 8)
     lines_of_head: tl.constexpr = DIM_BLOCK // line if line < DIM_BLOCK else 1  # a power of two, as DIM_BLOCK is
     lines = tl.minimum(tl.arange(0, lines_of_head) * line, HEAD_DIM - 1)
@@ -69,7 +70,7 @@ def rotated(
     DIM_BLOCK: tl.constexpr,
     NORM: tl.constexpr,
 ):
-    """RMSNorm and rotary embedding of heads at pointers [heads, 1]: [heads, DIM_BLOCK] fp32.
+    """Applies RMSNorm and rotary embedding to heads at pointers [heads, 1]. Returns [heads, DIM_BLOCK] fp32.
 
     Each element is loaded beside the other of its pair, so that both halves stay in one tile.
     """
@@ -88,10 +89,9 @@ def rotated(
 @triton.jit
 def _merge_splits(first, splits, stride, GROUP: tl.constexpr, DIM_BLOCK: tl.constexpr, ROWS: tl.constexpr,
             SPLITS: tl.constexpr):  # fmt: skip
-    """FlashDecoding's second phase: the attention of a row from its splits, `stride` floats apart: [ROWS, DIM_BLOCK]
-    fp32.
+    """FlashDecoding's second phase: merges a row's splits, `stride` floats apart, into [ROWS, DIM_BLOCK] fp32.
 
-    SPLITS at a time, with the online softmax's rescaling between rounds.
+    It merges SPLITS at a time, with the online softmax's rescaling between rounds.
     """
     rows = tl.arange(0, ROWS)[None, :]
     m_i = tl.full((ROWS,), float("-inf"), dtype=tl.float32)
@@ -116,7 +116,7 @@ def _merge_splits(first, splits, stride, GROUP: tl.constexpr, DIM_BLOCK: tl.cons
 
 @triton.jit
 def _load_splits(acc_at, m_at, start, splits, stride, in_group, COUNT: tl.constexpr):
-    """Accumulators [COUNT, ROWS, DIM_BLOCK] and row maxima m_i [COUNT, ROWS] of the splits from `start` on."""
+    """Loads accumulators [COUNT, ROWS, DIM_BLOCK] and row maxima m_i [COUNT, ROWS] of the splits from `start` on."""
     index = start + tl.arange(0, COUNT)[:, None]
     mask = (index < splits) & in_group
     acc_splits = tl.load(acc_at + (index * stride)[:, :, None], mask=mask[:, :, None], other=0.0, cache_modifier=".cg")
@@ -126,7 +126,7 @@ def _load_splits(acc_at, m_at, start, splits, stride, in_group, COUNT: tl.conste
 @triton.jit
 def _merge_many_splits(first, splits, stride, GROUP: tl.constexpr, DIM_BLOCK: tl.constexpr, ROWS: tl.constexpr,
                  SPLITS: tl.constexpr):  # fmt: skip
-    """As `_merge_splits`, with the maximum of all splits known before anything is added, so that nothing is rescaled.
+    """Merges splits like `_merge_splits`, but loads the maxima of all splits first, so that nothing is rescaled.
 
     SPLITS accumulators are loaded ahead of those that are being added; threads reduce among each other once, at the
     end.
@@ -191,9 +191,9 @@ def _decode_attention(
     PDL: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Split-KV: program (KV head, entry of the plan). The split of a row that arrives last merges all of them.
+    """Split-KV: one program per (KV head, entry of the plan). A row's last split to arrive merges all of them.
 
-    EARLY: what is known before this layer's q, k and v is read before the wait for the kernel that makes them.
+    EARLY: data that does not depend on this layer's q, k and v is read before the wait for the kernel that makes them.
     """
     if PDL:  # see pdl_gemm: the GEMM that comes next may fetch its weights now
         gdc_launch_dependents()
@@ -341,15 +341,16 @@ def decode_attention(
     out: torch.Tensor | None = None,
     early: bool = False,
 ) -> torch.Tensor:
-    """Write the new token of each sequence into its page, and attend from it over all tokens up to it.
+    """Writes the new token of each sequence into its page, and attends from it over all tokens up to it.
 
     qkv [rows, (q_heads + 2 kv_heads) * head_dim] before norm and rotation (rows may be strided; not changed); pool: one
-    layer's view [pages, 2, page_size, kv_heads, head_dim], of qkv's dtype or of one byte an element (see `rope_kv`), of
-    which the new token, too, attends to itself as it is stored; page_tables [slots, width] int32, read at the plan's
-    slots. The plan is of the same rows. Returns [rows, q_heads * head_dim], in `out` where given.
-    softcap: see `softcap`; None: scores are not capped. early: plan and page tables were written by kernels that
+    layer's view [pages, 2, page_size, kv_heads, head_dim], of qkv's dtype or of one byte an element (as `rope_kv`
+    documents; the new token then attends to itself in its stored precision, too); page_tables [slots, width] int32,
+    read at the plan's slots. The plan is of the same rows. Returns [rows, q_heads * head_dim], in `out` if given.
+
+    softcap: the cap of `softcap.softcapped`, or None for none. early: plan and page tables were written by kernels that
     have ended when the kernel before this one begins, and are read before the wait for it. Keys and values are only
-    brought into the L2 cache there, which has what was written last whenever they are read.
+    prefetched into the L2 cache there, which returns the latest data whenever they are read.
     """
     rows = qkv.shape[0]
     _, _, page_size, kv_heads, head_dim = pool.shape

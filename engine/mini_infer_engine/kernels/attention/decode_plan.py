@@ -1,8 +1,8 @@
-"""The split-KV schedule of a decode pass: which program attends to which keys of which row, in splits of equal length.
+"""Plans the split-KV schedule of a decode pass: which program attends to which keys of which row, in equal splits.
 
-Lengths live on the device and change from pass to pass, while a captured graph keeps its number of programs. So one
-small kernel a pass, not every program of every layer, chooses the split length: the shortest for which the programs
-suffice (as FlashInfer's plan does on the host: Ye et al., arXiv:2501.01005).
+Lengths are on the device and change from pass to pass, while a captured graph has a fixed number of programs. Therefore
+one small kernel per pass, not every program of every layer, chooses the split length: the shortest for which the
+programs suffice (as FlashInfer's plan does on the host: Ye et al., arXiv:2501.01005).
 """
 
 from dataclasses import dataclass
@@ -16,20 +16,26 @@ from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
 
 NO_WINDOW = 1 << 30
 FIELDS: tl.constexpr = tl.constexpr(10)
-"""Of a program: row or -1, slot, KV length before the new token, first key, end, split, splits of its row, position;
-and for hopper_decode_attention the pages of its first key and of the new token."""
+"""Fields of a program's entry.
+
+They are: row or -1, slot, KV length before the new token, first key, end, split, splits of its row, position; and for
+hopper_decode_attention the pages of its first key and of the new token.
+"""
 
 
 MAX_SPLITS: tl.constexpr = tl.constexpr(64)
-"""Of a sequence: the split that arrives last merges all of them alone."""
+"""The largest number of splits of a sequence: the split that arrives last merges all of them alone."""
 _MERGE_HEADS = 32
-"""Query heads of the splits that one round merges, which takes as long as reading 1.6 blocks."""
+"""Query heads of the splits in one round of the merge, which takes as long as reading 1.6 blocks."""
 _LONG_ROW_BLOCKS: tl.constexpr = tl.constexpr(56)
 """Blocks of the longest row from which many splits are worth their merge."""
 
 
 def _merge_cost_blocks(group: int, *, of_many: bool) -> float:
-    """Reading b blocks in n splits and merging them takes b / n + f * n: least for splits of sqrt(f * b). This is f."""
+    """Returns the cost f of merging a split, in blocks.
+
+    Reading b blocks in n splits and merging them takes b / n + f * n, which is least for splits of sqrt(f * b) blocks.
+    """
     return 0.008 * next_power_of_2(group) if of_many else 1.6 / max(2, _MERGE_HEADS // next_power_of_2(group))
 
 
@@ -111,7 +117,7 @@ class DecodePlan:
     sliding_window: int | None
     config: DecodeConfig
     splits: bool
-    """Whether there are more programs than rows, so that a row may have several."""
+    """True if there are more programs than rows, so that a row may have several."""
 
 
 def plan_decode(
@@ -127,12 +133,13 @@ def plan_decode(
     page_tables: torch.Tensor | None = None,
     page_size: int = 0,
 ) -> DecodePlan:
-    """Schedule rows with `kv_lengths` [rows] tokens in the cache before the new one, all fewer than `max_tokens`.
+    """Schedules rows with `kv_lengths` [rows] tokens in the cache before the new one, all fewer than `max_tokens`.
 
     slots and positions [rows] are passed on to the programs. Every row has a split, and its last split has the new
-    token, whose cache index is the KV length; a row with a length of -1 is padding and has no program. A window is the
-    last so many cache indexes (see `Row.position_offset`). group: query heads of a KV head. page_tables [slots, width]
-    int32, and tokens of a page: needed where the config is that of hopper_decode_attention, and not read otherwise.
+    token, whose cache index is the KV length; a row with a length of -1 is padding and has no program. A window covers
+    the last `sliding_window` cache indexes, which may differ from positions (`Row.position_offset`). group: query heads
+    of a KV head. page_tables [slots, width] int32, and tokens in a page: required if the config is that of
+    hopper_decode_attention, and not read otherwise.
     """
     tables = positions if page_tables is None else page_tables
     assert not config.hopper or (page_tables is not None and page_size)

@@ -1,16 +1,16 @@
-"""Decode attention on Hopper, in Gluon: what `decode_attention` computes, with less waiting.
+"""FlashDecoding on Hopper, in Gluon: computes the same as `decode_attention`, with less latency.
 
-Between the GEMM for q, k and v and the one for o a layer of few rows reads keys and values in 1 to 5 us. The rest is
-latency, of memory and of instructions that depend on each other, and this kernel has little of both:
+Between the GEMM for q, k and v and the one for o, a layer of few rows reads keys and values in 1 to 5 us. The rest is
+latency, of memory and of instructions that depend on each other, which this kernel reduces:
 
 - Keys and values are copied to shared memory before the wait for q, and nothing waits for them before they are
   multiplied. Their first page is in the plan, so that no page table is read first.
-- Of q only the query heads that there are get RMSNorm and rotary embedding, each in one warp; the tile of 16 that
-  tensor cores want is made in shared memory.
-- Everything that the kernel before writes is asked for at once.
-- Splits are merged (FlashDecoding's second phase) with one look at their maxima and sums, while their accumulators are
-  on the way; a warp adds up heads of its own.
-- Programs without work end at once, and leave their shared memory to the GEMM that comes next.
+- RMSNorm and rotary embedding are computed only for the query heads that exist, each in one warp; the tile of 16 that
+  tensor cores need is made in shared memory.
+- All data that the kernel before writes is loaded at once.
+- Splits are merged (FlashDecoding's second phase) with one load of their maxima and sums, while their accumulators are
+  in flight; each warp adds up its own heads.
+- Programs without work end at once, and leave their shared memory to the next GEMM.
 
 At batch 1 and 512 tokens `qkv`, attention and `o` take 10.7 us a layer of a 0.6B shape on an H100 where they took 14.2,
 33.3 of an 8B shape instead of 36.9, and 26.2 of a 7B shape instead of 30.8
@@ -29,9 +29,9 @@ from mini_infer_engine.kernels.sizes import LOG2_E, next_power_of_2
 from mini_infer_engine.kernels.workspace import COUNTERS, Workspace
 
 HEAD_ROWS = gl.constexpr(16)
-"""Query heads of a tile: M of the tensor cores' instruction. A KV head has no more."""
+"""Query heads in a tile: M of the tensor cores' instruction. A KV head has no more."""
 STATISTICS = gl.constexpr(4)
-"""Floats behind the accumulator of a head of a split: its maximum and its sum, and two that keep 16 bytes together."""
+"""Floats after the accumulator of a head of a split: its maximum and sum, and two for an alignment of 16 bytes."""
 _MERGED_VALUES = 64
 """Accumulator values that a thread loads at a time when splits are merged."""
 
@@ -39,7 +39,7 @@ _MERGED_VALUES = 64
 @gluon.jit
 def _fetch(head_pool, page, start, end, page_stride, kv_stride, token_stride, keys, values, stage,
            PAGE_SIZE: gl.constexpr, layout: gl.constexpr):  # fmt: skip
-    """Begin to copy the keys and values of a block, tokens from `start` on, into a stage; zeros from `end` on."""
+    """Begins to copy the keys and values of a block, tokens from `start` on, into a stage; zeros from `end` on."""
     block: gl.constexpr = keys.shape[1]
     head_dim: gl.constexpr = keys.shape[2]
     if start < end:
@@ -55,7 +55,7 @@ def _fetch(head_pool, page, start, end, page_stride, kv_stride, token_stride, ke
 
 @gluon.jit
 def _rotated(first, second, first_weights, second_weights, cos, sin, eps, HEAD_DIM: gl.constexpr, NORM: gl.constexpr):
-    """RMSNorm and rotary embedding of heads, from halves of their elements to halves: [heads, HEAD_DIM / 2] fp32."""
+    """Applies RMSNorm and rotary embedding to heads, from halves of elements to halves: [heads, HEAD_DIM / 2] fp32."""
     first = first.to(gl.float32)
     second = second.to(gl.float32)
     if NORM:
@@ -68,7 +68,7 @@ def _rotated(first, second, first_weights, second_weights, cos, sin, eps, HEAD_D
 @gluon.jit
 def _merged(first, splits, stride, GROUP: gl.constexpr, ROWS: gl.constexpr, HEAD_DIM: gl.constexpr,
             SPLITS: gl.constexpr, layout: gl.constexpr):  # fmt: skip
-    """The attention of a row's query heads from its splits, `stride` floats apart: [ROWS, HEAD_DIM] fp32.
+    """Merges the splits of a row's query heads, `stride` floats apart, into [ROWS, HEAD_DIM] fp32.
 
     SPLITS accumulators are loaded at a time.
     """
@@ -139,10 +139,10 @@ def _hopper_decode_attention(
     MERGE_SPLITS: gl.constexpr,
     EARLY: gl.constexpr,
 ):
-    """Split-KV: program (KV head, entry of the plan). The split of a row that arrives last merges all of them.
+    """Split-KV: one program per (KV head, entry of the plan). A row's last split to arrive merges all of them.
 
-    scale: of scores whose weights are powers of two. ROWS: the query heads of a KV head, or a few more. EARLY: see
-    `decode_attention`.
+    scale: of scores whose weights are powers of two. ROWS: the query heads of a KV head, or a few more. EARLY: as in
+    `decode_attention._decode_attention`.
     """
     launch_dependents()
     if not EARLY:
@@ -308,10 +308,10 @@ def hopper_decode_attention(
     out: torch.Tensor,
     early: bool,
 ) -> None:
-    """As `decode_attention.decode_attention`, of what `attention_config.hopper_decode_block` has a block for.
+    """Computes `decode_attention.decode_attention` for shapes that have an `attention_config.hopper_decode_block`.
 
-    Where `early` says that the plan may be read before the wait, so are keys and values of tokens before the new one:
-    they were written in earlier passes, which have ended when a plan is made.
+    If `early` allows reading the plan before the wait, keys and values of tokens before the new one are read there,
+    too: they were written in earlier passes, which have ended when a plan is made.
     """
     rows = qkv.shape[0]
     _, _, page_size, kv_heads, head_dim = pool.shape

@@ -1,11 +1,10 @@
-"""FlashAttention-3 (Shah et al., arXiv:2407.08608) in Gluon: causal attention of long prompts over their paged KV
-cache.
+"""FlashAttention-3 (Shah et al., arXiv:2407.08608) in Gluon: causal attention of long prompts over a paged KV cache.
 
-A tile is 128 queries of one head. Warp specialisation: one producer warp lets TMA load queries, keys and values,
-through the page table; two consumer warpgroups of four warps have 64 of the queries each. Ping-pong scheduling: while
-the tensor cores multiply for one warpgroup the other does its softmax, and within a warpgroup the scores of the next
-block are under way during the softmax of this one. Does not support sliding windows, fp32, or splitting a tile's keys
-between programs.
+A tile is 128 queries of one head. Warp specialisation: one producer warp has TMA load queries, keys and values, through
+the page table; two consumer warpgroups of four warps process 64 of the queries each. Ping-pong scheduling: while the
+tensor cores multiply for one warpgroup the other does its softmax, and within a warpgroup the scores of the next block
+are computed during the softmax of this one. Does not support sliding windows, fp32, or splitting a tile's keys between
+programs.
 """
 
 import functools
@@ -32,7 +31,7 @@ STAGES = gl.constexpr(2)
 
 
 class _Tiles(NamedTuple):
-    """What the tile scheduler reads."""
+    """The input of the tile scheduler."""
 
     query_starts: Any
     ends: Any
@@ -50,12 +49,12 @@ class _Ring(NamedTuple):
 
 @gluon.jit
 def _next_tile(wave, sequence, tiles_before, work):
-    """The tile scheduler of persistent programs: this program's tile of a `wave`, and the next wave: -1 behind the
+    """Schedules tiles for persistent programs: returns this program's tile in a `wave`, and the next wave, -1 after the
     last.
 
-    Searched from an earlier wave's `sequence` on; `tiles_before` are those of the sequences before it. Each sequence's
-    last tile, the longest, is first. Every other wave goes backwards, so that all programs have long and short tiles
-    alike.
+    The search begins at an earlier wave's `sequence`; `tiles_before` are the tiles of the sequences before it. Each
+    sequence's last tile, the longest, is first. Every other wave goes backwards, so that all programs have long and
+    short tiles alike.
     """
     program = gl.program_id(0)
     if wave % 2 == 1:
@@ -82,7 +81,7 @@ def _next_tile(wave, sequence, tiles_before, work):
 
 @gluon.jit
 def _load_block(pages, row, column, ring, number):
-    """TMA load of a block as the ring's `number`-th."""
+    """Loads a block by TMA as the ring's `number`-th."""
     stage = number % STAGES
     mbarrier.wait(ring.empty.index(stage), number // STAGES & 1 ^ 1)
     mbarrier.expect(ring.full.index(stage), pages.block_type.nbytes)
@@ -92,7 +91,7 @@ def _load_block(pages, row, column, ring, number):
 @gluon.jit
 def _producer(q, pages, page_tables, table_stride, work, rings, GROUP: gl.constexpr, PAGE_SIZE: gl.constexpr,
              ROWS_OF_PAGE: gl.constexpr):  # fmt: skip
-    """The producer warp: loads what the consumers read, as far ahead as the rings allow."""
+    """Runs the producer warp: loads the consumers' input, as far ahead as the rings allow."""
     queries, keys, values, _order = rings
     head_dim: gl.constexpr = pages.block_shape[1]
     wave, tiles_done, number, sequence, tiles_before = 0, 0, 0, 0, 0
@@ -125,7 +124,7 @@ def _producer(q, pages, page_tables, table_stride, work, rings, GROUP: gl.conste
 
 @gluon.jit
 def _online_softmax(scores, m_i, l_i, positions, block, scale, MASKED: gl.constexpr):
-    """One step of the online softmax: p, alpha (the factor for earlier blocks), and the new m_i and l_i."""
+    """Computes a step of the online softmax: returns p, alpha (the factor for earlier blocks), and new m_i and l_i."""
     if MASKED:
         tokens = block * BLOCK + gl.arange(0, BLOCK, layout=gl.SliceLayout(0, scores.type.layout))
         scores = gl.where(tokens[None, :] <= positions[:, None], scores, float("-inf"))
@@ -142,7 +141,7 @@ def _online_softmax(scores, m_i, l_i, positions, block, scale, MASKED: gl.conste
 def _mainloop_step(
     query, state, positions, block, scale, number, tiles_done, rings, HALF: gl.constexpr, MASKED: gl.constexpr
 ):
-    """Scores of `block`, the rings' `number`-th, and their softmax while p @ V of the block before is under way."""
+    """Computes scores of `block`, the rings' `number`-th, and their softmax during p @ V of the block before."""
     acc, p, m_i, l_i = state
     _queries, keys, values, order = rings
     score_layout: gl.constexpr = p.type.layout
@@ -170,7 +169,7 @@ def _mainloop_step(
 
 @gluon.jit
 def _consumer(out, scale, work, rings, OUT_PITCH: gl.constexpr, HALF: gl.constexpr):
-    """A consumer warpgroup: its half of every tile."""
+    """Runs a consumer warpgroup, which computes its half of every tile."""
     queries, keys, values, _order = rings
     head_dim: gl.constexpr = keys.blocks.shape[2]
     score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16])
@@ -250,7 +249,7 @@ def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 def _hopper_prefill_attention(q, pages, page_tables, query_starts, ends, out, table_stride, sequences, scale,
                               HEADS: gl.constexpr, GROUP: gl.constexpr, PAGE_SIZE: gl.constexpr,
                               ROWS_OF_PAGE: gl.constexpr, OUT_PITCH: gl.constexpr):  # fmt: skip
-    """FlashAttention-3: persistent programs, each with one (tile, head) a wave."""
+    """FlashAttention-3: persistent programs, each with one (tile, head) per wave."""
     head_dim: gl.constexpr = pages.block_shape[1]
     query_shared = gl.allocate_shared_memory(q.dtype, [2, HALF_ROWS, head_dim], q.layout)
     keys_shared = gl.allocate_shared_memory(q.dtype, [STAGES, BLOCK, head_dim], pages.layout)
@@ -276,7 +275,7 @@ def _hopper_prefill_attention(q, pages, page_tables, query_starts, ends, out, ta
 
 @functools.lru_cache(maxsize=1024)
 def _descriptor(address: int, dtype: torch.dtype, rows: int, pitch: int, block_rows: int, width: int) -> Any:
-    """TMA descriptor of blocks [block_rows, width] of `rows` rows, `pitch` elements from one to the next."""
+    """Returns the TMA descriptor of blocks [block_rows, width] of `rows` rows with a stride of `pitch` elements."""
     memory = SimpleNamespace(data_ptr=lambda: address, dtype=dtype)  # a tensor would stay alive in the cache
     block = [block_rows, width]
     layout = gl.NVMMASharedLayout.get_default_for(block, gl.bfloat16 if dtype == torch.bfloat16 else gl.float16)
@@ -292,7 +291,7 @@ def hopper_prefill_attention(
     config: HopperPrefillConfig,
     out: torch.Tensor,
 ) -> None:
-    """As `prefill_attention.prefill_attention`, of what `attention_config.supports_hopper_fa3` lets through.
+    """Computes `prefill_attention.prefill_attention` for shapes that `attention_config.supports_hopper_fa3` accepts.
 
     It is launched with programmatic dependent launch and reads `rows` at once: the kernel right before it must not have
     written them.

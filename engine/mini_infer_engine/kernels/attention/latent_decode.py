@@ -1,9 +1,9 @@
 """Absorbed latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1.2) of single tokens over paged latents.
 
-The product that makes a head's keys from latents is applied to its query instead, the one that makes values to what
-attention has mixed: then all heads attend to the same latents, as in multi-query attention, by FlashDecoding's split-KV
+The projection that makes a head's keys from latents is applied to its query instead, and the one that makes values to
+attention's output. All heads then attend to the same latents, as in multi-query attention, by FlashDecoding's split-KV
 (Dao et al. 2023). Three kernels: queries to latents, with the write of the new latent; attention of each split; and the
-merge of the splits with the product to values, each head by itself.
+merge of the splits with the projection to values, each head by itself.
 """
 
 import torch
@@ -17,7 +17,7 @@ from mini_infer_engine.kernels.sizes import LOG2_E, cdiv, next_power_of_2
 from mini_infer_engine.kernels.workspace import Workspace
 
 _FEW_ROWS = 4
-"""Up to so many rows a program of the last kernel has one row, and needs no tensor cores."""
+"""Rows up to which a program of the last kernel has one row, and does not use tensor cores."""
 
 
 @triton.jit(do_not_specialize=["rows", "table_stride"],
@@ -55,7 +55,10 @@ def _absorb(
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (head, block of the latent's columns, block of rows). With WRITES there is one head more: the latents."""
+    """Projects queries to latents: one program per (head, block of the latent's columns, block of rows).
+
+    With WRITES there is one head more, which writes the latents.
+    """
     head = tl.program_id(0)
     column = tl.program_id(1)
     row = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
@@ -127,7 +130,7 @@ def _attend(
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Split-KV: program (block of heads, entry of the plan). `scale` is in base two."""
+    """Split-KV: one program per (block of heads, entry of the plan). `scale` is in base two."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -203,7 +206,7 @@ def _to_values(
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Merge and product: program (head, block of a value's columns, block of rows). Padded rows are not written."""
+    """Merges and projects: one program per (head, block of a value's columns, block of rows). Skips padded rows."""
     head = tl.program_id(0)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     rank = tl.arange(0, RANK_BLOCK)
@@ -288,14 +291,14 @@ def latent_decode(
     writes: bool = True,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attend from each row's token over all latents up to it, its own included: [rows, heads * value_dim].
+    """Attends from each row's token over all latents up to it, its own included: [rows, heads * value_dim].
 
     packed [rows, q_width + latent_width] before norm and rotation (rows may be strided; not changed). With `writes`
-    each row's latent goes into its page first; rows of one sequence then see those of the same call that stand before
-    them. key_up [heads, nope_dim, kv_rank] and value_up [heads, value_dim, kv_rank], contiguous but for the heads;
+    each row's latent is written to its page first; rows of one sequence then see the latents of earlier rows in the
+    same call. key_up [heads, nope_dim, kv_rank] and value_up [heads, value_dim, kv_rank], contiguous but for the heads;
     pool: one layer's view [pages, 1, page_size, 1, latent_width]; page_tables [slots, width] int32 are read at `slots`
-    [rows]; tokens stand at `positions` [rows] of the text, behind `kv_lengths` [rows] tokens in the cache; rows whose
-    length is below zero are padding and leave `out` as it is. The plan is of the same rows, of one KV head.
+    [rows]; tokens are at `positions` [rows] of the text, after `kv_lengths` [rows] tokens in the cache; rows whose
+    length is below zero are padding and leave `out` as it is. The plan is of the same rows, for one KV head.
     """
     rows = packed.shape[0]
     heads, rank, page_size = shape.heads, shape.kv_rank, pool.shape[2]

@@ -1,8 +1,8 @@
 """FlashAttention-2 (Dao, arXiv:2307.08691) over decompressed latents: causal attention of prompt chunks.
 
-Keys and values of all heads stand side by side as `kv_b_proj` makes them from latents, keys without their rotated part,
-which all heads share and which is read beside them. Keys may come in several parts, one call after another: what the
-online softmax knows of each row is kept in between.
+Keys and values of all heads are side by side as `kv_b_proj` makes them from latents. Keys lack their rotated part,
+which all heads share and which is read beside them. Keys may come in several parts, one call after another: the online
+softmax's state of each row is stored in between.
 """
 
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ def _scan(
     BLOCK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Online softmax over keys [first_key, last_key) of this part; MASKED: not all rows see all of them."""
+    """Computes the online softmax over keys [first_key, last_key) of this part. MASKED: not all rows see them all."""
     nope = tl.arange(0, NOPE_BLOCK)[None, :]
     rope = tl.arange(0, ROPE_BLOCK)[None, :]
     value_dims = tl.arange(0, VALUE_BLOCK)[None, :]
@@ -115,7 +115,7 @@ def _latent_prefill(
     BLOCK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Program (tile of queries, head). Positions within are counted from `first_position`, where this part begins."""
+    """FlashAttention-2: one program per (tile of queries, head). Positions count from `first_position`."""
     sequence, tile = _find_tile(query_starts, sequences, tl.program_id(0), 1, ROWS)
     if tile < 0:
         return
@@ -169,7 +169,7 @@ def _latent_prefill(
 
 @dataclass(frozen=True, slots=True)
 class KeyPart:
-    """Which keys one call attends to: tokens of each sequence from `first_position` on."""
+    """The keys of one call: tokens of each sequence from `first_position` on."""
 
     key_starts: torch.Tensor  # [sequences + 1] int32, where each sequence's begin among the part's
     first_position: int
@@ -190,11 +190,12 @@ def latent_prefill(
     state: torch.Tensor,
     out: torch.Tensor,
 ) -> None:
-    """Attend from each sequence's new tokens over the part's keys, and write `out` [tokens, heads * value_dim] at last.
+    """Attends from each sequence's new tokens over the part's keys; the last one writes `out` [tokens, heads *
+    value_dim].
 
     q [tokens, heads, qk_dim], rotated, its rows may be strided; kv [keys, heads, nope_dim + value_dim]; keys [keys,
     rope_dim], rotated, strided; query_starts [sequences + 1] and ends [sequences] int32: tokens of each with its new
-    ones. state: of at least tokens * heads * (value_dim + 2) fp32 where there are several parts, else anything fp32.
+    ones. state: at least tokens * heads * (value_dim + 2) fp32 if there are several parts, else any fp32 tensor.
     """
     tokens, heads, _ = q.shape
     sequences = ends.shape[0]

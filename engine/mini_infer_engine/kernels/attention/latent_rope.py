@@ -1,5 +1,8 @@
-"""Between the projections and latent attention (DeepSeek-V2, arXiv 2405.04434): RMSNorm of the latent, rotary embedding
-of the shared key and of the queries' rotated parts, and the write of latent and key into their page.
+"""Rotary embedding (Su et al., arXiv:2104.09864) of latent attention (DeepSeek-V2, arXiv 2405.04434), fused with its
+neighbours.
+
+It rotates the shared key and the queries' rotated parts. The neighbours are RMSNorm of the latent, and the write of
+latent and key into their page.
 """
 
 from dataclasses import dataclass
@@ -13,7 +16,7 @@ from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
 
 @dataclass(frozen=True, slots=True)
 class LatentShape:
-    """Widths of one layer, and what happens to its latents before they are cached."""
+    """The widths of one layer, and the form of its rotation and norm."""
 
     heads: int
     kv_rank: int
@@ -21,29 +24,29 @@ class LatentShape:
     rope_dim: int
     value_dim: int
     interleaved: bool
-    """Whether a rotated pair is (2i, 2i + 1), not (i, i + rope_dim / 2); in the cache it is always the latter."""
+    """True if a rotated pair is (2i, 2i + 1) instead of (i, i + rope_dim / 2); in the cache it is always the latter."""
     eps: float
 
     @property
     def qk_dim(self) -> int:
-        """Of a head's queries."""
+        """The width of a head's queries."""
         return self.nope_dim + self.rope_dim
 
     @property
     def q_width(self) -> int:
-        """Columns before the latent."""
+        """The columns before the latent."""
         return self.heads * self.qk_dim
 
     @property
     def latent_width(self) -> int:
-        """What is cached of a token."""
+        """The width of a token's cache entry."""
         return self.kv_rank + self.rope_dim
 
 
 @triton.jit
 def rotated_halves(at, row_mask, cos_sin, positions, ROPE_DIM: tl.constexpr, HALF_BLOCK: tl.constexpr,
                    INTERLEAVED: tl.constexpr):  # fmt: skip
-    """Both halves, [rows, HALF_BLOCK] fp32, of rotated parts at pointers [rows, 1]; their tokens' positions [rows]."""
+    """Rotates the parts at pointers [rows, 1] by positions [rows]. Returns both halves, [rows, HALF_BLOCK] fp32."""
     half: tl.constexpr = ROPE_DIM // 2
     dims = tl.arange(0, HALF_BLOCK)
     mask = row_mask[:, None] & (dims < half)[None, :]
@@ -61,7 +64,7 @@ def rotated_halves(at, row_mask, cos_sin, positions, ROPE_DIM: tl.constexpr, HAL
 
 @triton.jit
 def normed_latents(at, norm, row_mask, eps, KV_RANK: tl.constexpr, RANK_BLOCK: tl.constexpr):
-    """RMSNorm of the latents at pointers [rows, 1]: [rows, RANK_BLOCK] fp32."""
+    """Computes RMSNorm of the latents at pointers [rows, 1]: [rows, RANK_BLOCK] fp32."""
     dims = tl.arange(0, RANK_BLOCK)
     inside = row_mask[:, None] & (dims < KV_RANK)[None, :]
     x = tl.load(at + dims[None, :], mask=inside, other=0.0).to(tl.float32)
@@ -91,7 +94,7 @@ def _latent_rope(
     PAGE_SIZE: tl.constexpr,
     INTERLEAVED: tl.constexpr,
 ):
-    """Program (token, part): part 0 is the latent and its key, each other `HEADS_BLOCK` heads of the queries."""
+    """Rotates and writes: one program per (token, part). Part 0 is latent and key, others `HEADS_BLOCK` query heads."""
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     index = tl.load(kv_index + token).to(tl.int64)
@@ -143,11 +146,11 @@ def latent_rope(
     *,
     rotates_queries: bool = True,
 ) -> None:
-    """Norm and rotate in place, and write latents and keys to their pages.
+    """Normalises and rotates in place, and writes latents and keys to their pages.
 
     packed [tokens, q_width + latent_width], its rows may be strided; cos_sin [max_positions, rope_dim], cosines first;
     norm [kv_rank]; positions, kv_index [tokens] (page * page_size + offset, or -1: this token is left as it is); pool:
-    one layer's view [pages, 1, page_size, 1, latent_width]. Without `rotates_queries` they are left as they are.
+    one layer's view [pages, 1, page_size, 1, latent_width]. Without `rotates_queries` queries are left as they are.
     """
     tokens = packed.shape[0]
     if not tokens:

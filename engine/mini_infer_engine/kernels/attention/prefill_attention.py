@@ -1,8 +1,8 @@
 """FlashAttention-2 (Dao, arXiv:2307.08691) in Triton: causal attention of prompt chunks over their paged KV cache.
 
-A tile is rows of (query, head) pairs that share a KV head, so that the heads of a group load keys and values once.
-Where tiles are few and the context long (a new tail behind a cached prefix), several programs split a tile's keys
-(split-KV), and a second kernel merges them: if the last program did it for a whole tile, that would take as long as
+A tile consists of (query, head) pairs that share a KV head, so that the heads of a group load keys and values once. If
+tiles are few and the context is long (a new tail after a cached prefix), several programs split a tile's keys
+(split-KV), and a second kernel merges them: if the last program merged a whole tile, that would take as long as
 splitting saves.
 """
 
@@ -20,9 +20,9 @@ from mini_infer_engine.kernels.workspace import Workspace
 
 _MAX_SPLITS = 16
 _MIN_SPLIT_KEYS = 256
-"""Keys of a split, at least: reading fewer takes less time than merging them."""
+"""The least number of keys in a split: reading fewer takes less time than merging them."""
 _MERGE_ROWS = 4
-"""(token, head) pairs of a program of `_merge`: one for each warp."""
+"""(Token, head) pairs of a program of `_merge`: one for each warp."""
 _MERGE_SPLITS = 4
 """Splits that are loaded at a time."""
 
@@ -56,10 +56,10 @@ def _scan(
     BLOCK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """FlashAttention's inner loop: online softmax over keys [first_key, last_key); MASKED: not all rows see all.
+    """FlashAttention's inner loop: online softmax over keys [first_key, last_key). MASKED: not all rows see all.
 
-    query_scales and scale_pool are those of quantised pages, else they are not read. Maxima m_i are of scores before
-    they are multiplied by scale, and by the scale of their row's query where scores are not capped.
+    query_scales and scale_pool are those of quantised pages, and otherwise not read. Maxima m_i are of scores before
+    they are multiplied by scale, and by the scale of their row's query if scores are not capped.
     """
     quantized: tl.constexpr = head_pool.dtype.element_ty.primitive_bitwidth == 8
     row_scale = scale
@@ -125,7 +125,7 @@ def _scan(
 
 @triton.jit
 def _find_tile(query_starts, sequences, tile_of_all, GROUP: tl.constexpr, ROWS: tl.constexpr):
-    """A tile's sequence, and which of its tiles it is; -1 behind the last. Each sequence's last tile, the longest, is
+    """Returns a tile's sequence and its number in it, or -1 after the last. A sequence's longest tile, the last, is
     first.
     """
     lanes = tl.arange(0, 64)
@@ -184,9 +184,9 @@ def _prefill_attention(
     MIN_SPLIT_BLOCKS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """FlashAttention-2 with split-KV: program (tile and split, KV head).
+    """FlashAttention-2 with split-KV: one program per (tile and split, KV head).
 
-    scale: of what the softmax sees, in base two; with SOFTCAP that is after the cap, and `natural_scale` is before it.
+    scale: of the softmax's input, in base two. With SOFTCAP that is after the cap, and `natural_scale` is before it.
     """
     tile_of_all = tl.program_id(0) // splits
     sequence, tile = _find_tile(query_starts, sequences, tile_of_all, GROUP, ROWS)
@@ -268,9 +268,9 @@ def _prefill_attention(
 
 @triton.jit
 def _partials(partials, rows, DIM_BLOCK: tl.constexpr):
-    """Where acc [rows, DIM_BLOCK], m_i [rows] and l_i [rows] of the splits begin; rows are ordered by split first.
+    """Returns where acc [rows, DIM_BLOCK], m_i [rows] and l_i [rows] of the splits begin; rows are ordered by split.
 
-    m_i = -inf: the split has no keys, or has all of them and needs no merge. Then its acc and l_i are not written.
+    m_i = -inf: the split has no keys, or has all of them and needs no merge. Its acc and l_i are not written then.
     """
     return partials, partials + rows * DIM_BLOCK, partials + rows * (DIM_BLOCK + 1)
 
@@ -290,7 +290,7 @@ def _merge(
     MERGE_SPLITS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Split-KV's second phase: program of `ROWS` (token, head) pairs, from all splits that have some of their keys."""
+    """Split-KV's second phase: a program merges `ROWS` (token, head) pairs, from all splits with keys of theirs."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     dims = tl.arange(0, DIM_BLOCK)
     all_rows = tokens * HEADS
@@ -328,9 +328,9 @@ def prefill_shape(
     softcap: float | None = None,
     wide_pages: int = 0,
 ) -> PrefillShape:
-    """Sizes of a call of `prefill_attention`, by which a policy chooses its config.
+    """Returns the sizes of a call of `prefill_attention`, by which a policy chooses its config.
 
-    wide_pages: in 16 bits, for which the workspace has room.
+    wide_pages: pages in 16 bits for which the workspace has room.
     """
     tokens, q_heads, head_dim = q.shape
     _, _, page_size, kv_heads, _ = pool.shape
@@ -364,12 +364,12 @@ def prefill_attention(
     softcap: float | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attend from each sequence's new tokens over all its tokens; their keys and values are in the pool already.
+    """Attends from each sequence's new tokens over all its tokens; their keys and values are in the pool already.
 
-    q [tokens, q_heads, head_dim], its rows may be strided; pool: one layer's view
-    [pages, 2, page_size, kv_heads, head_dim], of q's dtype or of one byte an element (see `rope_kv`). Returns
-    [tokens, q_heads * head_dim], in `out` where that is given. The config says which of the two kernels computes it:
-    `KernelPolicy.prefill_config`. softcap: see `softcap`; None: scores are not capped.
+    q [tokens, q_heads, head_dim], its rows may be strided; pool: one layer's view [pages, 2, page_size, kv_heads,
+    head_dim], of q's dtype or of one byte an element (as `rope_kv` documents). Returns [tokens, q_heads * head_dim], in
+    `out` if given. The config, from `KernelPolicy.prefill_config`, selects one of two kernels. softcap: the cap of
+    `softcap.softcapped`, or None for none.
     """
     tokens, q_heads, head_dim = q.shape
     _, _, page_size, kv_heads, _ = pool.shape

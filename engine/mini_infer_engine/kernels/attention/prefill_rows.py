@@ -1,4 +1,4 @@
-"""The prompt chunks of one pass, as the attention kernels read them."""
+"""Describes the prompt chunks of one pass in the form that the attention kernels read."""
 
 import functools
 from dataclasses import dataclass
@@ -18,15 +18,16 @@ class PrefillRows:
     query_starts: Tensor  # [sequences + 1] where each one's new tokens begin
     ends: Tensor  # [sequences] tokens of each with its new ones
     longest_query: int
-    """New tokens of the longest chunk, or more. Only flash-attn needs it."""
+    """New tokens of the longest chunk, or an upper bound. Only flash-attn needs it."""
     longest_key: int
-    """Tokens of the longest sequence with its new ones, or more: the launch config depends on it."""
+    """Tokens of the longest sequence with its new ones, or an upper bound: the launch config depends on it."""
     pages: int = UNKNOWN_PAGES
-    """Of all sequences with new tokens, or more: whether scratch memory holds them depends on it."""
+    """Pages of all sequences with new tokens, or an upper bound, which decides whether they fit in scratch memory."""
 
     @functools.cached_property
     def key_starts(self) -> Tensor:
-        """[sequences + 1] running sum of `ends`. Only flash-attn needs it, so other passes do not launch the kernels
-        for it.
+        """The running sum of `ends`, [sequences + 1].
+
+        Only flash-attn needs it, so other passes do not launch the kernels for it.
         """
         return functional.pad(self.ends.cumsum(0), (1, 0)).to(torch.int32)

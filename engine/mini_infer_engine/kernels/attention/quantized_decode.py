@@ -2,7 +2,8 @@
 
 Up to eight query heads of a KV head are the columns of products whose rows are tokens, or elements of values: the
 tensor cores' instruction has 16 rows and eight columns, so that as rows most heads would be padding, and with them most
-of the softmax. More heads are rows. Elements of a byte pair belong to two products (`quantized_rows.widened_pairs`).
+of the softmax. More than eight heads are rows. Elements of a byte pair belong to two products
+(`quantized_rows.widened_pairs`).
 """
 
 import triton
@@ -15,13 +16,16 @@ from mini_infer_engine.kernels.attention.softcap import softcapped
 _LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 _UNIT_BITS: tl.constexpr = tl.constexpr(8.0)
 _UNIT: tl.constexpr = tl.constexpr(256.0)
-"""Probabilities, their sums and accumulators are 2^8 times as large: times scales of values they would be too small for
-fp16. It is a part of the exponent, which costs nothing."""
+"""The factor of probabilities, their sums and accumulators, 2^8.
+
+Multiplied by the scales of values they would otherwise be too small for fp16. It is part of the exponent, which costs
+nothing.
+"""
 
 
 @triton.jit
 def _side_by_side(x, y, X_FIRST: tl.constexpr):
-    """All sums of an element of x and one of y, [x, y] or [y, x]."""
+    """Returns all sums of an element of x and one of y, [x, y] or [y, x]."""
     return x[:, None] + y[None, :] if X_FIRST else y[:, None] + x[None, :]
 
 
@@ -52,7 +56,7 @@ def scan_quantized(
     SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Attention of one split: acc [GROUP_BLOCK, DIM_BLOCK] not yet divided by l_i [GROUP_BLOCK], and m_i in base two.
+    """Attends over a split: returns acc [GROUP_BLOCK, DIM_BLOCK] not yet divided, l_i [GROUP_BLOCK], m_i in base two.
 
     queries [GROUP_BLOCK, DIM_BLOCK]. The last split begins with the new token: new_score [GROUP_BLOCK] in base two, and
     new_value [1, DIM_BLOCK] fp32 as later tokens will read it; it is zero in others.

@@ -1,7 +1,7 @@
-"""Keys and values of one byte an element in Triton: how a token's head is rounded and widened, and where its scale is.
+"""Rounds and widens keys and values of one byte an element in Triton, and finds their scales.
 
-The arithmetic is `runtime.kv_rows`', the places are those of `runtime.quantized_pool`. Attention computes with values
-less their scales, in fp16, which holds e4m3 and 8-bit integers exactly. Scores are multiplied by the scales of keys,
+The arithmetic is that of `runtime.kv_rows`, the layout that of `runtime.quantized_pool`. Attention computes with values
+before scaling, in fp16, which represents e4m3 and 8-bit integers exactly. Scores are multiplied by the scales of keys,
 probabilities by those of values.
 """
 
@@ -12,24 +12,26 @@ import triton.language as tl
 
 _SMALLEST_SCALE: tl.constexpr = tl.constexpr(2.0**-100)
 _ROUNDER: tl.constexpr = tl.constexpr(12582912.0)
-"""1.5 * 2^23: an fp32 number to which it is added loses its fraction, to the nearest even integer."""
+"""1.5 * 2^23: adding it to an fp32 number and subtracting it again rounds to the nearest integer, ties to even."""
 VALUE_UNIT: tl.constexpr = tl.constexpr(256.0)
-"""Probabilities times scales of values, by which accumulators are multiplied, are that much larger: in fp16 they would
-be too small. A power of two, so that it costs nothing."""
+"""The factor of probabilities times scales of values, by which accumulators are multiplied.
+
+Without it they would be too small for fp16. It is a power of two, so that it costs nothing.
+"""
 _INLINE_PTX: tl.constexpr = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
-"""Triton's interpreter knows none."""
+"""True if inline PTX may be used: Triton's interpreter does not support it."""
 
 
 @triton.jit
 def row_scales(x, LARGEST: tl.constexpr):
-    """Of rows [rows, elements] in fp32: [rows] fp32, which are bfloat16 numbers."""
+    """Returns the scales of rows [rows, elements] in fp32: [rows] fp32, which are bfloat16 numbers."""
     bits = (tl.max(tl.abs(x), axis=1) * (1 / LARGEST)).to(tl.int32, bitcast=True)
     return tl.maximum(((bits + 0xFFFF) & -0x10000).to(tl.float32, bitcast=True), _SMALLEST_SCALE)
 
 
 @triton.jit
 def rounded_rows(x, scales, dtype: tl.constexpr, LARGEST: tl.constexpr):
-    """Rows in the pages' dtype."""
+    """Rounds rows to the pages' dtype."""
     x = tl.div_rn(x, scales[:, None])
     x = tl.minimum(tl.maximum(x, -LARGEST), LARGEST)
     if dtype == tl.int8:
@@ -39,14 +41,17 @@ def rounded_rows(x, scales, dtype: tl.constexpr, LARGEST: tl.constexpr):
 
 @triton.jit
 def first_scale(pool, kv_head, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr):
-    """Of a KV head's keys in the first page, as a pointer to bfloat16; strides of pages and halves are half as many."""
+    """Returns a pointer to the bfloat16 scale of a KV head's keys in the first page.
+
+    Strides of pages and halves are half as many in bfloat16.
+    """
     behind_values = pool + PAGE_SIZE * KV_HEADS * HEAD_DIM
     return behind_values.to(tl.pointer_type(tl.bfloat16)) + kv_head * PAGE_SIZE
 
 
 @triton.jit
 def unit_rows(x, dtype: tl.constexpr):
-    """Rows [rows, elements] over the largest of each, in the dtype of products, and these [rows] in fp32.
+    """Divides rows [rows, elements] by their largest elements; returns them in the products' dtype, and fp32 divisors.
 
     Queries are divided so that they fit into fp16 whatever their size.
     """
@@ -57,9 +62,9 @@ def unit_rows(x, dtype: tl.constexpr):
 
 @triton.jit
 def widened(x, dtype: tl.constexpr):
-    """Elements in the dtype of products.
+    """Converts elements to the dtype of products.
 
-    An integer u of 8 bits in the low byte of the fp16 number 1024 makes 1024 + u: no conversion, which are slow.
+    An 8-bit integer u in the low byte of the fp16 number 1024 makes 1024 + u, without a conversion, which is slow.
     """
     if _INLINE_PTX and dtype == tl.float16 and x.dtype == tl.int8:
         return tl.inline_asm_elementwise(
@@ -83,10 +88,10 @@ def widened(x, dtype: tl.constexpr):
 
 @triton.jit
 def widened_pairs(x, kv_dtype: tl.constexpr, dtype: tl.constexpr):
-    """Two tensors in the dtype of products, of the first and of the second elements of pairs, which int16 numbers are.
+    """Splits int16 numbers into the first and the second elements of pairs: two tensors in the dtype of products.
 
-    Shared memory gives a product its right operand transposed in pieces of 16 bits, never of 8: elements that stand
-    side by side come together, and belong to two products.
+    Shared memory provides a product's transposed right operand in pieces of 16 bits, never of 8: neighbouring elements
+    come together, and belong to two products.
     """
     if _INLINE_PTX and dtype == tl.float16 and kv_dtype == tl.int8:
         return tl.inline_asm_elementwise(
@@ -127,6 +132,6 @@ def widened_pairs(x, kv_dtype: tl.constexpr, dtype: tl.constexpr):
 
 @triton.jit
 def unpacked_scales(x, TOKENS: tl.constexpr):
-    """Scales [TOKENS] in fp32 of int32 numbers, two in each: `cp.async` copies no less than four bytes."""
+    """Unpacks scales [TOKENS] in fp32 from int32 numbers, two in each: `cp.async` copies no less than four bytes."""
     first, second = (x << 16).to(tl.float32, bitcast=True), (x & -0x10000).to(tl.float32, bitcast=True)
     return tl.reshape(tl.join(first, second), (TOKENS,))

@@ -1,7 +1,6 @@
-"""Rotary position embedding (Su et al., arXiv:2104.09864) between the QKV GEMM and attention, fused with its
-neighbours.
+"""Rotary position embedding (Su et al., arXiv:2104.09864) between the QKV GEMM and attention, with its neighbours.
 
-Those are RMSNorm of q and k heads (where a model has it), and the write of k and v into their pages.
+Those are RMSNorm of q and k heads (if a model has it), and the write of k and v into their pages.
 """
 
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """What a layer does to q and k heads before attention; k is cached that way."""
+    """A layer's norm and rotation of q and k heads before attention; k is cached in that form."""
 
     cos_sin: torch.Tensor  # [max_positions, head_dim], cosines first
     q_norm: torch.Tensor | None = None  # [head_dim]
@@ -46,7 +45,7 @@ def _rope_kv(
     HEADS: tl.constexpr,
     NORM: tl.constexpr,
 ):
-    """RoPE: program (token, group), of `HEADS` consecutive heads of one token's packed q, k and v."""
+    """RoPE: one program per (token, group) of `HEADS` consecutive heads of one token's packed q, k and v."""
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     half: tl.constexpr = HEAD_DIM // 2
@@ -109,11 +108,11 @@ def _rope_kv(
 def rope_kv(
     qkv: torch.Tensor, rotation: Rotation, positions: torch.Tensor, kv_index: torch.Tensor, pool: torch.Tensor
 ) -> torch.Tensor:
-    """Rotate q in place, write k and v to their pages, return q as a view [tokens, q_heads, head_dim].
+    """Rotates q in place, writes k and v to their pages, and returns q as a view [tokens, q_heads, head_dim].
 
     qkv [tokens, (q_heads + 2 kv_heads) * head_dim]; positions, kv_index [tokens] (page * page_size + offset, or -1:
     this token is left as it is); pool: one layer's view [pages, 2, page_size, kv_heads, head_dim], of qkv's dtype or of
-    one byte an element, with scales behind each half of a page (`runtime.quantized_pool`).
+    one byte an element, with scales after each half of a page (`runtime.quantized_pool`).
     """
     tokens = qkv.shape[0]
     _, _, page_size, kv_heads, head_dim = pool.shape

@@ -1,7 +1,8 @@
-"""One-byte pages of a pass's sequences in 16 bits, in scratch memory, layer by layer, for kernels that read no others.
+"""Widens the one-byte pages of a pass's sequences to 16 bits, in scratch memory, layer by layer.
 
-What stands there is what `QuantizedKVPool.read` gives: an element times the scale of its token and head, rounded to the
-dtype of attention. Pages stand side by side, those of the first sequence first. Does not know which kernel reads them.
+Kernels that support only 16-bit pages read them. The values are those of `QuantizedKVPool.read`: an element times the
+scale of its token and head, rounded to the dtype of attention. Pages are side by side, those of the first sequence
+first. Does not know which kernel reads them.
 """
 
 from dataclasses import replace
@@ -16,17 +17,18 @@ from mini_infer_engine.kernels.sizes import next_power_of_2
 from mini_infer_engine.kernels.workspace import Workspace
 
 _BLOCK_BYTES = 4096
-"""Of one-byte elements that a program loads at a time: two loads of 16 bytes in each of 128 threads."""
+"""Bytes of one-byte elements that a program loads at a time: two loads of 16 bytes in each of 128 threads."""
 WIDENING_PROGRAMS_PER_SM = 8
-"""As many as fit with the 64 registers of a thread that such a block takes."""
+"""Programs per SM: as many as fit with the 64 registers of a thread that such a block takes."""
 _LARGEST_FP16: tl.constexpr = tl.constexpr(65504.0)
 
 
 @triton.jit
 def _find_page(query_starts, ends, sequences, page_of_all, PAGE_SIZE: tl.constexpr):
-    """The sequence that a page of all sequences belongs to, and which of its pages it is; -1 behind the last.
+    """Returns the sequence of a page of all sequences, and the page's number within it, or -1 after the last.
 
-    Sequences without new tokens have no pages: nothing attends to them, and those that pad a captured pass are such.
+    Sequences without new tokens have no pages: nothing attends to them, and padding of a captured pass consists of
+    such.
     """
     lanes = tl.arange(0, 64)
     sequence = 0
@@ -72,7 +74,7 @@ def _widen_pages(
     PAGE_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Persistent: a program's items are a page's keys or values of one KV head each, until the pages are all."""
+    """Widens with persistent programs. Each of a program's items is a page's keys or values of one KV head."""
     item = tl.program_id(0)
     sequence, page = _find_page(query_starts, ends, sequences, item // (2 * KV_HEADS), PAGE_SIZE)
     while (page >= 0) & (item < items):
@@ -105,18 +107,18 @@ def _widen_pages(
 
 
 def wide_page_bytes(pool: torch.Tensor, dtype: torch.dtype) -> int:
-    """Of a layer's page [2, page_size, kv_heads, head_dim] in `dtype`, given the layer's pages."""
+    """Returns the bytes of a layer's page [2, page_size, kv_heads, head_dim] in `dtype`, given the layer's pages."""
     return pool[0].numel() * dtype.itemsize
 
 
 def widen_pages(
     pool: torch.Tensor, rows: PrefillRows, dtype: torch.dtype, *, workspace: Workspace, programs: int
 ) -> tuple[torch.Tensor, PrefillRows]:
-    """The pages of these rows' sequences in `dtype`, in the workspace's scratch, and the rows over them.
+    """Widens the pages of these rows' sequences to `dtype` in the workspace. Returns the pages, and the rows over them.
 
-    pool: one layer's view [pages, 2, page_size, kv_heads, head_dim] of one byte an element. All pages of `rows` fit the
-    scratch: a rule of `KernelPolicy`. The next call overwrites them. The grid, `programs` at most, and all addresses do
-    not depend on lengths, so that a CUDA graph may hold this.
+    pool: one layer's view [pages, 2, page_size, kv_heads, head_dim] of one byte an element. `KernelPolicy` ensures that
+    all pages of `rows` fit. The next call overwrites them. The grid, `programs` at most, and all addresses do not
+    depend on lengths, so that a CUDA graph may contain this.
     """
     _, _, page_size, kv_heads, head_dim = pool.shape
     shape = (2, page_size, kv_heads, head_dim)

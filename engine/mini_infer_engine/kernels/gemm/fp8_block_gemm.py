@@ -1,7 +1,7 @@
-"""W8A8 of FP8 weights whose scales are of 128 columns, as DeepSeek-V3's (arXiv 2412.19437, section 3.3).
+"""W8A8 GEMM of FP8 weights with scales of 128 columns, as DeepSeek-V3's (arXiv 2412.19437, section 3.3).
 
-Rows of x are rounded to e4m3 with a scale for the same 128 columns; a step's products, which Hopper's tensor cores add
-with few bits, are added in fp32 with both scales. In Triton; operands are read by TMA where there is one.
+Rows of x are rounded to e4m3 with a scale for the same 128 columns. A step's products, which Hopper's tensor cores
+accumulate with few bits, are added in fp32 with both scales. In Triton; operands are read by TMA if available.
 """
 
 import torch
@@ -19,7 +19,10 @@ _LARGEST = tl.constexpr(448.0)
 
 @triton.jit
 def _round_groups(x, out, scales, K, x_stride, out_stride, GROUPS: tl.constexpr):
-    """Program (row, GROUPS groups of 128): columns in the weights' order, each group times 448 / its maximum."""
+    """Rounds one row: a program per (row, GROUPS groups of 128). Each group is multiplied by 448 / its maximum.
+
+    Columns are stored in the weights' order.
+    """
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * GROUPS
     place = first * 128 + tl.arange(0, GROUPS * 128)
@@ -33,7 +36,7 @@ def _round_groups(x, out, scales, K, x_stride, out_stride, GROUPS: tl.constexpr)
 
 
 def rounded_groups_of_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """X [M, K] as e4m3 [M, padded K] in the order of 8-bit weights, and fp32 scales [M, groups of 128 columns]."""
+    """Returns x [M, K] as e4m3 [M, padded K] in the order of 8-bit weights, and fp32 scales [M, groups of columns]."""
     m, k = x.shape
     assert x.stride(1) == 1
     width = cdiv(k, GROUP) * GROUP
@@ -60,7 +63,7 @@ def _fp8_block_gemm(
     BLOCK_N: tl.constexpr,
     GROUP_M: tl.constexpr,
 ):
-    """One tile of x @ weight.T, group after group."""
+    """Computes one tile of x @ weight.T, group after group."""
     m0, n0 = tile_of_program(M, N, BLOCK_M, BLOCK_N, GROUP_M)
     m = m0 + tl.arange(0, BLOCK_M)
     n = n0 + tl.arange(0, BLOCK_N)
@@ -87,7 +90,7 @@ def fp8_block_linear(
     bias: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """X [M, K] @ weight.T + bias: [M, N], in x's dtype, in `out` where given; groups of x are rounded to FP8."""
+    """Returns x [M, K] @ weight.T + bias: [M, N], in x's dtype, in `out` if given; groups of x are rounded to FP8."""
     m, n = x.shape[0], weight.shape[0]
     assert config.block_k == GROUP
     if out is None:

@@ -1,4 +1,4 @@
-"""Tile configs of our GEMMs, x [M, K] @ weight [N, K].T, and their inputs that the layer before prepared."""
+"""Defines tile configs of our GEMMs, x [M, K] @ weight [N, K].T, and inputs that the layer before has prepared."""
 
 from dataclasses import dataclass
 
@@ -8,72 +8,79 @@ from mini_infer_engine.kernels.gemm.quantized_weight import QuantizedWeight
 from mini_infer_engine.kernels.sizes import next_power_of_2
 
 MAX_M = 64
-"""Rows up to which our own GEMM kernels compute a product."""
+"""The largest number of rows for which our own GEMM kernels compute a product."""
 SMALL_M = 16
-"""Rows up to which small_m_gemm is faster than stream_k_gemm."""
+"""The largest number of rows for which small_m_gemm is faster than stream_k_gemm."""
 LARGE_TILE_N = 128
-"""Rows of weights of a tile of large_m_gemm: 64 a warpgroup."""
+"""Rows of weights in a tile of large_m_gemm: 64 for each warpgroup."""
 
 
 @dataclass(frozen=True, slots=True)
 class SmallMConfig:
-    """Launch config of small_m_gemm (M <= SMALL_M) and stream_k_gemm (more rows)."""
+    """The launch config of small_m_gemm (M <= SMALL_M) and stream_k_gemm (more rows)."""
 
     block_n: int
-    """Rows of the weights, which are columns of the output, in a tile."""
+    """Rows of the weights in a tile, which are columns of the output."""
     block_k: int
-    """Width that is read at a time."""
+    """The width of K that is read at a time."""
     programs: int
-    """stream_k_gemm: at most so many programs share all tiles' work equally; 0: one program a tile. small_m_gemm: as
-    many splits of K as make about this number of programs together."""
+    """The number of programs.
+
+    stream_k_gemm: at most this many programs share all tiles' work equally; 0: one program per tile. small_m_gemm: K is
+    split so that there are about this many programs in all.
+    """
     warps: int
     stages: int
 
 
 @dataclass(frozen=True, slots=True)
 class PdlGemmConfig:
-    """Launch config of pdl_gemm."""
+    """The launch config of pdl_gemm."""
 
     block_n: int
-    """Columns of the output in a tile: 64 or 128, of a gated GEMM half as many."""
+    """Columns of the output in a tile: 64 or 128, or half as many for a gated GEMM."""
     block_k: int
-    """Width that is fetched at a time: a multiple of 64."""
+    """The width of K that is fetched at a time: a multiple of 64."""
     splits: int
-    """Programs that share the K of a tile, at most."""
+    """The largest number of programs that share the K of a tile."""
     stages: int
-    """Depth of the ring in shared memory: at least 2."""
+    """The number of stages of the ring in shared memory: at least 2."""
     warps: int = 4
-    """4, or 8 for tiles of 128 rows of weights, 64 a warpgroup."""
+    """Warps of a program: 4, or 8 for tiles of 128 rows of weights, 64 for each warpgroup."""
     wide: bool = False
-    """Of quantised weights: whether TMA copies 128 bytes of a row at a time instead of 64, of x the rows that there are
-    alone, and scales of groups, too. It needs no more memory."""
+    """True if TMA copies 128 bytes of a row of quantised weights at a time instead of 64.
+
+    It then copies only the existing rows of x, and also the scales of groups. It needs no more memory.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class LargeMConfig:
-    """Launch config of large_m_gemm."""
+    """The launch config of large_m_gemm."""
 
     block_m: int
     """Rows of x in a tile: 64, 128 or 256."""
     block_k: int
-    """Width that is fetched at a time: 64 or 128; of 4-bit weights and of groups 128."""
+    """The width of K that is fetched at a time: 64 or 128; 128 for 4-bit weights and for groups."""
     splits: int
-    """Programs that share the K of a tile, at most."""
+    """The largest number of programs that share the K of a tile."""
     stages: int
-    """Depth of the ring in shared memory: at least 2."""
+    """The number of stages of the ring in shared memory: at least 2."""
     splits_last_wave: bool = False
-    """Whether only tiles of a last wave that is not full are split, and they only where their parts make one wave at
-    most; else all tiles are."""
+    """True if only the tiles of an incomplete last wave are split, and only if their parts make at most one wave.
+
+    False: all tiles are split.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class W8A8GemmConfig:
-    """Launch config of int8_gemm and fp8_block_gemm."""
+    """The launch config of int8_gemm and fp8_block_gemm."""
 
     block_m: int
     block_n: int
     block_k: int
-    """Width that is fetched at a time: 64 or 128."""
+    """The width of K that is fetched at a time: 64 or 128."""
     warps: int
     stages: int
 
@@ -88,19 +95,19 @@ class DeferredRMSNorm:
 
 
 def portable_block_m(m: int) -> int:
-    """Rows of the tile of small_m_gemm and stream_k_gemm: 16, 32 or 64."""
+    """Returns the rows in a tile of small_m_gemm and stream_k_gemm: 16, 32 or 64."""
     return max(SMALL_M, next_power_of_2(m))
 
 
 def pdl_block_m(m: int) -> int:
-    """Rows of the tile of pdl_gemm: 8, 16, 32 or 64."""
+    """Returns the rows in a tile of pdl_gemm: 8, 16, 32 or 64."""
     return max(8, next_power_of_2(m))
 
 
 def are_tma_operands(x: torch.Tensor, weight: torch.Tensor | QuantizedWeight) -> bool:
-    """Whether pdl_gemm can compute `x @ weight.T`: TMA reads rows that begin at 16 bytes, in panels of 64 values.
+    """True if pdl_gemm can compute `x @ weight.T`: TMA reads rows that begin at 16 bytes, in panels of 64 values.
 
-    Quantised weights become bf16 on their way.
+    Quantised weights are widened to bf16 on the way.
     """
     halves = x.dtype == torch.bfloat16 or (x.dtype == torch.float16 and isinstance(weight, torch.Tensor))
     memory = weight if isinstance(weight, torch.Tensor) else weight.values
@@ -114,6 +121,6 @@ def are_tma_operands(x: torch.Tensor, weight: torch.Tensor | QuantizedWeight) ->
 
 
 def are_large_m_operands(x: torch.Tensor, weight: QuantizedWeight) -> bool:
-    """Whether large_m_gemm can compute `x @ weight.T`: bf16, rows of x that begin at 16 bytes, as TMA reads them."""
+    """True if large_m_gemm can compute `x @ weight.T`: bf16, with rows of x that begin at 16 bytes, as TMA needs."""
     aligned = x.data_ptr() % 16 == 0 and x.stride(0) * x.itemsize % 16 == 0 and x.stride(1) == 1
     return aligned and x.dtype == torch.bfloat16 and weight.values.data_ptr() % 16 == 0

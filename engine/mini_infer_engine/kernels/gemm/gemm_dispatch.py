@@ -1,10 +1,9 @@
-"""Small-M GEMMs of a decode step, where reading the weights once is all the time there is: one entry for three kernels.
+"""Dispatches the small-M GEMMs of a decode step, whose time is that of reading the weights once, to three kernels.
 
 Bias, SwiGLU, residual sum and RMSNorm are fused into their epilogues. The norm is deferred: the kernel that writes the
 residual also writes it times the norm's weights, and its sums of squares; the GEMM that reads those scales its result.
-(Reducing in the GEMM that reads breaks the pipeline of its loads: qkv of 7B on an H200, 28 us against 11.) The config's
-type says which kernel runs: pdl_gemm's on Hopper; elsewhere, and where K is odd, small_m_gemm's or stream_k_gemm's by
-M.
+(A reduction in the GEMM that reads would break the pipeline of its loads: qkv of 7B on an H200, 28 us against 11.) The
+config's type selects the kernel: pdl_gemm on Hopper; elsewhere, and where K is odd, small_m_gemm or stream_k_gemm by M.
 """
 
 from typing import Any
@@ -36,7 +35,7 @@ def small_m_linear(
     gated: bool = False,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`x @ weight.T [+ bias] [gated] [+ residual]` for x [M <= MAX_M, K], weight [N, K].
+    """Returns `x @ weight.T [+ bias] [gated] [+ residual]` for x [M <= MAX_M, K], weight [N, K].
 
     gated: weight is [2 * N, K], gate first, and the result silu(gate) * up [M, N].
     """
@@ -54,7 +53,7 @@ def small_m_linear_add_norm(
     norm_weight: torch.Tensor,
     eps: float,
 ) -> tuple[torch.Tensor, DeferredRMSNorm]:
-    """`residual + x @ weight.T [+ bias]`, and its deferred RMSNorm for the GEMM that comes next."""
+    """Returns `residual + x @ weight.T [+ bias]`, and its deferred RMSNorm for the next GEMM."""
     out, scaled, sums = _launch(x, weight, config, bias, residual, False, norm_weight, workspace)
     assert sums is not None
     return out, DeferredRMSNorm(scaled, sums, eps)
@@ -71,7 +70,10 @@ def _launch(
     workspace: Workspace,
     out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Results, the same times the next norm's weights, their sums of squares (without a next norm: results, None)."""
+    """Returns the results, the results times the next norm's weights, and their sums of squares.
+
+    Without a next norm the second are the results, and the third is None.
+    """
     values, square_sums, eps = (x.values, x.square_sums, x.eps) if isinstance(x, DeferredRMSNorm) else (x, None, 0.0)
     m, k = values.shape
     n = weight.shape[0] // 2 if gated else weight.shape[0]

@@ -1,4 +1,4 @@
-"""Rules for the tile config of a GEMM whose shape was not measured, from the device's sizes.
+"""Chooses the tile config of a GEMM whose shape was not measured, by the device's sizes.
 
 Does not launch anything, and does not know the tuned configs.
 """
@@ -22,62 +22,70 @@ from mini_infer_engine.kernels.gemm.quantized_weight import GROUP
 from mini_infer_engine.kernels.sizes import cdiv
 
 MIN_SHARED_MEMORY_BYTES = 227 << 10
-"""What a program needs for the deepest rings of these rules and of the H200's tuned configs."""
+"""Shared memory of a program that the deepest rings of these rules and of the H200's tuned configs need."""
 _SYSTEM_BYTES = 4096
-"""Shared memory of a program beside its ring: barriers, and what CUDA reserves."""
+"""Shared memory of a program beside its ring: barriers, and CUDA's own."""
 _TWO_PROGRAMS_BYTES = 112_000
-"""Shared memory of a program of which two are resident on an SM."""
+"""The largest shared memory of a program of which two are resident on an SM."""
 K_SPLITS = (4, 2)
-"""Values of `k_splits` beside 1."""
+"""The values of `k_splits` beside 1."""
 _CUBLAS_TILE = 128
-"""Rows and columns of an output tile of cuBLAS, more or less."""
+"""The approximate number of rows and columns in an output tile of cuBLAS."""
 _MIN_SPLIT_K = 512
-"""Width of a split."""
+"""The least width of a split of K."""
 _WIDE_STAGES = 5
-"""Of 256 columns, which a ring needs to be as good as one of twice as many of 128; one less where it holds all of K."""
+"""Stages of 256 columns that are as good as twice as many of 128; one stage fewer if the ring holds all of K."""
 _MOST_PDL_SPLITS = 4
 _ENOUGH_SMS = 0.45
-"""Share of the SMs that splits of more than eight rows give a program. (On an H200 64 of 132 read as fast as 128; any
-share of 0.42 to 0.48 makes the same splits of what was measured.)
+"""The share of the SMs for which splits of more than eight rows provide a program.
+
+(On an H200 64 of 132 read as fast as 128; any share of 0.42 to 0.48 gives the same splits for all measured shapes.)
 """
 _UNEVEN_SMS = (0.56, 0.67)
 """Shares of the SMs with a program between which products took 2 to 10 % longer: 80 of 132 did; 72 and 96 did not."""
 _LEAST_UNEVEN_K, _LEAST_UNEVEN_K_A_ROW = 5120, 256
-"""From which on such products are worth three splits: their sums, written and read, are 12 M / K of the weights' bytes,
-so 5 % at most.
+"""The least K, absolute and per row, for which three splits of such products pay.
+
+Their sums, written and read, are 12 M / K of the weights' bytes: 5 % at most.
 """
 _LEAST_TWO_SPLITS_K, _MOST_TWO_SPLITS_ROWS = 10_000, 32
-"""Of products of tiles for a third to half of the SMs, from which on and up to which two splits cost nothing (1.5 % at
-most) and may save much: 4,096 by 11,008, which Llama-2-7B, Yi-6B and OLMo-2-7B have, took 4 to 9 % less on an H100.
+"""The least K and the most rows for two splits of products whose tiles fill a third to half of the SMs.
+
+Within these limits two splits cost nothing (1.5 % at most) and may save much: 4,096 by 11,008, the shape of Llama-2-7B,
+Yi-6B and OLMo-2-7B, took 4 to 9 % less on an H100.
 """
 
 _FLOPS_A_CYCLE = 4096
-"""Of an SM's tensor cores, bf16."""
+"""Bf16 operations per cycle of an SM's tensor cores."""
 _CUBLAS_UTILISATION = 0.8
 _COPIED_BYTES_A_CYCLE, _COPY_CYCLES = 2000, 10_000
-"""Of all SMs together, where quantised weights are read and written in bf16; and of that kernel's start."""
+"""Bytes per cycle of all SMs when quantised weights are read and written in bf16, and that kernel's start-up."""
 _WIDENING_CYCLES, _STEP_CYCLES, _WAVE_CYCLES = 1250, 100, 7000
-"""Of a tile's 128 columns of weights, which is done beside the products before; of a step's barriers; of the beginning
-and the end of a wave of tiles. (28 products of the 7B shape on an H200: within a fifth of what they took.)"""
+"""Cycles of widening a tile's 128 columns of weights, of a step's barriers, and of a wave's beginning and end.
+
+Widening overlaps with the products before. (28 products of the 7B shape on an H200: within a fifth of the measured
+time.)
+"""
 _PARTIAL_CYCLES_A_BYTE = 1 / 1500
-"""Of all SMs together, for sums of splits written and read."""
+"""Cycles per byte of all SMs together when sums of splits are written and read."""
 _REDUCTION_CYCLES = 2000
-"""Of a second kernel."""
+"""Cycles of the second kernel, which adds the partial sums."""
 LARGE_TILES = (64, 128, 256)
-"""Rows of x in a tile of large_m_gemm."""
+"""Numbers of rows of x in a tile of large_m_gemm."""
 _MIN_SPLIT_STEPS = 4
-"""Steps of GROUP columns of a split, of tiles of large_m_gemm."""
+"""The least number of steps, of GROUP columns, in a split of a tile of large_m_gemm."""
 _UNMEASURED_GAIN = 0.9
-"""Of the other ways' time, below which a last wave is split: no GPU has measured what that wins."""
+"""The share of the other ways' time below which a last wave is split: its gain has not been measured on any GPU."""
 
 
 @functools.cache
 def pdl_gemm_config(block_m: int, n: int, k: int, *, gated: bool, profile: DeviceProfile) -> PdlGemmConfig:
-    """Of pdl_gemm, by how many waves the output's tiles of 64 rows of weights make, one tile an SM.
+    """Returns the config of pdl_gemm, by the waves of the output's tiles of 64 rows of weights, with one tile per SM.
 
-    More than three: a wave's end is little, and one program an SM has all memory for its ring. More than one: all are
-    resident at once, up to three an SM. Else one program an SM, with splits of K where tiles are few. (81 products of
-    twenty checkpoints, M of 8 to 64, on an H200: benchmarks/results/2026-11-26-fourth-h200.md.)
+    More than three waves: the end of a wave matters little, and one program per SM has all memory for its ring. More
+    than one: all programs are resident at once, up to three per SM. Otherwise one program per SM, with splits of K if
+    tiles are few. (81 products of twenty checkpoints, M of 8 to 64, on an H200:
+    benchmarks/results/2026-11-26-fourth-h200.md.)
     """
 
     def config(tall: int, block_k: int, residents: int, splits: int = 1) -> PdlGemmConfig:
@@ -102,11 +110,11 @@ def pdl_gemm_config(block_m: int, n: int, k: int, *, gated: bool, profile: Devic
 
 
 def _pdl_splits(block_m: int, tiles: int, k: int, profile: DeviceProfile) -> int:
-    """Splits: one or two of tiles for a third of the SMs or more; of fewer as many as make rings hold all of K.
+    """Returns the splits of K: one or two if tiles fill a third of the SMs or more.
 
-    Then all weights are there before x is waited for. And as many as give a third of the SMs a program, where K is wide
-    enough. But of more than eight rows, whose sums take longer to store, only what gives nearly half of them one: that
-    many read as fast as all.
+    With fewer tiles there are as many splits as let rings hold all of K, so that all weights are there before x is
+    waited for, and as many as give a third of the SMs a program, if K is wide enough. With more than eight rows, whose
+    sums take longer to store, only nearly half of the SMs get a program: that many read as fast as all.
     """
     sms, ring_columns = profile.sm_count, ring_stages(1, 64 + block_m, 64, profile) * 64
     if tiles >= sms // 3:
@@ -119,9 +127,9 @@ def _pdl_splits(block_m: int, tiles: int, k: int, profile: DeviceProfile) -> int
 
 
 def _is_uneven(programs: int, sms: int) -> bool:
-    """Whether more programs than pairs of SMs, but not many more, leave most pairs with one and some with two.
+    """True if programs are more than half of the SMs, but not many more, so that most pairs of SMs have one, some two.
 
-    That these share a way to memory is a guess at why such products took longer.
+    The assumption that the SMs of a pair share a path to memory is a guess at why such products took longer.
     """
     return _UNEVEN_SMS[0] * sms < programs < _UNEVEN_SMS[1] * sms
 
@@ -129,9 +137,9 @@ def _is_uneven(programs: int, sms: int) -> bool:
 def quantized_gemm_config(
     block_m: int, n: int, k: int, *, bits: int, grouped: bool, gated: bool, profile: DeviceProfile
 ) -> PdlGemmConfig:
-    """Of pdl_gemm with quantised weights: two or three programs an SM, for widening wants all SMs' arithmetic.
+    """Returns the config of pdl_gemm with quantised weights: two or three programs per SM, as widening needs all SMs.
 
-    4-bit weights and few rows are `wide`: a layer of a 7B shape takes 51.8 us on an H200, else 54.4; of 8-bit weights
+    4-bit weights and few rows are `wide`: a layer of a 7B shape takes 51.8 us on an H200, else 54.4; with 8-bit weights
     these configs take 80 us wide and 71 otherwise.
     """
     block_n = 32 if gated else 64
@@ -149,16 +157,17 @@ def quantized_gemm_config(
 
 
 def quantized_stage_bytes(tall: int, block_k: int, block_m: int, bits: int) -> int:
-    """Shared memory of a stage of pdl_gemm's ring: so many rows of quantised weights, and x; of fewer than five rows of
-    x it takes less.
+    """Returns the shared memory of a stage of pdl_gemm's ring: `tall` rows of quantised weights, and x.
+
+    For fewer than five rows of x it needs less.
     """
     return block_k * tall * bits // 8 + block_k * block_m * 2
 
 
 def large_m_config(m: int, n: int, k: int, *, bits: int, grouped: bool, profile: DeviceProfile) -> LargeMConfig | None:
-    """Of large_m_gemm: the tile and splits that take the least time by a count of cycles.
+    """Returns the config of large_m_gemm: the tile and splits that take the fewest cycles by calculation.
 
-    None: a bf16 copy of the weights and cuBLAS take less.
+    Returns None if a bf16 copy of the weights and cuBLAS take fewer.
     """
 
     def cycles(config: LargeMConfig) -> float:
@@ -189,7 +198,9 @@ def large_m_config(m: int, n: int, k: int, *, bits: int, grouped: bool, profile:
 
 
 def last_wave_splits(m: int, n: int, k: int, block_m: int, *, profile: DeviceProfile) -> range:
-    """Splits of large_m_gemm's last wave of tiles that make one wave at most; none where it is full or the only one."""
+    """Returns the splits of large_m_gemm's last wave of tiles that make one wave at most; none if it is full or the
+    only one.
+    """
     whole_waves, tiles = divmod(cdiv(m, block_m) * cdiv(n, LARGE_TILE_N), profile.sm_count)
     if not whole_waves or not tiles:
         return range(0)
@@ -218,7 +229,7 @@ def _cycles_of_copy_and_cublas(m: int, n: int, k: int, *, bits: int, profile: De
 
 
 def large_m_stages(block_m: int, block_k: int, *, bits: int, profile: DeviceProfile) -> int:
-    """Stages of large_m_gemm's ring that fit a program's shared memory."""
+    """Returns the number of stages of large_m_gemm's ring that fit a program's shared memory."""
     stage_bytes = block_k * (LARGE_TILE_N * bits // 8 + block_m * 2)
     return min((profile.shared_memory_bytes - _SYSTEM_BYTES) // stage_bytes, 6)
 
@@ -226,13 +237,16 @@ def large_m_stages(block_m: int, block_k: int, *, bits: int, profile: DeviceProf
 INT8_TILES = ((64, 128, 4), (128, 256, 8))
 """M, N and warps of int8_gemm's tiles."""
 FP8_BLOCK_TILE = (64, 128, 4)
-"""Of fp8_block_gemm's, which has sums of a group beside those of all. (128 x 128 took 1.3 times as long on an H200.)"""
+"""M, N and warps of the tile of fp8_block_gemm, which has sums of a group beside the total.
+
+(128 x 128 took 1.3 times as long on an H200.)
+"""
 _SMALL_TILE_CYCLES, _LARGE_TILE_CYCLES = 490, 1630
-"""Of a step of GROUP columns by int8_gemm's tiles, on an H200."""
+"""Cycles of a step of GROUP columns with int8_gemm's tiles, on an H200."""
 
 
 def int8_gemm_config(m: int, n: int, *, profile: DeviceProfile) -> W8A8GemmConfig:
-    """Of int8_gemm: the tile that takes the least time. Small ones share an SM, so that their waves overlap."""
+    """Returns the config of int8_gemm with the faster tile. Small tiles share an SM, so that their waves overlap."""
     small, large = INT8_TILES
     small_cycles = max(1.0, cdiv(m, small[0]) * cdiv(n, small[1]) / profile.sm_count) * _SMALL_TILE_CYCLES
     large_cycles = cdiv(cdiv(m, large[0]) * cdiv(n, large[1]), profile.sm_count) * _LARGE_TILE_CYCLES
@@ -241,27 +255,28 @@ def int8_gemm_config(m: int, n: int, *, profile: DeviceProfile) -> W8A8GemmConfi
 
 
 def w8a8_gemm_config(tile: tuple[int, int, int], *, profile: DeviceProfile) -> W8A8GemmConfig:
-    """Of int8_gemm or fp8_block_gemm with this tile."""
+    """Returns the config of int8_gemm or fp8_block_gemm with this tile."""
     block_m, block_n, warps = tile
     return W8A8GemmConfig(block_m, block_n, GROUP, warps, w8a8_gemm_stages(block_m, block_n, profile=profile))
 
 
 def w8a8_gemm_stages(block_m: int, block_n: int, *, profile: DeviceProfile) -> int:
-    """Stages of GROUP columns that fit a program's shared memory."""
+    """Returns the number of stages of GROUP columns that fit a program's shared memory."""
     return min((profile.shared_memory_bytes - _SYSTEM_BYTES) // ((block_m + block_n) * GROUP), 4)
 
 
 def ring_stages(residents: int, tile_rows: int, block_k: int, profile: DeviceProfile) -> int:
-    """Stages of a ring of 16-bit weights and x, of which `residents` share an SM's memory."""
+    """Returns the number of stages of a ring of 16-bit weights and x, of which `residents` share an SM's memory."""
     return (profile.sm_shared_memory_bytes // residents - _SYSTEM_BYTES) // (tile_rows * block_k * 2)
 
 
 def small_m_config(
     block_m: int, n: int, dtype: torch.dtype, *, gated: bool, profile: DeviceProfile
 ) -> SmallMConfig | None:
-    """Of small_m_gemm and stream_k_gemm: two programs an SM, of few rows four; tiles about as tall as x or taller.
+    """Returns the config of small_m_gemm and stream_k_gemm, or None to leave the product to cuBLAS.
 
-    None: leave it to cuBLAS. In fp32, without tensor cores, larger tiles do not fit the registers.
+    It has two programs per SM, four for few rows, and tiles at least about as tall as x. In fp32, without tensor cores,
+    larger tiles do not fit the registers.
     """
     if block_m == SMALL_M:
         programs = 4 * profile.sm_count
@@ -278,9 +293,9 @@ def small_m_config(
 
 
 def k_splits(m: int, n: int, k: int, *, profile: DeviceProfile) -> int:
-    """Splits of K with which cuBLAS is fastest, by what an H200 took; 1: as one product.
+    """Returns the splits of K with which cuBLAS is fastest, by measurements on an H200; 1: a single product.
 
-    Worth it where output tiles leave many SMs idle, or are a few more than the SMs and so would take two waves.
+    Splits pay if output tiles leave many SMs idle, or are a few more than the SMs and so would take two waves.
     """
     if m <= MAX_M:
         return 1  # only where our own kernels cannot run, and nothing was measured there

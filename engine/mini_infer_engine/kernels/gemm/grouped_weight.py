@@ -1,7 +1,7 @@
-"""Quantised weights of any group size, in the checkpoint's order of columns: what `quantized_weight` has no form for.
+"""Stores quantised weights of any group size, in the checkpoint's order of columns: all that `quantized_weight` cannot.
 
-4-bit floats (E2M1) with scales of 16 or 32 columns, integers of groups of 32 and 64 or with columns in another order
-(act-order), and experts, which are stacked along the first dimension. The kernels are
+These are 4-bit floats (E2M1) with scales of 16 or 32 columns, integers of groups of 32 and 64 or with columns in
+another order (act-order), and experts, which are stacked along the first dimension. The kernels are
 `grouped_weight_gemm` and those of `kernels.moe`.
 """
 
@@ -16,49 +16,49 @@ from torch.nn import functional
 
 Kind = Literal["int8", "fp8", "int4", "fp4"]
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""Of the lower three bits; the highest is the sign (OCP Microscaling Formats 1.0, table 4)."""
+"""Values of the lower three bits; the highest is the sign (OCP Microscaling Formats 1.0, table 4)."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupedWeight:
-    """weight [..., N, K] = (value - zero point) * scale * factor; with minima value * scale + minimum."""
+    """A weight [..., N, K] = (value - zero point) * scale * factor; with minima value * scale + minimum."""
 
     kind: Kind
     values: Tensor
-    """[..., N, K] int8 or float8 e4m3fn, or [..., N, (K + 1) // 2] uint8, the earlier column in the lower half."""
+    """Values [..., N, K] int8 or float8 e4m3fn, or [..., N, (K + 1) // 2] uint8, the earlier column in the low half."""
     scales: Tensor
-    """[..., N, groups]: floats, or uint8 where they are powers of two (E8M0: 2 ** (byte - 127))."""
+    """Scales: [..., N, groups] floats, or uint8 if they are powers of two (E8M0: 2 ** (byte - 127))."""
     k: int
     group: int
     """Columns that share a scale; 0: the whole row."""
     zeros: Tensor | None = None
-    """[..., N, groups]: zero points as integers, or minima as floats; None: zero."""
+    """Zero points as integers, or minima as floats, [..., N, groups]; None: zero."""
     factors: Tensor | None = None
-    """[..., N] fp32, of rows; None: one."""
+    """Factors of rows, [..., N] fp32; None: one."""
     order: Tensor | None = None
-    """[K] int32: which column of x stands at each place, -1: none; None: its own."""
+    """The column of x at each place, [K] int32, -1 for none; None: columns are in x's order."""
     in_features: int | None = None
-    """Columns of x, where places stand for none; None: K."""
+    """The number of columns of x, if some places have none; None: K."""
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the weight that it stands for, or of one of the stack's: N, columns of x."""
+        """The shape (N, columns of x) of the dequantised weight, or of one in the stack."""
         return self.values.shape[-2], self.k if self.in_features is None else self.in_features
 
     @property
     def bits(self) -> int:
-        """Of a value: 8 or 4."""
+        """Bits of a value: 8 or 4."""
         return 4 if self.values.dtype == torch.uint8 else 8
 
     def at(self, index: int | slice) -> "GroupedWeight":
-        """One of a stack, or some rows of one weight."""
+        """Returns one weight of a stack, or some rows of one weight."""
         parts = (self.scales, self.zeros, self.factors)
         scales, zeros, factors = (None if part is None else part[index] for part in parts)
         assert scales is not None
         return replace(self, values=self.values[index], scales=scales, zeros=zeros, factors=factors)
 
     def columns(self, begin: int, end: int) -> "GroupedWeight":
-        """Some columns. ValueError: they cut through groups."""
+        """Returns some columns. Raises ValueError if they cut through groups."""
         if self.group and (begin % self.group or (end % self.group and end != self.k)):
             raise ValueError(f"columns {begin} to {end} cut through groups of {self.group}")
         assert self.order is None, "columns in another order are not split"
@@ -71,12 +71,12 @@ class GroupedWeight:
 
 
 def stacked(weights: Sequence[GroupedWeight]) -> GroupedWeight:
-    """Weights of one form and shape as a stack of them."""
+    """Stacks weights of one form and shape."""
     return _joined(weights, torch.stack)
 
 
 def rows_joined(weights: Sequence[GroupedWeight]) -> GroupedWeight:
-    """The rows of weights of one form and width, one after the other."""
+    """Concatenates the rows of weights of one form and width."""
     return _joined(weights, torch.cat)
 
 
@@ -100,13 +100,13 @@ def _joined(weights: Sequence[GroupedWeight], join: Callable[[list[Tensor]], Ten
 
 
 def packed_pairs(integers: Tensor) -> Tensor:
-    """Two columns a byte, uint8 [..., N, (K + 1) // 2], from integers in [0, 15]."""
+    """Packs two columns into a byte, uint8 [..., N, (K + 1) // 2], from integers in [0, 15]."""
     wide = functional.pad(integers.to(torch.uint8), (0, integers.shape[-1] % 2))
     return wide[..., ::2] | (wide[..., 1::2] << 4)
 
 
 def dequantized_groups(weight: GroupedWeight) -> Tensor:
-    """fp32 [..., N, K], columns in x's order, by plain torch: what kernels are tested against."""
+    """Dequantises to fp32 [..., N, K], columns in x's order, by plain torch: the reference for tests of kernels."""
     values = _wide(weight)
     scales = scales_as_floats(weight.scales)
     if weight.zeros is None:
@@ -126,7 +126,7 @@ def dequantized_groups(weight: GroupedWeight) -> Tensor:
 
 
 def scales_as_floats(scales: Tensor) -> Tensor:
-    """fp32, from floats or from powers of two."""
+    """Converts scales to fp32, from floats or from powers of two."""
     return (scales.view(torch.float8_e8m0fnu) if scales.dtype == torch.uint8 else scales).float()
 
 

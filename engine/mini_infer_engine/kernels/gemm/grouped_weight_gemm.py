@@ -1,7 +1,7 @@
 """GEMM with weights of any group size, in the checkpoint's own order of columns (`grouped_weight.GroupedWeight`).
 
 At most 64 rows of x: weights are widened in registers, each with its group's scale, and nothing but a bias is fused.
-More rows: a widened copy of the layer, for cuBLAS. `widened_tile` is also what the kernels of experts read by.
+More rows: a widened copy of the layer, for cuBLAS. The kernels of experts also read weights by `widened_tile`.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ _REGISTER_M = 64
 
 @triton.jit
 def _scales_wide(stored):
-    """fp32, from floats or from bytes that are exponents (E8M0), of which the least is no normal number."""
+    """Converts scales to fp32, from floats or from bytes that are exponents (E8M0), of which 0 is subnormal."""
     if stored.dtype == tl.uint8:
         bits = tl.where(stored == 0, 1 << 22, stored.to(tl.int32) << 23)
         scales = bits.to(tl.float32, bitcast=True)
@@ -30,7 +30,7 @@ def _scales_wide(stored):
 
 @triton.jit
 def _e2m1_wide(values):
-    """fp32, from int32 in [0, 15]: sign, two bits of exponent, one of the fraction."""
+    """Converts E2M1 to fp32, from int32 in [0, 15]: sign, two bits of exponent, one of the fraction."""
     exponent = (values & 7) >> 1
     fraction = values & 1
     normal = (((exponent + 126) << 23) | (fraction << 22)).to(tl.float32, bitcast=True)
@@ -49,10 +49,11 @@ def _by_column(
     GROUP: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Scales or zero points of BLOCK_K columns from `start` on in fp32, [rows, BLOCK_K] or [rows, 1] of one group.
+    """Loads scales or zero points of BLOCK_K columns from `start` on in fp32: [rows, BLOCK_K], or [rows, 1] for one
+    group.
 
-    GROUP: columns that share one; 0: the whole row. Each is loaded and widened once where groups are smaller than
-    BLOCK_K and divide it.
+    GROUP: columns that share one; 0: the whole row. Each is loaded and widened once if groups are smaller than BLOCK_K
+    and divide it.
     """
     first = parameters + rows * groups
     zero = 0.0 if parameters.dtype.element_ty.is_floating() else 0
@@ -92,11 +93,11 @@ def widened_tile(
     GROUP: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """fp32 [rows, BLOCK_K]: weights of columns `start` to `start + BLOCK_K`, but for factors; rows int64.
+    """Loads weights of columns `start` to `start + BLOCK_K` as fp32 [rows, BLOCK_K], without factors; rows are int64.
 
-    KIND is `GroupedWeight.kind`, row_bytes those of a row of values, an argument of the kernel: of what is computed
-    from K the compiler would not know that it is aligned, and load byte by byte. `start` is a multiple of BLOCK_K.
-    Columns beyond K are finite, whatever they are.
+    KIND is `GroupedWeight.kind`. row_bytes, the bytes of a row of values, is an argument of the kernel: if it were
+    computed from K, the compiler would not know that it is aligned, and load byte by byte. `start` is a multiple of
+    BLOCK_K. Columns beyond K have arbitrary finite values.
     """
     if KIND == "int4" or KIND == "fp4":
         pairs = start // 2 + tl.arange(0, BLOCK_K // 2)
@@ -142,7 +143,7 @@ def _gemm(
     BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Program (tile of N, tile of M) of x @ weight.T + bias."""
+    """Computes x @ weight.T + bias with one program per (tile of N, tile of M)."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     mask_n, mask_m = n < N, m < M
@@ -184,7 +185,7 @@ def _widen(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Program (tile of N, tile of K): the weights themselves, columns in x's order."""
+    """Dequantises the weights, columns in x's order, with one program per (tile of N, tile of K)."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     start = tl.program_id(1) * BLOCK_K
     k = start + tl.arange(0, BLOCK_K)
@@ -201,14 +202,14 @@ def _widen(
 
 
 def kernel_group(weight: GroupedWeight) -> int:
-    """Columns that share a scale as kernels take it: 0 for the whole row."""
+    """Returns the columns that share a scale in the kernels' convention: 0 for the whole row."""
     return 0 if weight.group >= weight.k else weight.group
 
 
 def expert_operands(
     weight: torch.Tensor | GroupedWeight,
 ) -> tuple[tuple[torch.Tensor | None, ...], tuple[int, int], dict[str, Any]]:
-    """What kernels of experts take of a stack: its tensors, elements and groups a row, and KIND and GROUP."""
+    """Returns experts' kernels' arguments for a stack: its tensors, elements and groups of a row, KIND and GROUP."""
     if isinstance(weight, torch.Tensor):
         return (weight, None, None, None), (weight.shape[-1], 1), {"KIND": "plain", "GROUP": 0}
     assert weight.order is None
@@ -218,7 +219,7 @@ def expert_operands(
 
 
 def widened_groups(weight: GroupedWeight, dtype: torch.dtype) -> torch.Tensor:
-    """[N, K] in a dtype, columns in x's order."""
+    """Dequantises to [N, K] in a dtype, columns in x's order."""
     n, k = weight.shape[0], weight.k
     out = torch.empty(weight.shape, dtype=dtype, device=weight.values.device)
     _widen[(cdiv(n, 32), cdiv(k, 128))](
@@ -244,7 +245,7 @@ def widened_groups(weight: GroupedWeight, dtype: torch.dtype) -> torch.Tensor:
 def grouped_weight_linear(
     x: torch.Tensor, weight: GroupedWeight, *, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """X [M, K] @ weight.T + bias: [M, N], in x's dtype, in `out` where given."""
+    """Returns x [M, K] @ weight.T + bias: [M, N], in x's dtype, in `out` if given."""
     m, n, k = x.shape[0], weight.shape[0], weight.k
     assert x.stride(1) == 1
     if out is None:

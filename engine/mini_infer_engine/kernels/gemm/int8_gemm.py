@@ -1,8 +1,8 @@
-"""W8A8: int8 rows by int8 weights on integer tensor cores, with both scales and the bias in the epilogue.
+"""W8A8 GEMM: int8 rows by int8 weights on integer tensor cores, with both scales and the bias in the epilogue.
 
-torch._int_mm writes its sums as int32, twice the bytes of the result in bf16, for a second kernel to scale. Rows are
-rounded and brought into the weights' order of columns by `quantized_gemm.reordered` before. In Triton; operands are
-read by TMA where there is one.
+torch._int_mm would write its sums as int32, twice the bytes of the result in bf16, for a second kernel to scale. Rows
+are rounded and brought into the weights' order of columns by `quantized_gemm.reordered` before. In Triton; operands are
+read by TMA if available.
 """
 
 import torch
@@ -33,7 +33,7 @@ def _int8_gemm(
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
 ):
-    """One tile of x @ weight.T; K is padded to whole steps."""
+    """Computes one tile of x @ weight.T; K is padded to whole steps."""
     m0, n0 = tile_of_program(M, N, BLOCK_M, BLOCK_N, GROUP_M)
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.int32)
     for start in range(0, K, BLOCK_K):
@@ -55,7 +55,7 @@ def int8_linear(
     bias: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """X [M, K] @ weight.T + bias: [M, N], in x's dtype, in `out` where given; rows of x are rounded to int8."""
+    """Returns x [M, K] @ weight.T + bias: [M, N], in x's dtype, in `out` if given; rows of x are rounded to int8."""
     m, n = x.shape[0], weight.shape[0]
     if out is None:
         out = torch.empty((m, n), dtype=x.dtype, device=x.device)

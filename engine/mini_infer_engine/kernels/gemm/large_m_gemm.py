@@ -1,13 +1,13 @@
 """GEMM with quantised weights for more than 64 rows on Hopper, in Gluon: weights are widened in registers.
 
-Where a product is bound by arithmetic as much as by memory, neither reading the weights once for 64 rows nor a bf16
-copy of them is fast. Here a tile is 128 rows of weights, the left operand of wgmma in registers, by up to 256 rows of
-x, which stay in shared memory: two warpgroups, each of 64 of the weights' rows, share the x of a step, and a weight is
+If a product is bound by arithmetic as much as by memory, neither reading the weights once for 64 rows nor a bf16 copy
+of them is fast. Here a tile is 128 rows of weights, the left operand of wgmma in registers, by up to 256 rows of x,
+which stay in shared memory. Two warpgroups, each with 64 of the weights' rows, share the x of a step, and a weight is
 widened once for all rows of the tile. While the tensor cores multiply one step the next is widened. Scales of groups
-are multiplied with the widened weights, in bf16; scales of rows with the sums, in fp32. Partial sums of tiles whose K
-several programs share (`large_m_schedule` says which) are added by a second kernel in a fixed order.
+are multiplied with the widened weights, in bf16; scales of rows with the sums, in fp32. If several programs share the K
+of a tile (`large_m_schedule` decides), a second kernel adds the partial sums in a fixed order.
 
-The weights' order of columns and how they become bf16 are pdl_gemm's (`quantized_weight`, `widening`).
+The weights' order of columns and their widening to bf16 are pdl_gemm's (`quantized_weight`, `widening`).
 """
 
 import functools
@@ -41,7 +41,10 @@ _SUM_ROWS = 8
 """Rows of x whose partial sums one program adds."""
 WARPS = gl.constexpr(8)
 PANEL = gl.constexpr(64)
-"""Of x's K: 128 bytes, a row of shared memory as TMA swizzles it; of weights: 64 bytes."""
+"""Columns of K in a panel.
+
+For x they are 128 bytes, a row of shared memory as TMA swizzles it; for weights 64 bytes.
+"""
 _SCALED_NIBBLES = gl.constexpr(
     NIBBLES.value.rstrip().removesuffix("}")
     + """
@@ -52,13 +55,13 @@ _SCALED_NIBBLES = gl.constexpr(
     }
     """
 )
-"""NIBBLES, times a scale and their unit in bf16."""
+"""The instructions of NIBBLES, followed by a multiplication by scale and unit in bf16."""
 
 
 @gluon.jit
 def _fetch(weight, x, weight_ring, x_ring, full, stage, step, first_n, first_m, pred,
            STAGE_BYTES: gl.constexpr, PANELS: gl.constexpr, X_PANELS: gl.constexpr):  # fmt: skip
-    """Begin to copy one step's weights and x."""
+    """Begins to copy one step's weights and x."""
     mbarrier.expect(full.index(stage), STAGE_BYTES, pred=pred)
     for panel in gl.static_range(PANELS):
         at = stage * PANELS + panel
@@ -72,7 +75,7 @@ def _fetch(weight, x, weight_ring, x_ring, full, stage, step, first_n, first_m, 
 
 @gluon.jit
 def _parameters(scales, group, n, N, GROUPED: gl.constexpr):
-    """A group's scales and zero points of some rows; of rows outside: of the last one."""
+    """Loads a group's scales and zero points of some rows; for rows outside the weight, those of its last row."""
     found = n
     if GROUPED:
         found = gl.load(scales + group * N + gl.minimum(n, N - 1))
@@ -81,7 +84,7 @@ def _parameters(scales, group, n, N, GROUPED: gl.constexpr):
 
 @gluon.jit
 def _wide_bytes(values, parameters, GROUPED: gl.constexpr):
-    """64 columns of 8-bit weights, [rows, 64] bf16 as wgmma reads them; without scales over their unit."""
+    """Widens 64 columns of 8-bit weights to [rows, 64] bf16 as wgmma reads them; without scales, over their unit."""
     if GROUPED:
         wide = widened_bytes(values, (scale_of(parameters) * unit_of(values.dtype)).to(gl.bfloat16))
     else:
@@ -91,7 +94,7 @@ def _wide_bytes(values, parameters, GROUPED: gl.constexpr):
 
 @gluon.jit
 def _wide_nibbles(values, parameters):
-    """128 columns of 4-bit weights less zero points, times scales: two halves [rows, 64] bf16 as wgmma reads them."""
+    """Dequantises 128 columns of 4-bit weights to two halves [rows, 64] bf16 as wgmma reads them."""
     scales = (scale_of(parameters) * unit_of(values.dtype)).to(gl.bfloat16)
     low, high = gl.inline_asm_elementwise(
         _SCALED_NIBBLES,
@@ -107,7 +110,9 @@ def _wide_nibbles(values, parameters):
 @gluon.jit
 def _widened_step(ring, stage, parameters, LAYOUT: gl.constexpr, OPERAND: gl.constexpr, PANELS: gl.constexpr,
                   GROUPED: gl.constexpr):  # fmt: skip
-    """One step's weights for wgmma: the first 64 columns and the second, which are the first where there is one."""
+    """Returns one step's weights for wgmma: the first 64 columns and the second, which equal the first if there is one
+    panel.
+    """
     if ring.dtype == gl.uint8:
         first, second = _wide_nibbles(ring.index(stage).load(LAYOUT), parameters)
     else:
@@ -122,7 +127,7 @@ def _widened_step(ring, stage, parameters, LAYOUT: gl.constexpr, OPERAND: gl.con
 
 @gluon.jit
 def _begin_products(acc, first, second, x_ring, stage, X_PANELS: gl.constexpr):
-    """Let the tensor cores add a step's products, X_PANELS groups of them in flight."""
+    """Has the tensor cores add a step's products asynchronously, in X_PANELS groups."""
     acc = warpgroup_mma(first, x_ring.index(stage * X_PANELS).permute((1, 0)), acc, is_async=True)
     if X_PANELS == 2:
         acc = warpgroup_mma(second, x_ring.index(stage * X_PANELS + 1).permute((1, 0)), acc, is_async=True)
@@ -131,7 +136,7 @@ def _begin_products(acc, first, second, x_ring, stage, X_PANELS: gl.constexpr):
 
 @gluon.constexpr_function
 def _value_layout():
-    """16 bytes of each row a thread, of those rows of which wgmma wants values from it."""
+    """Returns a layout in which a thread has 16 bytes of each of the rows that wgmma expects from it."""
     registers = [[0, 1], [0, 2], [0, 4], [0, 8], [8, 0]]
     lanes = [[0, 16], [0, 32], [1, 0], [2, 0], [4, 0]]
     return gl.DistributedLinearLayout(registers, lanes, [[16, 0], [32, 0], [64, 0]], [], [128, 64])
@@ -139,7 +144,7 @@ def _value_layout():
 
 @gluon.jit
 def _work_of(program, k_steps, whole_tiles, split_tiles, steps_of_split):
-    """A program's tile, its first step of K, and how many steps it has: see `LargeMSchedule`."""
+    """Returns a program's tile, its first step of K, and its number of steps, as `LargeMSchedule` assigns them."""
     part = gl.maximum(program - whole_tiles, 0) // gl.maximum(split_tiles, 1)
     first_step = part * steps_of_split
     most_steps = gl.where(program < whole_tiles, k_steps, steps_of_split)
@@ -149,7 +154,7 @@ def _work_of(program, k_steps, whole_tiles, split_tiles, steps_of_split):
 @gluon.jit
 def _store_product(acc, bias, out, M, N, first_m, first_n, out_stride, acc_layout: gl.constexpr,
                    BIAS: gl.constexpr):  # fmt: skip
-    """A whole tile's sums, [rows of weights, rows of x]."""
+    """Stores a whole tile's sums, [rows of weights, rows of x]."""
     block_n: gl.constexpr = acc.shape[0]
     block_m: gl.constexpr = acc.shape[1]
     layout: gl.constexpr = gl.BlockedLayout([8, 1], [16, 2], [1, WARPS], [0, 1])
@@ -165,7 +170,7 @@ def _store_product(acc, bias, out, M, N, first_m, first_n, out_stride, acc_layou
 
 @gluon.jit
 def _store_partial_sums(acc, partials, slot, M, first_m, acc_layout: gl.constexpr):
-    """One part's sums of a tile, in a place [rows of x, rows of weights] of their own; rows beyond M are left out."""
+    """Stores one part's sums of a tile, in its own place [rows of x, rows of weights]; rows beyond M are left out."""
     block_n: gl.constexpr = acc.shape[0]
     block_m: gl.constexpr = acc.shape[1]
     n = gl.arange(0, block_n, layout=gl.SliceLayout(1, acc_layout))
@@ -178,7 +183,7 @@ def _store_partial_sums(acc, partials, slot, M, first_m, acc_layout: gl.constexp
 def _large_m_gemm(weight, x, scales, bias, out, partials, M, N, k_steps, whole_tiles, split_tiles, steps_of_split,
                   out_stride, STAGES: gl.constexpr, GROUPED: gl.constexpr, BIAS: gl.constexpr,
                   HAS_SPLITS: gl.constexpr, BLOCK_K: gl.constexpr):  # fmt: skip
-    """One program of a `LargeMSchedule`; tiles of M come first, so that neighbours read the same weights together."""
+    """Runs one program of a `LargeMSchedule`; tiles of M come first, so that neighbours share weights."""
     block_n: gl.constexpr = weight.block_shape[0]
     block_m: gl.constexpr = x.block_shape[0]
     is_nibbles: gl.constexpr = weight.dtype == gl.uint8
@@ -252,7 +257,7 @@ def _large_m_gemm(weight, x, scales, bias, out, partials, M, N, k_steps, whole_t
 @triton.jit(do_not_specialize=["M", "whole_tiles", "split_tiles"])
 def _sum_parts(partials, bias, out, M, N, whole_tiles, split_tiles, out_stride, SPLITS: tl.constexpr,
                BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
-    """Program (split tile, some of its rows of x): the sum of all parts in a fixed order, and the bias."""
+    """Adds all parts in a fixed order, and the bias, with one program per (split tile, some of its rows of x)."""
     tile = whole_tiles + tl.program_id(0)
     tiles_of_m = tl.cdiv(M, BLOCK_M)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -273,7 +278,7 @@ def _sum_parts(partials, bias, out, M, N, whole_tiles, split_tiles, out_stride, 
 
 @functools.lru_cache(maxsize=4096)
 def _descriptor(address: int, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], rows: int) -> Any:
-    """TMA descriptor of a matrix in tiles of some rows and 64 values, which are 128 bytes or 64."""
+    """Returns the TMA descriptor of a matrix in tiles of some rows and 64 values, which are 128 bytes or 64."""
     memory = SimpleNamespace(data_ptr=lambda: address, dtype=dtype)  # a tensor would stay alive in the cache
     bits = dtype.itemsize * 8
     layout = gl.NVMMASharedLayout(swizzle_byte_width=8 * bits, element_bitwidth=bits, rank=2)
@@ -290,7 +295,7 @@ def large_m_gemm(
     bias: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """X [M, K] @ weight.T + bias: [M, N] bf16, in `out` where given; for what `are_large_m_operands` accepts."""
+    """Returns x [M, K] @ weight.T + bias: [M, N] bf16, in `out` if given. `are_large_m_operands` must be true."""
     (m, k), n = x.shape, weight.shape[0]
     if out is None:
         out = torch.empty((m, n), dtype=x.dtype, device=x.device)

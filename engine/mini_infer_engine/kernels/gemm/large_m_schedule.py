@@ -1,8 +1,8 @@
-"""Which programs of large_m_gemm compute what: tiles of the output whole, or parts of tiles along K.
+"""Assigns the work of large_m_gemm to programs: tiles of the output whole, or parts of tiles along K.
 
-Output tiles run in waves of as many as a GPU has SMs. The tiles of a last wave that is not full would take as long as
-those of a full one; they alone can be shared, as in Stream-K's hybrid of data-parallel tiles and split ones (Osama et
-al. 2023, arXiv 2301.03598), with parts of equal size. Does not know Triton, times, or who chose the config.
+Output tiles run in waves of as many as a GPU has SMs. The tiles of an incomplete last wave would take as long as those
+of a full one. They alone can be split, as in Stream-K's hybrid of data-parallel tiles and split ones (Osama et al.
+2023, arXiv 2301.03598), with parts of equal size. Does not know Triton, times, or who chose the config.
 """
 
 from dataclasses import dataclass
@@ -17,29 +17,29 @@ class LargeMSchedule:
     """Programs in order: one for each whole tile, then one for each split tile's first part, second part, ..."""
 
     k_steps: int
-    """Steps of K of a whole tile."""
+    """Steps of K in a whole tile."""
     whole_tiles: int
     split_tiles: int
     splits: int
-    """Parts of a split tile; 1 where there is none."""
+    """Parts of a split tile; 1 if there is none."""
     steps_of_split: int
-    """Steps of a part, an even number; the last part may have fewer."""
+    """Steps in a part, an even number; the last part may have fewer."""
     tile_values: int
-    """Of a tile: its rows of x by its rows of weights."""
+    """Values of a tile: its rows of x times its rows of weights."""
 
     @property
     def programs(self) -> int:
-        """Of the grid."""
+        """The number of programs in the grid."""
         return self.whole_tiles + self.split_tiles * self.splits
 
     @property
     def partial_sums(self) -> int:
-        """Of all parts of all split tiles."""
+        """The number of partial sums of all parts of all split tiles."""
         return self.split_tiles * self.splits * self.tile_values
 
 
 def large_m_schedule(m: int, n: int, k: int, config: LargeMConfig, *, sm_count: int) -> LargeMSchedule:
-    """Of x [m, k] by weights [n, k]."""
+    """Returns the schedule for x [m, k] by weights [n, k]."""
     k_steps = cdiv(k, GROUP) * GROUP // config.block_k
     steps_of_split = cdiv(k_steps, 2 * config.splits) * 2
     splits = cdiv(k_steps, steps_of_split)

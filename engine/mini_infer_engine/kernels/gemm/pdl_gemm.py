@@ -1,22 +1,22 @@
 """Split-K GEMM with programmatic dependent launch (CUDA C++ Programming Guide) for M <= 64 on Hopper, in Gluon.
 
-Weights do not depend on the kernel before. So a program begins while that kernel still runs, lets TMA fill a ring of
+Weights do not depend on the kernel before. So a program begins while that kernel still runs, has TMA fill a ring of
 shared memory with weights, and only then waits for what that kernel writes. Memory stays busy between two GEMMs, and a
 launch costs next to nothing: docs/adr/0012. (GEMMs of a decode step of Qwen3-0.6B on an H200: 486 us where they took
 707.)
 
-Weights are the left operand of wgmma, 64 or 128 of their rows a tile; a gated GEMM's tile is half gate, half up. Rows
-of x, at least eight, are the instruction's N, so few of them cost little. Programs are (tile of N, split of K).
-Quantised weights (`quantized_weight`) stay packed in the ring and become bf16 in registers, from which wgmma
-reads its left operand. A row's scale multiplies at the end, a group's the sum of its 128 products.
+Weights are the left operand of wgmma, with 64 or 128 of their rows in a tile; a gated GEMM's tile is half gate, half
+up. Rows of x, at least eight, are the instruction's N, so that few of them cost little. Programs are (tile of N, split
+of K). Quantised weights (`quantized_weight`) stay packed in the ring and are widened to bf16 in registers, from which
+wgmma reads its left operand. A row's scale multiplies at the end, a group's the sum of its 128 products.
 
 Why it is safe. A kernel launched this way waits, in every program and before it reads or writes anything but weights,
 until the kernel before it has ended, all writes done. It ends after its own wait, so a kernel that waits for it knows
 that all kernels before it have ended, too; one launched as usual waits for the one before in any case. Weights, biases
 and norms' weights are read before the wait: they must not be written by the kernel right before, nor while that runs.
-All kernels of this package that are launched this way keep to it: this one, decode_attention, hopper_prefill_attention.
-decode_attention reads its plan and page tables before the wait, too, from the second layer on: the kernel that makes
-the plan is launched as usual before the first layer, and so has ended before anything of the second one begins.
+All kernels of this package that are launched this way obey this rule. decode_attention and hopper_decode_attention read
+their plan and page tables before the wait, too, from the second layer on: the kernel that makes the plan is launched as
+usual before the first layer, and so has ended before anything of the second one begins.
 """
 
 import functools
@@ -51,16 +51,16 @@ from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
 from mini_infer_engine.kernels.workspace import COUNTERS, Workspace
 
 PANEL = gl.constexpr(64)
-"""Of K: 128 bytes of 16-bit values, a row of shared memory in the swizzled layout that TMA writes and wgmma reads."""
+"""Columns of K in a panel: 128 bytes of 16-bit values, a row of the swizzled layout that TMA writes and wgmma reads."""
 FEWEST_COLUMNS = gl.constexpr(8)
 """N of the narrowest wgmma: rows of x, or of several panels of it."""
 SCALES_GROUPS = gl.constexpr(4)
-"""Groups whose scales are copied at a time: a power of two, of which few are too many."""
+"""Groups whose scales are copied at a time: a power of two, so small that few are copied in excess."""
 
 
 @gluon.jit
 def _fetch_weights(weight, ring, full, stage, step, first_row, pred, STAGE_BYTES: gl.constexpr):
-    """TMA copy of one step's weights. The barrier expects x of this step, too."""
+    """Begins the TMA copy of one step's weights. The barrier expects x of this step, too."""
     panels: gl.constexpr = weight.block_shape[0]
     mbarrier.expect(full.index(stage), STAGE_BYTES, pred=pred)
     coordinates = [step * panels, 0, first_row, 0]
@@ -70,8 +70,9 @@ def _fetch_weights(weight, ring, full, stage, step, first_row, pred, STAGE_BYTES
 @gluon.jit
 def _fetch_scales(scales, kept, ready, first_group, group_count, first_row, N, PIECES: gl.constexpr,
                   WIDE: gl.constexpr):  # fmt: skip
-    """Begin to copy all groups' scales of a split of a tile into shared memory [groups, rows of the tile]; WIDE: by
-    TMA, SCALES_GROUPS at a time.
+    """Begins to copy all groups' scales of a tile's split into shared memory [groups, rows of the tile].
+
+    WIDE: by TMA, SCALES_GROUPS at a time.
     """
     block_w: gl.constexpr = kept.shape[1]
     block_n: gl.constexpr = block_w // PIECES
@@ -95,7 +96,7 @@ def _fetch_scales(scales, kept, ready, first_group, group_count, first_row, N, P
 
 @gluon.constexpr_function
 def _panel_layout(rows, warps, width):
-    """16 bytes of each row and 64 bytes a thread, of those rows of which wgmma wants values from it."""
+    """Returns a layout in which a thread has, of every 64 bytes, 16 of each row that wgmma expects from it."""
     registers = [[0, 1], [0, 2], [0, 4], [0, 8], *([[0, 64]] if width == 128 else []), [8, 0]]
     lanes = [[0, 16], [0, 32], [1, 0], [2, 0], [4, 0]]
     if rows == 64:
@@ -107,7 +108,7 @@ def _panel_layout(rows, warps, width):
 
 @gluon.jit
 def _loaded(panels, index, half: gl.constexpr):
-    """64 bytes of each row of a tile: a panel, or half of one of 128 bytes."""
+    """Loads 64 bytes of each row of a tile: a panel, or half of one of 128 bytes."""
     rows: gl.constexpr = panels.shape[1]
     width: gl.constexpr = panels.shape[2]
     values = panels.index(index).load(_panel_layout(rows, gl.num_warps(), width))
@@ -119,7 +120,7 @@ def _loaded(panels, index, half: gl.constexpr):
 
 @gluon.jit
 def _widened_nibbles(values, parameters):
-    """128 columns of 4-bit weights less their zero points: two halves [rows, 64] bf16 as wgmma reads them."""
+    """Widens 128 columns of 4-bit weights, less zero points, to two halves [rows, 64] bf16 as wgmma reads them."""
     layout: gl.constexpr = _panel_layout(values.shape[0], gl.num_warps(), 64)
     low, high = gl.inline_asm_elementwise(
         NIBBLES,
@@ -134,7 +135,7 @@ def _widened_nibbles(values, parameters):
 
 @gluon.jit
 def _widened_group(weight_panels, scales, stage, index, group, GROUPS: gl.constexpr, OPERAND: gl.constexpr):
-    """128 columns of a step, of GROUPS times as many: two halves [rows, 64]."""
+    """Widens 128 of a step's GROUPS * 128 columns to two halves [rows, 64]."""
     panels: gl.constexpr = GROUPS * 2 // (weight_panels.shape[2] // 64)  # of a step, where a column is a byte
     if weight_panels.dtype == gl.uint8:
         first_panel = stage * (panels // 2) + index * (panels // 2) // GROUPS
@@ -153,7 +154,7 @@ def _widened_group(weight_panels, scales, stage, index, group, GROUPS: gl.conste
 
 @gluon.jit
 def _multiply(weight_panel, x_tile, accs, at: gl.constexpr):
-    """Accumulators, to one of which the tensor cores add a product."""
+    """Has the tensor cores add a product to one of the accumulators, and returns all of them."""
     acc = warpgroup_mma(weight_panel, x_tile, accs[at], is_async=True)
     return accs[:at] + (acc,) + accs[at + 1 :]  # noqa: RUF005  # Triton's tuples have no stars
 
@@ -161,7 +162,7 @@ def _multiply(weight_panel, x_tile, accs, at: gl.constexpr):
 @gluon.jit
 def _multiply_quantized(accs, weight_panels, x_tiles, scales, stage, first_group, GROUPS: gl.constexpr,
                         X_TILES: gl.constexpr, PANELS_A_TILE: gl.constexpr, GROUPED: gl.constexpr):  # fmt: skip
-    """One step: accs plus the products of quantised weights and x, times the scales of groups where there are any.
+    """Adds one step's products of quantised weights and x to the accumulators, times scales of groups if there are any.
 
     One group is widened while the one before is multiplied.
     """
@@ -197,7 +198,7 @@ def _multiply_quantized(accs, weight_panels, x_tiles, scales, stage, first_group
 
 @gluon.jit
 def _waited(accs, outstanding: gl.constexpr):
-    """All accumulators when so many products are under way at most."""
+    """Returns all accumulators once at most this many products are outstanding."""
     found = mma_wait(outstanding, deps=accs)
     if len(accs) == 1:
         found = (found,)
@@ -206,7 +207,7 @@ def _waited(accs, outstanding: gl.constexpr):
 
 @gluon.jit
 def _plus(accs, first, second, scale, panel: gl.constexpr, outstanding: gl.constexpr, PANELS_A_TILE: gl.constexpr):
-    """Accumulators plus the products of a group's panels times its scale, when so many products are under way."""
+    """Adds the products of a group's panels, times its scale, once at most this many products are outstanding."""
     at: gl.constexpr = panel % PANELS_A_TILE
     if PANELS_A_TILE == 1:
         accs = (accs[0] + mma_wait(outstanding, deps=[second]) * scale[:, None],)
@@ -219,7 +220,7 @@ def _plus(accs, first, second, scale, panel: gl.constexpr, outstanding: gl.const
 
 @gluon.jit
 def _sum_of_panels(accs, TOKENS: gl.constexpr):
-    """[rows, N] of all tokens, again and again, from accumulators of which each has one panel's columns."""
+    """Sums accumulators, each of which has one panel's columns, into [rows, N] with all tokens repeated."""
     panels: gl.constexpr = len(accs)
     if panels == 1:
         total = accs[0]
@@ -245,7 +246,7 @@ def _fetch_x(x, ring, full, stage, step, panels: gl.constexpr, pred):
 
 @gluon.jit
 def _gate_and_up(acc, GATED: gl.constexpr, LAYOUT: gl.constexpr, BOTH_LAYOUT: gl.constexpr):
-    """The accumulator in the epilogue's layout: [N, M] of the gate, or of all, and of up."""
+    """Converts the accumulator to the epilogue's layout: [N, M] of the gate, or of everything, and of up."""
     if GATED:
         both = gl.permute(gl.reshape(acc, [2, acc.shape[0] // 2, acc.shape[1]]), (1, 2, 0))
         first, second = gl.split(gl.convert_layout(both, BOTH_LAYOUT))
@@ -259,7 +260,7 @@ def _gate_and_up(acc, GATED: gl.constexpr, LAYOUT: gl.constexpr, BOTH_LAYOUT: gl
 
 @gluon.jit
 def _store_partials(acc, partials, LAYOUT: gl.constexpr):
-    """Partial sums of a split, for the split that arrives last."""
+    """Stores partial sums of a split, for the split that arrives last."""
     offs_w = gl.arange(0, acc.shape[0], layout=gl.SliceLayout(1, LAYOUT))
     offs_t = gl.arange(0, acc.shape[1], layout=gl.SliceLayout(0, LAYOUT))
     gl.store(partials + offs_t[None, :] * acc.shape[0] + offs_w[:, None], acc)
@@ -268,8 +269,8 @@ def _store_partials(acc, partials, LAYOUT: gl.constexpr):
 @gluon.jit
 def _sum_partials(tile_partials, offs_w, offs_t, BLOCK_W: gl.constexpr, BLOCK_T: gl.constexpr, SPLITS: gl.constexpr,
                   GATED: gl.constexpr, LAYOUT: gl.constexpr):  # fmt: skip
-    """All splits' partial sums, as `_gate_and_up` gives them; added in a fixed order, so that results repeat bit for
-    bit.
+    """Adds all splits' partial sums in the form of `_gate_and_up`, in a fixed order, so that results are reproducible
+    bitwise.
     """
     first = gl.zeros([offs_w.shape[0], BLOCK_T], gl.float32, LAYOUT)
     second = gl.zeros([offs_w.shape[0], BLOCK_T], gl.float32, LAYOUT)
@@ -288,8 +289,9 @@ def _pdl_gemm(weight, x, scales, bias, residual, square_sums, next_norm, out, sc
                   STAGES: gl.constexpr, SPLITS: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr,
                   GATED: gl.constexpr, PARTS: gl.constexpr, NEXT_NORM: gl.constexpr, ROW_SCALES: gl.constexpr,
                   KEPT_GROUPS: gl.constexpr, WIDE: gl.constexpr):  # fmt: skip
-    """Split-K with PDL: program (tile of N, split of K). The split that arrives last adds all sums and runs the
-    epilogue.
+    """Split-K with PDL: one program per (tile of N, split of K).
+
+    The split that arrives last adds all sums and runs the epilogue.
     """
     launch_dependents()
     warps: gl.constexpr = gl.num_warps()
@@ -480,9 +482,9 @@ def _descriptor(
     strides: tuple[int, ...],
     block: tuple[int, ...],
 ) -> Any:
-    """TMA descriptor of a matrix seen as panels, their rows and what of a row lies side by side: 128 bytes, or 64.
+    """Returns the TMA descriptor of a matrix as panels, their rows, and neighbouring values of a row: 128 bytes, or 64.
 
-    Scales of 32 bits are not swizzled, for wgmma does not read them.
+    Scales of 32 bits are not swizzled, because wgmma does not read them.
     """
     memory = SimpleNamespace(data_ptr=lambda: address, dtype=dtype)  # a tensor would stay alive in the cache
     bits = dtype.itemsize * 8
@@ -501,7 +503,10 @@ def launch_pdl_gemm(
     options: dict[str, Any],
     workspace: Workspace,
 ) -> None:
-    """As `launch_stream_k_gemm`, for what `are_tma_operands` accepts, on a device with `supports_gluon`."""
+    """Launches the kernel with `launch_stream_k_gemm`'s arguments, for operands that `are_tma_operands` accepts.
+
+    The device must have `supports_gluon`.
+    """
     m, n, k = sizes
     parts, eps = norm
     values, scales, bits = (

@@ -1,9 +1,9 @@
-"""GEMM with quantised weights for any M and device: what `pdl_gemm` does not compute.
+"""GEMM with quantised weights for any M and device, where `pdl_gemm` cannot run.
 
-Rows of x are first brought into the weights' order of columns, on the way to FP8 or int8 where both are (W8A8, a
-dynamic scale a row). At most 64 rows: weights are widened in registers, as the left operand of the tensor cores. More:
-FP8 by cuBLAS or CUTLASS (`torch._scaled_mm`), W8A8 by integer tensor cores (`torch._int_mm`); other integers are
-widened to a bf16 copy for cuBLAS, which costs less than its product then.
+Rows of x are first brought into the weights' order of columns, and rounded to FP8 or int8 on the way for W8A8 (with a
+dynamic scale for each row). At most 64 rows: weights are widened in registers, as the left operand of the tensor cores.
+More: FP8 by cuBLAS or CUTLASS (`torch._scaled_mm`), W8A8 by integer tensor cores (`torch._int_mm`); other integers are
+widened to a bf16 copy for cuBLAS, which then costs less than its product.
 """
 
 import torch
@@ -14,20 +14,20 @@ from mini_infer_engine.kernels.gemm.quantized_weight import GROUP, QuantizedWeig
 from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
 
 _REGISTER_M = 64
-"""Rows up to which integers are widened in registers on a GPU with tensor cores; more are worth a bf16 copy for cuBLAS.
+"""Rows up to which integers are widened in registers on a GPU with tensor cores; more pay for a bf16 copy for cuBLAS.
 
 (7B on an H200, 256 rows: widening in registers took 18 ms a pass more than bf16 weights.)
 """
 _W8A8_M = 64
-"""Rows above which products of FP8 weights, and of integers whose checkpoint says so, are W8A8."""
+"""Rows above which products are W8A8: of FP8 weights, and of integers whose checkpoint requests it."""
 _WIDEST_ROW = 32768
-"""Columns of a row of activations that fits a program's registers."""
+"""Columns of a row of activations that fit a program's registers."""
 _STEP = tl.constexpr(GROUP)
 
 
 @triton.jit
 def in_order(row, BITS: tl.constexpr, BLOCK: tl.constexpr):
-    """Columns [BLOCK] as `quantized_weight.column_order` has them: threads exchange them, memory is read in order."""
+    """Permutes columns [BLOCK] like `quantized_weight.column_order`, between threads: memory is accessed in order."""
     if BITS == 8:  # step, upper 8, thread, odd
         pieces = tl.permute(tl.reshape(row, (BLOCK // 64, 4, 2, 4, 2)), (0, 3, 1, 4, 2))
     else:  # word, step, upper 8, thread, odd
@@ -37,7 +37,7 @@ def in_order(row, BITS: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _rounded(values, scale, dtype: tl.constexpr, BITS: tl.constexpr, LARGEST: tl.constexpr, BLOCK: tl.constexpr):
-    """Values over their scale, to the nearest of a type, in the weights' order."""
+    """Divides values by their scale, rounds them to the nearest of a type, and permutes them to the weights' order."""
     if LARGEST > 0:
         values = values.to(tl.float32) / scale
     if LARGEST == 127:
@@ -58,8 +58,10 @@ def _reorder(
     BLOCK: tl.constexpr,
     WHOLE: tl.constexpr,
 ):
-    """One row a program: columns in the weights' order; LARGEST: what its largest value becomes (448: FP8, 127: int8),
-    whose scale is kept; 0: as it is. WHOLE: a row is one block, which is read once.
+    """Permutes one row per program to the weights' order of columns.
+
+    LARGEST: the value to which the row's largest is scaled (448: FP8, 127: int8), with the scale stored; 0: no scaling.
+    WHOLE: a row is one block, which is read once.
     """
     row = tl.program_id(0).to(tl.int64)
     position = tl.arange(0, BLOCK)
@@ -90,8 +92,9 @@ def _reorder(
 def reordered(
     x: torch.Tensor, weight: QuantizedWeight, *, to: torch.dtype | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """X [M, K] with columns as the weight has them, zeros up to its padded K; `to` FP8 or int8: with fp32 scales [M, 1]
-    of rows.
+    """Returns x [M, K] with columns in the weight's order, zeros up to its padded K, and fp32 scales [M, 1] of rows.
+
+    Scales are set only if `to` is FP8 or int8.
     """
     m, k = x.shape
     assert x.stride(1) == 1
@@ -111,7 +114,7 @@ def reordered(
 
 @triton.jit
 def _half_scale(parameters):
-    """fp32, from fp32 or from the low half of a word, where it is fp16."""
+    """Converts a scale to fp32, from fp32 or from fp16 in the low half of a word."""
     if parameters.dtype == tl.float32:
         scale = parameters
     else:
@@ -139,7 +142,7 @@ def _quantized_gemm(
     BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Program (tile of N, tile of M) of the product of widened weights and reordered rows; K is padded."""
+    """Multiplies widened weights and reordered rows with one program per (tile of N, tile of M); K is padded."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     mask_n = n < N
@@ -187,7 +190,7 @@ def _widen(
     GROUPED: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Program (group of 128 columns, rows): what the values stand for, in their order of columns."""
+    """Dequantises values, in their order of columns, with one program per (group of 128 columns, rows)."""
     group = tl.program_id(0)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     mask = (n < N)[:, None]
@@ -212,7 +215,7 @@ def _widen(
 
 
 def widened(weight: QuantizedWeight, dtype: torch.dtype) -> torch.Tensor:
-    """[N, padded K] in a dtype, columns in the order that the values have."""
+    """Dequantises to [N, padded K] in a dtype, columns in the order of the values."""
     n, width = weight.shape[0], cdiv(weight.k, GROUP) * GROUP
     out = torch.empty((n, width), dtype=dtype, device=weight.values.device)
     _widen[(width // GROUP, cdiv(n, 64))](
@@ -223,7 +226,7 @@ def widened(weight: QuantizedWeight, dtype: torch.dtype) -> torch.Tensor:
 
 @triton.jit
 def _scale_sums(sums, x_scales, scales, bias, out, N, out_stride, BLOCK: tl.constexpr):
-    """Program (row, block of N): integer sums by both scales, and the bias."""
+    """Multiplies integer sums by both scales, and adds the bias, with one program per (row, block of N)."""
     row = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = n < N
@@ -241,7 +244,7 @@ def _scaled_sums(
     bias: torch.Tensor | None,
     out: torch.Tensor,
 ) -> torch.Tensor:
-    """From int32 [M, N] to the product in `out`."""
+    """Converts int32 sums [M, N] to the product in `out`."""
     m, n = sums.shape
     _scale_sums[(m, cdiv(n, 1024))](sums, x_scales, scales, bias, out, n, out.stride(0), BLOCK=1024, num_warps=4)
     return out
@@ -255,10 +258,10 @@ def quantized_linear(
     bias: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """X [M, K] @ weight.T + bias: [M, N], in x's dtype, in `out` where given.
+    """Returns x [M, K] @ weight.T + bias: [M, N], in x's dtype, in `out` if given.
 
-    W8A8 for more than 64 rows of integers with `int8_activations`, and of FP8 if `scaled_mm` (see
-    `KernelPolicy.uses_scaled_mm`); else activations keep their dtype.
+    It is W8A8 for more than 64 rows of integers with `int8_activations`, and for FP8 if `scaled_mm` (the result of
+    `KernelPolicy.uses_scaled_mm`); otherwise activations keep their dtype.
     """
     m, n = x.shape[0], weight.shape[0]
     if scaled_mm:
@@ -313,5 +316,5 @@ def quantized_linear(
 
 
 def _has_int_mm(weight: QuantizedWeight) -> bool:
-    """Whether activations may be rounded to int8, and torch multiplies such integers: N in steps of 8."""
+    """True if activations may be rounded to int8, and torch multiplies such integers: N in steps of 8."""
     return weight.int8_activations and weight.format == "int8" and weight.shape[0] % 8 == 0

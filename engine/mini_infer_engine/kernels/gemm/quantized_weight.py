@@ -1,10 +1,9 @@
-"""Quantised weights as our GEMM kernels read them: in the order in which a thread of wgmma wants its operand's columns.
+"""Packs quantised weights for our GEMM kernels: in the order in which a thread of wgmma needs its operand's columns.
 
-The instruction (PTX, wgmma.mma_async with its left operand in registers) gives thread t of four, of 16 columns, columns
-2t, 2t + 1, 2t + 8 and 2t + 9. So that a thread loads 16 bytes at once, its columns lie side by side: of 64 where a
-column is a byte, of 128 where it is half of one (Frantar et al. 2024, Marlin, arXiv 2408.11743). Packing is done once,
-when weights are loaded; x is brought into the same order where a kernel does not read weights in theirs
-(`column_order`).
+The instruction (PTX, wgmma.mma_async with its left operand in registers) expects columns 2t, 2t + 1, 2t + 8 and 2t + 9
+of 16 from thread t of four. So that a thread loads 16 bytes at once, its columns are side by side: of 64 where a column
+is a byte, of 128 where it is half of one (Frantar et al. 2024, Marlin, arXiv 2408.11743). Packing is done once, when
+weights are loaded; kernels that read weights in another order bring x into the weights' order (`column_order`).
 """
 
 from dataclasses import dataclass
@@ -14,44 +13,44 @@ from torch import Tensor
 from torch.nn import functional
 
 GROUP = 128
-"""Columns that share a scale, where scales are not of whole rows; and what K is padded to a multiple of."""
+"""Columns that share a scale, unless scales are of whole rows; K is padded to a multiple of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
-    """weight [N, K] = (value - zero point) * scale, of rows or of groups of GROUP columns."""
+    """A weight [N, K] = (value - zero point) * scale, with scales of rows or of groups of GROUP columns."""
 
     values: Tensor  # [N, padded K] int8 or float8 e4m3fn, or [N, padded K / 2] uint8: two integers of 4 bits
     scales: Tensor  # [N] fp32 of rows; [padded K / GROUP, N] of groups: fp32, or int32: `packed_parameters`
     k: int
     """Columns before padding."""
     int8_activations: bool = False
-    """Whether products of many rows may round activations to int8, with a dynamic scale a row."""
+    """True if products of many rows may round activations to int8, with a dynamic scale for each row."""
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the weight that it stands for: N, K."""
+        """The shape (N, K) of the dequantised weight."""
         return self.values.shape[0], self.k
 
     @property
     def bits(self) -> int:
-        """Of a value: 8 or 4."""
+        """Bits of a value: 8 or 4."""
         return 4 if self.values.dtype == torch.uint8 else 8
 
     @property
     def is_grouped(self) -> bool:
-        """Whether scales are of groups of columns."""
+        """True if scales are of groups of columns."""
         return self.scales.ndim == 2
 
     @property
     def format(self) -> str:
-        """int8, fp8 or int4, and with groups int8-groups or fp8-groups: the name of its tuned configs."""
+        """The name of its tuned configs: int8, fp8 or int4, and with groups int8-groups or fp8-groups."""
         name = {torch.int8: "int8", torch.uint8: "int4"}.get(self.values.dtype, "fp8")
         return f"{name}-groups" if self.is_grouped and self.bits == 8 else name
 
 
 def padded(values: Tensor, *, value: int = 0) -> Tensor:
-    """Columns filled up to a multiple of GROUP."""
+    """Pads columns to a multiple of GROUP."""
     missing = -values.shape[1] % GROUP
     if not missing:
         return values
@@ -59,17 +58,17 @@ def padded(values: Tensor, *, value: int = 0) -> Tensor:
 
 
 def interleaved(values: Tensor) -> Tensor:
-    """8-bit values [N, K] in the order of kernels, [N, padded K]: thread, step of 16 columns, odd, upper 8."""
+    """Permutes 8-bit values [N, K] to the kernels' order, [N, padded K]: thread, step of 16 columns, odd, upper 8."""
     wide = padded(values.contiguous())
     steps = wide.view(torch.uint8).view(wide.shape[0], -1, 4, 2, 4, 2)  # 64 columns: step, upper 8, thread, odd
     return steps.permute(0, 1, 4, 2, 5, 3).reshape(wide.shape).view(values.dtype)
 
 
 def packed_nibbles(integers: Tensor) -> Tensor:
-    """Integers in [0, 15], uint8 [N, K], two a byte in the order of kernels, [N, padded K / 2].
+    """Packs integers in [0, 15], uint8 [N, K], two in a byte in the kernels' order, [N, padded K / 2].
 
-    A thread's 16 bytes of 128 columns are four words of 32 columns; integer i of a word's eight is the upper 8 of a
-    step where its lowest bit is set, of the second step where the next is, odd where the highest is.
+    A thread's 16 bytes of 128 columns are four words of 32 columns. Integer i of a word's eight is in the upper 8 of a
+    step if its lowest bit is set, in the second step if the next one is, and odd if the highest one is.
     """
     wide = padded(integers.contiguous())
     # 128 columns: word, step, upper 8, thread, odd.
@@ -78,13 +77,15 @@ def packed_nibbles(integers: Tensor) -> Tensor:
 
 
 def packed_parameters(scale: Tensor, zero: Tensor) -> Tensor:
-    """Scales and zero points of groups [N, groups] as words [groups, N]: fp16 below, the integer above."""
+    """Packs scales and zero points of groups [N, groups] into words [groups, N]: fp16 below, the integer above."""
     low = scale.half().view(torch.int16).int() & 0xFFFF
     return (low | (zero.int() << 16)).t().contiguous()
 
 
 def column_order(bits: int) -> Tensor:
-    """Which of 128 columns stands where: in the bytes of 8-bit values; all low halves of 4-bit ones, then all high."""
+    """Returns the column at each of 128 places: in the bytes of 8-bit values; or all low halves of 4-bit ones, then all
+    high.
+    """
     columns = torch.arange(GROUP, dtype=torch.int64)
     if bits == 8:
         return interleaved(columns.to(torch.uint8).view(1, GROUP)).view(GROUP).long()
@@ -93,7 +94,7 @@ def column_order(bits: int) -> Tensor:
 
 
 def dequantized(weight: QuantizedWeight) -> Tensor:
-    """fp32 [N, K], by plain torch: what kernels are tested against."""
+    """Dequantises to fp32 [N, K], by plain torch: the reference for tests of kernels."""
     rows, order = weight.values.shape[0], column_order(weight.bits).to(weight.values.device)
     if weight.bits == 8:
         stored = weight.values.float().view(rows, -1, GROUP)

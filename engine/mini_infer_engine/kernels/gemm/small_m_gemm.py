@@ -47,8 +47,9 @@ def _small_m_gemm(
     NEXT_NORM: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Split-K: program (tile of N, split of K). The split that arrives last adds all partial sums and runs the
-    epilogue.
+    """Split-K: one program per (tile of N, split of K).
+
+    The split that arrives last adds all partial sums and runs the epilogue.
     """
     tile_n = tl.program_id(0)
     split = tl.program_id(1)
@@ -134,7 +135,10 @@ def launch_small_m_gemm(
     options: dict[str, Any],
     workspace: Workspace,
 ) -> None:
-    """As `launch_stream_k_gemm`, for M <= SMALL_M. A gated GEMM is not split: its sums would be twice as many."""
+    """Launches the kernel with `launch_stream_k_gemm`'s arguments, for M <= SMALL_M.
+
+    A gated GEMM is not split: its sums would be twice as many.
+    """
     _, n, k = sizes
     tiles, k_steps = cdiv(n, config.block_n), cdiv(k, config.block_k)
     splits = 1 if options["GATED"] else max(1, min(config.programs // tiles, k_steps))

@@ -1,9 +1,9 @@
 """Stream-K GEMM (Osama et al., arXiv:2301.03598) for M of 17 to 64, with weights as the left operand.
 
 Three things keep memory busy. Weights are the left operand: tensor cores multiply 64 of their rows at a time straight
-from shared memory, into which TMA copies them. Tiles of weights are tall, since each reads all of x again. And every
-program has an equal number of steps along K, counted through all output tiles, even where it ends within a tile: then
-the program that arrives last at the tile adds all partial sums and runs the epilogue.
+from shared memory, into which TMA copies them. Tiles of weights are tall, because each reads all of x again. And every
+program has an equal number of steps along K, counted through all output tiles, even if it ends within a tile: then the
+program that arrives last at the tile adds all partial sums and runs the epilogue.
 """
 
 from typing import Any
@@ -30,7 +30,7 @@ def _load_tile(
     BLOCK_K: tl.constexpr,
     TMA: tl.constexpr,
 ):
-    """[BLOCK_R, BLOCK_K] of a matrix, zeros beyond its edges: by TMA where `matrix` is a tensor descriptor."""
+    """Loads [BLOCK_R, BLOCK_K] of a matrix, zeros beyond its edges: by TMA if `matrix` is a tensor descriptor."""
     if TMA:
         tile = matrix.load([first_row, first_k])
     else:
@@ -73,7 +73,7 @@ def _stream_k_gemm(
     NEXT_NORM: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Stream-K: a program's range of steps along K, which are counted through all tiles of N one after another."""
+    """Stream-K: a program computes a range of steps along K, which are counted through all tiles of N in turn."""
     steps_per_tile = tl.cdiv(K, BLOCK_K)
     step = tl.program_id(0) * steps_per_program
     stop = tl.minimum(step + steps_per_program, tl.cdiv(N, BLOCK_N) * steps_per_tile)
@@ -163,8 +163,9 @@ def _stream_k_gemm(
 
 @triton.jit
 def _partials_slot(program, tile_begin, steps_per_program):
-    """Where a program leaves its partial sums of the tile whose steps start at `tile_begin`: its first tile or its
-    second.
+    """Returns the place of a program's partial sums of the tile whose steps start at `tile_begin`.
+
+    A program has two places, for its first tile and its second.
     """
     return 2 * program + (program * steps_per_program < tile_begin).to(tl.int32)
 
@@ -179,7 +180,7 @@ def launch_stream_k_gemm(
     options: dict[str, Any],
     workspace: Workspace,
 ) -> None:
-    """Launch the kernel for `gemm_dispatch`, whose epilogue tensors and options it passes on as they are.
+    """Launches the kernel for `gemm_dispatch`, and passes its epilogue tensors and options on unchanged.
 
     x [M, K]; sizes: M, N, K; norm: parts of the deferred norm's sums of squares, epsilon.
     """
@@ -207,7 +208,7 @@ def launch_stream_k_gemm(
 
 
 def _supports_tma(matrix: torch.Tensor) -> bool:
-    """Whether TMA can read it: rows start at multiples of 16 bytes."""
+    """True if TMA can read the matrix: rows start at multiples of 16 bytes."""
     return matrix.data_ptr() % 16 == 0 and matrix.stride(0) * matrix.itemsize % 16 == 0
 
 

@@ -1,7 +1,8 @@
-"""Tile configs of GEMMs by shape, as they were measured: one JSON file a GPU in configs/, read when needed.
+"""Loads measured tile configs of GEMMs by shape: one JSON file for each GPU in configs/, read when needed.
 
-Configs that `mini-infer tune` has measured on this machine are in such a file in the user's cache folder, and win.
-`mini-infer tune --out` writes a whole file. Does not decide what runs where no config is stored: `gemm_rules` does.
+Configs that `mini-infer tune` has measured on this machine are in such a file in the user's cache folder, and take
+precedence. `mini-infer tune --out` writes a whole file. Does not decide what runs for shapes without a config:
+`gemm_rules` does.
 """
 
 import functools
@@ -19,41 +20,41 @@ from mini_infer_engine.kernels.gemm.gemm_config import LargeMConfig, PdlGemmConf
 log = logging.getLogger(__name__)
 
 FALLBACK_DEVICE = "NVIDIA H200"
-"""Its configs serve all GPUs that have no file of their own and as much shared memory."""
+"""The GPU whose configs serve all GPUs that have no file of their own and as much shared memory."""
 Shape = tuple[int, int, bool, int]
 """N, K, gated, and M of the tile: 8 (pdl_gemm alone), 16, 32 or 64."""
 QuantizedShape = tuple[str, int, int, bool, int]
-"""`QuantizedWeight.format`, then the same."""
+"""`QuantizedWeight.format`, followed by the fields of `Shape`."""
 LargeShape = tuple[str, int, int, int]
-"""`QuantizedWeight.format`, N, K, and rows: see `rows_of_large_m`."""
+"""`QuantizedWeight.format`, N, K, and rows, which are those of `rows_of_large_m`."""
 GemmConfig = PdlGemmConfig | SmallMConfig
 _KERNELS: dict[str, type[GemmConfig]] = {"pdl_gemm": PdlGemmConfig, "small_m_gemm": SmallMConfig}
 _LARGE_M = "large_m_gemm"
 LARGE_M_ROWS = (128, 256, 512, 1024, 2048, 4096)
-"""Rows for which large_m_gemm has configs; others take those of the next more, or of the most."""
+"""Rows for which large_m_gemm has configs; others take those of the next larger number, or of the largest."""
 _CUBLAS = "cublas"
 
 
 @dataclass(frozen=True, slots=True)
 class TunedConfigs:
-    """The fastest config by shape; None: cuBLAS is faster, the kernel that a norm then needs included."""
+    """The fastest config by shape; None: cuBLAS is faster, including the kernel that a norm then needs."""
 
     device: str
     with_pdl: Mapping[Shape, GemmConfig | None]
-    """Where pdl_gemm can run: its config or another kernel's."""
+    """Configs where pdl_gemm can run: its own or another kernel's."""
     portable: Mapping[Shape, SmallMConfig | None]
-    """Where it cannot, for tiles of at least 16 rows."""
+    """Configs where pdl_gemm cannot run, for tiles of at least 16 rows."""
     quantized: Mapping[QuantizedShape, PdlGemmConfig] = field(default_factory=dict)
-    """Of pdl_gemm with quantised weights."""
+    """Configs of pdl_gemm with quantised weights."""
     large_m: Mapping[LargeShape, LargeMConfig | None] = field(default_factory=dict)
-    """Of large_m_gemm; None: a bf16 copy of the weights and cuBLAS are faster."""
+    """Configs of large_m_gemm; None: a bf16 copy of the weights and cuBLAS are faster."""
 
     local: int = 0
-    """How many of these were measured on this machine."""
+    """The number of these that were measured on this machine."""
 
     @property
     def origin(self) -> str:
-        """Where they were measured, for people; empty: there are none."""
+        """The place of the measurements as text for people; empty: there are none."""
         return f"{self.device} and {self.local} of {tuned_configs_folder()}" if self.local else self.device
 
 
@@ -62,7 +63,7 @@ NO_TUNED_CONFIGS = TunedConfigs("", {}, {})
 
 @functools.cache
 def load_tuned_configs(device: str) -> TunedConfigs:
-    """Those of the package for a GPU of this name, and what was measured on this machine."""
+    """Returns the package's configs for a GPU of this name, overridden by those measured on this machine."""
     packaged, local = packaged_configs(device), cached_configs(device)
     if local is None:
         return packaged
@@ -77,13 +78,16 @@ def load_tuned_configs(device: str) -> TunedConfigs:
 
 
 def tuned_configs_folder() -> Path:
-    """Where `mini-infer tune` writes: in the user's cache folder."""
+    """Returns the folder to which `mini-infer tune` writes: in the user's cache folder."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
     return cache / "mini-infer" / "gemm-configs"
 
 
 def cached_configs(device: str) -> TunedConfigs | None:
-    """What was measured on this machine for a GPU of this name. A file that cannot be read is told of and left out."""
+    """Returns the configs measured on this machine for a GPU of this name, or None.
+
+    A file that cannot be read is logged and ignored.
+    """
     file = tuned_configs_folder() / file_name(device)
     try:
         return parse_tuned_configs(device, file.read_text())
@@ -95,7 +99,7 @@ def cached_configs(device: str) -> TunedConfigs | None:
 
 
 def packaged_configs(device: str) -> TunedConfigs:
-    """Those of the package for a GPU of this name, or the fallback's."""
+    """Returns the package's configs for a GPU of this name, or the fallback's."""
     folder = resources.files(__package__) / "configs"
     file = folder / file_name(device)
     if not file.is_file():
@@ -104,12 +108,12 @@ def packaged_configs(device: str) -> TunedConfigs:
 
 
 def file_name(device: str) -> str:
-    """Of a GPU's configs, by the name that its driver gives it."""
+    """Returns the name of the file of a GPU's configs, from its driver's name of the GPU."""
     return f"{device.replace(' ', '_')}.json"
 
 
 def parse_tuned_configs(device: str, text: str) -> TunedConfigs:
-    """A file's contents. ValueError: it is not such a file."""
+    """Parses a file's content. Raises ValueError if it is not such a file."""
     data = json.loads(text)
     with_pdl = dict(map(_parse, data["with_pdl"]))
     portable = dict(map(_parse, data["portable"]))
@@ -123,7 +127,7 @@ def parse_tuned_configs(device: str, text: str) -> TunedConfigs:
 
 
 def rows_of_large_m(m: int) -> int:
-    """The rows of LARGE_M_ROWS whose config m rows take."""
+    """Returns the member of LARGE_M_ROWS whose config m rows take."""
     return next((rows for rows in LARGE_M_ROWS if m <= rows), LARGE_M_ROWS[-1])
 
 
@@ -147,7 +151,7 @@ def _parse(entry: dict[str, Any]) -> tuple[Shape, GemmConfig | None]:
 
 
 def tuned_configs_json(configs: TunedConfigs) -> str:
-    """The file of these: one line a shape, sorted."""
+    """Formats configs as a file: one line for each shape, sorted."""
     parts = {
         name: ",\n".join(f"    {json.dumps(_entry(shape, config))}" for shape, config in sorted_items(table))
         for name, table in (("with_pdl", configs.with_pdl), ("portable", configs.portable))
@@ -172,13 +176,13 @@ def _large_entry(shape: LargeShape, config: LargeMConfig | None) -> dict[str, An
 
 
 def _given(config: GemmConfig | LargeMConfig) -> dict[str, Any]:
-    """A config's fields that are not as usual."""
+    """Returns a config's fields that differ from their defaults."""
     usual = {each.name: each.default for each in fields(config)}
     return {name: value for name, value in asdict(config).items() if value != usual[name]}
 
 
 def sorted_items(table: Mapping[Shape, GemmConfig | None]) -> list[tuple[Shape, GemmConfig | None]]:
-    """Shapes in order of N, K, gated, M."""
+    """Returns the items in order of N, K, gated, M."""
     return sorted(table.items(), key=lambda item: item[0])
 
 

@@ -1,4 +1,4 @@
-"""What products of rounded activations and rounded weights share: whose tile is which, how it is read and written."""
+"""Assigns, reads and writes the tiles of products of rounded activations and rounded weights."""
 
 import functools
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ GROUP_M = 8
 
 @triton.jit
 def tile_of_program(M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
-    """The first row and the first column of this program's tile."""
+    """Returns the first row and the first column of this program's tile."""
     programs = GROUP_M * tl.cdiv(N, BLOCK_N)
     first = tl.program_id(0) // programs * GROUP_M
     group = min(tl.cdiv(M, BLOCK_M) - first, GROUP_M)
@@ -25,7 +25,7 @@ def tile_of_program(M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M:
 
 @triton.jit
 def store_tile(result, bias, out, out_stride, m, n, mask_m, mask_n):
-    """The fp32 tile of rows m and columns n, plus the bias where there is one, in the result's dtype."""
+    """Stores the fp32 tile of rows m and columns n in the result's dtype, plus the bias if there is one."""
     if bias is not None:
         result += tl.load(bias + n, mask=mask_n, other=0.0).to(tl.float32)[None, :]
     at = out + m.to(tl.int64)[:, None] * out_stride + n[None, :]
@@ -39,7 +39,7 @@ def _cached_descriptor(address: int, dtype: torch.dtype, shape: tuple[int, int],
 
 
 def descriptor(values: torch.Tensor, rows: int, columns: int) -> Any:
-    """Of a contiguous matrix of bytes, in tiles."""
+    """Returns the tensor descriptor of a contiguous matrix of bytes, in tiles."""
     if values.is_cuda:
         return _cached_descriptor(values.data_ptr(), values.dtype, (values.shape[0], values.shape[1]), rows, columns)
     return TensorDescriptor.from_tensor(values, [rows, columns])

@@ -1,8 +1,8 @@
-"""How quantised values become the left operand of wgmma in registers, bf16 over a unit: for Gluon kernels on Hopper.
+"""Widens quantised values to the left operand of wgmma in registers, bf16 over a unit: for Gluon kernels on Hopper.
 
-A value is put into bf16's bits by a few instructions for a pair, and what is left of it, a power of two, is multiplied
-into the sums or the scales: `unit_of`. Values lie in the order that `quantized_weight` packs them in, so that registers
-only change names. (Frantar et al. 2024, Marlin, arXiv 2408.11743; Kim et al. 2022, arXiv 2211.10017.)
+A few instructions for a pair put the values into bf16's bits. The remaining factor, a power of two, is multiplied into
+the sums or the scales: `unit_of`. Values are in the order of `quantized_weight`, so that registers only change names.
+(Frantar et al. 2024, Marlin, arXiv 2408.11743; Kim et al. 2022, arXiv 2211.10017.)
 """
 
 from triton.experimental import gluon
@@ -22,10 +22,10 @@ INT8 = gl.constexpr(
     }
     """
 )
-"""Four signed bytes over 64, of which bytes 0 and 2 share a register.
+"""Converts four signed bytes to bf16 over 64; bytes 0 and 2 share a register.
 
-The low eight bits of a bf16 are an integer times 2 ** -133, for subnormal numbers and those with the least exponent are
-equally far apart: the byte plus 128 is there after one instruction, and a multiplication by 2 ** 127, less 2, is exact.
+The low eight bits of a bf16 are an integer times 2 ** -133, because subnormal numbers and those with the least exponent
+are equally far apart. One instruction puts the byte plus 128 there, and a multiplication by 2 ** 127, less 2, is exact.
 """
 NIBBLES = gl.constexpr(
     """
@@ -45,8 +45,10 @@ NIBBLES = gl.constexpr(
     }
     """
 )
-"""Eight integers of a word over 64, plus an offset for each row, as INT8 does it: the upper four bits are sixteen times
-as large, which their multiplication takes back. Integers i and i + 4 of the word share a register.
+"""Converts a word's eight integers to bf16 over 64, plus an offset for each row, in the same way as INT8.
+
+The upper four bits are sixteen times as large, which their multiplication takes back. Integers i and i + 4 of the word
+share a register.
 """
 FP8 = gl.constexpr(
     """
@@ -62,20 +64,22 @@ FP8 = gl.constexpr(
     }
     """
 )
-"""Four e4m3 numbers over 2 ** 120, of which bytes 0 and 2 share a register: exponent and mantissa in bf16's places. The
-unit is the difference of the exponents' biases, and subnormal numbers become right, too: wgmma reads bf16's.
+"""Converts four e4m3 numbers to bf16 over 2 ** 120; bytes 0 and 2 share a register.
+
+Exponent and mantissa are moved to bf16's places. The unit is the difference of the exponents' biases. Subnormal numbers
+are correct, too, because wgmma reads bf16's.
 """
 
 
 @gluon.constexpr_function
 def unit_of(dtype):
-    """What values of this type are divided by when they are widened."""
+    """Returns the divisor that widening applies to values of this type."""
     return 1.0 if dtype.primitive_bitwidth == 16 else 2.0**120 if dtype == gl.float8e4nv else 64.0
 
 
 @gluon.jit
 def widened_bytes(values, scales=None):
-    """64 columns of 8-bit values, [rows, 64] bf16 over their unit: see `quantized_weight.interleaved`.
+    """Widens 64 columns of 8-bit values, ordered by `quantized_weight.interleaved`, to [rows, 64] bf16 over their unit.
 
     `scales`: bf16, one for each row; they multiply before columns change their names, and with them the layout.
     """
@@ -91,13 +95,13 @@ def widened_bytes(values, scales=None):
 
 @gluon.jit
 def offsets_of(parameters):
-    """What NIBBLES adds for the zero points of `quantized_weight.packed_parameters`."""
+    """Returns the offsets of NIBBLES for the zero points of `quantized_weight.packed_parameters`."""
     return ((parameters >> 16).to(gl.float32) * (-1.0 / 64)).to(gl.bfloat16)
 
 
 @gluon.jit
 def in_columns(low, high):
-    """Both integers of each byte as two halves [rows, 64] of 128 columns: see `quantized_weight.packed_nibbles`."""
+    """Arranges both integers of each byte of `quantized_weight.packed_nibbles` as two halves [rows, 64]."""
     rows: gl.constexpr = low.shape[0]
     # Row; thread, half, word, high and low bit of the byte in it; lower or higher half of the word's bytes.
     both = gl.reshape(gl.join(low, high), [rows, 4, 2, 2, 2, 2, 2])
@@ -106,7 +110,7 @@ def in_columns(low, high):
 
 @gluon.jit
 def scale_of(parameters):
-    """fp32, from fp32 or from the low half of a word, where it is fp16."""
+    """Converts scales to fp32, from fp32 or from fp16 in the low half of a word."""
     if parameters.dtype == gl.float32:
         found = parameters
     else:

@@ -1,4 +1,4 @@
-"""Experts of one token: one matrix-vector product for each (token, expert) pair, as in a batched GEMV.
+"""Batched GEMV for experts of one token: one matrix-vector product for each (token, expert) pair.
 
 It needs no lists of each expert's tokens. From two tokens on grouped GEMM is faster (`expert_tiles`).
 """
@@ -40,9 +40,9 @@ def _gate_up(
     BLOCK_K: tl.constexpr,
     SKIPS: tl.constexpr,
 ):
-    """Program (pair, block of N): silu(x @ gate.T) * (x @ up.T) of one token and one of its experts.
+    """Computes silu(x @ gate.T) * (x @ up.T) of one token and one of its experts: one program per (pair, block of N).
 
-    SKIPS: an expert below 0 has no weights here, and makes 0.
+    SKIPS: an expert below 0 has no weights here, and contributes 0.
     """
     pair = tl.program_id(0)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -102,7 +102,7 @@ def _down(
     BLOCK_K: tl.constexpr,
     SKIPS: tl.constexpr,
 ):
-    """Program (pair, block of N): routing weight * (h @ down.T), into the summand of the pair's choice."""
+    """Computes routing weight * (h @ down.T) into the pair's summand: one program per (pair, block of N)."""
     pair = tl.program_id(0)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     expert = tl.load(experts + pair).to(tl.int64)
@@ -134,7 +134,7 @@ def _down(
 def expert_gemv(
     x: torch.Tensor, routing: Routing, gate_up: torch.Tensor | GroupedWeight, down: torch.Tensor | GroupedWeight
 ) -> torch.Tensor:
-    """What each token's experts make of it, as summands [top_k, tokens, hidden], for x [tokens, hidden].
+    """Returns the outputs of each token's experts, as summands [top_k, tokens, hidden], for x [tokens, hidden].
 
     gate_up is [experts, 2 * width, hidden], gate first; down is [experts, hidden, width].
     """

@@ -1,6 +1,8 @@
-"""Experts of many tokens: grouped GEMM, tiles of tokens that share an expert (Gale et al. 2022, MegaBlocks,
-arXiv 2211.15841). How many tokens an expert has is known on the device only: the grid holds the most tiles that there
-may be, and each program finds its expert from the counts; those beyond the last tile end at once.
+"""Grouped GEMM for experts of many tokens (Gale et al. 2022, MegaBlocks, arXiv 2211.15841).
+
+A tile consists of tokens that share an expert. The number of tokens per expert is known only on the device. The grid
+therefore has the largest possible number of tiles, and each program finds its expert from the counts; programs beyond
+the last tile end at once.
 """
 
 import torch
@@ -16,7 +18,7 @@ from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
 
 @triton.jit
 def _tile_of(counts, tile, NUM_EXPERTS: tl.constexpr, EXPERTS_BLOCK: tl.constexpr, BLOCK_M: tl.constexpr):
-    """(expert, first row within it, its rows) of a tile; rows 0 where there is no such tile."""
+    """Returns (expert, first row within it, its rows) of a tile; rows are 0 if there is no such tile."""
     experts = tl.arange(0, EXPERTS_BLOCK)
     rows = tl.load(counts + experts, mask=experts < NUM_EXPERTS, other=0)
     tiles = (rows + BLOCK_M - 1) // BLOCK_M
@@ -56,11 +58,12 @@ def _grouped(
     BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Program (block of N, tile). GATED: silu(x @ gate.T) * (x @ up.T) of rows x[token]; else routing weight * rows.
+    """Grouped GEMM: one program per (block of N, tile).
 
-    A block of gate and up together is one tile of 2 * BLOCK_N rows of the weight in turns, so that one product of the
-    tensor cores is as wide as it can be, and the two results of a column meet in one thread. EVEN: N and K are
-    multiples of their blocks. Rows of x beyond the last are masked all the same: every program would read one line.
+    GATED: silu(x @ gate.T) * (x @ up.T) of rows x[token]; else routing weight * rows. A block of gate and up together
+    is one tile of 2 * BLOCK_N rows of the weight that alternate, so that one product of the tensor cores is as wide as
+    possible, and the two results of a column meet in one thread. EVEN: N and K are multiples of their blocks. Rows of x
+    beyond the last are masked nevertheless: otherwise every program would read one line.
     """
     expert, first, rows = _tile_of(counts, tl.program_id(1), NUM_EXPERTS, EXPERTS_BLOCK, BLOCK_M)
     if rows == 0:
@@ -116,7 +119,7 @@ def grouped_experts(
     down: torch.Tensor | GroupedWeight,
     tiles: ExpertTiles,
 ) -> torch.Tensor:
-    """As `expert_gemv`, with tokens grouped by expert; `routing` lists each expert's tokens."""
+    """Computes the result of `expert_gemv` with tokens grouped by expert; `routing` lists each expert's tokens."""
     tokens, hidden = x.shape
     top_k, width = routing.experts.shape[1], down.shape[-1]
     gated = torch.empty((tokens * top_k, width), dtype=x.dtype, device=x.device)
@@ -137,8 +140,9 @@ def grouped_product(
     *,
     is_gated: bool,
 ) -> None:
-    """One of the two products, into `out`: from x's rows to [tokens * top_k, width], or from these to [top_k, tokens,
-    hidden].
+    """Computes one of the two products into `out`.
+
+    The first maps x's rows to [tokens * top_k, width], the second maps these to [top_k, tokens, hidden].
     """
     num_experts, (tokens, top_k) = routing.counts.shape[0], routing.experts.shape
     k, n = x.shape[1], out.shape[-1]

@@ -1,8 +1,8 @@
-"""Fused top-k routing of a mixture of experts: scores of all, the k largest, and where each expert's rows are.
+"""Fused top-k routing of a mixture of experts: computes all scores, the k largest, and the place of each expert's rows.
 
 Scores are softmax or sigmoid of the router's logits. The k may be limited to the best groups of experts (DeepSeek-V2,
 arXiv 2405.04434), chosen with a correction (DeepSeek-V3, arXiv 2412.19437), and followed by experts that all tokens
-share. One program a token. For grouped GEMM it also counts each expert's tokens and lists them: the order within an
+share. One program per token. For grouped GEMM it also counts each expert's tokens and lists them: the order within an
 expert is that of arrival, which changes no row's result.
 """
 
@@ -17,7 +17,7 @@ from mini_infer_engine.kernels.sizes import next_power_of_2
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Which experts compute each token of a pass."""
+    """The experts that compute each token of a pass."""
 
     weights: torch.Tensor  # [tokens, choices] fp32, rounded as the model's dtype rounds
     experts: torch.Tensor  # [tokens, choices] int32, shared ones last; of local ones their place among these, else -1
@@ -36,7 +36,7 @@ def _within_best_groups(
     GROUPS_BLOCK: tl.constexpr,
     BY_TWO: tl.constexpr,
 ):
-    """The same scores, -inf outside of the best groups: by each group's best expert, or by its two best together."""
+    """Sets scores outside the best groups to -inf. A group's score is its best expert's, or the sum of its two best."""
     group_of = columns // (NUM_EXPERTS // NUM_GROUPS)
     groups = tl.arange(0, GROUPS_BLOCK)
     best = tl.full((GROUPS_BLOCK,), float("-inf"), dtype=tl.float32)
@@ -145,10 +145,10 @@ def route(
     correction: torch.Tensor | None = None,
     local: range | None = None,
 ) -> Routing:
-    """For logits [tokens, experts] of the router. `groups`: also list each expert's tokens, for grouped GEMM.
+    """Routes tokens by the router's logits [tokens, experts]. `groups`: list each expert's tokens, for grouped GEMM.
 
-    The others are `MoESpec`'s; correction [experts] fp32. `local`: the experts of which there are weights here; None:
-    all, shared ones too.
+    `correction` is [experts] fp32. `local`: the experts whose weights are here; None: all, shared ones too. The other
+    arguments are those of `MoESpec`.
     """
     tokens, num_experts = logits.shape
     device, choices = logits.device, top_k + num_shared

@@ -38,7 +38,7 @@ def _rms_norm(
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Each row of x [rows, width] over its root mean square, times weight [width]; statistics in fp32.
+    """Divides each row of x [rows, width] by its root mean square, and multiplies by weight [width], in fp32.
 
     Rows of x and of `out`, which may be x itself, may be strided.
     """
@@ -46,7 +46,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, out: torch.Te
 
 
 def add_rms_norm(x: torch.Tensor, summands: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Add all summands [n, rows, width] to x [rows, width] in place, in fp32, and return the `rms_norm` of that."""
+    """Adds all summands [n, rows, width] to x [rows, width] in place, in fp32, and returns the `rms_norm` of that."""
     return _run(x, summands, weight, eps, None)
 
 

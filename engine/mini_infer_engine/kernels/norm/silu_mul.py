@@ -18,7 +18,7 @@ def _silu_mul(packed, out, width, BLOCK: tl.constexpr):
 
 
 def silu_mul(packed: torch.Tensor) -> torch.Tensor:
-    """[rows, 2 * width] with gate first -> [rows, width]."""
+    """Maps [rows, 2 * width], with gate first, to silu(gate) * up [rows, width]."""
     rows, width = packed.shape[0], packed.shape[1] // 2
     out = torch.empty((rows, width), dtype=packed.dtype, device=packed.device)
     if rows:

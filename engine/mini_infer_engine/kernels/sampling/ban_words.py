@@ -1,4 +1,4 @@
-"""Words that an output may not have, where guesses are checked: what would complete one gets minus infinity, in place.
+"""Bans words from the output where guesses are verified: tokens that would complete one get minus infinity, in place.
 
 The tokens before each position are in the history of its slot: those that are known, and guesses.
 """
@@ -20,7 +20,7 @@ def _ban_words(
     scores_stride,
     QUERIES: tl.constexpr,
 ):
-    """Program (word, query)."""
+    """Bans with one program per (word, query)."""
     word, query = words + tl.program_id(0) * words_stride, tl.program_id(1)
     row = tl.load(word)
     count = tl.load(word + 2)
@@ -42,10 +42,10 @@ def ban_words(
     scores: torch.Tensor,
     queries: int,
 ) -> None:
-    """Of scores [rows * queries, vocabulary] fp32, whose query n stands behind n guesses.
+    """Bans words in scores [rows * queries, vocabulary] fp32, whose query n follows n guesses.
 
-    words [words, 3 + most] int32: row, last token, number of tokens before it, those tokens. slots [rows];
-    positions [slots] and history [slots, positions] int32: see `kernels.sampling.speculate`.
+    words [words, 3 + most] int32: row, last token, number of tokens before it, those tokens. slots [rows]; positions
+    [slots] and history [slots, positions] int32 are those of `kernels.sampling.speculate`.
     """
     _ban_words[(words.shape[0], queries)](
         words,

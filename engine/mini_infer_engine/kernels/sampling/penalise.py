@@ -1,6 +1,6 @@
 """Repetition (Keskar et al., arXiv:1909.05858), presence and frequency penalties (OpenAI) on the device, by slot.
 
-One kernel changes logits, another counts the token that was chosen from them.
+One kernel changes logits, another counts the token that was sampled from them.
 """
 
 import torch
@@ -16,7 +16,7 @@ _BLOCK = 2048
 
 @triton.jit
 def _changed(values, count, repetition, presence, frequency):
-    """Logits after penalties; count: see `PenaltyState.counts`."""
+    """Returns logits after penalties; `PenaltyState.counts` documents the count."""
     repeated = tl.where(values > 0, tl.div_rn(values, tl.zeros_like(values) + repetition), values * repetition)
     output_count = (count >> 1).to(tl.float32)
     return tl.where(count > 0, repeated, values) - (
@@ -26,7 +26,7 @@ def _changed(values, count, repetition, presence, frequency):
 
 @triton.jit
 def _penalise(logits, slots, counts, strengths, out, vocabulary, logits_stride, BLOCK: tl.constexpr):
-    """Penalties: program (row, block of the vocabulary)."""
+    """Applies penalties with one program per (row, block of the vocabulary)."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
     tokens = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -56,7 +56,7 @@ def _penalise_checks(
     QUERIES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Penalties where guesses are checked: program (row and query, block of the vocabulary)."""
+    """Applies penalties where guesses are verified, with one program per (row and query, block of the vocabulary)."""
     line = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + line // QUERIES).to(tl.int64)
     query = (line % QUERIES).to(tl.int32)
@@ -77,7 +77,7 @@ def _penalise_checks(
 
 @triton.jit
 def _count_made(slots, results, counts, vocabulary, MAX: tl.constexpr, QUERIES: tl.constexpr, BLOCK: tl.constexpr):
-    """Program (row): one more of each token that it has made; a token that it has made twice is counted at once."""
+    """Counts each token that a row has generated, with one program per row; a repeated token is counted in one step."""
     row = tl.program_id(0)
     slot = tl.load(slots + row).to(tl.int64)
     line = results + row * (QUERIES + 1)
@@ -97,7 +97,7 @@ def _count_made(slots, results, counts, vocabulary, MAX: tl.constexpr, QUERIES: 
 
 @triton.jit
 def _count(slots, last_tokens, counts, vocabulary, MAX: tl.constexpr):
-    """Program (row): one more of the token chosen last. Counts of a slot without penalties are never read."""
+    """Counts the token sampled last, with one program per row. Counts of a slot without penalties are never read."""
     slot = tl.load(slots + tl.program_id(0)).to(tl.int64)
     count_at = counts + slot * vocabulary + tl.load(last_tokens + slot)
     count = tl.load(count_at)
@@ -105,7 +105,9 @@ def _count(slots, last_tokens, counts, vocabulary, MAX: tl.constexpr):
 
 
 def penalised(logits: torch.Tensor, slots: torch.Tensor, penalties: PenaltyState) -> torch.Tensor:
-    """`Penalties.applied` for logits [rows, vocabulary] of slots [rows] int32 on the device: always fp32."""
+    """Applies penalties like `Penalties.applied` to logits [rows, vocabulary] of slots [rows] int32 on the device:
+    always fp32.
+    """
     rows, vocabulary = logits.shape
     out = torch.empty((rows, vocabulary), dtype=torch.float32, device=logits.device)
     _penalise[(rows, cdiv(vocabulary, _BLOCK))](
@@ -123,7 +125,7 @@ def penalised(logits: torch.Tensor, slots: torch.Tensor, penalties: PenaltyState
 
 
 def count_sampled(slots: torch.Tensor, state: SamplingState, penalties: PenaltyState) -> None:
-    """`Penalties.count` of what `sample` has just chosen for slots [rows] int32 on the device."""
+    """Counts the tokens that `sample` has just chosen for slots [rows] int32 on the device, like `Penalties.count`."""
     _count[(slots.shape[0],)](
         slots, state.last_tokens, penalties.counts, penalties.counts.shape[1], MAX=MAX_COUNT, num_warps=1
     )
@@ -137,9 +139,9 @@ def penalised_checks(
     penalties: PenaltyState,
     queries: int,
 ) -> torch.Tensor:
-    """The same where guesses are checked: of logits [rows * queries, vocabulary], query n of which is behind n guesses.
+    """Applies penalties to logits [rows * queries, vocabulary] where guesses are verified: query n follows n of them.
 
-    positions [slots] and history [slots, positions] int32: see `kernels.sampling.speculate`.
+    positions [slots] and history [slots, positions] int32 are those of `kernels.sampling.speculate`.
     """
     lines, vocabulary = logits.shape
     out = torch.empty((lines, vocabulary), dtype=torch.float32, device=logits.device)
@@ -162,7 +164,7 @@ def penalised_checks(
 
 
 def count_made(slots: torch.Tensor, results: torch.Tensor, penalties: PenaltyState) -> None:
-    """`Penalties.count_made` of the results [rows, queries + 1] of `settle_guesses` for slots [rows]."""
+    """Counts the results [rows, queries + 1] of `settle_guesses` for slots [rows], like `Penalties.count_made`."""
     queries = results.shape[1] - 1
     _count_made[(slots.shape[0],)](
         slots,

@@ -1,15 +1,15 @@
-"""What the penalty kernels read and write of all slots; the owner of the slots provides it."""
+"""Defines the state of all slots that the penalty kernels read and write; the owner of the slots provides it."""
 
 from typing import Protocol
 
 import torch
 
 MAX_COUNT = (1 << 15) - 3
-"""A token's count is not raised from here on: 16,382 times in one output."""
+"""The value from which a token's count is not increased any more: 16,382 times in one output."""
 
 
 class PenaltyState(Protocol):
-    """Tensors on the device."""
+    """The penalty tensors of all slots, on the device."""
 
     counts: torch.Tensor  # [slots, vocab] int16: twice the times that the output has the token, plus one: in the prompt
     strengths: torch.Tensor  # [slots, 3] fp32: repetition, presence, frequency

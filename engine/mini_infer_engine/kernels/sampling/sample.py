@@ -1,9 +1,8 @@
-"""Gumbel-max sampling without a sort (Gumbel 1954; Maddison et al., arXiv:1411.0030): greedy, or by noise that only
-seed and output position decide.
+"""Gumbel-max sampling without a sort (Gumbel 1954; Maddison et al., arXiv:1411.0030).
 
-Top-k, top-p and min-p are one threshold a row (topk_topp.py). The logits that reach it are read once: noise is drawn
-for groups of tokens, and then for the tokens of each split's best group. The formulas are those of
-sampling/reference.py, so that CPU and GPU choose alike.
+It is greedy, or uses noise that depends only on seed and output position. Top-k, top-p and min-p are one threshold per
+row (topk_topp.py). The logits that reach it are read once: noise is drawn for groups of tokens, and then for the tokens
+of each split's best group. The formulas are those of sampling/reference.py, so that CPU and GPU choose alike.
 """
 
 import torch
@@ -19,7 +18,7 @@ from mini_infer_engine.kernels.workspace import Workspace
 
 @triton.jit
 def _mix(bits):
-    """The finaliser of splitmix64 (Steele, Lea and Flood 2014)."""
+    """Applies the finaliser of splitmix64 (Steele, Lea and Flood 2014)."""
     bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9
     bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB
     return bits ^ (bits >> 31)
@@ -27,7 +26,7 @@ def _mix(bits):
 
 @triton.jit
 def _noise(key, counters):
-    """Exp(1) noise, as the reference's exponential_noise."""
+    """Returns Exp(1) noise, equal to the reference's exponential_noise."""
     golden = tl.full((), 0x9E3779B97F4A7C15, tl.uint64)
     bits = _mix(key + counters.to(tl.uint64) * golden)
     uniform = (bits >> 11).to(tl.float32) * 1.1102230246251565e-16 + 5.551115123125783e-17
@@ -38,7 +37,7 @@ def _noise(key, counters):
 
 @triton.jit
 def _candidates(source, columns, vocabulary, threshold, FILTERED: tl.constexpr):
-    """Logits in fp32, -inf where they may not be chosen."""
+    """Loads logits in fp32, with -inf for those that may not be chosen."""
     values = tl.load(source + columns, mask=columns < vocabulary, other=float("-inf")).to(tl.float32)
     if FILTERED:
         values = tl.where(values >= threshold, values, float("-inf"))
@@ -72,10 +71,10 @@ def _choose(
     MAX_SPLITS: tl.constexpr,
     KEPT: tl.constexpr,
 ):
-    """Gumbel-max: program (row, split of the vocabulary). The split that arrives last picks the best and advances the
-    slot.
+    """Gumbel-max: one program per (row, split of the vocabulary).
 
-    The logits of a group are one thread's: threads exchange nothing before a split's end.
+    The split that arrives last picks the best and advances the slot. A group's logits belong to one thread: threads
+    exchange nothing before a split's end.
     """
     row = tl.program_id(0)
     split = tl.program_id(1)
@@ -163,10 +162,11 @@ def sample(
     programs: int,
     filtered: bool = True,
 ) -> None:
-    """Choose a token for each row of logits [rows, vocabulary] and advance its slot: `state` has it, and the host.
+    """Chooses a token for each row of logits [rows, vocabulary], stores it in `state` and for the host, and advances
+    its slot.
 
     The last slot of `state` belongs to padded rows: it never advances. `filtered`: some row may have top-k, top-p,
-    min-p or suppressed tokens. programs: of all rows together, about.
+    min-p or suppressed tokens. `programs`: their approximate number for all rows together.
     """
     rows, vocabulary = logits.shape
     unfiltered = torch.empty(0, dtype=torch.float32, device=logits.device)

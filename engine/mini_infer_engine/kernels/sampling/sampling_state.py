@@ -1,4 +1,4 @@
-"""Sampling parameters and progress of every slot, on the device."""
+"""Defines sampling parameters and progress of every slot, on the device."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ SUPPRESSED_WIDTH = 32
 """Token ids that one slot can suppress on the device (EOS and stop tokens before min_tokens)."""
 
 HOST_RING_DEPTH = 2
-"""Of each slot, for the host: it reads a pass's tokens before it launches the pass after the next.
+"""Depth of a slot's ring of tokens for the host, which reads a pass's before it launches the pass after the next.
 
 The place is the remainder of `samplings`, which the host counts too: it does not know an output index while guesses of
 a pass in flight may be wrong.
@@ -17,7 +17,7 @@ a pass in flight may be wrong.
 
 @dataclass(slots=True)
 class SamplingState:
-    """What sampling needs of every slot, on the device; the extra last slot is that of padded rows."""
+    """The sampling state of every slot, on the device; the extra last slot is that of padded rows."""
 
     last_tokens: torch.Tensor  # [slots] int64
     positions: torch.Tensor  # [slots] int32, of the last token in the text: rotation and history go by it
@@ -35,7 +35,7 @@ class SamplingState:
 
     @classmethod
     def zeros(cls, slots: int, device: torch.device) -> "SamplingState":
-        """Greedy rows with nothing in the KV cache, at position 0."""
+        """Returns the state of greedy rows with nothing in the KV cache, at position 0."""
 
         def make(dtype: torch.dtype, *shape: int) -> torch.Tensor:
             return torch.zeros((slots, *shape), dtype=dtype, device=device)

@@ -1,8 +1,8 @@
-"""Guesses on the device: where they are kept, what the model reads of them, and which of them were right.
+"""Stores and verifies guesses of speculative decoding on the device, and prepares the model's input from them.
 
 `history` has the tokens of each slot by position: those that were computed, the last one, which was not, and guesses
-behind it. Guesses are checked by coupled draws (Daliri et al., arXiv:2408.07978): every position is sampled with its
-own noise, and a guess is right where it is the token that was sampled. Nothing here waits for the host.
+after it. Guesses are verified by coupled draws (Daliri et al., arXiv:2408.07978): every position is sampled with its
+own noise, and a guess is correct if it is the sampled token. Nothing here waits for the host.
 """
 
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ def _expand(
     QUERIES: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Program (row, query): a slot of its own for each position of a row, as if it were decoded alone."""
+    """Makes a slot for each position of a row, as if it were decoded alone, with one program per (row, query)."""
     row, query = tl.program_id(0), tl.program_id(1)
     to = row * QUERIES + query
     slot = tl.load(slots + row).to(tl.int64)
@@ -72,7 +72,7 @@ def _expand(
 
 @triton.jit
 def _keep_guess(slots, positions, tokens, history, history_stride, step):
-    """Program (row): the guess of this step, behind those before it."""
+    """Stores the guess of this step after the earlier ones, with one program per row."""
     row = tl.program_id(0)
     slot = tl.load(slots + row).to(tl.int64)
     at = tl.load(positions + slot) + 1 + step
@@ -91,9 +91,10 @@ def _look_up(
     MOST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Program (row): what followed the longest n-gram at the end of the text where it stood before, the latest of them.
+    """Prompt look-up with one program per row: finds the longest n-gram at the end of the text that occurred before.
 
-    A place's score is the length of its match, then its position: the best has all that follows from it.
+    The guesses are the tokens after its latest occurrence. A place's score is the length of its match, then its
+    position: the best has all that follows from it.
     """
     slot = tl.load(slots + tl.program_id(0)).to(tl.int64)
     last = tl.load(positions + slot)
@@ -140,7 +141,7 @@ def _inputs(
     BLOCK: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
 ):
-    """Program (row): its tokens from `offset` behind the last one on, and where their keys and values belong."""
+    """Gathers each row's tokens from `offset` after the last one on, and their cache places: one program per row."""
     row = tl.program_id(0)
     slot = tl.load(slots + row).to(tl.int64)
     first = tl.load(slot_kv_lengths + slot) + offset
@@ -174,7 +175,7 @@ def _settle(
     padding_slot,
     QUERIES: tl.constexpr,
 ):
-    """Program (row): the tokens sampled up to the first wrong guess are the row's, and its slot goes on behind them."""
+    """Accepts the tokens sampled up to the first wrong guess, and advances the row's slot: one program per row."""
     row = tl.program_id(0)
     slot = tl.load(slots + row).to(tl.int64)
     limit = tl.load(limits + row)
@@ -203,7 +204,7 @@ def _settle(
 
 @dataclass(frozen=True, slots=True)
 class ChunkInputs:
-    """Tokens of some rows, equally many of each."""
+    """The input tokens of some rows, equally many for each."""
 
     token_ids: torch.Tensor  # [rows * count] int32
     positions: torch.Tensor  # [rows * count] int32
@@ -214,7 +215,7 @@ class ChunkInputs:
 def expand_slots(
     slots: torch.Tensor, state: SamplingState, history: torch.Tensor, virtual: SamplingState, queries: int
 ) -> None:
-    """Give each position of each row a slot in `virtual`: row * queries + query, as if that position were decoded.
+    """Gives each position of each row a slot in `virtual`: row * queries + query, as if that position were decoded.
 
     slots [rows] int32 index `state` and history [slots, positions] int32, which gets the slots' last tokens.
     """
@@ -253,14 +254,14 @@ def expand_slots(
 def keep_guess(
     slots: torch.Tensor, state: SamplingState, history: torch.Tensor, tokens: torch.Tensor, step: int
 ) -> None:
-    """Put guess number `step` of each row, tokens [rows or more], into the history."""
+    """Stores guess number `step` of each row, tokens [rows or more], in the history."""
     _keep_guess[(slots.shape[0],)](slots, state.positions, tokens, history, history.stride(0), step, num_warps=1)
 
 
 def look_up_guesses(
     slots: torch.Tensor, state: SamplingState, history: torch.Tensor, count: int, longest: int, shortest: int
 ) -> None:
-    """Prompt look-up (`speculation.ngram.look_up`) on the device: `count` guesses into the history, -1 for none."""
+    """Runs prompt look-up (`speculation.ngram.look_up`) on the GPU: stores `count` guesses in history, -1 for none."""
     _look_up[(slots.shape[0],)](
         slots,
         state.positions,
@@ -286,7 +287,7 @@ def chunk_inputs(
     count: int,
     vocabulary: int,
 ) -> ChunkInputs:
-    """`count` tokens of each row, from `offset` behind its last one on; an offset of -1: from the one before it on."""
+    """Returns `count` tokens of each row, from `offset` after its last one on; an offset of -1 begins one before it."""
     rows = slots.shape[0]
 
     def make(size: int) -> torch.Tensor:
@@ -324,10 +325,10 @@ def settle_guesses(
     history: torch.Tensor,
     results: torch.Tensor,
 ) -> None:
-    """Compare guesses with what was sampled, and advance the slots.
+    """Compares guesses with the sampled tokens, and advances the slots.
 
-    limits [rows] int32: guesses of each row that may count; sampled [rows * queries or more] int64. results
-    [rows, queries + 1] int64 gets the number of tokens that a row has made, and the tokens.
+    limits [rows] int32: guesses of each row that may count; sampled [rows * queries or more] int64. results [rows,
+    queries + 1] int64 receives the number of tokens that a row has generated, and the tokens.
     """
     _settle[(slots.shape[0],)](
         slots,

@@ -1,4 +1,4 @@
-"""Changes of the device's batch state by another than sampling: new slots, new pages, tokens sampled elsewhere."""
+"""Changes the device's batch state other than by sampling: new slots, new pages, tokens sampled elsewhere."""
 
 import torch
 import triton
@@ -8,9 +8,10 @@ from mini_infer_engine.kernels.sampling.sampling_state import SamplingState
 from mini_infer_engine.kernels.sizes import cdiv
 
 STATE_FIELDS = 11
-"""slot, last token, position, KV length, output index, noise seed, 1/temperature, top_k, top_p, min_p, suppress_until.
+"""The number of int64 fields of a slot's packet.
 
-Floats are the bits of fp64.
+They are: slot, last token, position, KV length, output index, noise seed, 1/temperature, top_k, top_p, min_p,
+suppress_until. Floats are the bits of fp64.
 """
 
 
@@ -56,7 +57,7 @@ def _update_pages(packet, page_tables, count, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["padding_slot"])
 def _advance_slots(slots, positions, kv_lengths, padding_slot):
-    """Program (row)."""
+    """Advances with one program per row."""
     slot = tl.load(slots + tl.program_id(0)).to(tl.int64)
     if slot != padding_slot:
         tl.store(positions + slot, tl.load(positions + slot) + 1)
@@ -64,7 +65,7 @@ def _advance_slots(slots, positions, kv_lengths, padding_slot):
 
 
 def update_slots(packet: torch.Tensor, state: SamplingState) -> None:
-    """Packet [slots, STATE_FIELDS] int64 on the device."""
+    """Writes new slots from a packet [slots, STATE_FIELDS] int64 on the device."""
     _update_slots[(packet.shape[0],)](
         packet,
         state.last_tokens,
@@ -84,13 +85,13 @@ def update_slots(packet: torch.Tensor, state: SamplingState) -> None:
 
 
 def advance_slots(slots: torch.Tensor, state: SamplingState) -> None:
-    """Move slots [rows] int32 on by one token, each at most once; the last slot of `state` stays where it is."""
+    """Advances slots [rows] int32 by one token, each at most once; the last slot of `state` does not advance."""
     _advance_slots[(slots.shape[0],)](
         slots, state.positions, state.kv_lengths, state.last_tokens.shape[0] - 1, num_warps=1
     )
 
 
 def update_pages(packet: torch.Tensor, page_tables: torch.Tensor) -> None:
-    """Packet [entries, 2] int64 on the device: flat index into page_tables [slots, width], page id."""
+    """Writes pages by a packet [entries, 2] int64 on the device: flat index in page_tables [slots, width], page id."""
     count = packet.shape[0]
     _update_pages[(cdiv(count, 256),)](packet, page_tables, count, BLOCK=256, num_warps=2)

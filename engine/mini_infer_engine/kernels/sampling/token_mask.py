@@ -1,7 +1,7 @@
-"""Grammar masks on logits: a token whose bit is not set gets minus infinity, in place.
+"""Applies grammar masks to logits: a token whose bit is not set gets minus infinity, in place.
 
-One program a masked row and block of tokens; it reads a thirty-second of a word for each token, and writes only what is
-masked.
+A program processes one masked row and block of tokens. It reads a thirty-second of a word for each token, and writes
+only masked logits.
 """
 
 import triton
@@ -15,7 +15,7 @@ _BLOCK_TOKENS = 2048
 
 @triton.jit
 def _apply_token_masks(logits, packed, logits_stride, packed_stride, vocab_size, num_words, BLOCK: tl.constexpr):
-    """Program (mask, block of the vocabulary)."""
+    """Masks with one program per (mask, block of the vocabulary)."""
     mask = packed + tl.program_id(0).to(tl.int64) * packed_stride
     row = tl.load(mask).to(tl.int64)
     tokens = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -26,9 +26,9 @@ def _apply_token_masks(logits, packed, logits_stride, packed_stride, vocab_size,
 
 
 def apply_token_masks(logits: Tensor, packed: Tensor) -> None:
-    """Mask some rows of logits [rows, vocab] of any float type.
+    """Masks some rows of logits [rows, vocab] of any float type.
 
-    `packed` [masks, 1 + words] int32: the row of `logits`, then the words; bit t % 32 of word t // 32 lets token t be.
+    `packed` [masks, 1 + words] int32: the row of `logits`, then the words; bit t % 32 of word t // 32 allows token t.
     Tokens beyond the last word are masked.
     """
     vocab_size = logits.shape[1]

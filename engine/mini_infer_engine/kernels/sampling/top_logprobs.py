@@ -1,8 +1,9 @@
-"""Log-softmax of chosen and of the most likely tokens in two stages: split softmax statistics with a top-k of each part
-(as in online softmax: Milakov and Gimelshein, arXiv:1805.02867), then their merge.
+"""Log-softmax of chosen and of the most likely tokens in two stages (as in online softmax: Milakov and Gimelshein,
+arXiv:1805.02867).
 
-Logits are read once and nothing of their size is written. A key is a logit's bits in sorting order with the token's
-complement behind them: keys are distinct, so a top-k is so many maxima, and of equal logits the lower token is first.
+The first computes softmax statistics and a top-k for each part of a row, the second merges them. Logits are read once
+and nothing of their size is written. A key is a logit's bits in sorting order with the token's complement after them:
+keys are distinct, so that a top-k is k maxima, and of equal logits the lower token is first.
 """
 
 import torch
@@ -12,7 +13,7 @@ import triton.language as tl
 from mini_infer_engine.kernels.sizes import LOG2_E, cdiv, next_power_of_2
 
 MAX_TOP_LOGPROBS = 32
-"""The most likely tokens that the kernels tell of a row at most."""
+"""The largest number of most likely tokens that the kernels report for a row."""
 TOP_WIDTHS = (8, MAX_TOP_LOGPROBS)
 """Places for the top-k of a part: the merge is compiled for each."""
 _PART_TOKENS = 1024
@@ -20,19 +21,19 @@ _PART_TOKENS = 1024
 
 _LOG2_E: tl.constexpr = tl.constexpr(LOG2_E)
 _FLOOR: tl.constexpr = tl.constexpr(-1e30)
-"""Stands for -inf where a maximum is subtracted."""
+"""The value that replaces -inf where a maximum is subtracted."""
 
 
 @triton.jit
 def _ordered(values):
-    """int64 that sort as these fp32 values do; 32 bits are used."""
+    """Returns int64 that sort like these fp32 values; 32 bits are used."""
     bits = values.to(tl.int32, bitcast=True)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
 
 
 @triton.jit
 def _unordered(ordered):
-    """The fp32 value of such an integer."""
+    """Returns the fp32 value of such an integer."""
     bits = ordered.to(tl.int32)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.float32, bitcast=True)
 
@@ -55,7 +56,10 @@ def _top_of_parts(
     NARROW: tl.constexpr,
     PART: tl.constexpr,
 ):
-    """Program (row, part of the vocabulary): maximum, sum of exponentials, logits above the chosen token's, top-k."""
+    """Computes maximum, sum of exponentials, number of logits above the chosen token's, and top-k of a part of a row.
+
+    There is one program per (row, part of the vocabulary).
+    """
     row = tl.program_id(0)
     part = tl.program_id(1)
     at = row.to(tl.int64) * tl.num_programs(1) + part
@@ -109,7 +113,7 @@ def _merge(
     WIDTH: tl.constexpr,
     NAMED: tl.constexpr,
 ):
-    """Program (row): the normaliser of all parts, then the chosen token's line and the top-k of the parts' own."""
+    """Merges the parts with one program per row: the normaliser, then the chosen token's line and the row's top-k."""
     row = tl.program_id(0)
     source = logits + tl.load(logit_rows + row).to(tl.int64) * logits_stride
     slot = tl.load(slots + tl.load(slot_rows + row)).to(tl.int64)
@@ -156,12 +160,12 @@ def top_logprobs(
     top: int,
     named: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Log probabilities of some rows' chosen tokens and of the `top` most likely ones (at most MAX_TOP_LOGPROBS).
+    """Returns log probabilities of rows' chosen tokens and of the `top` most likely ones (at most MAX_TOP_LOGPROBS).
 
-    logits [rows, vocabulary] of any float type; of told row i they are logits[logit_rows[i]], and its chosen token is
-    slot_tokens[slots[slot_rows[i]]]. `named` [told, top] int32: tokens told instead of the most likely ones, -1 where
-    none is. Returns [told, 3 + 2 top] int32: token, rank (1: the most likely), bits of its fp32 log probability, the
-    top tokens, bits of their log probabilities.
+    logits [rows, vocabulary] of any float type; reported row i has logits[logit_rows[i]], and its chosen token is
+    slot_tokens[slots[slot_rows[i]]]. `named` [reported, top] int32: tokens to report instead of the most likely ones,
+    -1 for none. Returns [reported, 3 + 2 top] int32: token, rank (1: the most likely), bits of its fp32 log
+    probability, the top tokens, bits of their log probabilities.
     """
     rows, vocabulary = logit_rows.shape[0], logits.shape[1]
     width = next(width for width in TOP_WIDTHS if width >= top)

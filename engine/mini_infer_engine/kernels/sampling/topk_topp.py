@@ -1,14 +1,14 @@
-"""Top-k, top-p (nucleus sampling: Holtzman et al., arXiv:1904.09751) and min-p (arXiv:2407.01082) without a sort: the
-smallest logit that they leave to each row, applied in the order min-p, top-k, top-p, as the reference does.
+"""Top-k, top-p (nucleus sampling: Holtzman et al., arXiv:1904.09751) and min-p (arXiv:2407.01082) without a sort:
+computes the smallest logit that they keep in each row, applied in the order min-p, top-k, top-p, as the reference does.
 
-What the filters leave is nearly always among a few thousand tokens. 1. An evenly spaced sample of a row says which
-logit about RANK tokens reach. 2. One reading gathers the logits that reach it, and sums the row's softmax weights. 3.
-Among what was gathered, the threshold is found by bisection. Where the probability mass of top-p reaches deeper, the
-sample says between which logits, and 2. and 3. are done once more for those. Where that fails too, the row itself is
-searched, slowly.
+The filters nearly always keep at most a few thousand tokens. 1. An evenly spaced sample of a row estimates which logit
+about RANK tokens reach. 2. One pass over the row gathers the logits that reach it, and sums the row's softmax weights.
+3. The threshold is found among the gathered logits by bisection. If the probability mass of top-p reaches deeper, the
+sample provides bounds on the threshold, and 2. and 3. are repeated once for the logits between them. If that fails too,
+the row itself is searched, slowly.
 
-The same logits give the same threshold bit by bit: parts of a row are of one size, and what is gathered comes in any
-order but is summed in integers.
+Equal logits give bitwise equal thresholds: parts of a row have one size, and gathered logits come in any order but are
+summed in integers.
 """
 
 import torch
@@ -19,7 +19,7 @@ from mini_infer_engine.kernels.sampling.sampling_state import SUPPRESSED_WIDTH, 
 from mini_infer_engine.kernels.sizes import LOG2_E, cdiv, next_power_of_2
 
 _CAPACITY_TOKENS = (4096, 16384)
-"""Tokens of a row that the first and the second gathering have room for. Smaller vocabularies need no sample."""
+"""Tokens of a row for which the first and the second gathering have room. Smaller vocabularies need no sample."""
 _RANK_TOKENS = 2048
 """Tokens to gather first: few, but enough for usual values of top-k and for most nuclei."""
 _SAMPLE_TOKENS = 8192
@@ -32,25 +32,25 @@ _RUN_TOKENS = 8
 
 _LOG2_E: tl.constexpr = tl.constexpr(LOG2_E)
 _ONE: tl.constexpr = tl.constexpr(float(1 << 44))
-"""The weight of the best token, as an integer: sums of 2^18 fit, and what is lost is less than fp32 sums lose."""
+"""The weight of the best token, as an integer: sums of 2^18 fit, with a smaller loss than that of fp32 sums."""
 _DEVIATIONS: tl.constexpr = tl.constexpr(5.0)
-"""Of what the sample estimates, for the logits between which the threshold must be: a row in a million lies outside."""
+"""Standard deviations of the sample's estimate within which the threshold must be: one row in a million is outside."""
 _FINITE: tl.constexpr = tl.constexpr(-3e38)
-"""All tokens that may be chosen at all reach this logit."""
+"""The logit that all tokens reach that may be chosen at all."""
 _FLOOR: tl.constexpr = tl.constexpr(-1e30)
-"""Stands for -inf where a maximum is subtracted."""
+"""The value that replaces -inf where a maximum is subtracted."""
 
 
 @triton.jit
 def _ordered(value, SHIFT: tl.constexpr):
-    """Integers that sort as these fp32 values do, less their last SHIFT bits."""
+    """Returns integers that sort like these fp32 values, without their last SHIFT bits."""
     bits = value.to(tl.int32, bitcast=True)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits) >> SHIFT
 
 
 @triton.jit
 def _unordered(ordered, SHIFT: tl.constexpr):
-    """The fp32 values of these integers, whose last SHIFT bits are 0."""
+    """Returns the fp32 values of these integers, whose last SHIFT bits are 0."""
     bits = ordered << SHIFT
     return tl.where(bits < 0, (bits | ((1 << SHIFT) - 1)) ^ 0x7FFFFFFF, bits).to(tl.float32, bitcast=True)
 
@@ -62,8 +62,9 @@ def _middle(low, high):
 
 @triton.jit
 def _last_to_reach(values, amounts, target, low, high, SHIFT: tl.constexpr):
-    """Bisection: the largest in (low, high], ordered, at which the amounts of no smaller values reach `target`; else
-    `low`.
+    """Bisects for the largest ordered value in (low, high] at which the amounts of no smaller values reach `target`.
+
+    Returns `low` if there is none.
     """
     while low < high:
         middle = _middle(low, high)
@@ -76,13 +77,13 @@ def _last_to_reach(values, amounts, target, low, high, SHIFT: tl.constexpr):
 
 @triton.jit
 def _weights(values, row_max, scale):
-    """Softmax weights relative to the row's maximum; rounded alike for all values, so that weights compare."""
+    """Returns softmax weights relative to the row's maximum, rounded alike for all values, so that weights compare."""
     return tl.exp2(tl.fma(values, scale, -row_max * scale))
 
 
 @triton.jit
 def _sampled(source, vocabulary, SAMPLE: tl.constexpr):
-    """Runs of 8 logits, evenly spaced: what a thread reads at once."""
+    """Loads runs of 8 logits, evenly spaced: a thread reads a run at once."""
     places = tl.arange(0, SAMPLE)
     columns = (places // 8) * (vocabulary // 8) // (SAMPLE // 8) * 8 + places % 8
     return tl.load(source + columns, mask=columns < vocabulary, other=float("-inf")).to(tl.float32)
@@ -90,7 +91,7 @@ def _sampled(source, vocabulary, SAMPLE: tl.constexpr):
 
 @triton.jit
 def _parameters_of(slots, inverse_temperatures, top_ks, top_ps, min_ps, row):
-    """A row's slot, inverse temperature, top-k, top-p and min-p."""
+    """Loads a row's slot, inverse temperature, top-k, top-p and min-p."""
     slot = tl.load(slots + row).to(tl.int64)
     return (
         slot,
@@ -103,7 +104,7 @@ def _parameters_of(slots, inverse_temperatures, top_ks, top_ps, min_ps, row):
 
 @triton.jit
 def _min_p_threshold(row_max, min_p, inverse_temperature):
-    """Min-p's threshold; -inf without one."""
+    """Returns min-p's threshold, or -inf without min-p."""
     floor = float("-inf")
     if min_p > 0:
         floor = row_max + tl.log(min_p) / inverse_temperature
@@ -131,10 +132,10 @@ def _begin(
     RANK: tl.constexpr,
     CAPACITY: tl.constexpr,
 ):
-    """Program (row): suppressed logits to -inf, in place; from which logit on tokens are gathered, if any filter is on.
+    """Begins with one program per row: suppresses logits in place, and estimates the smallest logit to gather.
 
-    `counts`, [rows] int32: tokens gathered, -1 where the threshold is known. `brackets`, [rows, 3] fp32: the smallest
-    logit to gather, the smallest above those, and min-p's threshold.
+    `counts`, [rows] int32: tokens gathered, -1 if the threshold is known, as without any filter. `brackets`, [rows, 3]
+    fp32: the smallest logit to gather, the smallest above those, and min-p's threshold.
     """
     row = tl.program_id(0)
     slot, inverse_temperature, top_k, top_p, min_p = _parameters_of(
@@ -195,10 +196,10 @@ def _gather(
     RUN: tl.constexpr,
     RUNS: tl.constexpr,
 ):
-    """Program (row, part): logits inside the bracket to `gathered`, in any order; sums of weights to `partials`.
+    """Gathers logits inside the bracket, in any order, and sums weights into `partials`: one program per (row, part).
 
     `partials`, [rows, 3, parts] fp32: the part's best logit, the weights relative to it that reach min-p's threshold,
-    and those above the bracket; the first time, no logit is below the one or above the other.
+    and those above the bracket. The first time, no logit is below the one or above the other.
     """
     row = tl.program_id(0)
     part = tl.program_id(1)
@@ -250,7 +251,7 @@ def _search(
     BLOCK: tl.constexpr,
     SHIFT: tl.constexpr,
 ):
-    """Bisection over the row itself, one reading of it a step: program (row), for thresholds not yet found."""
+    """Finds remaining thresholds by bisection over the row itself, which each step reads once: one program per row."""
     row = tl.program_id(0)
     if tl.load(counts + row) < 0:
         return
@@ -299,7 +300,7 @@ def _search(
 
 @triton.jit
 def _mass(source, vocabulary, value, row_max, scale, BLOCK: tl.constexpr):
-    """The sum of a row's softmax weights whose logits reach `value`."""
+    """Sums a row's softmax weights whose logits reach `value`."""
     mass = tl.zeros((), tl.float32)
     for start in range(0, vocabulary, BLOCK):
         columns = start + tl.arange(0, BLOCK)
@@ -310,7 +311,7 @@ def _mass(source, vocabulary, value, row_max, scale, BLOCK: tl.constexpr):
 
 @triton.jit
 def _error(sample, weights, value, weight):
-    """The error of the estimated mass at `value`: of a ratio of sums, and of a few single tokens."""
+    """Returns the error of the estimated mass at `value`: of a ratio of sums, and of a few single tokens."""
     reaching = tl.where(sample >= value, weights, 0.0)
     below = weights - reaching
     fraction = tl.sum(reaching, axis=0) / tl.maximum(tl.sum(weights, axis=0), 1e-30)
@@ -341,7 +342,10 @@ def _resolve(
     SHIFT: tl.constexpr,
     AGAIN: tl.constexpr,
 ):
-    """Program (row): the threshold, from what was gathered; the first time, else the bracket of the second."""
+    """Computes the threshold from the gathered logits; if that fails the first time, the bracket of the second.
+
+    There is one program per row.
+    """
     row = tl.program_id(0)
     count = tl.load(counts + row)
     if count < 0:
@@ -432,7 +436,7 @@ def _resolve(
 
 
 def topk_topp_thresholds(logits: torch.Tensor, slots: torch.Tensor, state: SamplingState) -> torch.Tensor:
-    """[rows] fp32, -inf where no filter is on, of logits [rows, vocabulary], whose suppressed tokens become -inf."""
+    """Returns thresholds [rows] fp32 of logits [rows, vocabulary], -inf without filters; suppresses tokens in place."""
     rows, vocabulary = logits.shape
     parts = cdiv(vocabulary, _PART_TOKENS)
     max_parts = next_power_of_2(parts)

@@ -1,6 +1,6 @@
-"""A checkpoint as named tensors on disk: what a model asks of it, and the comparison of the two before any memory.
+"""Describes a checkpoint as named tensors on disk, and compares them with a model before memory is allocated.
 
-It knows no file format: `safetensors_checkpoint` and `gguf_checkpoint` do.
+Knows no file format: `safetensors_checkpoint` and `gguf_checkpoint` do.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,25 +17,25 @@ from mini_infer_engine.layers.placement import Part, Placement
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor that is not read yet, as reading will give it."""
+    """A tensor that has not been read, with the shape and dtype that reading returns."""
 
     file: Path
     shape: tuple[int, ...]
     dtype: torch.dtype
     stored_as: str = ""
-    """The file's own name of the tensor, where that is another."""
+    """The file's own name of the tensor, if it differs."""
 
 
 class Checkpoint(Protocol):
     """Weights on disk."""
 
     tensors: Mapping[str, StoredTensor]
-    """By the names of Hugging Face's checkpoints."""
+    """The tensors by their names in Hugging Face's checkpoints."""
     missing_remedy: str
-    """What ends the sentence about a tensor that is nowhere: "is in no safetensors file"."""
+    """The end of the error message about a missing tensor, such as "is in no safetensors file"."""
 
     def read(self, file: Path, parts: Mapping[str, Part | None], place: Callable[[str, Tensor], None]) -> None:
-        """Call `place` with these parts (None: all) of tensors of one file; may be called by several threads."""
+        """Calls `place` with these parts (None: all) of tensors of one file. Several threads may call it."""
 
 
 def check_fit(
@@ -45,11 +45,10 @@ def check_fit(
     architecture: str,
     is_unused: Callable[[str], bool],
 ) -> None:
-    """Compare names, shapes and dtypes; nothing but headers is read, and placements may be without memory.
+    """Compares names, shapes and dtypes. Only headers are read, and placements may be without memory.
 
     Raises:
-        ModelError: a tensor is missing, unknown, or has another shape or dtype than the config asks for.
-
+        ModelError: a tensor is missing, unknown, or has another shape or dtype than the config requires.
     """
     found = checkpoint.tensors
     if missing := sorted(wanted.keys() - found.keys()):

@@ -1,4 +1,4 @@
-"""A GGUF file as a checkpoint: its tensors under Hugging Face's names, dequantised when they are read.
+"""Reads a GGUF file as a checkpoint: its tensors under Hugging Face's names, dequantised when they are read.
 
 Weights are in the model's dtype from then on: products with 4- and 8-bit blocks would need kernels of their own.
 """
@@ -19,12 +19,15 @@ from mini_infer_engine.models.weights.checkpoint import StoredTensor
 
 
 class GgufCheckpoint:
-    """See `checkpoint.Checkpoint`. `head_dim`: of q and k, whose rows some converters interleave."""
+    """Implements `checkpoint.Checkpoint` for a GGUF file.
+
+    `head_dim` is that of q and k, whose rows some converters interleave.
+    """
 
     missing_remedy = "has no counterpart in the GGUF file"
 
     def __init__(self, path: Path, head_dim: int) -> None:
-        """ModelError: the file cannot be read, or the package that dequantises is missing."""
+        """Raises ModelError if the file cannot be read, or the package that dequantises is missing."""
         header = GgufHeader.read(path)
         architecture = architecture_of(header)
         self._sources: dict[str, tuple[GgufTensor, Change]] = {}
@@ -41,7 +44,7 @@ class GgufCheckpoint:
         self._dequantize = _dequantizer(path)
 
     def read(self, file: Path, parts: Mapping[str, Part | None], place: Callable[[str, Tensor], None]) -> None:
-        """See `Checkpoint.read`."""
+        """Dequantises each tensor, undoes the converter's change, and calls `place` with the part."""
         content = np.memmap(file, mode="r")
         for name, part in parts.items():
             tensor, change = self._sources[name]
@@ -51,7 +54,7 @@ class GgufCheckpoint:
 
 
 def _parts(name: str, tensor: GgufTensor) -> Iterator[tuple[str, GgufTensor]]:
-    """A tensor by its name, or that of each expert."""
+    """Yields a tensor under its name, or, for a stack of experts, each expert under its own."""
     if EXPERT not in name:
         yield name, tensor
         return
@@ -63,7 +66,7 @@ def _parts(name: str, tensor: GgufTensor) -> Iterator[tuple[str, GgufTensor]]:
 
 
 def undone(weight: Tensor, change: Change, head_dim: int) -> Tensor:
-    """A tensor as it was before it was converted to GGUF."""
+    """Returns a tensor as it was before the conversion to GGUF."""
     if change == "plus_one":
         return weight - 1
     if change == "interleaved_rows":
@@ -74,7 +77,7 @@ def undone(weight: Tensor, change: Change, head_dim: int) -> Tensor:
 
 
 def _dequantizer(path: Path) -> Callable[[np.ndarray, GgufTensor], np.ndarray]:
-    """Bytes of a tensor to float32 in its shape, in memory that may be written to."""
+    """Returns a function that converts a tensor's bytes to float32 in its shape, in writable memory."""
     try:
         from gguf import GGMLQuantizationType, dequantize
     except ImportError:

@@ -1,4 +1,4 @@
-"""A checkpoint into a model's memory. It knows no model: the model says which tensor fills which memory."""
+"""Loads a checkpoint into a model's memory. It knows no model: the model says which tensor fills which memory."""
 
 import logging
 import os
@@ -27,24 +27,24 @@ log = logging.getLogger(__name__)
 
 _EMBEDDINGS, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _SCALES = {"weight_g_idx": ("weight_scale", 1), "g_idx": ("scales", 0)}
-"""Of what says each column's group: what has a scale for each of them, in which dimension."""
+"""Maps a tensor with each column's group to the tensor that has a scale for each group, and its dimension of groups."""
 _MOST_THREADS = 8
 _DUMMY_STANDARD_DEVIATION = 0.02
 _DUMMY_EXPONENT = 121
-"""Of scales that are powers of two: 2 ** -6."""
+"""The exponent byte of dummy scales that are powers of two: 2 ** -6."""
 
 
 def open_checkpoint(directory: Path, config: ModelConfig) -> Checkpoint:
-    """The weights of a folder, of which nothing but headers is read. ModelError: a file is missing or broken."""
+    """Opens the weights of a folder, and reads only headers. Raises ModelError if a file is missing or broken."""
     gguf = weights_file(directory)
     return SafetensorsCheckpoint(directory) if gguf is None else GgufCheckpoint(gguf, config.head_dim)
 
 
 def with_stored_head(config: ModelConfig, checkpoint: Checkpoint, directory: Path) -> ModelConfig:
-    """Returns the config with a head as the checkpoint has it, which may be another than the config says.
+    """Returns the config with the head that the checkpoint has, which may differ from the config's.
 
-    A tied model whose file has a head of other numbers gets that head, as in transformers 5. An embedding model, saved
-    without the causal model around it, has none: the embeddings stand in.
+    A tied model whose file has a head with other numbers gets that head, as in transformers 5. An embedding model,
+    saved without the causal model around it, has none: the embeddings take its place.
     """
     stored = checkpoint.tensors.get(_HEAD)
     if config.tie_word_embeddings:
@@ -88,7 +88,7 @@ def fit_checkpoint(model: DecoderModel, checkpoint: Checkpoint, directory: Path)
 
 
 def _check_zeros(model: DecoderModel, checkpoint: Checkpoint, wanted: Collection[str]) -> None:
-    """ModelError: a bias is not zero of a layer that has none in this model; `wanted`: names of those it has."""
+    """Raises ModelError if the checkpoint has a bias that this model lacks (not in `wanted`) and that is not zero."""
     extra = [name for name in checkpoint.tensors if name.endswith(ZERO_SUFFIX) and name not in wanted]
     extra = [name for name in extra if not model.is_elsewhere(name)]
 
@@ -103,7 +103,7 @@ def _check_zeros(model: DecoderModel, checkpoint: Checkpoint, wanted: Collection
 
 
 def _check_groups(checkpoint: Checkpoint, names: list[str]) -> None:
-    """ModelError: a column is of a group (`g_idx`) that has no scale."""
+    """Raises ModelError if a column belongs to a group (`g_idx`) that has no scale."""
 
     def check(name: str, groups: Tensor) -> None:
         path, _, kind = name.rpartition(".")
@@ -120,7 +120,7 @@ def _check_groups(checkpoint: Checkpoint, names: list[str]) -> None:
 
 
 def _read(checkpoint: Checkpoint, names: list[str], take: Callable[[str, Tensor], None]) -> None:
-    """These tensors, whole: small ones."""
+    """Reads these small tensors whole."""
     for file, of_file in _by_file(checkpoint, names).items():
         checkpoint.read(file, dict.fromkeys(of_file), take)
 
@@ -133,11 +133,10 @@ def _by_file(checkpoint: Checkpoint, names: Iterable[str]) -> dict[Path, list[st
 
 
 def load_weights(model: DecoderModel, checkpoint: Checkpoint, *, quiet: bool = False) -> None:
-    """Fill every tensor of `model`, with several threads.
+    """Fills every tensor of `model`, with several threads.
 
     Raises:
         ModelError: a file cannot be read any more.
-
     """
     wanted = model.checkpoint_tensors()
     by_file, threads = _by_file(checkpoint, wanted), min(_MOST_THREADS, os.cpu_count() or 1)
@@ -160,7 +159,7 @@ def load_weights(model: DecoderModel, checkpoint: Checkpoint, *, quiet: bool = F
 
 
 def fill_randomly(model: DecoderModel, seed: int) -> None:
-    """Random weights on the model's own device, equal for equal seeds; norms become ones."""
+    """Fills the model with random weights on its own device, equal for equal seeds; norms become ones."""
     tensors = model.checkpoint_tensors()
     generator: torch.Generator | None = None
     for name, placement in tensors.items():

@@ -1,7 +1,7 @@
-"""Safetensors files as a checkpoint: one file, several, or shards that an index lists.
+"""Reads safetensors files as a checkpoint: one file, several, or shards that an index lists.
 
-Files are chosen as transformers chooses them: model.safetensors goes before an index, and what lies beside a whole
-checkpoint (an adapter, the same weights under Mistral's names) is not read.
+Files are chosen as transformers chooses them: model.safetensors takes precedence over an index, and files beside a
+whole checkpoint (an adapter, the same weights under Mistral's names) are not read.
 """
 
 import json
@@ -27,7 +27,7 @@ _WHOLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _BESIDE = ("adapter_model", "consolidated")
 _MOST_HEADER_BYTES = 100_000_000
-"""The library's own limit."""
+"""The safetensors library's own limit."""
 _COMPARED_ROWS = 4096
 _DTYPES = {
     "F64": torch.float64,
@@ -46,14 +46,14 @@ _DTYPES = {
 
 
 class SafetensorsCheckpoint:
-    """See `checkpoint.Checkpoint`."""
+    """Implements `checkpoint.Checkpoint` for safetensors files."""
 
     missing_remedy = "is in no safetensors file"
 
     def __init__(self, directory: Path, *, is_text_model: bool = True) -> None:
-        """ModelError: a file is missing or broken, or the index and the files differ.
+        """Raises ModelError if a file is missing or broken, or the index and the files differ.
 
-        `is_text_model`: False for what is no whole model, whose names stay as they are.
+        `is_text_model` is False for weights that are not a whole model, whose names stay as they are.
         """
         places = _indexed(directory)
         headers = {path: _header(path) for path in _files(directory, places)}
@@ -66,14 +66,14 @@ class SafetensorsCheckpoint:
         }
 
     def read(self, file: Path, parts: Mapping[str, Part | None], place: Callable[[str, Tensor], None]) -> None:
-        """See `Checkpoint.read`."""
+        """Reads tensors of one file, whole or a part, and calls `place` with each."""
         with _open(file) as opened:
             for name, part in parts.items():
                 stored_as = self.tensors[name].stored_as
                 place(name, opened.get_tensor(stored_as) if part is None else part.of(opened.get_slice(stored_as)))
 
     def are_equal(self, first: str, second: str) -> bool:
-        """Returns True if two matrices hold the same numbers. They are read some rows at a time."""
+        """Returns True if two matrices have the same numbers. They are read some rows at a time."""
         tensors = self.tensors[first], self.tensors[second]
         if tensors[0].shape != tensors[1].shape or tensors[0].dtype != tensors[1].dtype:
             return False
@@ -86,7 +86,7 @@ class SafetensorsCheckpoint:
 
 
 def _indexed(directory: Path) -> dict[str, Path] | None:
-    """Tensor names to files, after the index; None: there is none, or one whole file goes before it."""
+    """Maps tensor names to files by the index, or returns None if there is none or model.safetensors replaces it."""
     index = directory / _INDEX
     if not index.exists():
         return None

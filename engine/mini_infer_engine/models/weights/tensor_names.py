@@ -1,7 +1,7 @@
-"""What a checkpoint calls its tensors, and what our models call them: "model.layers.0...." and "lm_head.weight".
+"""Maps a checkpoint's tensor names to those of our models: "model.layers.0...." and "lm_head.weight".
 
 Embedding models are saved without the causal model around them, and models that also read images have their text part
-under a name of its own. It knows no file.
+under a name of its own. Knows no file.
 """
 
 from collections.abc import Iterable
@@ -12,12 +12,12 @@ _TEXT_PARTS = (
     ("model.language_model.", "model."),
     ("language_model.", "model."),
 )
-"""Prefixes of the text part of a model that reads images, the longest first, and what stands in their place."""
+"""Prefixes of the text part of a model that reads images, the longest first, and their replacements."""
 _BASE_PARTS = ("embed_tokens.", "layers.", "norm.")
 
 
 def text_model_names(names: Iterable[str]) -> dict[str, str]:
-    """Returns our name of each tensor by its own; tensors of other parts than the text model's are left out."""
+    """Maps each tensor's name to ours; tensors outside the text model are left out."""
     every = list(names)
     if any(name.startswith(prefix) for prefix, _ in _TEXT_PARTS for name in every):
         found = {name: _text_name(name) for name in every}

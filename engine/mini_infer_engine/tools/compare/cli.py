@@ -1,4 +1,4 @@
-"""`mini-infer-compare`: what quantisation changes in a model's predictions, memory and speed, scheme beside scheme."""
+"""Compares quantisation schemes side by side: their effect on a model's predictions, memory and speed."""
 
 import argparse
 import importlib.util
@@ -33,14 +33,14 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "w8a8-int8": {"quantization": "w8a8-int8"},
     "w8a8-int8-plain": {"quantization": "w8a8-int8", "quantization_calibration": "none"},
 }
-"""Settings by name; bf16 is the model as it is, in `--dtype`, and is shown as fp32 where that is its dtype."""
+"""Settings of each scheme. bf16 is the unquantised model in `--dtype`, and is shown as fp32 if that is its dtype."""
 _KV_MARK = ", KV "
-"""Between a scheme and how its keys and values are kept, in the names of columns."""
+"""Separates a scheme from its KV cache dtype in the names of columns."""
 _CPU_KV_CACHE_BYTES = 64_000_000
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command. Returns the exit status."""
+    """Runs the command. Returns the exit status."""
     show_crashes()
     parser = make_parser()
     options = parser.parse_args(arguments)
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _fault_of_files(options: argparse.Namespace) -> str | None:
-    """Why what is found cannot be written where it should be; None: it can."""
+    """Returns why the results cannot be written to the given paths, or None if they can."""
     for flag, path in (("--json", options.json), ("--plot", options.plot)):
         if path is not None and (path.is_dir() or not path.parent.is_dir()):
             return f"{flag} {path}: name a file in a folder that there is"
@@ -74,7 +74,7 @@ def _fault_of_files(options: argparse.Namespace) -> str | None:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Flags of the command."""
+    """Returns the parser of the command's flags."""
     parser = argparse.ArgumentParser(
         prog="mini-infer-compare",
         description=__doc__,
@@ -109,7 +109,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def compare(options: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Figures by scheme. ValueError: a scheme is unknown, or the model cannot be loaded that way."""
+    """Returns the figures of each scheme. Raises ValueError if a scheme is unknown, or cannot load the model."""
     schemes = {name: settings_of(name, options) for name in columns(options.schemes, options.kv)}
     folder = resolve_model(options.model, None)
     texts, questions = asked_of(folder, options)
@@ -122,7 +122,7 @@ def compare(options: argparse.Namespace) -> dict[str, dict[str, float]]:
 
 
 def _shown(column: str, settings: EngineSettings) -> str:
-    """The column's name, with the dtype of weights that are not quantised as it is: on a CPU they are fp32."""
+    """Returns the column's name, with the dtype of weights that are not quantised: on a CPU they are fp32."""
     scheme, mark, kv = column.partition(_KV_MARK)
     if scheme != "bf16":
         return column
@@ -131,13 +131,13 @@ def _shown(column: str, settings: EngineSettings) -> str:
 
 
 def columns(schemes: str, kv: str) -> list[str]:
-    """Names of what is compared: each scheme, then the same with keys and values kept in each of these ways."""
+    """Returns the names of the columns: each scheme, then the same with each KV cache dtype."""
     ways = [_KV_MARK + way for way in kv.split(",") if way]
     return list(dict.fromkeys(scheme + way for scheme in schemes.split(",") for way in ("", *ways)))
 
 
 def settings_of(column: str, options: argparse.Namespace) -> EngineSettings:
-    """Of one of `columns`. ValueError: there is no scheme of this name, and no such folder."""
+    """Returns the engine's settings for one of `columns`. Raises ValueError if it is neither a scheme nor a folder."""
     model = options.model
     scheme, _, kv = column.partition(_KV_MARK)
     if kv and kv not in KV_QUANTIZATIONS:
@@ -160,7 +160,7 @@ def settings_of(column: str, options: argparse.Namespace) -> EngineSettings:
 
 
 def asked_of(folder: Path, options: argparse.Namespace) -> tuple[list[Text], list[Questions]]:
-    """Texts, and questions of the demo evaluation where it is there. ValueError: there is no text."""
+    """Returns texts, and questions of the demo evaluation if it is available. Raises ValueError if there is no text."""
     demo = demo_texts(options.limit) if options.texts is None and folder == DEMO_DIRECTORY else None
     if demo is not None:
         return demo

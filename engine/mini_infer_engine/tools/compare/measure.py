@@ -1,4 +1,4 @@
-"""One scheme's figures: its model is loaded as serving loads it, reads all texts, answers, is timed, and goes.
+"""Measures one scheme: loads its model as serving does, reads texts, answers questions, times it, and frees it.
 
 The first scheme's log probabilities stay in main memory, in fp16; the others are compared with them.
 """
@@ -26,7 +26,7 @@ _TRIES = 3
 
 @dataclass(slots=True)
 class Baseline:
-    """Log probabilities of the first scheme, [counted tokens, vocabulary] fp16 a text."""
+    """Log probabilities of the first scheme, [counted tokens, vocabulary] fp16 for each text."""
 
     texts: list[Tensor] = field(default_factory=list)
 
@@ -35,7 +35,7 @@ def measure(
     settings: EngineSettings, texts: list[Text], questions: list[Questions], decode: Callable[[list[int]], str],
     baseline: Baseline,
 ) -> dict[str, float]:  # fmt: skip
-    """Figures by name. The baseline is filled where it is empty. ValueError: the model or the settings are at fault."""
+    """Returns figures by name, and fills an empty baseline. Raises ValueError for a bad model or bad settings."""
     begin = time.perf_counter()
     runner = load_runner(settings)
     figures = {"load s": time.perf_counter() - begin}
@@ -54,7 +54,7 @@ def measure(
 
 
 def precision(runner: ModelRunner, texts: list[Text], baseline: Baseline) -> dict[str, float]:
-    """Perplexity of the texts, share of equal first choices and mean divergence in nats from the baseline."""
+    """Returns the texts' perplexity, the share of equal first choices, and the mean KL in nats from the baseline."""
     fills = not baseline.texts
     surprise = agreed = divergence = 0.0
     counted = 0
@@ -79,7 +79,7 @@ def precision(runner: ModelRunner, texts: list[Text], baseline: Baseline) -> dic
 
 
 def speed(settings: EngineSettings, runner: ModelRunner) -> dict[str, float]:
-    """Time to the first token, between tokens, and tokens a second of a batch; medians of some tries."""
+    """Returns the time to first token, the inter-token latency, and a batch's tokens a second; medians of tries."""
     length = min(_TIMED_PROMPT, runner.max_model_len - _TIMED_OUTPUT - 1)
     firsts, betweens, rates = [], [], []
     for attempt in range(_TRIES + 1):
@@ -112,7 +112,7 @@ def _seconds(settings: EngineSettings, runner: ModelRunner, prompts: list[list[i
 def _generate(
     settings: EngineSettings, runner: ModelRunner, prompts: list[list[int]], count: int, *, ends: bool
 ) -> list[list[int]]:
-    """Greedy answers, all together, through an engine that serves; `ends`: where the model ends them."""
+    """Returns greedy answers to all prompts, batched in an engine as in serving. With `ends` the model ends them."""
     eos = runner.config.eos_token_ids if ends else ()
     engine = Engine(runner.settings, runner, eos, runner.max_model_len, settings.model, record_events=False)
     made: dict[str, list[int]] = {str(index): [] for index in range(len(prompts))}

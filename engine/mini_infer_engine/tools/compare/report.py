@@ -1,14 +1,14 @@
-"""Figures of several schemes for people: a table, and a picture of each figure beside the others."""
+"""Formats figures of several schemes for people: as a table, and as a picture of bar charts."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
 Figures = Mapping[str, Mapping[str, float]]
-"""By scheme and name."""
+"""Figures by scheme and name."""
 
 
 def table(figures: Figures) -> str:
-    """One line a figure, one column a scheme."""
+    """Returns a table with a line for each figure and a column for each scheme."""
     names = list(dict.fromkeys(name for found in figures.values() for name in found))
     lines = [["", *figures], *([name, *(_cell(found.get(name), name) for found in figures.values())] for name in names)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
@@ -21,7 +21,10 @@ def _padded(line: list[str], widths: list[int]) -> list[str]:
 
 
 def unknown_picture(path: Path) -> list[str]:
-    """The ends that a name may have, where this has none of them. ImportError: matplotlib is not installed."""
+    """Returns the supported file extensions if the path has none of them, else an empty list.
+
+    Raises ImportError if matplotlib is not installed.
+    """
     from matplotlib.backend_bases import FigureCanvasBase
 
     known = [f".{end}" for end in FigureCanvasBase.get_supported_filetypes()]
@@ -29,7 +32,7 @@ def unknown_picture(path: Path) -> list[str]:
 
 
 def draw(figures: Figures, path: Path) -> None:
-    """A small bar chart for each figure. ImportError: matplotlib is not installed."""
+    """Draws a small bar chart for each figure. Raises ImportError if matplotlib is not installed."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,7 +1,7 @@
-"""What schemes are compared on: token ids of texts, and which of their tokens count. Knows no model.
+"""Provides the texts on which schemes are compared: token ids, and which of the tokens count. Knows no model.
 
-The demo model is asked what its evaluation asks, where the package `demo` is beside this one (a checkout of this
-repository) or on the path; other models read Python's own sources, which every installation has, or a file that the
+The demo model gets the questions of its evaluation if the package `demo` is beside this one (a checkout of this
+repository) or on the path. Other models read Python's own sources, which every installation has, or a file that the
 user names.
 """
 
@@ -17,15 +17,15 @@ from mini_infer_prompts.prompt import PromptAssets, PromptEncoder
 
 ROW_TOKENS = 512
 _CHECKOUT = Path(__file__).parents[4]
-"""Of this repository, unless the package is installed."""
+"""The checkout of this repository, unless the package is installed."""
 _MODULES = ("textwrap", "heapq", "bisect", "queue", "shelve", "fractions", "statistics", "graphlib")
 _DEMO_SEED, _SKILLS_SEED = 77, 901
-"""Of what `demo.evaluate` asks: questions in phrasings that were never trained, and chats about skills."""
+"""The seeds of `demo.evaluate`: for questions in phrasings that were never trained, and for chats about skills."""
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """One sequence; `counts[i]`: whether the prediction of token i + 1 is compared."""
+    """One sequence; `counts[i]` is True if the prediction of token i + 1 is compared."""
 
     tokens: list[int]
     counts: list[bool]
@@ -33,7 +33,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """Prompts, and how many of their answers' texts are right, as a share; `figure` is its name."""
+    """Prompts, with a judge that returns the share of answers that are right; `figure` is the share's name."""
 
     figure: str
     prompts: list[list[int]]
@@ -42,9 +42,9 @@ class Questions:
 
 
 def read_texts(folder: Path, file: Path | None, limit: int) -> list[Text]:
-    """At most `limit` texts of up to ROW_TOKENS tokens, all of whose predictions count.
+    """Returns at most `limit` texts of up to ROW_TOKENS tokens, all of whose predictions count.
 
-    OSError: the file cannot be read. ApiError: the model's tokenizer.
+    Raises OSError if the file cannot be read, and ApiError if the model's tokenizer cannot encode it.
     """
     encoder = PromptEncoder(PromptAssets.from_directory(folder))
     if file is not None:
@@ -61,9 +61,9 @@ def read_texts(folder: Path, file: Path | None, limit: int) -> list[Text]:
 
 
 def demo_texts(limit: int) -> tuple[list[Text], list[Questions]] | None:
-    """Chats whose answers count, in phrasings that were never trained, and `limit` questions of each sort.
+    """Returns chats whose answers count, in phrasings never trained, and `limit` questions of each sort.
 
-    None: there is no `demo`.
+    Returns None if there is no `demo`.
     """
     if (_CHECKOUT / "demo" / "evaluate.py").is_file() and str(_CHECKOUT) not in sys.path:
         sys.path.append(str(_CHECKOUT))  # a console script's path has the installed packages alone

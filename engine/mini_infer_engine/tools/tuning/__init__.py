@@ -1,1 +1,1 @@
-"""`mini-infer tune`: measures tile configs for a model's products on this GPU, and keeps them where engines look."""
+"""Implements `mini-infer tune`: measures tile configs for a model's products on this GPU, and stores the fastest."""

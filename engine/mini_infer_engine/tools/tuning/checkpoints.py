@@ -1,4 +1,4 @@
-"""Shapes of the twenty most used dense checkpoints of 0.5B to 32B, as their files say: for the shipped table."""
+"""Lists the shapes of the twenty most used dense checkpoints of 0.5B to 32B, by their files: for the shipped table."""
 
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ from mini_infer_engine.tools.tuning.products import Product
 
 @dataclass(frozen=True, slots=True)
 class CheckpointShape:
-    """What decides the products of a dense decoder of Llama's kind."""
+    """The sizes that determine the products of a dense decoder of Llama's kind."""
 
     hidden: int
     intermediate: int
@@ -19,12 +19,12 @@ class CheckpointShape:
     vocabulary: int
     layers: int
     is_gated: bool = True
-    """Whether gate and up are one product with its activation: not with gelu."""
+    """True if gate and up are one product with its activation: false with GELU."""
     is_share: bool = False
-    """Of a rank that is not alone."""
+    """True for the shape of one rank of several."""
 
     def of_rank(self, ranks: int) -> "CheckpointShape":
-        """What one of so many tensor-parallel ranks computes. ValueError: they cannot share it out."""
+        """Returns the shape of one of `ranks` tensor-parallel ranks. Raises ValueError if they cannot share it."""
         sizes = (self.intermediate, self.heads)
         if any(size % ranks for size in sizes) or (self.kv_heads % ranks and ranks % self.kv_heads):
             raise ValueError(f"{ranks} ranks cannot share out {self}")
@@ -39,7 +39,7 @@ class CheckpointShape:
 
     @property
     def products(self) -> Counter[Product]:
-        """Of one decode step."""
+        """The products of one decode step, with the number of times that each is computed."""
         writes = not self.is_share  # ranks add up before the residual stream is added
         width = self.heads * self.head_dim
         both = Product(self.intermediate, self.hidden, gated=True)
@@ -77,4 +77,4 @@ CHECKPOINTS: dict[str, CheckpointShape] = {
     "Mistral-Nemo-12B": CheckpointShape(5120, 14336, 32, 8, 128, 131072, 40),
     "Mistral-Small-24B": CheckpointShape(5120, 32768, 32, 8, 128, 131072, 40),
 }
-"""The most important first: time may be short."""
+"""The shapes, the most important first, because time may be short."""

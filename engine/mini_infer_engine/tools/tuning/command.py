@@ -1,4 +1,4 @@
-"""`mini-infer tune`: which products, for how long, and where the table goes; says what it gained."""
+"""Implements `mini-infer tune`: selects the products, the time and the table's place, and reports the gains."""
 
 import argparse
 import contextlib
@@ -38,11 +38,11 @@ them. Engines name the tables they use when they start; --disable tuned_configs 
 
 
 class TuneError(Exception):
-    """Nothing can be tuned; the message is for the user, in one line."""
+    """Raised if nothing can be tuned; the message is for the user, in one line."""
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The flags."""
+    """Returns the parser of the command's flags."""
     parser = argparse.ArgumentParser(
         prog="mini-infer tune", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -82,7 +82,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command. Returns the exit status."""
+    """Runs the command. Returns the exit status."""
     show_crashes()
     parser = make_parser()
     options = parser.parse_args(arguments)
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def tune(options: argparse.Namespace) -> int:
-    """Compile and measure until the time is up; the table on disk has all that was measured at any time."""
+    """Compiles and measures until the time is up. The table on disk is rewritten after each measurement."""
     started = time.monotonic()
     _check_device()
     import torch
@@ -142,12 +142,12 @@ def tune(options: argparse.Namespace) -> int:
 
 
 def key_of(product: "Product", rows: int) -> Shape:
-    """Its place in the engine's table."""
+    """Returns a product's key in the engine's table."""
     return product.n, product.k, product.gated, rows
 
 
 def write_table(device: str, table: dict[Shape, GemmConfig | None], out: Path | None) -> Path:
-    """Add to the user's table, or with `out` to a copy of all that is known."""
+    """Adds the configs to the user's table, or with `out` to a copy of the shipped table in that folder."""
     if out is None:
         folder, known = tuned_configs_folder(), cached_configs(device) or TunedConfigs(device, {}, {})
     else:
@@ -162,7 +162,7 @@ def write_table(device: str, table: dict[Shape, GemmConfig | None], out: Path | 
 
 
 def line_of(found: "Measured") -> str:
-    """One measurement for people."""
+    """Formats one measurement for people."""
     product = found.product
     kind = "gated" if product.gated else "residual" if product.writes_residual else ""
     speed = product.byte_count / found.us / 1e6
@@ -177,7 +177,7 @@ def line_of(found: "Measured") -> str:
 def gains(
     models: "dict[str, Counter[Product]]", measured: "dict[tuple[Product, int], Measured]", rows: Sequence[int]
 ) -> list[str]:
-    """For each model and batch that was measured: time of a step's products before and after."""
+    """Returns a line for each model and batch that was measured: time of a step's products before and after."""
     lines = []
     for name, counts in models.items():
         for each in rows:
@@ -196,7 +196,7 @@ def gains(
 
 
 def compile_jobs(jobs: "list[tuple[Product, int]]", deadline: float) -> None:
-    """Fill Triton's cache from several processes, for no longer than half of the time that is left."""
+    """Fills Triton's cache from several processes, for no longer than half of the remaining time."""
     wait_s = max(1.0, (deadline - time.monotonic()) / 2)
     started = time.monotonic()
     pool = multiprocessing.get_context("spawn").Pool(_COMPILERS, initializer=show_crashes)
@@ -220,7 +220,7 @@ def _compile(jobs: "list[tuple[Product, int]]") -> None:
 
 
 def _models(options: argparse.Namespace) -> "dict[str, Counter[Product]]":
-    """Products by the model's name. ValueError: a folder cannot be read."""
+    """Returns each model's products by its name. Raises ValueError if a folder cannot be read."""
     from mini_infer_engine.models.registry import model_class, read_config
     from mini_infer_engine.tools.tuning.checkpoints import CHECKPOINTS
     from mini_infer_engine.tools.tuning.products import products_of

@@ -1,4 +1,4 @@
-"""Which products a decode step of a model computes: what is tuned. Measures nothing."""
+"""Lists the products that a decode step of a model computes, which are tuned. Measures nothing."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Product:
     n: int
     k: int
     gated: bool = False
-    """The output is silu(gate) * up of twice as many rows of weights."""
+    """True if the output is silu(gate) * up, of twice as many rows of weights."""
     writes_residual: bool = False
 
     @property
@@ -29,14 +29,14 @@ class Product:
 
     @property
     def byte_count(self) -> int:
-        """Of the weights, bf16."""
+        """Bytes of the weights in bf16."""
         return self.weight_rows * self.k * 2
 
 
 def products_of(config: ModelConfig) -> Counter[Product]:
-    """The products of one decode step, by a rank where it is one, and how often each is computed.
+    """Counts the products of one decode step, on one rank if the model is sharded.
 
-    Those with quantised weights are left out: their kernels are others.
+    Products with quantised weights are left out: they have other kernels.
     """
     with torch.device("meta"):
         model = model_class(config.architecture)(config)

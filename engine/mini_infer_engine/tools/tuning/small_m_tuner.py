@@ -1,4 +1,4 @@
-"""Measures small-M GEMMs on this GPU: every config worth trying, beside what the engine takes now and cuBLAS."""
+"""Measures small-M GEMMs on this GPU: every plausible config, beside the engine's current choice and cuBLAS."""
 
 import contextlib
 import functools
@@ -22,21 +22,23 @@ from mini_infer_engine.tools.tuning.products import Product
 from mini_infer_engine.tools.tuning.timing import graph_microseconds
 
 BLOCKS_M = (8, 32, 16, 64)
-"""M of the tiles that are timed, the most important first."""
+"""The tiles' M that are timed, the most important first."""
 _L2_BYTES = 50_000_000
 _SQUARE_SUM_PARTS = 64
-"""Square sums of a row: as many as a residual stream of 4,096 in tiles of 64 has."""
+"""The number of square sums of a row: that of a residual stream of width 4,096 in tiles of 64."""
 _MOST_ERROR = 1e-2
 _TIMED_AGAIN = 3
-"""Candidates that came first, of products above 30 MB, took 4 to 12 % longer than when they were timed again in 32 of
-175 cases; later ones, and those of smaller products, in one of 255. Why is not known.
+"""The number of first candidates that are timed again at the end.
+
+For products above 30 MB, the first candidates took 4 to 12 % longer than in a second timing in 32 of 175 cases; later
+candidates, and those of smaller products, in one of 255. The cause is unknown.
 """
 
 Gemm = Callable[[torch.Tensor, GemmConfig], object]
 
 
 def candidates(product: Product, block_m: int, profile: DeviceProfile) -> list[PdlGemmConfig]:
-    """Configs worth trying: from a program for every third SM to two an SM; rings of which one to three fit."""
+    """Returns plausible configs: from one program for every third SM to two an SM; one to three rings in an SM."""
     found = []
     for tall, block_k, residents, splits in itertools.product((64, 128), (128, 256), (1, 2, 3), (1, 2, 3, 4, 6)):
         block_n = tall // (2 if product.gated else 1)
@@ -53,7 +55,7 @@ def candidates(product: Product, block_m: int, profile: DeviceProfile) -> list[P
 def candidate_times(
     configs: Sequence[PdlGemmConfig], microseconds: Callable[[PdlGemmConfig], float]
 ) -> list[tuple[float, PdlGemmConfig]]:
-    """Times and configs, the fastest first, without those that fail; the first ones are timed once more at the end."""
+    """Returns times and configs, the fastest first, without those that fail. The first ones are timed twice."""
     found: dict[PdlGemmConfig, float] = {}
     for config in (*configs, *configs[:_TIMED_AGAIN]):
         with contextlib.suppress(Exception):  # a config that does not fit the chip is only not a candidate
@@ -63,32 +65,32 @@ def candidate_times(
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was found for one product with so many rows; times in microseconds."""
+    """The result for one product with this many rows; times in microseconds."""
 
     product: Product
     rows: int
     before_us: float
-    """With what the engine takes so far."""
+    """The time with the engine's current choice."""
     us: float
-    """With the fastest."""
+    """The time with the fastest config."""
     config: GemmConfig | None
-    """None: cuBLAS is the fastest."""
+    """The fastest config; None: cuBLAS."""
     all_us: tuple[tuple[float, PdlGemmConfig], ...]
 
     @property
     def gain(self) -> float:
-        """Share of the time that is saved."""
+        """The share of the time that is saved."""
         return 1 - self.us / self.before_us
 
 
 class SmallMTuner:
-    """Measures on one device."""
+    """Measures small-M GEMMs on one device."""
 
     def __init__(self, kernels: KernelContext) -> None:
         self.policy, self._workspace = kernels.policy, kernels.workspace
 
     def compile(self, jobs: Iterable[tuple[Product, int]]) -> None:
-        """Compile all candidates into Triton's cache."""
+        """Compiles all candidates into Triton's cache."""
         for product, rows in jobs:
             gemm = self._gemm(product, rows)
             weight = torch.empty((product.weight_rows, product.k), dtype=torch.bfloat16, device="cuda")
@@ -97,10 +99,10 @@ class SmallMTuner:
                     gemm(weight, config)
 
     def measure(self, product: Product, rows: int) -> Measured:
-        """Time every candidate over more weights than the L2 cache holds, then the best few again and longer.
+        """Times every candidate over more weights than fit the L2 cache, then the best few again and longer.
 
-        GEMMs follow each other at once, as in a decode step: what one does while the one before runs counts. A config
-        whose result is wrong, or that gains less than timing varies, is not taken.
+        GEMMs follow each other immediately, as in a decode step, so that overlap with the GEMM before counts. A config
+        whose result is wrong is not chosen.
         """
         copies = max(2, math.ceil(5 * _L2_BYTES / product.byte_count))
         weights = [_random(product.weight_rows, product.k) * product.k**-0.5 for _ in range(copies)]
@@ -127,7 +129,7 @@ class SmallMTuner:
         return Measured(product, rows, before_us, us, config, tuple(first))
 
     def _gemm(self, product: Product, rows: int) -> Gemm:
-        """As serving runs it; one that writes the residual stream prepares the next norm."""
+        """Returns the GEMM as serving runs it; one that writes the residual stream prepares the next norm."""
         x = _random(rows, product.k)
         if product.writes_residual:
             residual, norm = _random(rows, product.n), _random(product.n)
@@ -141,7 +143,7 @@ class SmallMTuner:
         )
 
     def _error(self, product: Product, rows: int, config: GemmConfig, weight: torch.Tensor) -> float:
-        """Norm of the difference to fp32 over the norm of the fp32 result."""
+        """Returns the norm of the difference to fp32 over the norm of the fp32 result."""
         x, residual = _random(rows, product.k), _random(rows, product.n)
         actual = small_m_linear(
             x,
@@ -161,7 +163,7 @@ class SmallMTuner:
 
 
 def _cublas(product: Product, rows: int) -> Callable[[torch.Tensor], object]:
-    """The same by cuBLAS. Beside our kernels, one GEMM by cuBLAS costs a norm of its own, before it or after."""
+    """Returns the product by cuBLAS. Beside our kernels it costs a norm of its own, before or after it."""
     x = _random(rows, product.k)
     if product.writes_residual:
         residual, norm = _random(rows, product.n), _random(product.n)

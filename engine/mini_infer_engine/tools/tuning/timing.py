@@ -1,4 +1,4 @@
-"""Time of short calls on a GPU."""
+"""Times short calls on a GPU."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -7,7 +7,7 @@ import torch
 
 
 def graph_microseconds(calls: Sequence[Callable[[], object]], replays: int = 15) -> float:
-    """Microseconds a call inside a CUDA graph of all calls, median of several replays."""
+    """Returns the microseconds of a call inside a CUDA graph of all calls, the median of several replays."""
     for call in calls[:2]:
         call()
     torch.cuda.synchronize()
