@@ -204,7 +204,9 @@ def _object_in(text: str) -> dict[str, Any] | None:
 
 
 def _depth(text: str) -> int:
-    """Returns an upper bound of the levels of nested objects and lists in a JSON text."""
+    """Estimates the levels of nested objects and lists in a JSON text by its brackets, those within strings included.
+    Returns 0 if there are too few brackets for more than `_DEEPEST` levels.
+    """
     depth = deepest = 0
     for bracket in _BRACKETS.findall(text) if text.count("{") + text.count("[") > _DEEPEST else ():
         depth += 1 if bracket in "{[" else -1
