@@ -87,7 +87,7 @@ def group_name(options: EngineOptions) -> str:
 def num_nodes(options: EngineOptions) -> int:
     """Returns the number of machines of a group, from the options or LeaderWorkerSet's environment.
 
-    Raises ValueError if the environment says another number than the options, or none.
+    Raises ValueError if the environment says another number than the options, or no number.
     """
     text = os.environ.get("LWS_GROUP_SIZE", "")
     if not text:
