@@ -43,8 +43,9 @@ class BlockStored(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     medium: str | None = msgspec.field(default_factory=_none)
     lora_name: str | None = msgspec.field(default_factory=_none)
     extra_keys: list[tuple[Any, ...] | None] | None = None
-    """Per block, what beside tokens and parent tells it apart: adapter name, media hashes, and, in a prompt's first
-    block only, the cache salt."""
+    """Facts per block that, beside tokens and parent, distinguish it: adapter name, media hashes, and, in a prompt's
+    first block only, the cache salt.
+    """
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
     kv_cache_spec_sliding_window: int | None = None
@@ -256,7 +257,7 @@ def merge_snapshots(sequence: int, payloads: Sequence[bytes]) -> bytes:
 
 
 def sequence_frame(sequence: int) -> bytes:
-    """The second frame of a message, and the body of a replay request (the first sequence number wanted)."""
+    """Returns the second frame of a message, and the body of a replay request (the first sequence number to replay)."""
     return sequence.to_bytes(SEQUENCE_BYTES, "big")
 
 
@@ -277,9 +278,10 @@ REPLAY_LAST_FRAMES = (b"", b"", REPLAY_END, b"")
 
 
 def read_replay_reply(frames: Sequence[bytes]) -> tuple[int, bytes] | None:
-    """One reply to a replay request: (sequence, payload), or None for the end marker.
+    """Reads one reply to a replay request: (sequence, payload), or None for the end marker.
 
-    Takes the frames as a DEALER or a REQ socket gives them, from vLLM 0.26 and later and, without a topic, from before.
+    Takes the frames as a DEALER or a REQ socket receives them, from vLLM 0.26 and later and, without a topic, from
+    before.
     """
     if len(frames) < 2:
         raise EventFormatError(f"replay reply has {len(frames)} frames; wanted at least a sequence and a payload")

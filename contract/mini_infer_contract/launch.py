@@ -113,6 +113,6 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class EndpointsFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The static endpoints file (JSON or YAML), replaced atomically by whoever writes it."""
+    """The static endpoints file (JSON or YAML); its writer replaces it atomically."""
 
     endpoints: list[Endpoint] = []

@@ -52,7 +52,7 @@ class OptionRow:
     """The field's type, without None."""
     is_optional: bool
     default: Any
-    """`msgspec.NODEFAULT` where it must be given."""
+    """The default; `msgspec.NODEFAULT` if the option is required."""
     description: str
     option: Option
 

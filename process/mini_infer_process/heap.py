@@ -1,13 +1,15 @@
-"""Gives free memory of the C heap back to the kernel. glibc keeps what is freed between two blocks that are in use.
+"""Returns free memory of the C heap to the kernel.
 
-On other C libraries nothing happens.
+glibc retains memory that is freed between two blocks that are in use. On other C libraries nothing happens.
 """
 
 import contextlib
 import ctypes
 
 TRIM_EVERY_S = 60.0
-"""A trim reads the whole heap: some milliseconds, for which an idle process has time once a minute."""
+"""Seconds between two trims: each reads the whole heap, some milliseconds, for which an idle process has time once a
+minute.
+"""
 
 
 def trim_heap() -> None:

@@ -1,7 +1,7 @@
 """Limits of every ZMQ socket of engines and gateways, in one table. It opens no socket.
 
-libzmq bounds neither the size of a frame nor, at a high-water mark of 0, the number of buffered messages. Whoever makes
-a socket applies its row before `bind` or `connect`.
+libzmq bounds neither the size of a frame nor, at a high-water mark of 0, the number of buffered messages. Code that
+makes a socket applies its row before `bind` or `connect`.
 """
 
 from dataclasses import dataclass

@@ -154,7 +154,7 @@ OPENAI_ERRORS = ErrorShape(lambda error, request_id: error.body())
 
 
 def context_length(max_model_len: int) -> str:
-    """Says how long the context is, in the words by which OpenAI's clients tell a prompt that is too long."""
+    """Returns the length of the context in the words by which OpenAI's clients recognise a prompt that is too long."""
     return f"this model's maximum context length is {max_model_len} tokens (max_model_len)"
 
 

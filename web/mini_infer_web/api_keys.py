@@ -71,7 +71,9 @@ class KeyGrant:
 
     @cached_property
     def cache_salt(self) -> str:
-        """Separates its prefix cache from that of other keys. Nobody can guess that of a key that is not theirs."""
+        """Salt that separates its prefix cache from that of other keys. A client cannot guess the salt of a key that it
+        lacks.
+        """
         return SALTED_BY_KEY + hashlib.sha256(b"mini-infer cache salt\0" + self.digest).hexdigest()[:32]
 
 
@@ -112,7 +114,7 @@ class ApiKeys:
     def refusal(self, method: str, path: str, headers: Iterable[tuple[bytes, bytes]]) -> ApiError | None:
         """Returns the 401 of a request without a key of ours; None if it may be served. Header names are in lower case.
 
-        OPTIONS is free: a browser asks with it, before it sends keys, what it may send.
+        OPTIONS is free: before it sends keys, a browser requests with it what it may send.
         """
         if not self or path in FREE_PATHS or method == "OPTIONS":
             return None

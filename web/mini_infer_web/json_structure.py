@@ -23,7 +23,7 @@ MAX_VALUES = 1_000_000
 _COUNTED_BYTES = 1 << 20
 """Bytes that are counted in one go, in a millisecond."""
 _SLICE_BYTES = 1 << 17
-"""Bytes in which text and structure are told apart in one go, in a millisecond."""
+"""Bytes in which text and structure are separated in one go, in a millisecond."""
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _WHOLE_STRINGS = re.compile(rb'(?:[^"]++|"(?:[^"\\]++|\\.)*+")++', re.DOTALL)
 _IN_STRING = re.compile(rb"(?:[^\"\\]++|\\.)*+", re.DOTALL)

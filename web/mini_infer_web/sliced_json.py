@@ -1,8 +1,8 @@
-"""A large JSON body decoded in slices, so that what shares the event loop never waits for all of it.
+"""Decodes a large JSON body in slices, so that other tasks of the event loop never wait for all of it.
 
 A body is large because of few long strings or lists of token ids. They are taken out, decoded in parts of a fraction of
-a millisecond, and put back where they were. Bodies that are large in another way, or no JSON, are decoded in one go as
-small ones are.
+a millisecond, and put back where they were. Bodies that are large for another reason, or no JSON, are decoded in one go
+as small ones are.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ SLICE_BYTES = 1 << 17
 NUMBERS_BYTES = 1 << 17
 """Size of a list of whole numbers above which it is decoded in slices: some 20,000 token ids."""
 _MAX_STRINGS = 5_000
-"""More short strings than that would be slower to tell apart than to decode."""
+"""Most short strings: more would be slower to skip than to decode."""
 AtOnce = Callable[[bytes], dict[str, Any]]
 """Returns the JSON object in a body, or raises an error."""
 _HEX = rb"[0-9a-fA-F]"

@@ -38,7 +38,7 @@ from mini_infer_web.http_server.upgrade import websocket_refusal
 from mini_infer_web.http_server.websocket import LimitedWebSocket
 
 RESPONSE_WRITER = "mini_infer_response_writer"
-"""Key in a scope: the request's `ResponseWriter`, which is to be taken out, since it refers to the scope."""
+"""Key in a scope: the request's `ResponseWriter`. Take it out of the scope, since it refers to the scope."""
 _OFFERS = (b"connection", b"upgrade", b"http2-settings")
 _DIRECT_PIECES = 16
 """Pieces of one head that the parser gets as they come. It joins what it has of a line with each further piece, so
@@ -204,7 +204,7 @@ class LimitedConnection(HttpToolsProtocol):
     # -- uvicorn
 
     def on_response_complete(self) -> None:
-        """Goes on with the next request, without uvicorn's timer for each answer."""
+        """Continues with the next request, without uvicorn's timer for each answer."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return

@@ -36,6 +36,8 @@ MAX_PIPELINED_BYTES = 1 << 20
 LINGER_S = 5.0
 """Seconds for the client of a closed connection to take what was sent to it; then the connection is reset."""
 WEBSOCKET_SHARE = 4
-"""One in this many of a peer's connections may be a WebSocket: idle ones cannot be told from those that wait."""
+"""One in this many of a peer's connections may be a WebSocket: idle ones cannot be distinguished from
+those that wait.
+"""
 MAX_FRAGMENTS = 4096
 """Most fragments of one WebSocket message: empty ones add nothing to its size."""
