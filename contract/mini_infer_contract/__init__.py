@@ -1,1 +1,3 @@
-"""What engine, gateway and operator agree on: block keys, KV events, prompts, the resource, launch and metric names."""
+"""Defines what engine, gateway and operator agree on: block keys, KV events, prompts, the resource, names of launches
+and metrics.
+"""

@@ -1,4 +1,4 @@
-"""Prompt tokens to a chain of block keys, the same on every side that caches or routes by prefix.
+"""Hashes prompt tokens into a chain of block keys, the same on every side that caches or routes by prefix.
 
 A key names sixteen tokens and everything before them, so that equal keys mean equal KV cache. This file knows nothing
 of pages, pods or events.
@@ -11,23 +11,23 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 BLOCK_SIZE_TOKENS = 16
-"""Tokens a block: the grain at which prefixes are shared, whatever the page size of an engine."""
+"""Tokens a block: the granularity at which prefixes are shared, whatever the page size of an engine."""
 
 KEY_BYTES = 16
 
 _BLOCK_BYTES = 4 * BLOCK_SIZE_TOKENS
 SPAN_SIZE_TOKENS = 16 * BLOCK_SIZE_TOKENS
-"""Tokens whose keys are remembered together."""
+"""Tokens whose keys are cached together."""
 
 _SPAN_BYTES = 4 * SPAN_SIZE_TOKENS
 _REMEMBERED_ROOTS = 1024
 _REMEMBERED_SPANS = 4096
-"""A million tokens, in about 9 MB."""
+"""Most cached spans: a million tokens, in about 9 MB."""
 
 
 @lru_cache(maxsize=_REMEMBERED_ROOTS)
 def root_key(model_revision: str, adapter: str = "", salt: str = "") -> bytes:
-    """The parent of a prompt's first block: 16 bytes that differ wherever KV cache must not be shared.
+    """Returns the parent of a prompt's first block: 16 bytes that differ wherever KV cache must not be shared.
 
     `adapter` is the LoRA adapter's name, `salt` the tenant's cache salt; both empty means shared by all.
     """
@@ -36,10 +36,12 @@ def root_key(model_revision: str, adapter: str = "", salt: str = "") -> bytes:
 
 
 def block_keys(token_ids: Sequence[int], parent: bytes) -> list[bytes]:
-    """The keys of all full blocks of `token_ids`, in order, chained from `parent`; a partial last block has none.
+    """Returns the keys of all full blocks of `token_ids`, in order, chained from `parent`; a partial last block has
+    none.
 
-    A block's key is sha256(parent[16] || 16 x u32 little-endian)[:16]. Of an `array("I")` no token is looked at one by
-    one. What many prompts begin with is hashed once: looking 256 tokens up costs a sixteenth of hashing them.
+    A block's key is sha256(parent[16] || 16 x u32 little-endian)[:16]. The tokens of an `array("I")` are not looked at
+    one by one. A beginning that many prompts share is hashed once: looking 256 tokens up costs a sixteenth of hashing
+    them.
     """
     packed = _packed(token_ids[: len(token_ids) - len(token_ids) % BLOCK_SIZE_TOKENS])
     whole_spans = len(packed) - len(packed) % _SPAN_BYTES
@@ -50,7 +52,7 @@ def block_keys(token_ids: Sequence[int], parent: bytes) -> list[bytes]:
 
 
 def _packed(token_ids: Sequence[int]) -> bytes:
-    """Four bytes a token, little-endian. OverflowError: a token id does not fit."""
+    """Packs token ids into four bytes each, little-endian. Raises OverflowError if one does not fit."""
     words = array("I", token_ids)
     if sys.byteorder == "big":
         words.byteswap()

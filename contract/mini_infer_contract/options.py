@@ -17,26 +17,26 @@ import msgspec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """What a field's type, default and docstring do not say."""
+    """Facts about an option that its field's type, default and docstring do not carry."""
 
     group: str
     """Heading under which it is listed."""
     unit: str = ""
-    """Of its value, as help shows it: TOKENS, SECONDS, NAME."""
+    """Unit of the value, as help shows it: TOKENS, SECONDS, NAME."""
     default_text: str = ""
-    """What its default means, where the value does not say it."""
+    """The meaning of the default, if the value does not say it."""
     low: float | None = None
     """Least value."""
     high: float | None = None
     low_is_allowed: bool = True
     is_size: bool = False
-    """Bytes: a flag takes 512MiB, the resource a quantity such as 512Mi."""
+    """True for a number of bytes: a flag takes 512MiB, the resource a quantity such as 512Mi."""
     is_list: bool = False
-    """A tuple of names: one flag with commas, or several words where `unit` names one."""
+    """True for a tuple of names: one flag with commas, or several words where `unit` names one."""
     in_resource: bool = False
-    """The resource's `engine` block has a field of this name."""
+    """True if the resource's `engine` block has a field of this name."""
     flag: str = ""
-    """Where it is not the name with dashes."""
+    """The flag's name without its two dashes, if it is not the field's name with dashes."""
     aliases: tuple[str, ...] = ()
     """More flags of the same meaning."""
     hints: tuple[tuple[str, str], ...] = ()
@@ -49,21 +49,21 @@ class OptionRow:
 
     name: str
     type: Any
-    """Without None."""
+    """The field's type, without None."""
     is_optional: bool
     default: Any
-    """`msgspec.NODEFAULT` where it must be given."""
+    """The default; `msgspec.NODEFAULT` if the option is required."""
     description: str
     option: Option
 
     @property
     def flag(self) -> str:
-        """At a command line."""
+        """The option's flag at a command line."""
         return f"--{self.option.flag or self.name.replace('_', '-')}"
 
     @property
     def shown_default(self) -> str:
-        """For people."""
+        """The default as help and documentation show it."""
         if self.option.default_text:
             return self.option.default_text
         if isinstance(self.default, bool):
@@ -75,7 +75,7 @@ class OptionRow:
 
 @cache
 def option_rows(struct: type[msgspec.Struct]) -> tuple[OptionRow, ...]:
-    """All options of a struct, in its order. TypeError: a field has no `Option` or no docstring."""
+    """Returns all options of a struct, in its order. Raises TypeError if a field has no `Option` or no docstring."""
     hints = get_type_hints(struct, include_extras=True)
     described = dict(_docstrings(struct))
     rows = []
@@ -92,7 +92,7 @@ def option_rows(struct: type[msgspec.Struct]) -> tuple[OptionRow, ...]:
 
 
 def _docstrings(struct: type) -> Iterator[tuple[str, str]]:
-    """Field names and the strings under them, of a class and of those it is made from."""
+    """Yields field names and the strings under them, of a class and of its base classes."""
     for base in reversed(struct.__mro__[:-1]):
         if not issubclass(base, msgspec.Struct) or base is msgspec.Struct:
             continue
@@ -105,7 +105,7 @@ def _docstrings(struct: type) -> Iterator[tuple[str, str]]:
 
 
 def option_table(struct: type[msgspec.Struct]) -> str:
-    """All options as a table of Markdown."""
+    """Returns all options as a table of Markdown."""
     lines = ["| flag | default | |", "|---|---|---|"]
     for row in option_rows(struct):
         where = " Field of `engine` in the resource." if row.option.in_resource else ""

@@ -1,9 +1,10 @@
-"""How processes of one service prove to each other that they belong to it: keys derived from one shared secret.
+"""Derives the keys by which processes of one service prove to each other that they belong to it from one shared secret.
 
 The operator (or `mini-infer up`) holds a root secret. Each InferenceService gets a secret of its own that is derived
 from it, so that a secret that leaks from one namespace opens no other service. Gateways hold the root secret and derive
-what they need. From a service's secret every member derives the same CurveZMQ key pairs (https://rfc.zeromq.org/spec/26/)
-for ZMQ sockets, and one token for HTTP requests. This module derives keys; it opens no socket and checks no request.
+what they need. From a service's secret every member derives the same CurveZMQ key pairs
+(https://rfc.zeromq.org/spec/26/) for ZMQ sockets, and one token for HTTP requests. This module derives keys; it opens
+no socket and checks no request.
 """
 
 import hashlib
@@ -21,8 +22,9 @@ SECRET_BYTES: Final = 32
 """Length of every secret here: a Curve25519 key, and the output of HMAC-SHA256."""
 
 PeerAuth = Literal["", "shared", "service"]
-"""How an endpoint expects its peers to prove membership: not at all, with the gateway's own secret, or with the secret
-that is derived from it for the endpoint's InferenceService."""
+"""The credential that an endpoint expects of its peers: none, the gateway's own secret ("shared"), or the secret that
+is derived from it for the endpoint's InferenceService ("service").
+"""
 
 _HEX = re.compile(r"[0-9a-fA-F]{64}")
 

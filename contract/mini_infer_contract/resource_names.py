@@ -13,20 +13,20 @@ LABEL_SERVICE = f"{GROUP}/service"
 LABEL_ROLE = f"{GROUP}/role"
 LABEL_REVISION = f"{GROUP}/revision"
 LABEL_DRAINING = f"{GROUP}/draining"
-""" "true" on a pod that is chosen to go: gateways send it nothing new."""
+"""Is "true" on a pod that is chosen to go: gateways send it nothing new."""
 
 # Written by LeaderWorkerSet on the pods of a group over several nodes, of which the leader alone answers requests.
 # https://lws.sigs.k8s.io/docs/reference/labels-annotations-and-environment-variables/
 LABEL_GROUP = "leaderworkerset.sigs.k8s.io/group-key"
-"""Of all pods of one group, and of no other."""
+"""A value that all pods of one group share, and no other pod has."""
 LABEL_GROUP_INDEX = "leaderworkerset.sigs.k8s.io/group-index"
-"""Of a group among those of its LeaderWorkerSet: the highest goes first."""
+"""A group's index within its LeaderWorkerSet: the highest is removed first."""
 LABEL_WORKER_INDEX = "leaderworkerset.sigs.k8s.io/worker-index"
 """ "0" on a group's leader; a pod with another value is no endpoint."""
 
 # Annotations on the pods: what the gateway must know of an engine beside its address.
 ANNOTATION_DRAINING_SINCE = f"{GROUP}/draining-since"
-"""On a pod with the draining label: since when, RFC 3339."""
+"""The time since when a pod with the draining label has it, RFC 3339."""
 ANNOTATION_IGNORE_MANAGERS = f"{GROUP}/ignore-managers"
 """On an InferenceService: field managers, separated by commas, whose additions to Deployments are left alone."""
 ANNOTATION_MODEL = f"{GROUP}/model"
@@ -39,4 +39,4 @@ ANNOTATION_SERVICE_CREATED = f"{GROUP}/service-created"
 ROLES = ("unified", "prefill", "decode")
 """Fields of `spec`, and values of the role label."""
 ANSWERING_ROLES = ("unified", "decode")
-"""Those whose engines answer clients' requests."""
+"""The roles whose engines answer clients' requests."""

@@ -1,1 +1,3 @@
-"""How a process of ours runs: its command line, logs, interpreter, open files, listening addresses and ZMQ sockets."""
+"""The ground of every process of ours: its command line, logs, interpreter, open files, listening addresses and ZMQ
+sockets.
+"""

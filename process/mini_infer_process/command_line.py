@@ -1,4 +1,4 @@
-"""What all commands' flags have in common: ranges of numbers, and a guess at what a misspelt flag was to be."""
+"""Helpers that all commands' flags share: ranges of numbers, and a suggestion for a misspelt flag."""
 
 import argparse
 import difflib
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 
 def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
-    """For `type=` of argparse: an integer in this range."""
+    """Returns a parser for argparse's `type=` that takes an integer in this range."""
 
     def read(text: str) -> int:
         number = int(text) if text.strip().lstrip("+-").isdecimal() else None
@@ -19,7 +19,7 @@ def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
 
 
 def seconds(text: str) -> float:
-    """For `type=` of argparse: a time that is not negative."""
+    """Parses a time that is not negative, for argparse's `type=`."""
     try:
         number = float(text)
     except ValueError:
@@ -30,11 +30,11 @@ def seconds(text: str) -> float:
 
 
 port_number = whole_number(0, 65_535)
-"""For `type=` of argparse; 0: a free one."""
+"""Parses a port number, for argparse's `type=`; 0 means a free port."""
 
 
 def parse_flags(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
-    """As `parse_args`, which does not say what a flag that there is not may have been meant to be."""
+    """Parses flags as `parse_args` does, and suggests a known flag for an unknown one."""
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{guess(unknown[0], parser)}")
@@ -42,13 +42,13 @@ def parse_flags(parser: argparse.ArgumentParser, arguments: Sequence[str] | None
 
 
 def guess(flag: str, parser: argparse.ArgumentParser) -> str:
-    """The end of a sentence about a flag that there is not."""
+    """Returns the end of a sentence about an unknown flag: the known flag that was probably meant."""
     known = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
     return did_you_mean(flag.partition("=")[0], known, "--help lists all flags")
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
-    """The end of a sentence about a name that there is not; `otherwise`: where no known one is like it."""
+    """Returns the end of a sentence about an unknown name; `otherwise` if no known name resembles it."""
     near = difflib.get_close_matches(name, list(known), 1)
     return f": did you mean {near[0]}?" if near else f": {otherwise}"
 

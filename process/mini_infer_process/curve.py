@@ -16,7 +16,7 @@ ZAP_DOMAIN: Final = "mini-infer"
 
 
 def secure_server(socket: "zmq.Socket[Any]", secret: PeerSecret | None) -> None:
-    """Makes the socket a CURVE server, which lets nobody in while its context has no `PeerAuthenticator`.
+    """Makes the socket a CURVE server, which accepts no client while its context has no `PeerAuthenticator`.
 
     Call it before `bind`. With None the socket stays as it is.
     """
@@ -42,7 +42,7 @@ def secure_client(socket: "zmq.Socket[Any]", secret: PeerSecret | None) -> None:
 
 
 class PeerAuthenticator:
-    """Lets the service's own client key in, and no other, at all CURVE servers of one context (ZAP, RFC 27).
+    """Accepts the service's own client key, and no other, at all CURVE servers of one context (ZAP, RFC 27).
 
     It runs a thread of pyzmq's, which wakes for handshakes alone. Close it before its context is destroyed.
     """

@@ -1,4 +1,4 @@
-"""What a command says where packages are missing: the distribution's extra that brings them. Imports nothing heavy."""
+"""Names the distribution's extra that brings packages which a command misses. Imports nothing heavy."""
 
 import sys
 from collections.abc import Iterator
@@ -8,13 +8,15 @@ WHEEL = "mini_infer-VERSION-py3-none-any.whl"
 
 
 def install_hint(extra: str) -> str:
-    """How to install with an extra. The name mini-infer on PyPI belongs to another project, so it is no way."""
+    """Returns the command that installs an extra. The name mini-infer on PyPI belongs to another project, so it is not
+    used.
+    """
     return f"pip install '.[{extra}]' in a checkout, or pip install '{WHEEL}[{extra}]' with the wheel"
 
 
 @contextmanager
 def missing_packages_name_the_extra(command: str, extra: str) -> Iterator[None]:
-    """Ends the process with one sentence where an import of the body, or of what it calls, misses a package."""
+    """Ends the process with one sentence if an import in the body, or in what it calls, misses a package."""
     try:
         yield
     except ModuleNotFoundError as error:

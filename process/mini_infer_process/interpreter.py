@@ -1,4 +1,5 @@
-"""How Python itself is set: where much is imported, and where an event loop serves many and threads tokenise beside it.
+"""Settings of the Python interpreter for processes that import much, and whose event loop serves many beside threads
+that tokenise.
 
 A start should be quick, and no pause long.
 """
@@ -13,19 +14,23 @@ from collections.abc import Iterator
 from typing import Final
 
 SWITCH_INTERVAL_S: Final = 0.001
-"""How long a thread that tokenises may hold the interpreter while the event loop wants it; Python's own is 5 ms."""
+"""Seconds for which a thread that tokenises may hold the interpreter while the event loop waits; Python's own is 5 ms.
+"""
 GARBAGE_THRESHOLDS: Final = (10_000, 20, 20)
-"""Objects that may be made, beyond those that went, before the garbage collector looks through the youngest, and how
-many such looks it takes until it looks through older ones. Requests leave no reference cycles behind, so Python's own
-700 only made it look through requests that were still being served, for a sixth of all CPU time; 10,000 take 1 ms."""
+"""Thresholds of Python's garbage collector: objects allocated, less those freed, until it scans the youngest
+generation, and scans of one generation until it scans the next. Requests leave no reference cycles behind, so Python's
+own 700 only made it scan requests that were still being served, for a sixth of all CPU time; 10,000 take 1 ms.
+"""
 
 NICENESS: Final = 10
-"""Of threads that tokenise, above that of the main thread: the event loop comes first where cores are few."""
+"""Niceness of threads that tokenise, above that of the main thread: the event loop comes first where cores are few."""
 
 
 @contextlib.contextmanager
 def no_collection() -> Iterator[None]:
-    """For imports: that the garbage collector looks through more and more modules is a quarter of torch's time."""
+    """Disables the garbage collector during imports: its scans of ever more modules are a quarter of torch's import
+    time.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -36,14 +41,14 @@ def no_collection() -> Iterator[None]:
 
 
 def import_to_stay(module: str) -> None:
-    """Import what stays as long as this process does: the garbage collector does not look through it later either."""
+    """Imports a module that stays as long as this process does: the garbage collector does not scan it later either."""
     with no_collection():
         importlib.import_module(module)
         gc.freeze()
 
 
 def favour_event_loop() -> None:
-    """To be called when all that stays has been imported and made."""
+    """Tunes the interpreter for the event loop; call it when everything long-lived has been imported and created."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.set_threshold(*GARBAGE_THRESHOLDS)
     gc.collect()
@@ -51,7 +56,7 @@ def favour_event_loop() -> None:
 
 
 def give_way() -> None:
-    """The calling thread gets a lower priority than the main one: where cores are few the event loop comes first.
+    """Gives the calling thread a lower priority than the main one: where cores are few the event loop comes first.
 
     Linux alone has a priority for each thread; elsewhere nothing happens.
     """

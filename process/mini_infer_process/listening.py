@@ -15,7 +15,7 @@ def usable_host(host: str) -> str:
 
 
 def has_ipv6() -> bool:
-    """Whether a socket of both families can be bound here."""
+    """True if a socket of both address families can be bound here."""
     try:
         with closing(socket.socket(socket.AF_INET6, socket.SOCK_STREAM)) as probe:
             probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)

@@ -1,4 +1,4 @@
-"""How every process logs: one line an event on stderr, as text or as JSON, in one format for all of them."""
+"""Configures the logs of every process: one line an event on stderr, as text or as JSON, in one format for all."""
 
 import faulthandler
 import json
@@ -12,7 +12,7 @@ LogFormat = Literal["text", "json"]
 FORMATS: tuple[LogFormat, ...] = ("text", "json")
 
 _STDERR = 2
-"""The file descriptor: a library may replace `sys.stderr` by something that has none."""
+"""The file descriptor of stderr: a library may replace `sys.stderr` by something that has none."""
 
 
 def show_crashes() -> None:
@@ -23,7 +23,7 @@ def show_crashes() -> None:
 
 
 def configure_logging(level: str, form: LogFormat = "text", engine: int | None = None) -> None:
-    """For this process. `engine`: its number, where a server has several."""
+    """Configures logging for this process. `engine` is its number, if a server has several."""
     _leave_out_what_no_line_says()
     handler = logging.StreamHandler(sys.stderr)
     which = "" if engine is None else f"engine {engine} "
@@ -33,27 +33,29 @@ def configure_logging(level: str, form: LogFormat = "text", engine: int | None =
 
 
 def _leave_out_what_no_line_says() -> None:
-    """Line numbers, threads and processes: looking them up takes a third of what a line costs (Python's logging HOWTO,
-    "Optimization").
+    """Stops logging from looking up line numbers, threads and processes, which takes a third of a line's cost (Python's
+    logging HOWTO, "Optimization").
     """
     logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
 
 
 def with_fields(**fields: Any) -> dict[str, Any]:
-    """For `extra` of a logging call: what the message says, apart, where lines are JSON. None is left out."""
+    """Returns `extra` for a logging call: the facts of the message as fields of their own, for JSON lines. Leaves out
+    None.
+    """
     return {"fields": {name: value for name, value in fields.items() if value is not None}}
 
 
 class TextFormatter(logging.Formatter):
-    """The library's, which works out date and time of day once a second."""
+    """The library's formatter, except that it computes date and time of day once a second."""
 
     def __init__(self, form: str) -> None:
         super().__init__(form)
         self._second, self._shown = -1, ""
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802  # as the library's
-        """See logging."""
+        """Formats the record's time, and reuses the date and time of day within a second."""
         second = int(record.created)
         if second != self._second:
             self._second, self._shown = second, super().formatTime(record, self.default_time_format)
@@ -61,15 +63,17 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line: time, level, logger, message, `with_fields`' fields, and an exception if there is one."""
+    """Formats one JSON object a line: time, level, logger, message, `with_fields`' fields, and an exception if there is
+    one.
+    """
 
     def __init__(self, engine: int | None = None) -> None:
-        """`engine`: its number, where a server has several."""
+        """`engine` is its number, if a server has several."""
         super().__init__()
         self._engine = {} if engine is None else {"engine": engine}
 
     def format(self, record: logging.LogRecord) -> str:
-        """See logging."""
+        """Returns the record as one line of JSON."""
         when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line: dict[str, Any] = {
             "time": f"{when}.{int(record.msecs):03d}Z",

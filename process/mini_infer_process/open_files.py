@@ -1,4 +1,6 @@
-"""How many files and connections a server may have open. Shells hand down 1,024, which a load test exceeds."""
+"""Raises the limit of files and connections that a server may have open. Shells hand down 1,024, which a load test
+exceeds.
+"""
 
 import resource
 
@@ -6,7 +8,7 @@ WANTED_OPEN_FILES = 65_536
 
 
 def raise_open_file_limit(wanted: int = WANTED_OPEN_FILES) -> int:
-    """Raise this process' own limit as far as it may, up to `wanted`; returns the one in force."""
+    """Raises this process' own limit as far as it may, up to `wanted`; returns the one in force."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     target = max(soft, wanted if hard == resource.RLIM_INFINITY else min(wanted, hard))
     if target > soft:

@@ -1,7 +1,7 @@
 """Limits of every ZMQ socket of engines and gateways, in one table. It opens no socket.
 
-libzmq bounds neither the size of a frame nor, at a high-water mark of 0, the number of buffered messages. Whoever makes
-a socket applies its row before `bind` or `connect`.
+libzmq bounds neither the size of a frame nor, at a high-water mark of 0, the number of buffered messages. Code that
+makes a socket applies its row before `bind` or `connect`.
 """
 
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ class SocketLimits:
     """The limits of one socket. Queues count messages of one peer; 0 means that another limit bounds them."""
 
     socket: str
-    """Which socket this is, for people."""
+    """The socket's name, as tables show it."""
     max_message_bytes: int
-    """Of one frame; libzmq closes the connection that announces a longer one, before it allocates it."""
+    """Largest frame; libzmq closes the connection that announces a longer one, before it allocates it."""
     receive_queue: int
     send_queue: int
     at_limit: str
-    """What happens to a message beyond `send_queue`, or what else bounds the queues."""
+    """The fate of a message beyond `send_queue`, or the other limit that bounds the queues."""
 
     def apply(self, socket: "zmq.Socket[Any]") -> None:
         """Sets the options; call it before `bind` or `connect`."""

@@ -1,6 +1,6 @@
-"""Finds the form in which a chat template wants earlier calls of tools, by rendering a conversation with one.
+"""Finds the form in which a chat template expects earlier tool calls, by rendering a conversation with one.
 
-Templates differ: most want arguments as an object and print it as JSON, DeepSeek's print a string, and some of these
+Templates differ: most expect arguments as an object and print it as JSON, DeepSeek's print a string, and some of these
 show a call only where the message's content is null. Knows no conversation of a client's.
 """
 
@@ -9,19 +9,21 @@ from dataclasses import dataclass
 from typing import Any
 
 Render = Callable[[list[dict[str, Any]]], str | None]
-"""Returns the text of a conversation, or None where the template refuses it."""
+"""Returns the text of a conversation, or None if the template refuses it."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """How a template wants calls of tools in a conversation."""
+    """The form in which a template expects tool calls in a conversation."""
 
     text_arguments: bool = False
-    """Arguments have to be a string, as OpenAI's API has them; otherwise the object that the string says."""
+    """True if arguments have to be a string, as OpenAI's API has them; otherwise they are the object that the string
+    encodes.
+    """
     null_content: bool = False
-    """A message of calls alone has to have null as its content; otherwise an empty string."""
+    """True if a message of calls alone has to have null as its content; otherwise it has an empty string."""
     shows_text: bool = True
-    """A string in place of an object is shown; otherwise arguments that are no object are wrapped into one."""
+    """True if a string in place of an object is shown; otherwise arguments that are no object are wrapped into one."""
 
 
 def call_form(source: str, render: Render) -> CallForm:
@@ -43,7 +45,7 @@ _BROKEN = "probe of text"
 
 
 def _shows(text: str | None) -> bool:
-    """Whether name and arguments are there, and these neither escaped nor as Python writes them."""
+    """True if the text has the name and the arguments, and these are neither escaped nor printed as a Python object."""
     if text is None or "probe_name" not in text:
         return False
     return "probe_key" in text and "probe_value" in text and "'probe_key'" not in text and '\\"probe_key' not in text

@@ -1,4 +1,4 @@
-"""A model's chat template: messages to text, as transformers' `apply_chat_template` renders them.
+"""A model's chat template: renders messages to text, as transformers' `apply_chat_template` does.
 
 Names and settings of the Jinja environment are those that templates are written for
 (https://huggingface.co/docs/transformers/chat_templating_writing). Knows no tokens.
@@ -25,10 +25,11 @@ class ChatTemplate:
     """One compiled template. It may be shared by threads."""
 
     def __init__(self, source: str, strict: bool = False) -> None:
-        """ValueError: the source is no template.
+        """Compiles the template. Raises ValueError if the source is no template.
 
-        `strict`: renderings raise TemplateBudgetError and UnboundedOperationError, for who renders templates of others;
-        one that is not bounded is not even compiled. A server that renders its own model's refuses the request.
+        With `strict`, renderings raise TemplateBudgetError and UnboundedOperationError, for a process that renders
+        templates of others; a source that is not bounded is not even compiled. Without, as in a server that renders its
+        own model's template, they raise ApiError 400.
         """
         self._is_strict = strict
         self._template: jinja2.Template | None = None
@@ -44,7 +45,9 @@ class ChatTemplate:
             self._template.globals = dict(self._template.globals)
         self.knows_developer_role = "'developer'" in source or '"developer"' in source
         self.wants_content_parts = not self._shows("probe") and self._shows([{"type": "text", "text": "probe"}])
-        """Content must come as a list of parts: the template shows no strings (those of some multimodal models)."""
+        """True if content must come as a list of parts: the template shows no strings (those of some multimodal
+        models).
+        """
         self.call_form = call_form(source, self._probe)
 
     def render(
@@ -55,10 +58,10 @@ class ChatTemplate:
         add_generation_prompt: bool,
         continue_final_message: bool,
     ) -> str:
-        """The whole conversation as text. `variables`: everything else that the template may read.
+        """Returns the whole conversation as text. `variables` are everything else that the template may read.
 
-        ApiError 400, with the template's words, where it refuses the messages. `continue_final_message` leaves the last
-        message open: the text ends where its content ends.
+        Raises ApiError 400, with the template's words, if it refuses the messages. `continue_final_message` leaves the
+        last message open: the text ends where its content ends.
         """
         if continue_final_message and add_generation_prompt:
             raise ApiError(
@@ -111,12 +114,13 @@ class ChatTemplate:
 
 _PROBE_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 _END_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
-"""Ends in a space so that a template that strips content shows by the missing space that it does. The same words as
-transformers': content that holds them has the same end there."""
+"""Mark behind the last message's content. It ends in a space, so that a template that strips content shows by the
+missing space that it does. The words are transformers': content that contains them has the same end there.
+"""
 
 
 def _mark_end(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
-    """A copy of the messages with a mark after the last one's content, and that content."""
+    """Returns a copy of the messages with a mark after the last one's content, and that content."""
     messages = [*messages[:-1], copy.deepcopy(messages[-1])]
     content = messages[-1].get("content")
     if isinstance(content, str):

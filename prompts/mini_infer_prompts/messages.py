@@ -1,4 +1,5 @@
-"""OpenAI's `messages` and `tools` as chat templates read them; the rules are vLLM's. Knows no template and no tokens.
+"""Converts OpenAI's `messages` and `tools` to what chat templates read; the rules are vLLM's. Knows no template and no
+tokens.
 
 Bad input gets an ApiError 400 that names the field, such as `messages[2].content`.
 """
@@ -17,11 +18,11 @@ _DEFAULT_CALLS = CallForm()
 def template_messages(
     messages: object, *, content_parts: bool = False, developer_role: bool = False, calls: CallForm = _DEFAULT_CALLS
 ) -> list[Message]:
-    """Messages ready for a template: text content in one form, tool arguments as it wants them, no empty fields.
+    """Returns messages ready for a template: text content in one form, tool arguments in its form, no empty fields.
 
-    `content_parts`: the template wants lists of parts, not strings. `developer_role`: the template knows that role;
-    otherwise such messages become system messages, and all system messages one at the front, where templates want it.
-    `calls`: how it wants earlier calls of tools.
+    `content_parts`: the template expects lists of parts, not strings. `developer_role`: the template knows that role;
+    otherwise such messages become system messages, and all system messages one at the front, where templates expect it.
+    `calls`: the form that it expects of earlier tool calls.
     """
     if not isinstance(messages, list) or not messages:
         refuse_field("messages", "must be a list with at least one message")
@@ -39,7 +40,7 @@ def template_messages(
 
 
 def template_tools(tools: object) -> list[dict[str, Any]] | None:
-    """The tools, checked, without fields that are none of a tool's; None where there are none."""
+    """Returns the tools, checked, without fields that are none of a tool's; None if there are none."""
     if tools is None or tools == []:
         return None
     if not isinstance(tools, list):
@@ -57,7 +58,7 @@ _FUNCTION_FIELDS = frozenset(("name", "description", "parameters", "strict", "re
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """The tool as it came, or without what the model is not to see, such as a `cache_control`."""
+    """Returns the tool as it came, or without what the model is not to see, such as a `cache_control`."""
     function: dict[str, Any] = tool["function"]
     if not function.keys() <= _FUNCTION_FIELDS:
         function = {name: value for name, value in function.items() if name in _FUNCTION_FIELDS}
@@ -67,7 +68,9 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_null_content(message: Message) -> list[Message]:
-    """A message with calls for a template that shows them where the content is null; text goes before in its own."""
+    """Returns a message with calls for a template that shows them only if the content is null; text goes into a message
+    before.
+    """
     if not message.get("tool_calls"):
         return [message]
     content = message["content"]
@@ -81,7 +84,7 @@ def _with_null_content(message: Message) -> list[Message]:
 
 
 def _is_plain(message: object) -> bool:
-    """Whether it is a role and a text alone, as most are: nothing of it needs another form."""
+    """True if the message is a role and a text alone, as most are: nothing of it needs another form."""
     return (
         type(message) is dict
         and len(message) == 2
@@ -159,7 +162,9 @@ def _tool_calls(calls: object, where: FieldPath, form: CallForm) -> list[dict[st
 
 
 def _arguments(arguments: object, where: FieldPath, form: CallForm) -> Any:
-    """The arguments in the template's form. Any string is taken: models write what is no JSON, and clients send it."""
+    """Returns the arguments in the template's form. Any string is taken: models write invalid JSON, and clients send
+    it.
+    """
     if arguments is None:
         arguments = ""
     value: object
@@ -178,11 +183,11 @@ def _arguments(arguments: object, where: FieldPath, form: CallForm) -> Any:
 
 
 _DEEPEST = 100
-"""Levels of arguments that are read: templates write them again, on a stack that is used already."""
+"""Most levels of nested arguments that are read: templates write them again, on a stack that is used already."""
 
 
 def _object_in(text: str) -> dict[str, Any] | None:
-    """The object that the text says; None where it says none that a template could write again."""
+    """Returns the object that the text encodes; None if it encodes none that a template could write again."""
     if not text.strip():
         return {}
     if _depth(text) > _DEEPEST:
@@ -199,7 +204,9 @@ def _object_in(text: str) -> dict[str, Any] | None:
 
 
 def _depth(text: str) -> int:
-    """At least the levels of objects and lists in a JSON text."""
+    """Estimates the levels of nested objects and lists in a JSON text by its brackets, those within strings included.
+    Returns 0 if there are too few brackets for more than `_DEEPEST` levels.
+    """
     depth = deepest = 0
     for bracket in _BRACKETS.findall(text) if text.count("{") + text.count("[") > _DEEPEST else ():
         depth += 1 if bracket in "{[" else -1

@@ -1,4 +1,4 @@
-"""From an OpenAI request to token ids, exactly as the engine's model expects them, on every side that needs them.
+"""Converts an OpenAI request to token ids, exactly as the engine's model expects them, on every side that needs them.
 
 An engine serves its tokenizer files under a content hash (`PromptAssets`); engine and gateway build the same
 `PromptEncoder` from them. This file knows no HTTP and no sampling.
@@ -28,7 +28,7 @@ FILE_NAMES = (
 )
 
 MAX_FILE_BYTES = 100_000_000
-"""Of one file: the largest vocabularies have a third of it, and engines send the files to gateways."""
+"""Largest size of one file: the largest vocabularies have a third of it, and engines send the files to gateways."""
 
 
 class PromptAssets(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +41,9 @@ class PromptAssets(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_directory(cls, path: str | Path) -> Self:
-        """Reads a model folder in Hugging Face format. ValueError: it has no tokenizer.json, or a file is no text."""
+        """Reads a model folder in Hugging Face format. Raises ValueError if it has no tokenizer.json, or a file is no
+        text.
+        """
         folder = Path(path)
         names = [name for name in FILE_NAMES if (folder / name).is_file()]
         names += [f"{TEMPLATE_FOLDER}/{file.name}" for file in sorted((folder / TEMPLATE_FOLDER).glob("*.jinja"))]
@@ -56,7 +58,7 @@ class PromptAssets(msgspec.Struct, frozen=True, kw_only=True):
         return cls(revision=digest, files=files)
 
     def with_chat_template(self, source: str) -> Self:
-        """The same with this one chat template, whatever the model's folder has."""
+        """Returns the same files with this one chat template, whatever the model's folder has."""
         kept = {name: text for name, text in self.files.items() if not name.startswith(f"{TEMPLATE_FOLDER}/")}
         return self.from_files(kept | {"chat_template.jinja": source})
 
@@ -71,7 +73,7 @@ def _check_surrogates(text: str) -> None:
 
 
 def _tokens_around(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
-    """What the post-processor puts before and after every text; None: it may do something else."""
+    """Returns the ids that the post-processor puts before and after every text; None if it may do something else."""
     known = {"TemplateProcessing", "ByteLevel", "BertProcessing", "RobertaProcessing"}
     if not all(part["type"] in known for part in parts_of(tokenizer.post_processor)):
         return None
@@ -96,20 +98,24 @@ class PromptText(NamedTuple):
 
     text: str
     add_special_tokens: bool
-    """BOS and such around it, where the tokenizer has them."""
+    """True if special tokens such as BOS go around it, if the tokenizer has them."""
 
 
 class ChatTemplates:
     """Renders conversations for one model."""
 
     def __init__(self, sources: Mapping[str, str], special_tokens: dict[str, str], *, strict: bool = False) -> None:
-        """`sources` by name; `special_tokens` by name, such as "eos_token". ValueError: a source is no template."""
+        """Takes `sources` by name, and `special_tokens` by name, such as "eos_token". Raises ValueError if a source is
+        no template.
+        """
         self.special_tokens = special_tokens
         self._templates = {name: ChatTemplate(source, strict) for name, source in sources.items()}
         self.template_sources = dict(sources)
 
     def chat_template(self, with_tools: bool) -> ChatTemplate:
-        """The template for a conversation: the model's one for tools, if it has two. ApiError 400: it has none."""
+        """Returns the template for a conversation: the model's one for tools, if it has two. Raises ApiError 400 if it
+        has none.
+        """
         name = "tool_use" if with_tools and "tool_use" in self._templates else "default"
         if name not in self._templates:
             reason = (
@@ -128,7 +134,7 @@ class ChatTemplates:
         continue_final_message: bool = False,
         template_kwargs: dict[str, Any] | None = None,
     ) -> str:
-        """The whole conversation as text, equal to that of transformers' `apply_chat_template`.
+        """Returns the whole conversation as text, equal to that of transformers' `apply_chat_template`.
 
         `messages` go to the template as they are; `chat_prompt_ids` is for what clients send.
         """
@@ -144,9 +150,10 @@ class PromptEncoder(ChatTemplates):
     """Renders, encodes and decodes for one model. It may be shared by threads."""
 
     def __init__(self, assets: PromptAssets, cache_bytes: int = MAX_CACHED_BYTES, *, strict: bool = False) -> None:
-        """ValueError: a file is broken, and which. `cache_bytes`: of pieces of text and their ids.
+        """Loads the files. Raises a ValueError that names the file that is broken.
 
-        `strict`: see `ChatTemplate`.
+        `cache_bytes` limits the cache of pieces of text and their ids. `strict` has the meaning that it has for
+        `ChatTemplate`.
         """
         loaded = load_tokenizer(assets.files)
         super().__init__(loaded.chat_templates, loaded.special_tokens, strict=strict)
@@ -157,22 +164,27 @@ class PromptEncoder(ChatTemplates):
         self._around = _tokens_around(loaded.tokenizer) if self._adds_special_tokens else ([], [])
 
     def special_token_id(self, name: str) -> int | None:
-        """The id of a special token by its name ("eos_token", "bos_token", ...), None where the model has none."""
+        """Returns the id of a special token by its name ("eos_token", "bos_token", ...), or None if the
+        model has none.
+        """
         token = self.special_tokens.get(name)
         token_id: int | None = None if token is None else self.tokenizer.token_to_id(token)
         return token_id
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text, with special tokens that stand in it; `add_special_tokens`: BOS and such around it."""
+        """Returns the token ids of a text, with special tokens that stand in it. `add_special_tokens` puts BOS and such
+        around it.
+        """
         if add_special_tokens and self._adds_special_tokens:
             return [number for piece in self.pieces(PromptText(text, True)) for number in piece.ids]
         _check_surrogates(text)
         return self.segments.encode(text)
 
     def pieces(self, prompt: PromptText, start: int = 0) -> Iterator[Piece]:
-        """The ids of a text from `start` on, a few milliseconds of work at a time: see `SegmentEncoder.pieces`.
+        """Yields the ids of a text from `start` on, a few milliseconds of work at a time, as `SegmentEncoder.pieces`
+        does.
 
-        ApiError 400: the text cannot be tokenised.
+        Raises ApiError 400 if the text cannot be tokenised.
         """
         text = prompt.text
         _check_surrogates(text)
@@ -196,18 +208,18 @@ class PromptEncoder(ChatTemplates):
         continue_final_message: bool = False,
         template_kwargs: dict[str, Any] | None = None,
     ) -> list[int]:
-        """Token ids of the rendered conversation."""
+        """Returns the token ids of the rendered conversation."""
         text = self.render(messages, tools, add_generation_prompt, continue_final_message, template_kwargs)
         return self.encode(text, add_special_tokens=False)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of token ids."""
+        """Returns the text of token ids."""
         text: str = self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
 
 
 def chat_prompt_ids(encoder: PromptEncoder, body: dict[str, Any]) -> list[int]:
-    """Token ids of a /v1/chat/completions body. ApiError 400 names the field at fault; see `chat_prompt_text`."""
+    """Returns the token ids of a /v1/chat/completions body. Raises ApiError 400 as `chat_prompt_text` does."""
     ids = encoder.encode(*chat_prompt_text(encoder, body))
     if not ids:
         refuse_field("messages", "render to an empty prompt")
@@ -215,7 +227,7 @@ def chat_prompt_ids(encoder: PromptEncoder, body: dict[str, Any]) -> list[int]:
 
 
 def chat_prompt_text(encoder: ChatTemplates, body: dict[str, Any]) -> PromptText:
-    """The text of a /v1/chat/completions body. ApiError 400 names the field at fault.
+    """Returns the text of a /v1/chat/completions body. Raises an ApiError 400 that names the field at fault.
 
     Reads messages, tools, tool_choice, documents, add_generation_prompt, continue_final_message, chat_template_kwargs,
     reasoning_effort and add_special_tokens, with vLLM's defaults and meaning.
@@ -240,7 +252,7 @@ def chat_prompt_text(encoder: ChatTemplates, body: dict[str, Any]) -> PromptText
 
 
 def completion_prompt_ids(encoder: PromptEncoder | None, body: dict[str, Any]) -> list[list[int]]:
-    """Token ids of each prompt of a /v1/completions body; see `completion_prompts`."""
+    """Returns the token ids of each prompt of a /v1/completions body; see `completion_prompts`."""
     prompts = []
     for index, prompt in enumerate(completion_prompts(body)):
         where = prompt_path(body, index)
@@ -255,7 +267,9 @@ def completion_prompt_ids(encoder: PromptEncoder | None, body: dict[str, Any]) -
 
 
 def completion_prompts(body: dict[str, Any]) -> list[PromptText | list[int]]:
-    """Each prompt of a /v1/completions body: a string, token ids, or a list of either. ApiError 400 names the field."""
+    """Returns each prompt of a /v1/completions body: a string, token ids, or a list of either. Raises an ApiError 400
+    that names the field.
+    """
     prompt = body.get("prompt")
     add_special_tokens = _flag(body, "add_special_tokens", True)
     if isinstance(prompt, list) and prompt and not is_token_ids(prompt):
@@ -264,18 +278,20 @@ def completion_prompts(body: dict[str, Any]) -> list[PromptText | list[int]]:
 
 
 def prompt_path(body: dict[str, Any], index: int) -> FieldPath:
-    """Returns where the prompt of this index stands in a body: several are a list."""
+    """Returns the place of the prompt of this index in a body: several are a list."""
     prompt = body.get("prompt")
     return ("prompt", index) if isinstance(prompt, list) and prompt and not is_token_ids(prompt) else ("prompt",)
 
 
 def is_token_ids(prompt: object) -> bool:
-    """Whether a `prompt` is one of token ids, by its first: it needs no tokenizer, and is still to be checked."""
+    """True if a `prompt` is one of token ids, judged by its first: it needs no tokenizer, and is still
+    to be checked.
+    """
     return isinstance(prompt, list) and bool(prompt) and _is_token_id(prompt[0])
 
 
 _MAX_TOKEN_ID = 2**32 - 1
-"""What block keys can hold; the engine knows the vocabulary and refuses ids outside of it."""
+"""Largest id that block keys can carry; the engine knows the vocabulary and refuses ids outside of it."""
 
 _RESERVED_KWARGS = {
     "messages",

@@ -1,8 +1,8 @@
-"""Text to token ids in pieces between special tokens, so that a growing chat is tokenised only at its end.
+"""Tokenises text in pieces between special tokens, so that a growing chat is tokenised only at its end.
 
 The pieces are those that the `tokenizers` library itself cuts first, long ones cut further where that changes no id
-(text_slices), so the ids equal those of the whole text; where a tokenizer has a part for which that does not hold, or
-that is not known here, the whole text is encoded.
+(text_slices), so the ids equal those of the whole text. If a tokenizer has a part for which that does not hold, or that
+is not known here, the whole text is encoded.
 """
 
 import re
@@ -22,23 +22,31 @@ from mini_infer_prompts.word_ids import WordIds
 from mini_infer_web.api_errors import ApiError
 
 MAX_CACHED_BYTES = 64_000_000
-"""Of all pieces kept and their ids: ASCII text takes about two bytes a character, so some 8 million tokens."""
+"""Most bytes of all cached pieces and their ids: ASCII text takes about two bytes a character, so some 8 million
+tokens.
+"""
 MAX_WHOLE_CHARACTERS = 2 << 20
-"""Of a piece that cannot be cut: tokenising takes about a hundred bytes of memory a character meanwhile."""
+"""Most characters of a piece that cannot be cut: tokenising takes about a hundred bytes of memory a character
+meanwhile.
+"""
 
 _ENTRY_BYTES = 250
-"""What a piece costs beside its characters and ids: without it, a flood of tiny pieces would have no bound."""
+"""Bytes that a cached piece costs beside its characters and ids: without it, a flood of tiny pieces would have no
+bound.
+"""
 _SEARCH_CHARACTERS = 1 << 18
-"""Searched for added tokens at once, in a millisecond or less: the search does not let other threads run."""
+"""Characters that are searched for added tokens at once, in a millisecond or less: the search does not let other
+threads run.
+"""
 
 
 class Piece(NamedTuple):
-    """Token ids of a part of a text, and where that part ends."""
+    """The token ids of a part of a text, and the place where that part ends."""
 
     ids: "array[int] | list[int]"
     end: int
     closed: bool
-    """An added token ends there, and none that is longer can: whatever follows, the ids up to here stay."""
+    """True if an added token ends there, and none that is longer can: whatever follows, the ids up to here stay."""
 
 
 class SegmentEncoder:
@@ -49,22 +57,26 @@ class SegmentEncoder:
         self._added = _AddedTokens.of(tokenizer)
         self._cuts = self._added is not None and can_be_cut(tokenizer)
         self.longest_token_characters = _longest_token(tokenizer) if self._cuts else 0
-        """No token stands for more characters of a text, so a text has a least number of tokens; 0: not known."""
+        """Most characters of a text that one token stands for, so that a text has a least number of tokens; 0 if not
+        known.
+        """
         self._words = WordIds(partial(encode_all, tokenizer)) if self._cuts else None
         self._cached: OrderedDict[str, array[int]] = OrderedDict()  # piece -> ids, least recently used first
         self._cached_bytes = 0
         self._max_cached_bytes = max_cached_bytes
         self._lock = threading.Lock()
         self.encoded_characters = 0
-        """Characters that went through the tokenizer so far: what the cache did not save."""
+        """Characters that went through the tokenizer so far, because the cache did not have them."""
 
     @property
     def splits(self) -> bool:
-        """Whether this tokenizer allows pieces between added tokens."""
+        """True if this tokenizer allows pieces between added tokens."""
         return self._added is not None and bool(self._added.ids)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of `text`, equal to those of the tokenizer without a cache. ApiError 400: it cannot be tokenised."""
+        """Returns the ids of `text`, equal to those of the tokenizer without a cache. Raises ApiError 400 if it cannot
+        be tokenised.
+        """
         if self._added is None or len(text) > SLICE_CHARACTERS:
             return [number for piece in self.pieces(text) for number in piece.ids]
         ids: list[int] = []
@@ -76,10 +88,10 @@ class SegmentEncoder:
         return ids
 
     def pieces(self, text: str, start: int = 0) -> Iterator[Piece]:
-        """The ids of `text` from `start` on, a few milliseconds of work at a time; none of an empty text.
+        """Yields the ids of `text` from `start` on, a few milliseconds of work at a time; none of an empty text.
 
-        `start` is 0 or the end of a closed piece of a text that began with the same characters. ApiError 400: it
-        cannot be tokenised.
+        `start` is 0 or the end of a closed piece of a text that began with the same characters. Raises ApiError 400 if
+        the text cannot be tokenised.
         """
         if self._added is None:
             if text:
@@ -130,12 +142,14 @@ class SegmentEncoder:
 
 
 def encode_whole(tokenizer: Tokenizer, text: str, add_special_tokens: bool = False) -> list[int]:
-    """The ids of `text`, from the library at once. ApiError 400: it is too long, or the library gives up."""
+    """Returns the ids of `text`, from the library at once. Raises ApiError 400 if it is too long, or the library gives
+    up.
+    """
     return encode_all(tokenizer, [text], add_special_tokens)[0]
 
 
 def encode_all(tokenizer: Tokenizer, texts: Sequence[str], add_special_tokens: bool = False) -> list[list[int]]:
-    """The same for several texts, each by itself."""
+    """Returns the ids of several texts, each by itself. Raises ApiError 400 as `encode_whole` does."""
     longest = max(map(len, texts))
     if longest > MAX_WHOLE_CHARACTERS:
         raise ApiError(
@@ -180,11 +194,11 @@ class _AddedTokens:
         self._window = _SEARCH_CHARACTERS // max(1, self._longest // 16)
         # In order, those with which others begin stand right before them.
         self.beginnings = {word for word, following in pairwise(sorted(ids)) if following.startswith(word)}
-        """Those with which a longer one begins: what follows in the text decides which it is."""
+        """Added tokens with which a longer one begins: the text that follows decides which it is."""
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "_AddedTokens | None":
-        """Of a tokenizer; None: pieces are unsafe, or too little is known of it."""
+        """Returns the added tokens of a tokenizer; None if pieces are unsafe, or too little is known of it."""
         decoder = tokenizer.get_added_tokens_decoder()
         added = [token for token in decoder.values() if not token.normalized]
         if tokenizer.encode_special_tokens or any(t.lstrip or t.rstrip or t.single_word for t in added):
@@ -201,11 +215,13 @@ class _AddedTokens:
         )
 
     def split(self, text: str) -> list[str]:
-        """What is between them, which may be empty, and they themselves, in turns; the text is searched at once."""
+        """Returns the parts between added tokens, which may be empty, and the tokens, in turns; the text is searched at
+        once.
+        """
         return self._pattern.split(text) if self._pattern else [text]
 
     def search(self, text: str, start: int) -> tuple[int, int] | None:
-        """Where the first one at or after `start` begins and ends."""
+        """Returns the begin and end of the first added token at or after `start`; None if there is none."""
         if self._pattern is None:
             return None
         while start < len(text):
@@ -247,11 +263,13 @@ _LOCAL_PARTS = {
 
 
 _MAX_WORD_CHARACTERS = 100
-"""Longer added tokens would nest the pattern too deep; no model has any."""
+"""Most characters of an added token: a longer one would nest the pattern too deep; no model has any."""
 
 
 def _any_of(words: list[str]) -> str:
-    """A regular expression for the longest of `words`, nested by letters so that hundreds of words cost one look."""
+    """Returns a regular expression for the longest of `words`, nested by letters so that hundreds of words cost one
+    look.
+    """
     by_first: dict[str, list[str]] = {}
     for word in words:
         if word:

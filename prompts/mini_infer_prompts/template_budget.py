@@ -1,6 +1,6 @@
-"""The work that one rendering of a chat template may do: every operation is charged before it is done.
+"""Limits the work that one rendering of a chat template may do: every operation is charged before it is done.
 
-A template comes from whoever made the model, and what it reads from clients; neither may hold a process or fill its
+A template comes from whoever made the model, and what it reads from clients; neither may block a process or fill its
 memory. A unit is about a nanosecond: a character that is made or looked through costs one, an operation OPERATION.
 Knows no Jinja.
 """
@@ -12,13 +12,13 @@ from types import GeneratorType
 from typing import Any
 
 OPERATION = 64
-"""Units of a node of a template that is evaluated, at least."""
+"""Least units that the evaluation of one node of a template costs."""
 DEFAULT_UNITS = 1 << 29
-"""Of one rendering, about a second: a conversation of 16 MiB takes less than half of it."""
+"""Units of one rendering, about a second: a conversation of 16 MiB takes less than half of it."""
 PROBE_UNITS = 1 << 26
-"""Of a rendering of a few words, which tells what a template makes of messages when it is loaded."""
+"""Units of a rendering of a few words, which finds out what a template makes of messages when it is loaded."""
 MAX_INTEGER_BITS = 256
-"""Of the result of a template's arithmetic; templates count messages."""
+"""Most bits of the result of a template's arithmetic; templates count messages."""
 
 
 class TemplateBudgetError(Exception):
@@ -26,11 +26,11 @@ class TemplateBudgetError(Exception):
 
 
 class UnboundedOperationError(Exception):
-    """A template does something whose work cannot be told beforehand."""
+    """A template does something whose work cannot be known beforehand."""
 
 
 class _Budget(threading.local):
-    """The rendering that runs on this thread."""
+    """The budget of the rendering that runs on this thread."""
 
     units = DEFAULT_UNITS
     limit = DEFAULT_UNITS
@@ -51,7 +51,7 @@ def rendering_units(units: int) -> Iterator[None]:
 
 @contextmanager
 def one_rendering() -> Iterator[None]:
-    """A rendering with a budget of its own."""
+    """Gives the rendering within the block a budget of its own."""
     before, _budget.units = _budget.units, _budget.limit
     try:
         yield
@@ -91,7 +91,7 @@ def charge_value(value: Any) -> None:
 
 
 def charged_iteration(iterable: Any, units: int) -> Any:
-    """The iterable, paid for: at once where its length is known, and by the item where it is not."""
+    """Returns the iterable and charges for it: at once if its length is known, and by the item if it is not."""
     if isinstance(iterable, list | tuple | str | Mapping | range):
         charge(units * (1 + len(iterable)))
         return iterable
@@ -107,7 +107,7 @@ def _paid_items(items: Any, units: int) -> Iterator[Any]:
 
 
 def charge_operator(operator: str, left: Any, right: Any) -> None:
-    """Charges for `left operator right`. UnboundedOperationError: its size cannot be told."""
+    """Charges for `left operator right`. Raises UnboundedOperationError if its size cannot be known."""
     if isinstance(left, int) and isinstance(right, int):
         _charge_integers(operator, int(left), int(right))
     elif isinstance(left, float | int) and isinstance(right, float | int):

@@ -1,9 +1,8 @@
 """The Jinja environment of chat templates: sandboxed, without constant folding, and each operation charged.
 
-Loops, text that is put together, calls, filters, comparisons and arithmetic are charged before they are done
-(template_budget). A few operations have a size that cannot be told beforehand: `is_bounded` says whether a template has
-any, and a strict environment refuses them as they come. What a template may do and what it sees is otherwise that of
-transformers.
+Loops, concatenated text, calls, filters, comparisons and arithmetic are charged before they are done (template_budget).
+A few operations have a size that cannot be known beforehand: `is_bounded` says whether a template has any, and a strict
+environment refuses them as they come. What a template may do and what it sees is otherwise that of transformers.
 """
 
 import datetime
@@ -34,9 +33,9 @@ from mini_infer_prompts.template_budget import (
 )
 
 MAX_SOURCE_CHARACTERS = 64 << 10
-"""Of a template that is compiled beside others' requests; those of public models have up to 25,000."""
+"""Most characters of a template that is compiled beside others' requests; those of public models have up to 25,000."""
 MAX_DEPTH = 100
-"""Of a template's nodes within each other."""
+"""Most levels of a template's nodes within each other."""
 
 _FILTERS = frozenset(
     (
@@ -64,7 +63,7 @@ _COMPARED = frozenset(
     ("==", "eq", "equalto", "!=", "ne", ">", "gt", "greaterthan", ">=", "ge", "<", "lt", "<=", "le", "lessthan", "in")
 )
 _CALL_UNITS = 64 * OPERATION
-"""Of a macro, and of what is called by way of Jinja's sandbox."""
+"""Units of a call of a macro, and of a call that goes through Jinja's sandbox."""
 _CALL_VARIABLES = ("_loop_vars", "_block_vars")
 _UNBOUNDED_NODES = (
     *(nodes.Import, nodes.FromImport, nodes.Include, nodes.Extends, nodes.Block, nodes.With),
@@ -75,7 +74,9 @@ _DICT_ATTRIBUTES = frozenset(dir(dict))
 
 @lru_cache(maxsize=2)
 def template_environment(strict: bool) -> "TemplateEnvironment":
-    """The environment that templates of models share. `strict` refuses what `is_bounded` tells of."""
+    """Returns the environment that templates of models share. `strict` refuses the operations that `is_bounded` looks
+    for.
+    """
     environment = TemplateEnvironment(
         trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
     )
@@ -95,7 +96,9 @@ def template_environment(strict: bool) -> "TemplateEnvironment":
 
 
 def is_bounded(source: str) -> bool:
-    """Whether all that the template does is charged, as far as its text tells. TemplateSyntaxError: it is none."""
+    """True if all that the template does is charged, as far as its text shows. Raises TemplateSyntaxError if it is no
+    template.
+    """
     if len(source) > MAX_SOURCE_CHARACTERS:
         return False
     try:
@@ -116,13 +119,13 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self.concat = _joined  # type: ignore[method-assign]  # as Jinja's native environment does
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """See jinja2: the same result, in a quarter of the time for the fields of messages."""
+        """Returns what Jinja's own method returns, in a quarter of the time for the fields of messages."""
         if type(obj) is dict and attribute in obj and attribute not in _DICT_ATTRIBUTES:
             return obj[attribute]
         return super().getattr(obj, attribute)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """See jinja2."""
+        """Charges for the operation before Jinja does it."""
         try:
             charge_operator(operator, left, right)
         except UnboundedOperationError:
@@ -133,7 +136,7 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - as jinja2 has it
-        """See jinja2."""
+        """Charges for the call before it is made; known methods of built-in types are called directly."""
         charge(4 * OPERATION)
         if isinstance(__obj, BuiltinMethodType):
             owner: Any = __obj.__self__
@@ -161,7 +164,7 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return any(function is self.globals.get(name) for name in _GLOBALS)
 
     def _finalized(self, value: Any) -> Any:
-        """What is shown: text as it is, anything else after its size was paid for."""
+        """Returns an output value: text as it is, anything else after it was charged for."""
         if type(value) is not str:
             if isinstance(value, jinja2.utils.Namespace) and self.is_strict:
                 raise UnboundedOperationError("a namespace that is shown")
@@ -175,7 +178,7 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 
 class _CodeGenerator(jinja2.compiler.CodeGenerator):
-    """Computes nothing at compile time but what stands in the template as it is."""
+    """Generates code that computes nothing at compile time but what stands in the template as it is."""
 
     def _output_child_to_const(self, node: nodes.Expr, frame: Any, finalize: Any) -> str:
         if isinstance(node, nodes.TemplateData):
@@ -189,7 +192,7 @@ class _ChargeOperations(NodeTransformer):
     """Rewrites what Jinja would compile to bare Python into filters that charge."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 - as jinja2 names it
-        """Each pass of a loop costs what its body has of nodes."""
+        """Charges each pass of a loop for the nodes of its body."""
         units = OPERATION * sum(_weight(child) for child in (*node.body, *([node.test] if node.test else [])))
         self.generic_visit(node)
         node.iter = _filter(cast("nodes.Expr", node.iter), "_loop", nodes.Const(units + OPERATION))
@@ -198,21 +201,21 @@ class _ChargeOperations(NodeTransformer):
         return node
 
     def visit_Macro(self, node: nodes.Macro) -> nodes.Node:  # noqa: N802 - as jinja2 names it
-        """So does each call of a macro."""
+        """Charges each call of a macro for the nodes of its body."""
         units = OPERATION * sum(map(_weight, node.body))
         self.generic_visit(node)
         node.body.insert(0, _spending(units))
         return node
 
     def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:  # noqa: N802 - as jinja2 names it
-        """So does each call of a block."""
+        """Charges each use of a call block for the nodes of its body."""
         units = OPERATION * sum(map(_weight, node.body))
         self.generic_visit(node)
         node.body.insert(0, _spending(units))
         return node
 
     def visit_Add(self, node: nodes.Add) -> nodes.Node:  # noqa: N802 - as jinja2 names it
-        """A sum of several, such as a + b + c, is one operation, whose text is made once."""
+        """Makes a sum of several terms, such as a + b + c, one operation, whose text is made once."""
         parts: list[nodes.Expr] = []
         left: nodes.Expr = node
         while isinstance(left, nodes.Add):
@@ -222,19 +225,19 @@ class _ChargeOperations(NodeTransformer):
         return _filter(visited[0], "_add", *visited[1:])
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802 - as jinja2 names it
-        """So is what `~` puts together."""
+        """Makes a concatenation by `~` one operation, whose text is made once."""
         visited: list[nodes.Expr] = [self.visit(part) for part in node.nodes]
         return _filter(visited[0], "_concat", *visited[1:])
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802 - as jinja2 names it
-        """One comparison, unless it is with something short that stands in the template."""
+        """Charges a comparison, unless it is a chain or with something short that stands in the template."""
         self.generic_visit(node)
         if len(node.ops) > 1 or _is_short(node.ops[0].expr) or (node.ops[0].op not in _IN and _is_short(node.expr)):
             return node
         return _filter(node.expr, "_compare", nodes.Const(node.ops[0].op), node.ops[0].expr)
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802 - as jinja2 names it
-        """A slice is a copy."""
+        """Charges a slice, which is a copy."""
         self.generic_visit(node)
         if not isinstance(node.arg, nodes.Slice):
             return node
@@ -261,7 +264,7 @@ def _spending(units: int) -> nodes.ExprStmt:
 
 
 def _weight(node: nodes.Node) -> int:
-    """Its nodes; what is within a loop or a macro is charged there."""
+    """Returns the number of nodes in `node`; what is within a loop or a macro is charged there."""
     if isinstance(node, nodes.For | nodes.Macro | nodes.CallBlock):
         return 2
     return 1 + sum(map(_weight, node.iter_child_nodes()))
@@ -285,7 +288,7 @@ def _is_bounded(node: nodes.Node, depth: int) -> bool:
 
 
 def _runs_known(name: str, args: list[nodes.Expr]) -> bool:
-    """Of a filter that runs others: it names them, and they are known."""
+    """True if a filter that runs others names them by short constants, and they are known."""
     if not all(map(_is_short, args)):
         return False
     named = args[1:2] if name.endswith("attr") else args[:1]
@@ -293,7 +296,7 @@ def _runs_known(name: str, args: list[nodes.Expr]) -> bool:
 
 
 def _charged(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that pays for its value before it begins."""
+    """Returns a filter that pays for its value before it begins."""
     at = 1 if hasattr(function, "jinja_pass_arg") else 0
     parameters, charge_parameters = _PARAMETERS.get(name, ((), None))
 
@@ -316,7 +319,7 @@ def _charged(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _refused(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter whose work cannot be told beforehand, where that is refused."""
+    """Returns a filter that raises UnboundedOperationError: its work cannot be known beforehand."""
 
     @wraps(function)
     def refused(*args: Any, **kwargs: Any) -> NoReturn:
@@ -327,7 +330,7 @@ def _refused(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 _WITHOUT_COPY = frozenset(("length", "count", "default", "d", "first", "last", "safe", "items", "tojson"))
 _MAX_INDENT = 16
-"""Characters before a line of JSON for each level."""
+"""Most characters before a line of JSON for each level."""
 _MAX_PRECISION = 16
 
 
@@ -340,7 +343,7 @@ def _charge_replace_filter(value: Any, given: dict[str, Any]) -> None:
 
 
 def _charge_json(value: Any, given: dict[str, Any]) -> None:
-    """Charges for the text that `tojson` makes: each value with what stands before its line."""
+    """Charges for the text that `tojson` makes: each value with its indentation."""
     indent, separators = given.get("indent") or 0, given.get("separators") or ()
     indent = len(indent) if isinstance(indent, str) else indent
     if not isinstance(indent, int) or indent > _MAX_INDENT or any(len(str(part)) > _MAX_INDENT for part in separators):
@@ -364,7 +367,7 @@ def _charge_round(value: Any, given: dict[str, Any]) -> None:
 
 
 def _charge_characters(value: Any, given: dict[str, Any]) -> None:
-    """Each character of a text is worked on by itself."""
+    """Charges an operation for each character of a text."""
     charge(OPERATION * len(value) if isinstance(value, str) else 0)
 
 
@@ -375,7 +378,7 @@ _PARAMETERS: dict[str, tuple[tuple[str, ...], Callable[[Any, dict[str, Any]], No
     "tojson": (("ensure_ascii", "indent", "separators", "sort_keys"), _charge_json),
     **dict.fromkeys(("title", "list", "escape", "e"), ((), _charge_characters)),
 }
-"""Names of a filter's parameters behind its value, and what they cost."""
+"""Names of a filter's parameters behind its value, and the function that charges for them."""
 
 
 def _charged_test(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -463,7 +466,7 @@ def _spend(units: int) -> None:
 
 
 def _joined(pieces: Any) -> str:
-    """The text that a template, a macro or a block has put out."""
+    """Returns the text that a template, a macro or a block has put out."""
     made = pieces if type(pieces) is list else list(pieces)
     charge(sum(map(len, made)))
     return "".join(made)
@@ -494,7 +497,7 @@ class _GenerationTag(jinja2.ext.Extension):
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
 
     def parse(self, parser: jinja2.parser.Parser) -> nodes.Node:
-        """A call block, so that its body has a scope of its own as in transformers."""
+        """Parses the tag into a call block, so that its body has a scope of its own as in transformers."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.CallBlock(self.call_method("_show"), [], [], body).set_lineno(line)

@@ -1,4 +1,4 @@
-"""Where a text may be cut so that its two parts, tokenised one after the other, give the ids of the whole.
+"""Finds places where a text may be cut so that its two parts, tokenised one after the other, give the ids of the whole.
 
 A long text is then tokenised in slices of a few milliseconds: other work runs in between, memory stays small, and a
 client that left or a limit that is reached ends it early. The rules hold for pre-tokenizers made of known regular
@@ -12,9 +12,11 @@ from typing import Any
 from tokenizers import Tokenizer
 
 SLICE_CHARACTERS = 16 << 10
-"""Of text in a slice, about 5 ms of tokenising."""
+"""Least characters of a slice, about 5 ms of tokenising."""
 MAX_RUN_CHARACTERS = 128 << 10
-"""A longer run without a place to cut is no text: letters, digits or blanks only. It would hold a core for seconds."""
+"""Most characters without a place to cut: a longer run is no text, but letters, digits or blanks only. It would occupy
+a core for seconds.
+"""
 
 _CUTS = re.compile(
     r"(?<=[^\W_])(?= )"  # a letter or digit of any script, before a space
@@ -58,16 +60,16 @@ _OTHERS = {
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+",
     *(r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+", r" ?[\p{P}\p{S}]+[\r\n]*", r"[0-9][0-9][0-9]", r"[0-9]"),
 }
-"""Further ones of public models, of which only that they take time in proportion to a text is known."""
+"""Further alternatives of public models, of which only that they take time in proportion to a text is known."""
 
 _LITERALS = re.compile(r"(?:\(\?i:)?['A-Za-z|]{1,64}\)?")
-"""Some words, such as a family's contractions."""
+"""Alternatives that are some words, such as a family's contractions."""
 
 _NORMAL_FORMS = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase"}
 
 
 def can_be_cut(tokenizer: Tokenizer) -> bool:
-    """Whether `next_cut` holds for this tokenizer."""
+    """True if `next_cut` holds for this tokenizer."""
     added = [token for token in tokenizer.get_added_tokens_decoder().values() if token.normalized]
     return (
         all(part["type"] in _NORMAL_FORMS for part in parts_of(tokenizer.normalizer))
@@ -83,9 +85,10 @@ def alternatives_are_known(pattern: str) -> bool:
 
 
 def next_cut(text: str, start: int, end: int) -> int:
-    """The end of the slice of `text` that begins at `start`; the text ends at `end`.
+    """Returns the end of the slice of `text` that begins at `start`; the text ends at `end`.
 
-    At least SLICE_CHARACTERS where the text has them. ValueError: there is no place to cut within MAX_RUN_CHARACTERS.
+    The slice has at least SLICE_CHARACTERS if the text has them. Raises ValueError if there is no place to cut within
+    MAX_RUN_CHARACTERS.
     """
     earliest = start + SLICE_CHARACTERS
     if earliest >= end:
@@ -102,7 +105,9 @@ def next_cut(text: str, start: int, end: int) -> int:
 
 
 def parts_of(component: Any) -> list[dict[str, Any]]:
-    """The descriptions of what a normalizer, pre-tokenizer or post-processor is made of: what the library pickles."""
+    """Returns the descriptions of the parts of a normalizer, pre-tokenizer or post-processor: what the
+    library pickles.
+    """
     return [] if component is None else _leaves(json.loads(component.__getstate__()))
 
 
@@ -117,7 +122,9 @@ def _leaves(part: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _pre_tokenizer_is_known(parts: list[dict[str, Any]]) -> bool:
-    """Words first, each by itself after that: without a first cut at words nothing may be cut."""
+    """True if the parts cut a text at words first, and then treat each by itself: without a first cut at words nothing
+    may be cut.
+    """
     if not parts or not all(_part_is_known(part) for part in parts):
         return False
     return any(part["type"] == "Split" or part.get("use_regex") for part in parts)
@@ -135,7 +142,7 @@ def _part_is_known(part: dict[str, Any]) -> bool:
 
 
 def _alternatives(pattern: str) -> list[str]:
-    """A regular expression at its outermost bars."""
+    """Splits a regular expression at its outermost bars."""
     found, depth, begun, at = [], 0, 0, 0
     while at < len(pattern):
         character = pattern[at]

@@ -1,4 +1,4 @@
-"""The tokenizer of a model's files, with what transformers 5 changes about it when it loads them.
+"""Loads the tokenizer of a model's files, with the changes that transformers 5 makes when it loads them.
 
 `tokenizer.json` is nearly all of it; `tokenizer_config.json` names special tokens and may add or change some. For three
 tokenizer classes of SentencePiece's kind transformers puts its own normalizer and pre-tokenizer in place of the file's;
@@ -15,17 +15,17 @@ from tokenizers.processors import TemplateProcessing
 
 
 class LoadedTokenizer(NamedTuple):
-    """What the files say."""
+    """The tokenizer, special tokens and chat templates of a model's files."""
 
     tokenizer: Tokenizer
     special_tokens: dict[str, str]
-    """By name, such as "eos_token"; chat templates see these as variables."""
+    """Special tokens by name, such as "eos_token"; chat templates see these as variables."""
     chat_templates: dict[str, str]
-    """By name; "default" is the one to use."""
+    """Sources of templates by name; "default" is the one to use."""
 
 
 def load_tokenizer(files: Mapping[str, str]) -> LoadedTokenizer:
-    """Reads the files by name. ValueError: one of them is broken, and which."""
+    """Reads the files, given by name. Raises a ValueError that names the broken one."""
     try:
         return _load(files)
     except (AttributeError, KeyError, TypeError) as error:  # no field is checked one by one: there are too many forms
@@ -88,7 +88,8 @@ class _AddedTokens(msgspec.Struct):
 def declared_token_id(files: Mapping[str, str], name: str) -> int | None:
     """Returns the id of a special token such as "eos_token" without making the tokenizer, which takes a second.
 
-    None where the files name no such token, or have it among their ordinary ones. ValueError: a file is broken.
+    Returns None if the files name no such token, or have it among their ordinary ones. Raises ValueError if a file is
+    broken.
     """
     config = _json(files, "special_tokens_map.json") | _json(files, "tokenizer_config.json")
     token = config.get(name)
@@ -137,12 +138,13 @@ _CLASS_DEFAULTS = {
     "LlamaTokenizer": _LLAMA_DEFAULTS,
     "Qwen2Tokenizer": {"unk_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"},
 }
-"""Special tokens by tokenizer class where no file names others. Those that the vocabulary lacks are left out: an added
-token would get an id that the model does not have."""
+"""Special tokens by tokenizer class, for files that name no others. Those that the vocabulary lacks are left out: an
+added token would get an id that the model does not have.
+"""
 
 
 def _named_tokens(config: dict[str, Any], defaults: dict[str, str]) -> dict[str, str | dict[str, Any]]:
-    """Standard names first, then a model's own, which may also stand under keys of their own."""
+    """Returns standard names first, then a model's own, which may also stand under keys of their own."""
     given = defaults | {name: value for name, value in config.items() if name.endswith("_token")}
     for key in ("extra_special_tokens", "model_specific_special_tokens"):
         if isinstance(config.get(key), dict):
@@ -186,7 +188,9 @@ def _add_tokens(
 
 
 def _tokenizer_class(config: dict[str, Any], model_config: dict[str, Any]) -> str:
-    """The class that transformers' AutoTokenizer picks, as far as it matters here; "" is: the file as it is."""
+    """Returns the class that transformers' AutoTokenizer picks, as far as it matters here; "" means the
+    file as it is.
+    """
     named = config.get("tokenizer_class") or model_config.get("tokenizer_class") or ""
     named = str(named).removesuffix("Fast")
     registered = _CLASS_OF_MODEL_TYPE.get(str(model_config.get("model_type", "")))
@@ -278,7 +282,7 @@ def _is_sentencepiece(description: dict[str, Any]) -> bool:
 
 
 def _chat_templates(files: Mapping[str, str], config: dict[str, Any]) -> dict[str, str]:
-    """Templates in files come before those in tokenizer_config.json."""
+    """Returns the chat templates by name; those in files come before those in tokenizer_config.json."""
     templates = {
         name.removeprefix(f"{TEMPLATE_FOLDER}/").removesuffix(".jinja"): text
         for name, text in files.items()

@@ -1,8 +1,8 @@
-"""The token ids of words that were seen before, so that most of a text needs no tokenizer at all.
+"""Caches the token ids of words that were seen before, so that most of a text needs no tokenizer at all.
 
 A text is cut before spaces, where no id changes by it (text_slices says for which tokenizers), and of natural language
-nearly all words are known after a few thousand. What is not known goes to the tokenizer in one call. Does not know
-added tokens: see segments.
+nearly all words are known after a few thousand. Unknown words go to the tokenizer in one call. Does not know added
+tokens: see segments.
 """
 
 import re
@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 
 MAX_WORDS = 32_768
-"""Kept; then all are forgotten and learned anew, which takes less than to keep an order."""
+"""Most cached words; then all are forgotten and learned anew, which takes less than to keep an order."""
 MAX_WORD_CHARACTERS, MAX_WORD_IDS = 32, 8
-"""Of a word that is kept: longer ones seldom come again."""
+"""Most characters and ids of a cached word: longer ones seldom come again."""
 WORDS_BYTES = 20 << 20
-"""What MAX_WORDS take at most."""
+"""Most bytes that MAX_WORDS words take."""
 
 _CUT = re.compile(r"(?<=[!-~\w]) ")
 _MARK = "\0"
@@ -23,15 +23,15 @@ Encode = Callable[[Sequence[str]], list[list[int]]]
 
 
 class WordIds:
-    """Of one tokenizer. It may be shared by threads."""
+    """Caches the ids of words for one tokenizer. It may be shared by threads."""
 
     def __init__(self, encode: Encode) -> None:
-        """`encode`: each text's ids, without special tokens around it."""
+        """Takes `encode`, which returns each text's ids, without special tokens around it."""
         self._encode = encode
         self._known: dict[str, tuple[int, ...]] = {}
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text without added tokens, equal to those of the tokenizer."""
+        """Returns the ids of a text without added tokens, equal to those of the tokenizer."""
         words = words_of(text)
         found = list(map(self._known.get, words))
         if None in found:
@@ -55,7 +55,7 @@ def _is_short(word: str, ids: tuple[int, ...]) -> bool:
 
 
 def words_of(text: str) -> list[str]:
-    """The text cut before its spaces, each word with the space before it, where that changes no ids."""
+    """Returns the text cut before its spaces, each word with the space before it, where that changes no ids."""
     if _MARK in text:
         return [text]
     marked = text.replace(" ", _MARK + " ") if _all_spaces_follow_signs(text) else _CUT.sub(_MARK + " ", text)
@@ -63,7 +63,7 @@ def words_of(text: str) -> list[str]:
 
 
 def _all_spaces_follow_signs(text: str) -> bool:
-    """Whether each space stands behind one of ! to ~, as in most English; False: that takes a closer look."""
+    """True if each space stands behind one of ! to ~, as in most English; False if that takes a closer look."""
     return (
         text.isascii()
         and not ("  " in text or "\n " in text or text.startswith(" "))

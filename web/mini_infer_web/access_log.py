@@ -1,4 +1,4 @@
-"""One line a request, the same at gateway and engine: what was asked, how it was answered, how long that took."""
+"""Logs one line a request, the same at gateway and engine: the request, its outcome and its duration."""
 
 import logging
 from collections.abc import Mapping
@@ -10,9 +10,11 @@ from mini_infer_process.logs import with_fields
 PROBES: Final = frozenset(
     (launch.HEALTH_PATH, launch.READY_PATH, launch.METRICS_PATH, "/health", "/ping", "/load", "/version")
 )
-"""Asked every few seconds: at level debug as long as all is well, and no warning where a server has yet to start."""
+"""Paths that are requested every few seconds: they are logged at debug as long as all is well, and without a warning
+while a server has yet to start.
+"""
 CLIENT_LEFT: Final = 499
-"""As nginx logs it: the client left before its answer began."""
+"""Status of a request whose client left before its answer began, as nginx logs it."""
 LONGEST_ERROR: Final = 200
 _SAID_BY_STATUS = ("ok", "client_error", "server_error")
 _ENDED_BADLY = ("broke", "in_band_error")
@@ -28,7 +30,9 @@ def log_request(
     facts: Mapping[str, Any],
     error: str = "",
 ) -> None:
-    """`facts`: what is known beside the head, such as model, tokens and times; the names are those of JSON lines."""
+    """Logs one request. `facts` are known beside the head, such as model, tokens and times; their names are those of
+    JSON lines.
+    """
     ended_badly = bool(error) or facts.get("outcome") in _ENDED_BADLY  # in a stream that had begun
     level = _level(path, failed=status >= 400 or ended_badly)
     if not logger.isEnabledFor(level):

@@ -14,10 +14,10 @@ from mini_infer_web.api_errors import ApiError
 DOCS_PATH: Final = "/docs"
 OPENAPI_PATH: Final = "/openapi.json"
 FAVICON_PATH: Final = "/favicon.ico"
-"""Every browser asks for it; there is none."""
+"""Every browser requests it; there is none."""
 
 _PACKAGE: Final = "fastapi_offline"
-"""Its wheel has the files of swagger-ui-dist in `static`; nothing of it is imported."""
+"""Package whose wheel has the files of swagger-ui-dist in `static`; nothing of it is imported."""
 _PAGE: Final = b"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>mini-infer: API</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -43,7 +43,7 @@ class DocsFile:
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Those of its answer, beside type and length."""
+        """Headers of the file's answer, beside type and length."""
         return [
             (b"content-security-policy", _POLICY),
             (b"x-content-type-options", b"nosniff"),
@@ -59,7 +59,7 @@ DOCS_PATHS: Final = (
 
 @cache
 def docs_file(path: str) -> DocsFile:
-    """The file at one of `DOCS_PATHS`. ApiError 501: the package with Swagger UI is not installed."""
+    """Returns the file at one of `DOCS_PATHS`. Raises ApiError 501 if the package with Swagger UI is not installed."""
     if path == DOCS_PATH:
         return DocsFile("text/html; charset=utf-8", _PAGE)
     name = path.removeprefix(f"{DOCS_PATH}/")

@@ -7,9 +7,9 @@ from typing import Any, NoReturn, Self
 import msgspec
 
 FieldPath = tuple[str | int, ...]
-"""Where a field stands in a request: keys of objects and indexes of lists, from the outside in."""
+"""The place of a field in a request: keys of objects and indexes of lists, from the outside in."""
 Rename = Callable[[FieldPath], FieldPath]
-"""From a field of the request that is checked to the one that the client has sent."""
+"""Maps a field of the request that is checked to the one that the client has sent."""
 
 MAX_QUOTED = 200
 """Characters of a client's own words, such as a field's name, in an error."""
@@ -126,7 +126,7 @@ def refuse_field(where: str | FieldPath, *rest: str | FieldPath, code: str | Non
 
 
 def unknown_model(model: str, known: Sequence[str]) -> ApiError:
-    """The 404 of a model's name that nobody has."""
+    """Returns the 404 of an unknown model name."""
     named = repr(shortened(model))
     models = ", ".join(known) or "none yet"
     message = f"the model {named} does not exist; models here: {models}"
@@ -135,14 +135,14 @@ def unknown_model(model: str, known: Sequence[str]) -> ApiError:
 
 @dataclass(frozen=True, slots=True)
 class ErrorShape:
-    """How an API tells of errors."""
+    """The form in which an API reports errors."""
 
     body: Callable[[ApiError, str], dict[str, Any]]
     """The JSON object of an error's answer; the second is the request's id."""
     event_name: str = ""
-    """Of the server-sent event that ends a stream with an error; "": it has no name, as OpenAI's have none."""
+    """Name of the server-sent event that ends a stream with an error; "" if it has no name, as OpenAI's have none."""
     id_header: str = ""
-    """The API's own header for the request's id, beside x-request-id; "": it has none."""
+    """The API's own header for the request's id, beside x-request-id; "" if it has none."""
 
     def event(self, error: ApiError, request_id: str) -> bytes:
         """The server-sent event that ends a stream with `error`."""
@@ -154,12 +154,14 @@ OPENAI_ERRORS = ErrorShape(lambda error, request_id: error.body())
 
 
 def context_length(max_model_len: int) -> str:
-    """Says how long the context is, in the words by which OpenAI's clients tell a prompt that is too long."""
+    """Returns the length of the context in the words by which OpenAI's clients recognise a prompt that is too long."""
     return f"this model's maximum context length is {max_model_len} tokens (max_model_len)"
 
 
 def read_json_object(body: bytes) -> dict[str, Any]:
-    """The JSON object in a request's body. ApiError 400: it is none, and where it goes wrong."""
+    """Returns the JSON object in a request's body. Raises ApiError 400, which says where the body goes wrong, if it is
+    none.
+    """
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

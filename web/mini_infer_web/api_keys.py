@@ -1,4 +1,5 @@
-"""Whether a request may be served: it has sent one of a server's API keys. The same at the gateway and at an engine.
+"""Decides whether a request has sent one of a server's API keys, so that it may be served, at the gateway and at an
+engine.
 
 Keys come from flags, from the environment and from a file that may change while the server runs, such as a mounted
 Secret. They are kept as SHA-256 hashes and looked up by those; no message and no log line ever holds one. A line of the
@@ -21,9 +22,9 @@ from mini_infer_web.api_docs import DOCS_PATHS, FAVICON_PATH, OPENAPI_PATH
 from mini_infer_web.api_errors import ApiError
 
 API_KEY_ENV: Final = "MINI_INFER_API_KEY"
-"""One more key of a server's, for where it should not stand in the list of processes."""
+"""Environment variable with one more key of a server, for where it should not stand in the list of processes."""
 ENGINE_API_KEY_ENV: Final = "MINI_INFER_ENGINE_API_KEY"
-"""The key that a gateway sends to engines."""
+"""Environment variable with the key that a gateway sends to engines."""
 
 FREE_PATHS: Final = frozenset(
     (
@@ -40,11 +41,12 @@ FREE_PATHS: Final = frozenset(
         *DOCS_PATHS,
     )
 )
-"""Asked without a key: probes, metrics, descriptions, and what an operator counts; POST /drain has a guard of its own
-(the engine's api/admin_guard.py). None tells what anybody has asked."""
+"""Paths that need no key: probes, metrics, descriptions, and what an operator counts; POST /drain has a guard of its
+own (the engine's api/admin_guard.py). None reveals a request's content.
+"""
 
 LOOK_EVERY_S: Final = 1.0
-"""How often a file of keys is looked at, when requests come."""
+"""Seconds between two looks at a file of keys, while requests come."""
 
 MOST_PRIORITY: Final = 2**31
 """Priorities lie between this number's negative and it, as engines take them."""
@@ -56,38 +58,41 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class KeyGrant:
-    """What one API key may do. Keys of one name, such as an old and a new one, have the same name and share."""
+    """The rights of one API key. Keys of one name, such as an old and a new one, have the same name and share."""
 
     digest: bytes
     name: str
-    """For logs and for sharing; a key without a name has one made from its hash."""
+    """Name for logs and for fair sharing; a key without a name has one made from its hash."""
     weight: float = 1.0
-    """Its share of the engines beside those of other keys that wait."""
+    """The key's share of the engines relative to other keys whose requests wait."""
     max_priority: int | None = None
-    """The lowest number, which goes first, that its requests may have as their priority; None: the server's default."""
+    """The lowest number, which goes first, that its requests may have as their priority; None for the server's default.
+    """
 
     @cached_property
     def cache_salt(self) -> str:
-        """Separates its prefix cache from that of other keys. Nobody can guess that of a key that is not theirs."""
+        """Salt that separates its prefix cache from that of other keys. A client cannot guess the salt of a key that it
+        lacks.
+        """
         return SALTED_BY_KEY + hashlib.sha256(b"mini-infer cache salt\0" + self.digest).hexdigest()[:32]
 
 
 SALTED_BY_KEY: Final = "by-key:"
-"""With which a cache salt begins that a gateway has made already."""
+"""Prefix of a cache salt that a gateway has already derived from a key."""
 
 
 def salted(grant: KeyGrant, own: str) -> str:
-    """The cache salt of a request of this key that has `own` as its own."""
+    """Returns the cache salt of a request of this key whose own salt is `own`."""
     return f"{grant.cache_salt}:{own}" if own else grant.cache_salt
 
 
 def clamped(priority: int, lowest: int) -> int:
-    """The priority that a request gets which asked for `priority` and may have `lowest` or more."""
+    """Returns the priority of a request that sent `priority` and may have `lowest` or more."""
     return max(lowest, -MOST_PRIORITY, min(MOST_PRIORITY - 1, priority))
 
 
 class ApiKeys:
-    """The keys of one server. False: it has none and asks for none."""
+    """The keys of one server. It is false if the server has none and needs none."""
 
     def __init__(
         self,
@@ -95,7 +100,7 @@ class ApiKeys:
         file: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """ValueError, OSError: the file has no key, or cannot be read."""
+        """Raises ValueError or OSError if the file has no key, or cannot be read."""
         self._own = {_digest(key): grant_of(key) for key in keys if key}
         self._file, self._clock = file, clock
         self._looked_s = clock()
@@ -103,13 +108,13 @@ class ApiKeys:
         self._of_file: Mapping[bytes, KeyGrant] = _grants_of(file) if file else {}
 
     def __bool__(self) -> bool:
-        """Whether requests need a key."""
+        """True if requests need a key."""
         return bool(self._own or self._file)
 
     def refusal(self, method: str, path: str, headers: Iterable[tuple[bytes, bytes]]) -> ApiError | None:
-        """The 401 of a request without a key of ours; None: it may be served. Header names are in lower case.
+        """Returns the 401 of a request without a key of ours; None if it may be served. Header names are in lower case.
 
-        OPTIONS is free: a browser asks with it, before it sends keys, what it may send.
+        OPTIONS is free: before it sends keys, a browser requests with it what it may send.
         """
         if not self or path in FREE_PATHS or method == "OPTIONS":
             return None
@@ -125,9 +130,9 @@ class ApiKeys:
         )
 
     def grant(self, headers: Iterable[tuple[bytes, bytes]]) -> KeyGrant | None:
-        """What the key of a request may do; None: it has none of ours.
+        """Returns the rights of a request's key; None if it has none of ours.
 
-        A lookup by the hash tells a client that measures time nothing: it cannot choose how its guess's hash begins.
+        A lookup by the hash leaks nothing to a client that measures time: it cannot choose how its guess's hash begins.
         """
         if not self or (sent := presented_key(headers)) is None:
             return None
@@ -136,7 +141,7 @@ class ApiKeys:
         return self._of_file.get(digest) or self._own.get(digest)
 
     def _look(self) -> None:
-        """Reads the file again where it has changed; while it cannot be read, the keys that it had are good."""
+        """Reads the file again if it has changed; while it cannot be read, the keys that it had stay valid."""
         now_s = self._clock()
         if self._file is None or now_s - self._looked_s < LOOK_EVERY_S:
             return
@@ -152,12 +157,14 @@ class ApiKeys:
 
 
 def configured_keys(keys: Sequence[str], file: str | None) -> ApiKeys:
-    """Those of flags, file and environment. ValueError, OSError: see ApiKeys."""
+    """Returns the keys of flags, file and environment. Raises ValueError or OSError as `ApiKeys` does."""
     return ApiKeys([*keys, os.environ.get(API_KEY_ENV, "")], Path(file) if file else None)
 
 
 def presented_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-    """What a request sends: `Authorization: Bearer KEY` as OpenAI's clients do, or `x-api-key`, as Anthropic's."""
+    """Returns the key that a request sends: `Authorization: Bearer KEY` as OpenAI's clients do, or `x-api-key`, as
+    Anthropic's.
+    """
     found = None
     for name, value in headers:
         if name == b"authorization":
@@ -170,12 +177,16 @@ def presented_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
 
 
 def keys_in(text: str) -> tuple[str, ...]:
-    """One a line, its first word; empty lines are none, and a # at the beginning or after a blank begins a comment."""
+    """Returns the keys of a text, one a line, its first word. Empty lines are skipped, and a # at the beginning or
+    after a blank begins a comment.
+    """
     return tuple(words[0] for _, words in _lines(text))
 
 
 def grants_in(text: str) -> dict[bytes, KeyGrant]:
-    """The keys of a file by their hashes, with what their lines say of them. ValueError names the line at fault."""
+    """Returns the keys of a file by their hashes, with the fields of their lines. Raises a ValueError that names the
+    line at fault.
+    """
     grants: dict[bytes, KeyGrant] = {}
     weights: dict[str, float] = {}
     for number, (key, *fields) in _lines(text):
@@ -196,7 +207,9 @@ def _lines(text: str) -> Iterable[tuple[int, list[str]]]:
 
 
 def grant_of(key: str, fields: Sequence[str] = ()) -> KeyGrant:
-    """What a key may do of which a line of the file says `fields`. ValueError: one of those is wrong."""
+    """Returns the rights of a key whose line of the file has these `fields`. Raises ValueError if one of those is
+    wrong.
+    """
     digest = _digest(key)
     values: dict[str, str] = {}
     for field in fields:

@@ -1,4 +1,6 @@
-"""ASGI in small: its types, and for an application before another: requests made anew, answers that are looked at."""
+"""ASGI in small: its types, and helpers for an application in front of another, which makes new requests and inspects
+answers.
+"""
 
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -21,18 +23,18 @@ STREAM_HEADERS: Headers = [(b"content-type", b"text/event-stream; charset=utf-8"
 
 
 def owner_of(scope: Scope) -> str:
-    """Whose request it is: a digest of its API key, "" where it has none."""
+    """Returns the owner of a request: a digest of its API key, "" if it has none."""
     key = presented_key(scope["headers"])
     return "" if key is None else sha256(key).hexdigest()
 
 
 def query_of(scope: Scope) -> dict[str, str]:
-    """The query's parameters; of one that stands there twice the last counts."""
+    """Returns the query's parameters; the last one counts if a name is repeated."""
     return dict(parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True))
 
 
 def with_body(scope: Scope, size_bytes: int, added: Headers) -> Scope:
-    """The scope of the same request with another body, of this size, and more headers."""
+    """Returns the scope of the same request with another body, of this size, and more headers."""
     names = {name for name, _ in added}.union(_OF_THE_BODY)
     kept = [header for header in scope["headers"] if header[0] not in names]
     own = [(b"content-type", b"application/json"), (b"content-length", b"%d" % size_bytes)]
@@ -58,7 +60,9 @@ def post_scope(scope: Scope, path: str) -> Scope:
 
 
 def receive_of(body: bytes, then: Receive) -> Receive:
-    """Gives the body, which it holds until then, and after it what `then` gives: whether the client goes."""
+    """Returns a `Receive` that yields the body once, without retaining it, and then the messages of `then`, such as a
+    disconnect.
+    """
     bodies = [body]
     del body
 
@@ -71,7 +75,7 @@ def receive_of(body: bytes, then: Receive) -> Receive:
 
 
 async def send_json(send: Send, content: object, status: int = 200) -> None:
-    """A whole JSON answer; bytes are JSON already."""
+    """Sends a whole JSON answer; `content` in bytes is JSON already."""
     body = content if isinstance(content, bytes) else json.dumps(content).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -79,7 +83,7 @@ async def send_json(send: Send, content: object, status: int = 200) -> None:
 
 
 def error_in(body: bytes, status: int) -> ApiError:
-    """The error that an answer in OpenAI's shape tells."""
+    """Returns the error in an answer in OpenAI's shape."""
     try:
         told = json.loads(body)["error"]
         return ApiError(status, str(told["message"]), param=told.get("param"), code=told.get("code"))

@@ -13,7 +13,7 @@ import msgspec
 from mini_infer_web.api_errors import MAX_QUOTED, ApiError, Fault, FieldPath, field_name, shortened
 
 UnknownFieldsMode = Literal["refuse", "warn"]
-"""What happens to a field that this server does not know."""
+"""Policy for a field that this server does not know."""
 _MAX_NESTED = 16
 """Unknown fields within one top-level field that are ignored; more are refused."""
 
@@ -82,7 +82,7 @@ def unknown_field(path: FieldPath) -> Fault:
 def _values(
     body: Mapping[str, Any], kind: type[msgspec.Struct], unknown: UnknownFields
 ) -> tuple[dict[str, Any], list[Fault]]:
-    """Each field of the body that `kind` knows, checked by itself."""
+    """Checks each field of the body that `kind` knows by itself. Returns the values and the faults."""
     values: dict[str, Any] = {}
     faults: list[Fault] = []
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
@@ -103,7 +103,7 @@ def _values(
 
 
 def _checked(name: str, value: object, kind: Any, unknown: UnknownFields) -> tuple[object, Fault | None]:
-    """The value without the unknown fields in it that are ignored, and its first other fault."""
+    """Returns the value without the unknown fields in it that are ignored, and its first other fault."""
     for _ in range(_MAX_NESTED + 1):
         try:
             # In a list, a fault of the value itself has a place, too: a client's words in it are not taken for one.
@@ -134,11 +134,11 @@ _UNKNOWN = "Object contains unknown field `"
 _MISSING = "Object missing required field `"
 _FAULT = re.compile(r"(?P<says>.*) - at (?P<is_key>`key` in )?`\$\[0\](?P<place>[^`]*)`", re.DOTALL)
 _STEP = re.compile(r"\[(\d+)\]|\.([^.\[\]]+)|(\[\.\.\.\])")
-"""In a place as msgspec writes it: an index, a field, or any entry of an object."""
+"""A step of a place as msgspec writes it: an index, a field, or any entry of an object."""
 
 
 def _path(place: str) -> FieldPath:
-    """`[...]`, an entry of an object whose key msgspec does not say, ends it."""
+    """Returns a place of msgspec's as a path, up to `[...]`: an entry of an object whose key msgspec does not say."""
     path: list[str | int] = []
     for index, name, entry in _STEP.findall(place):
         if entry:
@@ -154,7 +154,9 @@ def _at(value: Any, path: FieldPath) -> Any:
 
 
 def _entry(value: Any, path: FieldPath, kind: Any) -> FieldPath:
-    """The key of the first entry at fault in the object at `path`, which msgspec does not say; (): not found."""
+    """Returns the key of the first entry at fault in the object at `path`, which msgspec does not say; () if it is not
+    found.
+    """
     entries = _at(value, path)
     for key in islice(entries, _MOST_ENTRIES):
         try:

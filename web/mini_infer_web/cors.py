@@ -1,4 +1,5 @@
-"""What a browser is told of pages from elsewhere that want to use a server (CORS, https://fetch.spec.whatwg.org/#http-cors).
+"""Computes the headers that tell a browser which pages from elsewhere may use a server (CORS,
+https://fetch.spec.whatwg.org/#http-cors).
 
 Off unless origins are named. Pure: headers in, headers out; the same at the gateway and at an engine.
 """
@@ -13,24 +14,24 @@ Headers = list[tuple[bytes, bytes]]
 
 ANY: Final = "*"
 PREFLIGHT_MAX_AGE_S: Final = 600
-"""How long a browser may remember the answer to its question."""
+"""Seconds for which a browser may cache the answer to a preflight request."""
 EXPOSED: Final = b"x-request-id, request-id, retry-after"
 """Headers of answers that scripts may read, beside those that they always may."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorsPolicy:
-    """Whose pages may use the server, and how. The names and meanings are those of vLLM's flags."""
+    """The pages that may use the server, and in which ways. The names and meanings are those of vLLM's flags."""
 
     allowed_origins: tuple[str, ...] = ()
-    """Such as https://chat.example.com; "*": every page; none: CORS is off."""
+    """Origins such as https://chat.example.com; "*" allows every page; if empty, CORS is off."""
     allowed_methods: tuple[str, ...] = (ANY,)
     allowed_headers: tuple[str, ...] = (ANY,)
     allow_credentials: bool = False
     """Browsers may send cookies and client certificates; an API key in a header is no credential of this kind."""
 
     def answer_headers(self, request: Iterable[tuple[bytes, bytes]]) -> Headers:
-        """What every answer to this request carries; nothing where its page may not use the server."""
+        """Returns the CORS headers of every answer to this request; none if its page may not use the server."""
         origin = _header(request, b"origin")
         if not origin or not self.allowed_origins:
             return []
@@ -44,7 +45,7 @@ class CorsPolicy:
         return headers
 
     def preflight_headers(self, request: Iterable[tuple[bytes, bytes]]) -> Headers:
-        """What the answer to a browser's OPTIONS has beside `answer_headers`."""
+        """Returns the headers that the answer to a browser's OPTIONS has beside `answer_headers`."""
         request = list(request)
         method = _header(request, b"access-control-request-method")
         allowed = self.answer_headers(request)

@@ -1,7 +1,7 @@
-"""How many objects, fields and values a JSON body may hold. Texts are not counted: those are read in slices.
+"""Limits how many objects, fields and values a JSON body may hold. Texts are not counted: those are read in slices.
 
 A server that streams to many reads a body's structure between two tokens of theirs, in one go. A text of megabytes does
-not hold them up, a million small objects would, for seconds.
+not delay them; a million small objects would, for seconds.
 """
 
 import asyncio
@@ -11,33 +11,35 @@ from collections.abc import Iterator, Sequence
 from mini_infer_web.api_errors import ApiError
 
 MAX_OBJECTS = 20_000
-"""Objects and lists: some 5,000 messages with calls of tools. Decoding and checking that many takes about 20 ms."""
+"""Most objects and lists: some 5,000 messages with calls of tools. Decoding and checking that many takes about 20 ms.
+"""
 MAX_FIELDS = 100_000
-"""Of all objects together."""
+"""Most fields of all objects together."""
 MAX_TEXTS = 200_000
-"""Names of fields among them."""
+"""Most strings, names of fields among them."""
 MAX_VALUES = 1_000_000
-"""By commas: a million token ids, say."""
+"""Most values, counted by commas: a million token ids, say."""
 
 _COUNTED_BYTES = 1 << 20
-"""Counted in one go, in a millisecond."""
+"""Bytes that are counted in one go, in a millisecond."""
 _SLICE_BYTES = 1 << 17
-"""Of text and structure told apart in one go, in a millisecond."""
+"""Bytes in which text and structure are separated in one go, in a millisecond."""
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _WHOLE_STRINGS = re.compile(rb'(?:[^"]++|"(?:[^"\\]++|\\.)*+")++', re.DOTALL)
 _IN_STRING = re.compile(rb"(?:[^\"\\]++|\\.)*+", re.DOTALL)
 _QUOTE, _BACKSLASH = b'"', 0x5C
 LONG_STRING_BYTES = 512
-"""Of strings of this length on average it is quicker to jump over them than to count what they hold."""
+"""Average length from which on it is quicker to jump over strings than to count what they hold."""
 MOST_JUMPS = 4096
-"""In a millisecond."""
+"""Most jumps over strings, which take a millisecond."""
 FIRST_JUMPS, BYTES_A_JUMP = 8, 4096
-"""How many strings are jumped over before their length is looked at: some, and one more for so many bytes of the body,
-which take a tenth of what counting takes."""
+"""Strings that are jumped over before their length is looked at: some, and one more for so many bytes of the body,
+which take a tenth of what counting takes.
+"""
 MOST_BACKSLASHES = 64
-"""In a row, before a quote."""
+"""Most backslashes in a row before a quote that are looked at."""
 Limit = tuple[str, bytes, int]
-"""What is limited, the signs that are counted for it, and how many there may be."""
+"""The name of the limited thing, the signs that are counted for it, and how many there may be."""
 _LIMITS: Sequence[Limit] = (
     ("objects and lists", b"{[", MAX_OBJECTS),
     ("fields", b":", MAX_FIELDS),
@@ -47,9 +49,9 @@ _LIMITS: Sequence[Limit] = (
 
 
 async def check_structure(body: bytes) -> int:
-    """How many commas may stand between values at most. Other tasks run in between.
+    """Returns an upper bound of the commas between values. Other tasks run in between.
 
-    ApiError 400: the body holds more than can be read while others wait.
+    Raises ApiError 400 if the body holds more than can be read while others wait.
     """
     if len(body) <= MAX_OBJECTS:
         return body.count(b",")
@@ -60,7 +62,7 @@ async def check_structure(body: bytes) -> int:
 
 
 def _bytes_outside_of_long_strings(body: bytes) -> int:
-    """How much of a body is no text, at most: as much as the body has where its texts are short or many.
+    """Returns an upper bound of the bytes that are no text: all of the body's if its texts are short or many.
 
     A chat of a megabyte is a few dozen long texts, and to jump from quote to quote takes a twentieth of counting it.
     """
@@ -102,7 +104,7 @@ async def _check_counts(body: bytes) -> None:
 
 
 async def _above(parts: Iterator[bytes], limits: Sequence[Limit]) -> Limit | None:
-    """The limit that is exceeded."""
+    """Returns the limit that is exceeded; None if none is."""
     counts = [0] * len(limits)
     for part in parts:
         for index, (_, signs, _) in enumerate(limits):

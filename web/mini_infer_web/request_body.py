@@ -1,4 +1,4 @@
-"""What a JSON body may be wrapped in: its media type and its compression, the same at an engine and at the gateway.
+"""Checks a JSON body's media type and undoes its compression, the same at an engine and at the gateway.
 
 A compressed body is unpacked up to a limit: a few kilobytes can become gigabytes.
 """
@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from mini_infer_web.api_errors import ApiError
 
 _GZIP = 16 + zlib.MAX_WBITS
-"""For zlib: the format is gzip's."""
+"""Window bits by which zlib expects gzip's format."""
 _PART_BYTES = 1 << 16
 
 
 def check_media_type(content_type: str) -> None:
-    """ApiError 415: the body does not say that it is JSON.
+    """Raises ApiError 415 if the body does not say that it is JSON.
 
     A web page can make any browser post forms and plain text to a server on its user's machine, but not JSON.
     """
@@ -29,9 +29,11 @@ def check_media_type(content_type: str) -> None:
 
 
 def unpacked(body: bytes, content_encoding: str, max_bytes: int) -> bytes:
-    """The body without its compression: gzip, deflate, zstd, or several in the order of the header (RFC 9110, 8.4).
+    """Returns the body without its compression: gzip, deflate, zstd, or several in the order of the header (RFC 9110,
+    8.4).
 
-    ApiError 400: it is broken; 413: it is larger than `max_bytes` then; 415: the encoding is not known here.
+    Raises ApiError 400 if it is broken, 413 if it is larger than `max_bytes` then, 415 if the encoding is not known
+    here.
     """
     encodings = [name.strip().lower() for name in content_encoding.split(",") if name.strip()]
     if len(encodings) > 1 + encodings.count("identity"):
@@ -50,7 +52,7 @@ def unpacked(body: bytes, content_encoding: str, max_bytes: int) -> bytes:
 
 
 def too_large(max_bytes: int) -> ApiError:
-    """The answer to a body above the limit."""
+    """Returns the error for a body above the limit."""
     return ApiError(
         413, f"the body has more than {max_bytes} bytes, this server's limit (--max-body-size)", code="body_too_large"
     )

@@ -13,7 +13,7 @@ _PRINTABLE: Final = bytes(range(0x21, 0x7F))
 
 
 def request_id_in(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, ApiError | None]:
-    """The id to use, and the 400 that the request is to be answered with: the client sent one that cannot be logged.
+    """Returns the id to use, and a 400 for the answer if the client sent one that cannot be logged.
 
     `headers`: as ASGI has them, names in lower case.
     """

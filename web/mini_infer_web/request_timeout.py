@@ -1,4 +1,4 @@
-"""How long a whole request may take: the server's limit, which a client's header can make shorter."""
+"""Computes how long a whole request may take: the server's limit, which a client's header can make shorter."""
 
 import math
 from collections.abc import Iterable
@@ -10,9 +10,10 @@ _NAME = REQUEST_TIMEOUT_HEADER.encode()
 
 
 def request_timeout_s(headers: Iterable[tuple[bytes, bytes]], limit_s: float) -> float:
-    """For a request with these headers, names in lower case; `limit_s`, 0: the server has none. Infinite: no limit.
+    """Returns the seconds that a request with these headers, names in lower case, may take; infinite if there is no
+    limit. `limit_s` is the server's limit, 0 if it has none.
 
-    ApiError 400: the header is no number of seconds.
+    Raises ApiError 400 if the header is no number of seconds.
     """
     limit_s = limit_s or math.inf
     sent = [value for name, value in headers if name == _NAME]
@@ -34,7 +35,7 @@ def request_timeout_s(headers: Iterable[tuple[bytes, bytes]], limit_s: float) ->
 
 
 def timed_out(timeout_s: float) -> ApiError:
-    """The end of a request that takes longer."""
+    """Returns the error that ends a request that takes longer."""
     return ApiError(
         408,
         f"the request has not been finished within {timeout_s:g} s ({REQUEST_TIMEOUT_HEADER}, --request-timeout): "

@@ -1,8 +1,8 @@
-"""A large JSON body decoded in slices, so that what shares the event loop never waits for all of it.
+"""Decodes a large JSON body in slices, so that other tasks of the event loop never wait for all of it.
 
 A body is large because of few long strings or lists of token ids. They are taken out, decoded in parts of a fraction of
-a millisecond, and put back where they were. Bodies that are large in another way, or no JSON, are decoded in one go as
-small ones are.
+a millisecond, and put back where they were. Bodies that are large for another reason, or no JSON, are decoded in one go
+as small ones are.
 """
 
 import asyncio
@@ -19,15 +19,15 @@ from mini_infer_web.api_errors import read_json_object
 LARGE_BYTES = 1 << 20
 """Smaller bodies are decoded in a millisecond or two."""
 CROWDED_BYTES = 1 << 16
-"""Of larger ones structure alone may take milliseconds, so that others have a turn before it is looked at."""
+"""Size from which on a body's structure alone may take milliseconds, so that other tasks run before it is looked at."""
 SLICE_BYTES = 1 << 17
-"""Of a string, in one go; shorter strings stay where they are."""
+"""Bytes of a string that are decoded in one go; shorter strings stay where they are."""
 NUMBERS_BYTES = 1 << 17
-"""Of a list of whole numbers, above which it is decoded in slices: some 20,000 token ids."""
+"""Size of a list of whole numbers above which it is decoded in slices: some 20,000 token ids."""
 _MAX_STRINGS = 5_000
-"""More short strings than that would be slower to tell apart than to decode."""
+"""Most short strings: more would be slower to skip than to decode."""
 AtOnce = Callable[[bytes], dict[str, Any]]
-"""The JSON object in a body, or an error."""
+"""Returns the JSON object in a body, or raises an error."""
 _HEX = rb"[0-9a-fA-F]"
 _SURROGATES = rb"\\u[dD][89abAB]%b{2}\\u%b{4}" % (_HEX, _HEX)
 # Whole characters and escapes of a string; a pair of surrogates is one. Possessive: nothing is ever tried twice.
@@ -41,9 +41,10 @@ _NUMBERS = re.compile(rb"\[[0-9,\s]{%d,}+\]" % NUMBERS_BYTES)
 
 
 async def read_large_json_object(body: bytes, at_once: AtOnce = read_json_object) -> dict[str, Any]:
-    """What `at_once` makes of a body, or its error; other tasks run between the slices of a large one.
+    """Returns what `at_once` returns for a body, or raises its error; other tasks run between the slices of a large
+    one.
 
-    What `check_structure` allows is decoded in 50 ms, whatever it is.
+    A body that `check_structure` allows is decoded in 50 ms, whatever it is.
     """
     if len(body) < LARGE_BYTES or (body.isascii() and b"\\" not in body):
         if len(body) <= NUMBERS_BYTES or not _NUMBERS.search(body):
@@ -65,7 +66,7 @@ async def read_large_json_object(body: bytes, at_once: AtOnce = read_json_object
 
 
 def decode_in_slices(body: bytes, at_once: AtOnce = read_json_object) -> Generator[None, None, dict[str, Any]]:
-    """What `at_once` makes of a body, and its errors; yields between slices."""
+    """Returns what `at_once` returns for a body, or raises its errors; yields between slices."""
     mark = f"\0{secrets.token_hex(8)}:"
     parts: list[bytes] = []
     long_strings: dict[str, str] = {}
@@ -104,7 +105,9 @@ def decode_in_slices(body: bytes, at_once: AtOnce = read_json_object) -> Generat
 
 
 def decode_numbers_in_slices(body: bytes, at_once: AtOnce = read_json_object) -> Generator[None, None, dict[str, Any]]:
-    """What `at_once` makes of a body with long lists of whole numbers, and its errors; yields between slices."""
+    """Returns what `at_once` returns for a body with long lists of whole numbers, or raises its errors; yields between
+    slices.
+    """
     mark = f"\0{secrets.token_hex(8)}:"
     parts: list[bytes] = []
     lists: dict[str, Any] = {}
@@ -129,7 +132,7 @@ def decode_numbers_in_slices(body: bytes, at_once: AtOnce = read_json_object) ->
 
 
 def _decoded_numbers(body: bytes, start: int, stop: int) -> Generator[None, None, list[int] | None]:
-    """The numbers between two commas or brackets; None: they are no list."""
+    """Returns the numbers between two commas or brackets; None if they are no list."""
     numbers: list[int] = []
     while True:
         end = stop if stop - start <= SLICE_BYTES else body.rfind(b",", start, start + SLICE_BYTES)
@@ -147,7 +150,9 @@ def _decoded_numbers(body: bytes, start: int, stop: int) -> Generator[None, None
 
 
 def _slice_ends(body: bytes, start: int) -> Generator[None, None, list[int] | None]:
-    """Where the slices of the string that begins at `start` end, the last at its closing quote; None: it has none."""
+    """Returns the ends of the slices of the string that begins at `start`, the last at its closing quote; None if it
+    has none.
+    """
     ends: list[int] = []
     while True:
         match = _INSIDE.match(body, start, start + SLICE_BYTES)
@@ -164,7 +169,7 @@ def _slice_ends(body: bytes, start: int) -> Generator[None, None, list[int] | No
 
 
 def _decoded(body: bytes, bounds: list[int]) -> Generator[None, None, str | None]:
-    """The string whose slices lie between these; None: some is not valid."""
+    """Returns the string whose slices lie between these bounds; None if some slice is not valid."""
     texts: list[str] = []
     for start, stop in pairwise(bounds):
         try:
@@ -176,7 +181,7 @@ def _decoded(body: bytes, bounds: list[int]) -> Generator[None, None, str | None
 
 
 def _restored(value: Any, long_strings: Mapping[str, Any]) -> Any:
-    """The same with the long strings, which may be keys too, in place of their names."""
+    """Returns `value` with the long strings, which may be keys too, in place of their marks."""
     if isinstance(value, str):
         return long_strings.get(value, value)
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""TLS of a server out of files, which may change while it runs: a renewed certificate is served without a restart."""
+"""TLS of a server from files, which may change while it runs: a renewed certificate is served without a restart."""
 
 import logging
 import ssl
@@ -6,26 +6,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LOOK_EVERY_S = 10.0
-"""How often files are looked at; certificates are renewed days before they end."""
+"""Seconds between two looks at the files; certificates are renewed days before they end."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
-    """What a server's TLS is made from. The names are those of vLLM's flags."""
+    """The files and options of a server's TLS. The names are those of vLLM's flags."""
 
     ssl_certfile: str | None = None
-    """Its certificate, with those between it and the CA behind it; None: no TLS."""
+    """File with the server's certificate, followed by the intermediate ones up to the CA; None if there is no TLS."""
     ssl_keyfile: str | None = None
-    """None: the key is in the certificate's file."""
+    """File with the private key; None if the key is in the certificate's file."""
     ssl_ca_certs: str | None = None
-    """Of clients' certificates."""
+    """File with the CA certificates by which clients' certificates are checked."""
     ssl_cert_reqs: int = ssl.CERT_NONE
-    """Whether clients must have one: 0 no, 1 may, 2 must."""
+    """Requirement for a client certificate: 0 no, 1 may, 2 must."""
 
     def load_into(self, context: ssl.SSLContext) -> None:
-        """Makes new connections use the files as they are now. ValueError: one is missing or broken."""
+        """Makes new connections use the files as they are now. Raises ValueError if one is missing or broken."""
         assert self.ssl_certfile is not None
         try:
             context.load_cert_chain(self.ssl_certfile, self.ssl_keyfile)
@@ -39,7 +39,7 @@ class TlsFiles:
                 raise ValueError(f"no CA's certificates can be read from {self.ssl_ca_certs}: {error}") from None
 
     def signature(self) -> tuple[tuple[int, int, int], ...]:
-        """Changes when one of them does."""
+        """Returns a value that changes when one of the files does."""
         names = (self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs)
         return tuple(_file_signature(Path(name)) for name in names if name)
 
@@ -48,14 +48,14 @@ class ServerTls:
     """The TLS of a listening socket."""
 
     def __init__(self, files: TlsFiles) -> None:
-        """ValueError says which file is wrong and how."""
+        """Raises a ValueError that says which file is wrong and how."""
         if files.ssl_cert_reqs and files.ssl_ca_certs is None:
             raise ValueError("--ssl-cert-reqs checks clients' certificates against a CA: name it with --ssl-ca-certs")
         self._files, self._signature = files, files.signature()
         self.context = self._load()
 
     def look(self) -> None:
-        """Loads files that have changed; while they are broken, those of before are served."""
+        """Loads files that have changed; while they are broken, the previous ones are served."""
         found = self._files.signature()
         if found == self._signature:
             return
@@ -76,7 +76,9 @@ class ServerTls:
 
 
 def server_tls(files: TlsFiles) -> ServerTls | None:
-    """None: no TLS is asked for. ValueError says which file is wrong and how."""
+    """Returns the server's TLS; None if none is configured. Raises a ValueError that says which file is
+    wrong and how.
+    """
     if files.ssl_certfile is not None:
         return ServerTls(files)
     if files.ssl_keyfile or files.ssl_ca_certs or files.ssl_cert_reqs:
@@ -95,9 +97,10 @@ def _file_signature(file: Path) -> tuple[int, int, int]:
 def client_context(
     ca_certs: str | None = None, certfile: str | None = None, keyfile: str | None = None
 ) -> ssl.SSLContext:
-    """For connections to servers: their certificates are checked against this CA alone, or against the system's.
+    """Returns a context for connections to servers, whose certificates are checked against this CA alone, or the
+    system's.
 
-    ValueError says which file is wrong and how.
+    Raises a ValueError that says which file is wrong and how.
     """
     try:
         context = ssl.create_default_context(cafile=ca_certs)

@@ -1,6 +1,6 @@
-"""Anthropic's Messages API as a chat: the conversation and all else that is asked for, in chat completions' words.
+"""Converts a request of Anthropic's Messages API, the conversation and all other fields, to chat completions' fields.
 
-Engine and gateway make the same prompt of what comes out. Knows neither templates nor tokens, and no answers.
+Engine and gateway make the same prompt of the result. Knows neither templates nor tokens, and no answers.
 """
 
 import json
@@ -31,21 +31,22 @@ MESSAGES_PATH = "/v1/messages"
 COUNT_TOKENS_PATH = "/v1/messages/count_tokens"
 
 _BILLING_HEADER = "x-anthropic-billing-header"
-"""Claude Code begins a block of its system prompt with it: a mark of each request, which is not for the model and would
-keep every request from the cached prefix of the one before."""
+"""Claude Code begins a block of its system prompt with this: a mark of each request, which is not for the model and
+would keep every request from the cached prefix of the one before.
+"""
 
 Message = dict[str, Any]
 
 
 def chat_body(body: dict[str, Any], path: str = MESSAGES_PATH, unknown: UnknownFields | None = None) -> dict[str, Any]:
-    """The body of a chat completion that asks for the same. ApiError 400: fields are at fault; they are named."""
+    """Returns the body of an equivalent chat completion. Raises an ApiError 400 that names the fields at fault."""
     if path == COUNT_TOKENS_PATH:
         return chat_of(parse_request(body, CountTokensRequest, unknown))
     return chat_of(parse_request(body, MessagesRequest, unknown))
 
 
 def own_path(path: FieldPath) -> FieldPath:
-    """Returns the client's field that a field of the chat was made of.
+    """Returns the client's field from which a field of the chat was made.
 
     Messages are named as a whole: those of the chat are others, since turns of one role become one.
     """
@@ -74,7 +75,7 @@ _own_name = renaming(
 
 
 def chat_of(request: Conversation) -> dict[str, Any]:
-    """The same for a request whose fields are read already."""
+    """Returns the body of an equivalent chat completion for a request whose fields are read already."""
     messages = _chat_messages(request)
     chat: dict[str, Any] = {"model": request.model, "messages": messages}
     if messages[-1]["role"] == "assistant":
@@ -91,7 +92,7 @@ def chat_of(request: Conversation) -> dict[str, Any]:
 
 
 def _sampling(request: MessagesRequest) -> dict[str, Any]:
-    """What is asked of the answer alone."""
+    """Returns the fields that concern the answer alone."""
     asked = {
         "max_completion_tokens": request.max_tokens or 1,
         "stream": request.stream,
@@ -111,7 +112,7 @@ def _sampling(request: MessagesRequest) -> dict[str, Any]:
 
 
 def _thinking(request: Conversation) -> dict[str, Any]:
-    """Whether and how much the model thinks; nothing where the request leaves it to the model."""
+    """Returns the fields that say whether and how much the model thinks; none if the request leaves it to the model."""
     asked: dict[str, Any] = {}
     template_kwargs = dict(request.chat_template_kwargs or {})
     if request.thinking is not None:
@@ -127,7 +128,7 @@ def _thinking(request: Conversation) -> dict[str, Any]:
 
 
 def _budget(thinking: Thinking, request: Conversation) -> int | None:
-    """Tokens that the model may think for."""
+    """Returns the number of tokens that the model may think for."""
     name = ("thinking", "budget_tokens")
     if thinking.type != "enabled":
         if thinking.budget_tokens is not None:
@@ -168,7 +169,7 @@ def _tool_choice(choice: ToolChoice, tools: Sequence[Tool]) -> dict[str, Any]:
 
 
 def _chat_messages(request: Conversation) -> list[Message]:
-    """All messages; contents are lists of texts until the end, so that turns of one role become one."""
+    """Returns all messages; contents are lists of texts until the end, so that turns of one role become one."""
     messages: list[Message] = []
     calls: set[str] = set()
     if request.system is not None and (texts := _system_texts(request.system)):
@@ -204,7 +205,7 @@ def _only_text(message: MessageParam, where: FieldPath) -> str | list[TextBlock]
 
 
 def _add_user(messages: list[Message], message: MessageParam, where: FieldPath) -> None:
-    """A user's turn: results of tools are messages of their own, between the texts as they stand."""
+    """Adds a user's turn: results of tools are messages of their own, between the texts as they stand."""
     blocks = _blocks(message)
     if not blocks:
         refuse_field((*where, "content"), "is empty: send at least one block")
@@ -222,7 +223,7 @@ def _blocks(message: MessageParam) -> Sequence[ContentBlock]:
 
 
 def _check_results(message: MessageParam, calls: set[str], where: FieldPath) -> None:
-    """ApiError: a result is of none of the calls before it."""
+    """Raises ApiError if a result belongs to none of the calls before it."""
     for index, block in enumerate(_blocks(message)):
         if isinstance(block, ToolResultBlock) and block.tool_use_id not in calls:
             told = f"is {block.tool_use_id[:100]!r}, and no tool_use before it has that id: send the tool_use, too"
@@ -259,14 +260,14 @@ def _assistant(message: MessageParam, where: FieldPath) -> Message:
 
 
 def _arguments(given: dict[str, Any] | str | None) -> str:
-    """The arguments of an earlier call; what an answer of ours has wrapped is unwrapped again."""
+    """Returns the arguments of an earlier call; what an answer of ours has wrapped is unwrapped again."""
     if isinstance(given, dict) and list(given) == [INVALID_JSON]:
         given = given[INVALID_JSON]
     return given if isinstance(given, str) else json.dumps(given or {}, ensure_ascii=False)
 
 
 def _add(messages: list[Message], turn: Message) -> None:
-    """Turns of one role that follow each other are one turn, as Anthropic says."""
+    """Adds a turn. Turns of one role that follow each other are one turn, as Anthropic says."""
     if not messages or messages[-1]["role"] != turn["role"]:
         messages.append(turn)
         return
@@ -279,7 +280,7 @@ def _add(messages: list[Message], turn: Message) -> None:
 
 
 def _check_last(messages: list[Message], where: FieldPath) -> None:
-    """An assistant's turn at the end is the beginning of the answer; an empty one asks for nothing."""
+    """Checks an assistant's turn at the end, which is the beginning of the answer; an empty one asks for nothing."""
     if messages and messages[-1]["role"] == "assistant":
         if "tool_calls" in messages[-1]:
             refuse_field(where, "calls a tool: send the tool_result in a message of the user's after it")

@@ -1,4 +1,4 @@
-"""Errors in Anthropic's shape, the same from an engine and from the gateway, and which paths have them.
+"""Errors in Anthropic's shape, the same from an engine and from the gateway, and the paths that have them.
 
 Errors have the names of the client's own fields already: see `anthropic.own_path`.
 """
@@ -28,7 +28,7 @@ ANTHROPIC_ERRORS = ErrorShape(error_body, event_name="error", id_header=ID_HEADE
 
 
 def errors_of(path: str) -> ErrorShape:
-    """Which API's errors a path has."""
+    """Returns the shape of a path's errors: Anthropic's or OpenAI's."""
     is_anthropics = path == MESSAGES_PATH or path.startswith(MESSAGES_PATH + "/")
     return ANTHROPIC_ERRORS if is_anthropics else OPENAI_ERRORS
 
@@ -44,4 +44,6 @@ _ERROR_TYPES = {
     504: "timeout_error",
     529: "overloaded_error",
 }
-"""https://docs.anthropic.com/en/api/errors. 503 stays what it is, though Anthropic has 529: every proxy knows it."""
+"""Anthropic's error types by status, https://docs.anthropic.com/en/api/errors. 503 stays as it is, though Anthropic has
+529: every proxy knows it.
+"""

@@ -1,8 +1,8 @@
-"""Bodies of Anthropic's Messages API as clients send them: which fields there are, of which type. Knows no chats.
+"""Bodies of Anthropic's Messages API as clients send them: the fields and their types. Knows no chats.
 
-Fields are those of https://docs.anthropic.com/en/api/messages and of the client package `anthropic`. One that asks for
-what is not supported has a type that only takes the values that do not. In messages, blocks and tools other fields are
-ignored, as in every dialect; elsewhere they are refused by name.
+Fields are those of https://docs.anthropic.com/en/api/messages and of the client package `anthropic`. A field for a
+feature that is not supported has a type that only takes the values that do not use it. In messages, blocks and tools
+other fields are ignored, as in every dialect; elsewhere they are refused by name.
 """
 
 from typing import Annotated, Any, Literal, TypeVar
@@ -13,11 +13,13 @@ from mini_infer_web.api_errors import ApiError, Fault, refuse_field
 from mini_infer_web.body_fields import UnknownFields, read_body
 
 _MAX_BLOCKS = 20_000
-"""Messages and their blocks: more would hold up every other request, and are more than a context holds."""
+"""Most messages and blocks of a request: more would delay every other request, and are more than a context takes."""
 
 
 class CacheControl(Struct):
-    """Where a client wants a prefix to be cached. Without effect: all prefixes are, in blocks of 16 tokens."""
+    """A mark of a prefix that the client wishes to be cached. It has no effect: all prefixes are, in blocks of 16
+    tokens.
+    """
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -37,7 +39,7 @@ class ThinkingBlock(Struct, tag_field="type", tag="thinking"):
 
     thinking: str
     signature: str | None = None
-    """Not checked: whoever sends a conversation may write its thinking, too."""
+    """This field is not checked: whoever sends a conversation may write its thinking, too."""
 
 
 class RedactedThinkingBlock(Struct, tag_field="type", tag="redacted_thinking"):
@@ -62,19 +64,19 @@ class ToolUseBlock(Struct, tag_field="type", tag="tool_use"):
     id: str
     name: str
     input: dict[str, Any] | str | None
-    """An object; clients that could not read what the model wrote send it as a string."""
+    """An object; clients that could not read the model's output send it as a string."""
     cache_control: CacheControl | None = None
     caller: DirectCaller | None = None
     toolset_name: None = None
 
 
 class ToolResultBlock(Struct, tag_field="type", tag="tool_result"):
-    """What a tool has answered."""
+    """The result of a tool."""
 
     tool_use_id: str
     content: str | list[TextBlock] | None = None
     is_error: bool | None = None
-    """The result begins with "Error: " in the prompt."""
+    """If true, the result begins with "Error: " in the prompt."""
     cache_control: CacheControl | None = None
     toolset_name: None = None
 
@@ -99,7 +101,7 @@ class Tool(Struct):
     strict: bool | None = None
     cache_control: CacheControl | None = None
     eager_input_streaming: bool | None = None
-    """Without effect: a call's input is streamed as it is made."""
+    """This field has no effect: a call's input is streamed as it is made."""
     defer_loading: bool | None = None
     """True is refused: all tools are shown."""
     input_examples: list[dict[str, Any]] | None = None
@@ -107,7 +109,7 @@ class Tool(Struct):
 
 
 class ToolChoice(Struct, forbid_unknown_fields=True):
-    """Whether the model may, must or must not call tools."""
+    """Says if the model may, must or must not call tools."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -115,12 +117,12 @@ class ToolChoice(Struct, forbid_unknown_fields=True):
 
 
 class Thinking(Struct, forbid_unknown_fields=True):
-    """Whether the model thinks before it answers."""
+    """Says if the model thinks before it answers."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Meta(ge=1)] | None = None
     display: Literal["summarized", "omitted"] | None = None
-    """Thinking is told as it is, or with its text left out."""
+    """Form in which thinking is sent: as it is, or with its text left out."""
 
 
 class MessageFormat(Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
@@ -130,7 +132,7 @@ class MessageFormat(Struct, tag_field="type", tag="json_schema", forbid_unknown_
 
 
 class OutputConfig(Struct, forbid_unknown_fields=True):
-    """How much effort the answer is worth, and its form."""
+    """The effort that the answer is worth, and the answer's form."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: MessageFormat | None = None
@@ -143,19 +145,19 @@ class KeepThinking(Struct, tag_field="type", tag="clear_thinking_20251015", forb
 
 
 class ContextManagement(Struct, forbid_unknown_fields=True):
-    """What the server is to take out of a long conversation: nothing. Claude Code says so in each request."""
+    """The parts that the server removes from a long conversation: none. Claude Code says so in each request."""
 
     edits: list[KeepThinking] = []
 
 
 class Metadata(Struct, forbid_unknown_fields=True):
-    """Whom the request is for. Without effect."""
+    """The user for whom the request is sent. It has no effect."""
 
     user_id: str | None = None
 
 
 class Conversation(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What /v1/messages and /v1/messages/count_tokens have in common: all that the prompt depends on."""
+    """The fields that /v1/messages and /v1/messages/count_tokens have in common: all that the prompt depends on."""
 
     model: str
     messages: Annotated[list[MessageParam], Meta(min_length=1)]
@@ -167,7 +169,7 @@ class Conversation(Struct, forbid_unknown_fields=True, kw_only=True):
     cache_control: CacheControl | None = None
     speed: Literal["standard"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    """VLLM's: for the model's chat template."""
+    """Variables for the model's chat template; a field of vLLM's."""
 
 
 class CountTokensRequest(Conversation, kw_only=True):
@@ -178,7 +180,7 @@ class MessagesRequest(Conversation, kw_only=True):
     """POST /v1/messages."""
 
     max_tokens: Annotated[int, Meta(ge=0)]
-    """0: the prompt is read, and cached, and nothing is generated."""
+    """Most tokens of the answer; 0: the prompt is computed, and cached, and nothing is generated."""
     stream: bool | None = None
     stop_sequences: list[str] | None = None
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
@@ -198,9 +200,9 @@ class MessagesRequest(Conversation, kw_only=True):
     priority: int | None = None
     cache_salt: str | None = None
     return_token_ids: bool | None = None
-    """The answer has `token_ids`; in a stream, a `ping` behind the events of each step has the step's."""
+    """If true, the answer has `token_ids`; in a stream, a `ping` behind the events of each step has the step's."""
     resume_token_ids: Annotated[list[int], Meta(min_length=1)] | None = None
-    """The gateway's: output that another engine has made and its client has; the stream goes on after it."""
+    """The gateway's field: output that another engine has made and its client has; the stream goes on after it."""
 
 
 THREAD_REFUSED = "thread_unsupported_request"
@@ -212,7 +214,9 @@ RequestType = TypeVar("RequestType", bound=Conversation)
 def parse_request(
     body: dict[str, Any], request_type: type[RequestType], unknown: UnknownFields | None = None
 ) -> RequestType:
-    """ApiError 400: fields are unknown, missing or of the wrong type; all of them are named."""
+    """Returns the request. Raises an ApiError 400 that names all fields that are unknown, missing or of
+    the wrong type.
+    """
     _check_blocks(body.get("messages"))
     if body.get("thread") is not None:
         says = "is not supported, for this server keeps no conversations: send the whole one, without thread"
@@ -224,7 +228,7 @@ def parse_request(
 
 
 def _of_block(fault: Fault) -> Fault:
-    """The fault of a block's type says which types there are."""
+    """Adds the types of blocks that there are to the fault of a block's type."""
     if fault.path[:1] != ("messages",) or fault.path[-1] != "type":
         return fault
     read = "; this server reads text, thinking, redacted_thinking, tool_use and tool_result blocks"
@@ -232,7 +236,7 @@ def _of_block(fault: Fault) -> Fault:
 
 
 def _check_blocks(messages: object) -> None:
-    """Before any of them is looked at."""
+    """Refuses too many messages and blocks before any of them is looked at."""
     if not isinstance(messages, list):
         return
     contents = (message.get("content") for message in messages if isinstance(message, dict))

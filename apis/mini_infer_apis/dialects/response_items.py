@@ -1,4 +1,4 @@
-"""Items of OpenAI's Responses API as messages of a chat. Knows no other field of a request, and no template.
+"""Converts items of OpenAI's Responses API to messages of a chat. Knows no other field of a request, and no template.
 
 Items are those of openai-python's `ResponseInputItem`. An assistant's turn is several of them (its reasoning, its text,
 its calls), and one message in a chat. Bad input gets an ApiError 400 that names the field, such as `input[2].content`.
@@ -16,11 +16,11 @@ Message = dict[str, Any]
 _ROLES = ("user", "system", "developer", "assistant")
 _TEXT_OF_PART = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 _REASONING_MARK = "mini-infer:"
-"""Begins an `encrypted_content` of ours: the text in base64. It is no secret, the client may have it in clear."""
+"""Prefix of an `encrypted_content` of ours: the text in base64. It is no secret, the client may have it in clear."""
 
 
 def input_items(given: object) -> list[Item]:
-    """A request's `input` as items: a string is one message of the user. ApiError: it is neither."""
+    """Returns a request's `input` as items: a string is one message of the user. Raises ApiError if it is neither."""
     if isinstance(given, str):
         return [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": given}]}]
     if not isinstance(given, list):
@@ -32,7 +32,9 @@ def input_items(given: object) -> list[Item]:
 
 
 def chat_messages(items: list[Item], instructions: str | None = None) -> list[Message]:
-    """The conversation as chat.completions has it; `instructions` are its first message. ApiError: an item is wrong."""
+    """Returns the conversation in the form of chat.completions; `instructions` are its first message. Raises ApiError
+    if an item is wrong.
+    """
     conversation = _Conversation()
     if instructions:
         conversation.add({"role": "system", "content": instructions})
@@ -49,18 +51,18 @@ def chat_messages(items: list[Item], instructions: str | None = None) -> list[Me
 
 
 def is_to_be_continued(items: list[Item]) -> bool:
-    """Whether the last item is an answer that broke off: the model goes on with it, as vLLM does."""
+    """True if the last item is an answer that broke off: the model continues it, as vLLM does."""
     last = items[-1] if items else {}
     return last.get("role") == "assistant" and last.get("status") in ("in_progress", "incomplete")
 
 
 def sealed_reasoning(text: str) -> str:
-    """`encrypted_content` of a reasoning item, for clients that send back that alone."""
+    """Returns the `encrypted_content` of a reasoning item, for clients that send back that alone."""
     return _REASONING_MARK + base64.b64encode(text.encode("utf-8", "replace")).decode()
 
 
 class _Conversation:
-    """Messages so far, of which the last may be an assistant's that goes on."""
+    """The messages so far, of which the last may be an assistant's that is not complete."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
@@ -70,7 +72,9 @@ class _Conversation:
         self.messages.append(message)
 
     def turn(self, *taken: str) -> Message:
-        """The assistant's message to go on with: the last one, where it has nothing of these fields."""
+        """Returns the assistant's message to continue: the last one if it has none of the `taken` fields, else a new
+        one.
+        """
         last = self.messages[-1] if self.messages else {}
         if last.get("role") != "assistant" or any(last.get(name) for name in taken):
             last = {"role": "assistant", "content": None}
@@ -124,12 +128,12 @@ def _read_output(conversation: _Conversation, item: Item, where: FieldPath) -> N
 
 
 def namespaced(namespace: str, name: str) -> str:
-    """A function of a namespace as the model sees it."""
+    """Returns the name by which the model sees a function of a namespace."""
     return f"{namespace}__{name}"
 
 
 CUSTOM_INPUT = "input"
-"""A custom tool is shown to the model as a function with this one argument."""
+"""The one argument of the function as which a custom tool is shown to the model."""
 
 _READERS = {
     "message": _read_message,
@@ -142,7 +146,7 @@ _READERS = {
 
 
 def _reasoning_texts(item: Item, where: FieldPath) -> list[str]:
-    """What was thought: its text where the item has it, else what was sealed, else the summary."""
+    """Returns the texts of the reasoning: its text if the item has it, else the sealed text, else the summary."""
     if texts := _texts(item.get("content") or [], "reasoning_text", (*where, "content")):
         return texts
     sealed = item.get("encrypted_content")

@@ -1,6 +1,6 @@
-"""The response object of OpenAI's Responses API before there is output: what it tells of its request. Pure.
+"""The response object of OpenAI's Responses API before there is output: the fields that follow from its request. Pure.
 
-An engine fills it while it generates; whoever keeps responses answers with it before any engine has begun.
+An engine fills it while it generates; a server that keeps responses answers with it before any engine has begun.
 """
 
 from hashlib import sha256
@@ -13,25 +13,26 @@ RESPONSE_PREFIX, MESSAGE_PREFIX, REASONING_PREFIX = "resp_", "msg_", "rs_"
 CALL_PREFIX, CUSTOM_CALL_PREFIX = "fc_", "ctc_"
 _ID_BYTES = 24
 TAG_CHARACTERS = 8
-"""Of an id, hexadecimal, that may tell who keeps what it names."""
+"""Hexadecimal characters of an id that identify the server that keeps the named object."""
 
 
 def new_id(prefix: str, tag: str = "") -> str:
-    """An id that nobody can guess; it begins with the tag of whoever keeps what it names."""
+    """Returns an id that nobody can guess; it begins with the tag of the server that keeps the named object."""
     return prefix + tag + token_hex(_ID_BYTES - len(tag) // 2)
 
 
 def id_in(response_id: str, prefix: str, index: int, characters: int = 2 * _ID_BYTES) -> str:
-    """The id of a response's part; it follows from the response's, so that another engine that goes on tells it.
+    """Returns the id of a response's part; it follows from the response's, so that another engine that continues
+    derives it too.
 
-    It begins as the response's does, so that it too tells who keeps it.
+    It begins with the response's tag, so that it too identifies the server that keeps it.
     """
     tag = response_id.removeprefix(RESPONSE_PREFIX)[:TAG_CHARACTERS]
     return prefix + (tag + sha256(f"{response_id}/{prefix}{index}".encode()).hexdigest())[:characters]
 
 
 def new_response(body: dict[str, Any], response_id: str, model: str, created_s: int, status: str) -> Response:
-    """For a request that has been checked; `output` and `usage` are still to come."""
+    """Returns the response object of a request that has been checked; `output` and `usage` are still to come."""
     reasoning, text = body.get("reasoning") or {}, body.get("text") or {}
     summary = reasoning.get("summary") or reasoning.get("generate_summary")
     return {
@@ -74,7 +75,8 @@ CONTEXT_CODE = "context_length_exceeded"
 
 
 def with_error(response: Response, status: int, code: str | None, message: str) -> Response:
-    """The same response, failed. `status` and `code`: of HTTP and ours, what the error is in an answer of its own.
+    """Returns the response as failed. `status` (HTTP's) and `code` (ours) are those of the error in an answer of its
+    own.
 
     OpenAI's codes of failed responses are few, and others than its errors have. A context that is too short keeps its
     code, as at OpenAI, whose Codex looks for it.
@@ -86,14 +88,14 @@ def with_error(response: Response, status: int, code: str | None, message: str) 
 
 
 def _format(form: dict[str, Any] | None) -> dict[str, Any]:
-    """As the request has it, with every field that OpenAI's schema of the answer requires."""
+    """Returns the request's format with every field that OpenAI's schema of the answer requires."""
     if form is None:
         return {"type": "text"}
     return {"description": None, "strict": None} | form if form.get("type") == "json_schema" else form
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """The same of a tool."""
+    """Returns the request's tool with every field that OpenAI's schema of the answer requires."""
     required = {"description": None, "parameters": None, "strict": None}
     return required | tool if tool.get("type") == "function" else tool
 

@@ -1,4 +1,4 @@
-"""Tools of OpenAI's Responses API as chat.completions has them. Knows no model and no parser of calls.
+"""Converts tools of OpenAI's Responses API to those of chat.completions. Knows no model and no parser of calls.
 
 Functions stand flat there, under `function` in a chat. A custom tool, whose input is any text, is shown to the model as
 a function with one string, and a function of a namespace as NAMESPACE__NAME, as vLLM has it; tools that OpenAI runs
@@ -14,14 +14,14 @@ _FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
 
 
 def chat_tools(tools: object) -> list[dict[str, Any]]:
-    """A request's `tools`. ApiError 400: one is of a kind that is not supported, or malformed."""
+    """Returns a request's `tools`. Raises ApiError 400 if one is of a kind that is not supported, or malformed."""
     if not isinstance(tools, list):
         _refuse("tools", "must be a list of tools", "invalid_value")
     return [made for index, tool in enumerate(tools) for made in _tools(tool, ("tools", index))]
 
 
 def tool_paths(tools: object) -> list[FieldPath]:
-    """Returns where each of `chat_tools` stands among well-formed tools: those of a namespace are in it."""
+    """Returns the place of each of `chat_tools` among well-formed tools: those of a namespace are in it."""
     paths: list[FieldPath] = []
     for index, tool in enumerate(tools if isinstance(tools, list) else ()):
         is_space = tool["type"] == "namespace"
@@ -30,7 +30,9 @@ def tool_paths(tools: object) -> list[FieldPath]:
 
 
 def namespaced_names(tools: object) -> dict[str, tuple[str, str]]:
-    """Functions of namespaces among well-formed tools: as the model sees them, to their namespace and name."""
+    """Maps the names by which the model sees functions of namespaces to their namespace and name; the tools are
+    well-formed.
+    """
     spaces = [tool for tool in tools if tool["type"] == "namespace"] if isinstance(tools, list) else []
     return {
         namespaced(space["name"], tool["name"]): (space["name"], tool["name"])
@@ -40,7 +42,7 @@ def namespaced_names(tools: object) -> dict[str, tuple[str, str]]:
 
 
 def custom_names(tools: object) -> frozenset[str]:
-    """Names of the custom tools among well-formed ones."""
+    """Returns the names of the custom tools among well-formed ones."""
     return (
         frozenset(tool["name"] for tool in tools if tool["type"] == "custom")
         if isinstance(tools, list)
@@ -49,7 +51,7 @@ def custom_names(tools: object) -> frozenset[str]:
 
 
 def chat_tool_choice(choice: object) -> Any:
-    """A request's `tool_choice`. ApiError 400: it names a kind of tool that is not supported."""
+    """Returns a request's `tool_choice`. Raises ApiError 400 if it names a kind of tool that is not supported."""
     if isinstance(choice, str):
         return choice
     kind = choice.get("type") if isinstance(choice, dict) else None
@@ -67,7 +69,7 @@ def chat_tool_choice(choice: object) -> Any:
 
 
 def _tools(tool: object, where: FieldPath) -> list[dict[str, Any]]:
-    """One tool, or those of a namespace."""
+    """Returns one tool, or those of a namespace."""
     if not isinstance(tool, dict) or tool.get("type") != "namespace":
         return [_tool(tool, where)]
     name, members = tool.get("name"), tool.get("tools")

@@ -1,8 +1,8 @@
-"""A body of OpenAI's /v1/responses as the chat that it asks for, in chat.completions' words.
+"""Converts a body of OpenAI's /v1/responses to the equivalent body of chat.completions.
 
-Engine and gateway make the same chat of it, so both get the same token ids. What is no part of the conversation and
-means the same in a chat is taken over as it is, for the chat's own checks. Knows no stored responses: `input` has to be
-the whole conversation here.
+Engine and gateway make the same chat of it, so both get the same token ids. A field that is no part of the conversation
+and means the same in a chat is taken over as it is, for the chat's own checks. Knows no stored responses: `input` has
+to be the whole conversation here.
 """
 
 from typing import Any, NoReturn
@@ -14,7 +14,7 @@ from mini_infer_web.body_fields import UnknownFields, unknown_field
 
 RESPONSES_PATH = "/v1/responses"
 LOGPROBS = "message.output_text.logprobs"
-"""In `include`: log probabilities of the text."""
+"""Value of `include` that requests log probabilities of the text."""
 
 SAME_IN_CHAT = (
     "model",
@@ -40,9 +40,10 @@ _CONTEXTS = ("auto", "all_turns")
 
 
 def chat_body(body: dict[str, Any], unknown: UnknownFields | None = None) -> dict[str, Any]:
-    """The body of /v1/chat/completions for the same conversation. ApiError 400 names the field of `body` at fault.
+    """Returns the body of /v1/chat/completions for the same conversation. Raises an ApiError 400 that names the field
+    of `body` at fault.
 
-    `unknown` decides about fields that nobody knows in `reasoning` and `text`; None: they are refused.
+    `unknown` decides about fields that nobody knows in `reasoning` and `text`; if None, they are refused.
     """
     unknown = unknown or UnknownFields()
     chat = {name: body[name] for name in SAME_IN_CHAT if body.get(name) is not None}
@@ -120,7 +121,7 @@ def _logprobs(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_metadata(metadata: object) -> None:
-    """ApiError: it is above OpenAI's limits."""
+    """Raises ApiError if the metadata is above OpenAI's limits."""
     if not isinstance(metadata, dict):
         return  # Its type is checked as a chat's.
     if len(metadata) > _METADATA_PAIRS:

@@ -1,6 +1,6 @@
-"""A response that is generated while no client waits for it: a task, its state in the store, events for whoever joins.
+"""Generates a response while no client waits for it: a task, its state in the store, events for clients that join.
 
-Knows no sockets; what generates is an ASGI application.
+Knows no sockets; an ASGI application generates.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from mini_infer_web.asgi import Application, Message, Scope, error_in, receive_o
 
 
 class BackgroundResponse:
-    """From its queued state to its end."""
+    """A response that is generated in the background, from its queued state to its end."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class BackgroundResponse:
         self._keep()
 
     async def run(self, generate: Application, scope: Scope, body: list[bytes]) -> None:
-        """Generates it; `body`, which asks for a stream, is taken out of its list."""
+        """Generates the response; `body`, which asks for a stream, is taken out of its list."""
         try:
             await generate(scope, receive_of(body.pop(), self._until_cancelled), self._send)
             if not self.is_over:
@@ -56,13 +56,13 @@ class BackgroundResponse:
                 self._fail(ApiError(500, "the server was stopped, or failed at this request"))
 
     def cancel(self) -> None:
-        """Ends it; what is known of it stays."""
+        """Cancels the response; the output so far stays."""
         if not self.is_over:
             self._cancelled.set()
             self._end(self.response | {"status": "cancelled"})
 
     async def events(self, begin: int) -> AsyncIterator[bytes]:
-        """All events from this number on, as they come, until it is over."""
+        """Yields all events from this number on, as they come, until the response is over."""
         told = begin
         while True:
             while told < len(self._events):

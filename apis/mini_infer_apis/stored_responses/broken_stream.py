@@ -1,6 +1,6 @@
-"""A response's stream that breaks off: told by the events of OpenAI's Responses API, whoever tells it and in what form.
+"""Ends a response's stream that breaks off with the events of OpenAI's Responses API.
 
-Whoever passes streams on ends one with `data: {"error": ...}`, as chat completions have it. Here it becomes an event
+A server that relays streams ends one with `data: {"error": ...}`, as chat completions have it. Here it becomes an event
 `error` and `response.failed`, numbered on. Pure, bytes in; knows no sockets and no store.
 """
 
@@ -15,19 +15,20 @@ from mini_infer_apis.stored_responses.recorder import data_of, events_in
 _BROKEN = b'data: {"error"'
 _OF_A_RESPONSE = b"event: response."
 MAX_FIRST_BYTES = 256 << 10
-"""Of a stream's beginning, held as long as it lasts: a response that is longer, as many tools may make it, is not told
-again when it fails."""
+"""Bytes of a stream's beginning that are buffered as long as it lasts: a longer response, as many tools may make it, is
+not sent again when it fails.
+"""
 _NUMBER = re.compile(rb'"sequence_number":\s*(\d+)\}\s*$')
 
 
 class StreamErrors:
-    """Of one stream. Holds its first piece, for the response in it, and its last, for its number."""
+    """The errors of one stream. Buffers its first piece, for the response in it, and its last, for its number."""
 
     def __init__(self) -> None:
         self._first = self._last = b""
 
     def told(self, piece: bytes) -> bytes:
-        """Whole events as their client gets them."""
+        """Returns whole events as their client gets them."""
         if piece.startswith(_BROKEN):
             return self._ended(piece)
         if piece.startswith(_OF_A_RESPONSE):
@@ -55,14 +56,14 @@ class StreamErrors:
         return int(found[1]) + 1 if found else 0
 
     def _response(self) -> dict[str, Any] | None:
-        """As its first event has it."""
+        """Returns the response object of the stream's first event."""
         first = next(events_in(self._first), b"")
         response = _decoded(data_of(first)).get("response")
         return response if isinstance(response, dict) else None
 
 
 def websocket_error(data: bytes) -> bytes:
-    """An error event as messages of a WebSocket have it, in an object of its own; any other data as it is."""
+    """Returns an error event as messages of a WebSocket have it, in an object of its own; any other data as it is."""
     if not data.startswith((b'{"type":"error"', b'{"error"')):
         return data
     told = _decoded(data)

@@ -1,4 +1,4 @@
-"""What is kept of responses, as conversations: input with all that it goes on from, and pages of it. Pure."""
+"""Reads conversations from kept responses: input with the whole history before it, and pages of it. Pure."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,11 +21,13 @@ _ID_PREFIXES = {
     "custom_tool_call_output": "ctco_",
 }
 MAX_ITEMS = 5_000
-"""Of one request's input: each is looked at and gets an id while others wait."""
+"""Most items of one request's input: each is looked at and gets an id while other requests wait."""
 
 
 def turn_items(body: dict[str, Any], resolve: Callable[[str], Item | None]) -> list[Item]:
-    """A request's own input as items with ids; `resolve` knows items by id. ApiError: it is malformed."""
+    """Returns a request's own input as items with ids; `resolve` knows items by id. Raises ApiError if
+    it is malformed.
+    """
     sent = body.get("input")
     if isinstance(sent, list) and len(sent) > MAX_ITEMS:
         message = f"input has {len(sent)} items, and at most {MAX_ITEMS} are read at once: send fewer"
@@ -58,9 +60,10 @@ def _item(item: Item, index: int, resolve: Callable[[str], Item | None]) -> Item
 def history(
     store: ResponseStore, response_id: str, owners: Owners, now_s: float, limit_bytes: int
 ) -> list[msgspec.Raw]:
-    """All items up to the end of a response, its output included, as JSON.
+    """Returns all items up to the end of a response, its output included, as JSON.
 
-    ApiError 400: one is lost, the response is not complete, or all together have more bytes than a request may.
+    Raises ApiError 400 if one is lost, the response is not complete, or all together have more bytes than a request
+    may.
     """
     try:
         chain = store.chain(response_id, owners, now_s)
@@ -77,25 +80,25 @@ def history(
 
 
 class _Output(msgspec.Struct):
-    """Of a response, all else passed over."""
+    """The output of a response; all other fields are skipped."""
 
     output: list[msgspec.Raw]
 
 
 def _items(entry: StoredResponse) -> list[msgspec.Raw]:
-    """Of one turn."""
+    """Returns the items of one turn: its own input, then its output."""
     own = msgspec.json.decode(entry.items, type=list[msgspec.Raw])
     return own + msgspec.json.decode(entry.response, type=_Output).output
 
 
 def output_items(entry: StoredResponse) -> list[Item]:
-    """What a response has put out."""
+    """Returns the output of a response."""
     output: list[Item] = msgspec.json.decode(entry.response)["output"]
     return output
 
 
 def previous_not_found(response_id: str) -> ApiError:
-    """OpenAI's answer to a `previous_response_id` of which nothing is known."""
+    """Returns OpenAI's error for an unknown `previous_response_id`."""
     return ApiError(
         400,
         f"Previous response with id '{response_id[:200]}' not found.",
@@ -105,12 +108,12 @@ def previous_not_found(response_id: str) -> ApiError:
 
 
 def not_found(response_id: str) -> ApiError:
-    """OpenAI's answer to an id in the path of which nothing is known."""
+    """Returns OpenAI's error for an unknown id in the path."""
     return ApiError(404, f"Response with id '{response_id[:200]}' not found.", param="id", code="response_not_found")
 
 
 def page_of(items: list[Item], query: dict[str, str]) -> dict[str, Any]:
-    """A page of a list, OpenAI's way. ApiError 400: one of the query's parameters is wrong."""
+    """Returns a page of a list, in OpenAI's form. Raises ApiError 400 if one of the query's parameters is wrong."""
     asked = read_query(query, PageQuery)
     limit, after = asked.limit, asked.after
     ordered = items if asked.order == "asc" else items[::-1]

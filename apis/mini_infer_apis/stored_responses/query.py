@@ -1,4 +1,4 @@
-"""Query parameters of the paths below /v1/responses, typed: what they are, and what is wrong with those of one."""
+"""Query parameters of the paths below /v1/responses, typed, and their checks."""
 
 import re
 from typing import Annotated, Literal, TypeVar
@@ -13,7 +13,7 @@ _LONGEST_SHOWN = 100
 
 
 class PageQuery(Struct, frozen=True):
-    """A page of a list, OpenAI's way."""
+    """The parameters of a page of a list, as OpenAI has them."""
 
     limit: Annotated[int, Meta(ge=1, le=MAX_PAGE, description="Items of a page.")] = DEFAULT_PAGE
     order: Annotated[Literal["asc", "desc"], Meta(description="The first, or the last of them first.")] = "desc"
@@ -21,7 +21,7 @@ class PageQuery(Struct, frozen=True):
 
 
 class RetrieveQuery(Struct, frozen=True):
-    """How a response that is kept is told."""
+    """The form in which a kept response is returned."""
 
     stream: Annotated[bool, Meta(description="As the events of one that was made with background and stream.")] = False
     starting_after: Annotated[
@@ -33,7 +33,9 @@ QueryType = TypeVar("QueryType", bound=Struct)
 
 
 def read_query(query: dict[str, str], kind: type[QueryType]) -> QueryType:
-    """Parameters that `kind` does not know are passed over. ApiError 400: one of the others is wrong, and is named."""
+    """Reads the parameters and skips those that `kind` does not know. Raises an ApiError 400 that names one that is
+    wrong.
+    """
     try:
         return msgspec.convert(query, kind, strict=False)
     except msgspec.ValidationError as error:

@@ -1,6 +1,6 @@
-"""What an answer to /v1/responses says as it passes: its response object, and events one by one. Pure, bytes in.
+"""Reads an answer to /v1/responses as it passes: its response object, and events one by one. Pure, bytes in.
 
-A stream tells the whole response in its last event, so of all others only the head is looked at. Quotes inside of JSON
+A stream has the whole response in its last event, so of all others only the head is looked at. Quotes inside of JSON
 strings and the ends of lines in them are escaped, so that no text of a model can look like a head.
 """
 
@@ -12,18 +12,18 @@ import msgspec
 _TERMINAL = tuple(b"event: %b\n" % kind for kind in (b"response.completed", b"response.incomplete", b"response.failed"))
 _DATA = b"\ndata: "
 MAX_WHOLE_BYTES = 64 << 20
-"""Of an answer that is no stream: more is passed on and not kept."""
+"""Most bytes of an answer that is no stream: a larger one is passed on and not kept."""
 
 
 def events_in(data: bytes) -> Iterator[bytes]:
-    """Whole events, one by one, without comments that only keep a connection busy."""
+    """Yields whole events, one by one, without comments that only keep a connection busy."""
     for event in data.split(b"\n\n"):
         if event and not event.startswith(b":"):
             yield event + b"\n\n"
 
 
 def data_of(event: bytes) -> bytes:
-    """The JSON of an event; b"": it has none."""
+    """Returns the JSON of an event; b"" if it has none."""
     begin = event.find(_DATA)
     if begin >= 0:
         return event[begin + len(_DATA) :].rstrip(b"\n")
@@ -31,12 +31,12 @@ def data_of(event: bytes) -> bytes:
 
 
 def is_terminal(event: bytes) -> bool:
-    """Whether it tells the end of a response."""
+    """True if the event ends a response."""
     return event.startswith(_TERMINAL)
 
 
 def response_in(events: bytes) -> dict[str, Any] | None:
-    """The finished response that whole events tell of; None: it goes on."""
+    """Returns the finished response in whole events; None if it goes on."""
     if not any(mark in events for mark in _TERMINAL):
         return None
     last = next((event for event in events_in(events) if is_terminal(event)), None)
@@ -44,24 +44,24 @@ def response_in(events: bytes) -> dict[str, Any] | None:
 
 
 class Recorder:
-    """Of one answer: a stream of events, or one JSON object."""
+    """Records the response of one answer: a stream of events, or one JSON object."""
 
     def __init__(self) -> None:
         self.response: dict[str, Any] | None = None
-        """When it is complete."""
+        """The response, once it is complete."""
         self._is_stream = False
         self._is_kept = False
         self._pieces: list[bytes] = []
         self._size_bytes = 0
 
     def start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        """The head."""
+        """Takes the answer's status and headers."""
         self._is_kept = status == 200
         kind = next((value for name, value in headers if name.lower() == b"content-type"), b"")
         self._is_stream = kind.lower().startswith(b"text/event-stream")
 
     def push(self, body: bytes, more: bool) -> bool:
-        """The next piece, whole events of a stream. Whether `response` is known by it."""
+        """Takes the next piece, whole events of a stream. Returns True if `response` is known by it."""
         if not self._is_kept or self.response is not None:
             return False
         try:

@@ -1,4 +1,4 @@
-"""A request for a response, taken apart: what is generated, and what is kept. Pure but for new ids."""
+"""Splits a request for a response into the part that is generated and the part that is kept. Pure but for new ids."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,19 +12,21 @@ from mini_infer_apis.stored_responses.store import Owners, ResponseStore, Stored
 from mini_infer_web.api_errors import ApiError
 
 KEPT_HEADER = "x-mini-infer-response"
-"""From whoever keeps responses to whoever generates them: the request is complete, and this stands in its answer."""
+"""Header from the server that keeps responses to the one that generates them: the request is complete, and the header's
+value goes into its answer.
+"""
 
 
 class KeptRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What `KEPT_HEADER` says, as JSON."""
+    """The content of `KEPT_HEADER`, as JSON."""
 
     id: str
-    """Of the response."""
+    """The id of the response."""
     previous_response_id: str | None = None
     store: bool = True
     background: bool = False
     created_at: int = 0
-    """In seconds; 0: now."""
+    """Creation time in seconds since the epoch; 0 means now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,43 +37,45 @@ class StoreView:
     owner: str
     now_s: float
     created_at: int
-    """Seconds as clients count them."""
+    """The time in seconds as clients count them."""
     limit_bytes: int
-    """Of a conversation that is gone on with."""
+    """Most bytes of a conversation that is continued."""
     tag: str = ""
-    """Of whoever keeps responses here, for their ids."""
+    """Tag, for ids, of the server that keeps responses here."""
     connection: str = ""
-    """Owns what is not stored for the client but remembered as long as its connection lasts; "": nothing is."""
+    """Owner of responses that are not stored for the client but remembered as long as its connection lasts; "" if none
+    are.
+    """
 
     @property
     def owners(self) -> Owners:
-        """As whom it looks."""
+        """The owners whose responses the client may see: itself, and its connection."""
         return frozenset((self.owner, self.connection)) if self.connection else frozenset((self.owner,))
 
     def item(self, item_id: str) -> Item | None:
-        """An item of a kept response's output."""
+        """Returns an item of a kept response's output."""
         entry = self.store.of_item(item_id, self.owners, self.now_s)
         return next((item for item in output_items(entry) if item.get("id") == item_id), None) if entry else None
 
     def is_clients(self, response_id: str) -> bool:
-        """Whether a response is kept for the client, and not for its connection alone."""
+        """True if a response is kept for the client, and not for its connection alone."""
         return self.store.get(response_id, frozenset((self.owner,)), self.now_s) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What of one request is needed until its response is kept."""
+    """The facts of one request that are needed until its response is kept."""
 
     kept: KeptRequest
     owner: str | None
-    """Of its response; None: it is not kept."""
+    """Owner of its response; None if the response is not kept."""
     previous_id: str | None
-    """What it goes on from, as far as that is kept for as long."""
+    """Id of the response that it continues, if that is kept for as long as this one."""
     items: bytes
-    """Its own input, and before it what it goes on from without a `previous_id`."""
+    """The turn's own input as a JSON list, after the history that it continues if there is no `previous_id`."""
 
     def entry(self, response: dict[str, Any]) -> StoredResponse:
-        """What is kept once the response is as given."""
+        """Returns the entry to keep for this response."""
         assert self.owner is not None, "it is not to be kept"
         return StoredResponse(
             response_id=response["id"],
@@ -86,9 +90,9 @@ class Turn:
 
 
 def begin_turn(body: dict[str, Any], view: StoreView) -> tuple[Turn, bytes]:
-    """A client's body as a turn, and as the body for whoever generates, which holds the whole conversation.
+    """Returns a client's body as a turn, and as the body for the generating server, which has the whole conversation.
 
-    ApiError 400: a field is malformed, or the response that it goes on from is lost.
+    Raises ApiError 400 if a field is malformed, or the response that it continues is lost.
     """
     previous_id = _typed(body, "previous_response_id", str, "a string")
     store = _typed(body, "store", bool, "true or false") is not False
@@ -109,7 +113,7 @@ def begin_turn(body: dict[str, Any], view: StoreView) -> tuple[Turn, bytes]:
 
 
 _FOR_KEEPERS = ("previous_response_id", "store", "background")
-"""Fields that mean nothing to whoever generates."""
+"""Fields that mean nothing to the server that generates."""
 
 
 def _typed(body: dict[str, Any], name: str, kind: type, described: str) -> Any:

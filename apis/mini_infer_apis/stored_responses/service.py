@@ -1,8 +1,9 @@
-"""/v1/responses and all below it, for whoever keeps responses: a gateway, or an engine that has none before it.
+"""Serves /v1/responses and all below it in a server that keeps responses: a gateway, or an engine that has none before
+it.
 
-What generates is another ASGI application, which gets complete conversations and knows nothing of what is kept. This
-one looks up what a request goes on from, notes what passes by, and answers for what it has. docs/adr/0030 says why it
-stands here.
+Another ASGI application generates, which gets complete conversations and does not know what is kept. This one looks up
+the response that a request continues, records answers as they pass, and answers for what it keeps. docs/adr/0030 says
+why it stands here.
 """
 
 import asyncio
@@ -43,19 +44,19 @@ from mini_infer_web.sliced_json import read_large_json_object
 
 COUNT_PATH = f"{RESPONSES_PATH}/input_tokens"
 COMPACT_PATH = f"{RESPONSES_PATH}/compact"
-"""OpenAI's, and not here: it is no response's id either."""
+"""A path of OpenAI's that is not served here: it is no response's id either."""
 MAX_BACKGROUND = 1024
-"""Responses without a client that are generated at once: each holds its request's body."""
+"""Most responses without a client that are generated at once: each retains its request's body."""
 _KEPT = KEPT_HEADER.encode()
 
 
 def is_responses_path(path: str) -> bool:
-    """Whether this application answers it."""
+    """True if this application answers the path."""
     return path == RESPONSES_PATH or path.startswith(RESPONSES_PATH + "/")
 
 
 def methods_of(path: str) -> frozenset[str]:
-    """What one of its paths takes; empty: there is no such path."""
+    """Returns the methods of one of its paths; none if there is no such path."""
     if path in (RESPONSES_PATH, COUNT_PATH):
         return frozenset(("POST",))
     if path == COMPACT_PATH:
@@ -65,7 +66,7 @@ def methods_of(path: str) -> frozenset[str]:
 
 
 _METHODS = {"": frozenset(("GET", "DELETE")), "cancel": frozenset(("POST",)), "input_items": frozenset(("GET",))}
-"""By what follows the id of a response."""
+"""Methods by the part of the path that follows the id of a response."""
 
 
 async def _nowhere(scope: Scope, body: dict[str, Any], receive: Receive, send: Send) -> bool:
@@ -74,38 +75,44 @@ async def _nowhere(scope: Scope, body: dict[str, Any], receive: Receive, send: S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generator:
-    """What the service stands before."""
+    """The application that generates, and the functions that the service needs of it."""
 
     answer: Application
-    """POST of complete conversations to /v1/responses and to /v1/responses/input_tokens."""
+    """Answers POST of complete conversations to /v1/responses and to /v1/responses/input_tokens."""
     answer_detached: Application
-    """The same for requests that are no client's own, such as one in the background."""
+    """Answers as `answer` does, for requests that are no client's own, such as one in the background."""
     read: Callable[[Scope, Receive], Awaitable[bytes]]
-    """A request's body. ApiError: it is too large, or no JSON by its header."""
+    """Reads a request's body. Raises ApiError if it is too large, or no JSON by its header."""
     check: Callable[[dict[str, Any]], str]
-    """The model's name in the answer to a complete conversation. ApiError: it is seen at once that there is none."""
+    """Returns the model's name in the answer to a complete conversation. Raises ApiError if it is clear at once that
+    there is none.
+    """
     room: Callable[[int], AbstractContextManager[None]]
-    """Holds room for a message of so many bytes that does not come by `read`. ApiError: there is none now."""
+    """Reserves memory for a message of so many bytes that does not come by `read`. Raises ApiError if there is none
+    now.
+    """
     max_body_bytes: int
-    """Of what it answers."""
+    """Most bytes of a body that it answers."""
     may_be_second: bool
-    """Another that keeps responses may stand before it, and says so with `KEPT_HEADER`."""
+    """True if another server that keeps responses may stand before it, and says so with `KEPT_HEADER`."""
     elsewhere: Callable[[Scope, dict[str, Any], Receive, Send], Awaitable[bool]] = _nowhere
-    """Has a request answered by another server that keeps what its body goes on from. False: there is none."""
+    """Has a request answered by another server that keeps the response which its body continues. Returns False if there
+    is none.
+    """
 
 
 class ResponsesService:
-    """Requests of all clients."""
+    """Answers all clients' requests to /v1/responses and below."""
 
     def __init__(
         self, store: ResponseStore, generator: Generator, clock: Callable[[], float] = time.monotonic, tag: str = ""
     ) -> None:
-        """`tag`: hexadecimal, written into the ids of responses."""
+        """Takes a hexadecimal `tag`, which is written into the ids of responses."""
         self.store, self.generator, self._clock, self._tag = store, generator, clock, tag
         self._background: dict[str, tuple[BackgroundResponse, asyncio.Task[None]]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI. Raises ApiError as long as nothing was sent."""
+        """Answers an ASGI request. Raises ApiError as long as nothing was sent."""
         path, method = scope["path"], scope["method"]
         if path in (RESPONSES_PATH, COUNT_PATH):
             _require(method, "POST", path)
@@ -131,7 +138,7 @@ class ResponsesService:
             await self._retrieve(self._entry(response_id, owners), query_of(scope), send)
 
     async def close(self) -> None:
-        """Ends what runs in the background."""
+        """Ends the responses that run in the background."""
         tasks = [task for _, task in self._background.values()]
         for task in tasks:
             task.cancel()
@@ -158,7 +165,9 @@ class ResponsesService:
             await self.generate(self.generator.answer, turn, bodies, scope, receive, send)
 
     def begin(self, body: dict[str, Any], owner: str, connection: str = "") -> tuple[Turn, bytes]:
-        """A client's body as a turn, and for whoever generates. ApiError 400: see `begin_turn`."""
+        """Returns a client's body as a turn, and the body for the generating server. Raises ApiError 400 as
+        `begin_turn` does.
+        """
         now_s, created_at = self._clock(), int(time.time())
         view = StoreView(self.store, owner, now_s, created_at, self.generator.max_body_bytes, self._tag, connection)
         return begin_turn(body, view)
@@ -166,9 +175,9 @@ class ResponsesService:
     async def generate(
         self, answer: Application, turn: Turn, bodies: list[bytes], scope: Scope, receive: Receive, send: Send
     ) -> dict[str, Any] | None:
-        """Has a response generated, and keeps it before its end is told. Returns it; None: there is none.
+        """Has a response generated, and keeps it before its end is sent. Returns it; None if there is none.
 
-        The body is taken out of its list, so that nobody holds it while the response is generated.
+        The body is taken out of its list, so that it is not retained while the response is generated.
         """
         recorder, errors, passed = Recorder(), StreamErrors(), bodies.pop()
 
@@ -188,12 +197,12 @@ class ResponsesService:
         return recorder.response
 
     def keep(self, turn: Turn, response: dict[str, Any] | None) -> None:
-        """Keeps a complete response, where that is wanted."""
+        """Keeps a complete response, if the turn asks for it."""
         if response is not None and turn.owner is not None:
             self.store.put(turn.entry(response), self._clock())
 
     def forget(self, response_ids: Iterable[str], connection: str) -> None:
-        """A connection has ended, and what was remembered for it alone."""
+        """Deletes what was remembered for one connection alone, which has ended."""
         for response_id in response_ids:
             self.store.delete(response_id, frozenset((connection,)), self._clock())
 
@@ -245,7 +254,7 @@ class ResponsesService:
             await send({"type": "http.response.body", "body": b"".join(entry.events[begin:])})
 
     def _cancel(self, response_id: str, owners: Owners) -> bytes:
-        """The response, which is over then."""
+        """Cancels a response and returns it, which is over then."""
         entry = self._entry(response_id, owners)
         if not entry.is_background:
             raise ApiError(400, "Cannot cancel a synchronous response.", param="response_id", code="invalid_value")
@@ -261,7 +270,7 @@ class ResponsesService:
         return {"id": response_id, "object": "response", "deleted": True}
 
     def _input_items(self, response_id: str, owners: Owners, query: dict[str, str]) -> dict[str, Any]:
-        """All input that led to the response, what it goes on from included."""
+        """Returns a page of all input that led to the response, the history before it included."""
         entry = self._entry(response_id, owners)
         try:
             before = self.store.chain(entry.previous_id, owners, self._clock()) if entry.previous_id else []
@@ -274,7 +283,7 @@ class ResponsesService:
 
 
 async def _stream(running: BackgroundResponse, begin: int, send: Send) -> None:
-    """Events from this number on. A client that goes ends nothing but this."""
+    """Sends events from this number on. A client that leaves ends nothing but this."""
     await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
     async for event in running.events(begin):
         await send({"type": "http.response.body", "body": event, "more_body": True})

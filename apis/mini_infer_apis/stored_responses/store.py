@@ -1,7 +1,7 @@
-"""Responses that are kept for a while, bounded in bytes and in time. Pure: the time is passed in, nothing is sent.
+"""Keeps responses for a while, bounded in bytes and in time. Pure: the time is passed in, nothing is sent.
 
-Each is kept with the input of its own turn; a conversation is a chain of them. What is used moves a whole chain to the
-young end, so that no response outlives those that it goes on from.
+Each is kept with the input of its own turn; a conversation is a chain of them. A use moves a whole chain to the young
+end, so that no response outlives those that it continues.
 """
 
 from collections import OrderedDict
@@ -9,42 +9,42 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 Owners = frozenset[str]
-"""As whom somebody asks."""
+"""The identities under which a client looks responses up."""
 OVERHEAD_BYTES = 1024
-"""Of an entry beside its texts: objects, ids, its places in the tables."""
+"""Bytes that an entry costs beside its texts: objects, ids, its places in the tables."""
 
 
 @dataclass(slots=True, kw_only=True)
 class StoredResponse:
-    """One response and what it answers."""
+    """One response and the input that it answers."""
 
     response_id: str
     owner: str
-    """Who may see it: a client (`owner_of`), or one connection of its."""
+    """The only one who may see it: a client (`owner_of`), or one of the client's connections."""
     previous_id: str | None
-    """The response that it goes on from."""
+    """Id of the response that it continues."""
     items: bytes
     """The input of its turn, with ids: a JSON list."""
     response: bytes
     """The response object as JSON, as it is now."""
     status: str
-    """The response's."""
+    """The response's status."""
     is_background: bool = False
     item_ids: tuple[str, ...] = ()
-    """Of its output."""
+    """Ids of the items of its output."""
     events: list[bytes] | None = None
-    """Of its stream, where one that joins later may have it."""
+    """Events of its stream, if a client that joins later may have them."""
     event_bytes: int = 0
     used_s: float = field(default=0.0, init=False)
 
     @property
     def size_bytes(self) -> int:
-        """What it counts for."""
+        """Bytes that it counts against the store's limit."""
         return OVERHEAD_BYTES + len(self.items) + len(self.response) + self.event_bytes
 
 
 class LostResponseError(Exception):
-    """A response that others go on from is not there: it never was, was deleted, or had to go."""
+    """A response that others continue is not there: it never was, was deleted, or was evicted."""
 
     def __init__(self, response_id: str) -> None:
         super().__init__(response_id)
@@ -52,21 +52,23 @@ class LostResponseError(Exception):
 
 
 class ResponseStore:
-    """Least recently used first."""
+    """A store of responses that evicts the least recently used first."""
 
     def __init__(self, limit_bytes: int, ttl_s: float) -> None:
-        """`ttl_s`: for how long after its last use a response is kept at most."""
+        """Takes `ttl_s`, the seconds for which a response is kept after its last use at most."""
         self._limit_bytes, self._ttl_s = limit_bytes, ttl_s
         self._kept: OrderedDict[str, StoredResponse] = OrderedDict()
         self._of_item: dict[str, str] = {}
-        """Output items to their responses."""
+        """Ids of responses by those of their output items."""
         self.taken_bytes = 0
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def put(self, entry: StoredResponse, now_s: float) -> None:
-        """Keep it, in place of one with its id. The oldest go to make room, and it itself if it is too large alone."""
+        """Keeps an entry, in place of one with its id. The oldest are evicted to make room, and it itself if it is too
+        large alone.
+        """
         self._drop(entry.response_id)
         entry.used_s = now_s
         self._kept[entry.response_id] = entry
@@ -76,7 +78,9 @@ class ResponseStore:
         self._make_room(now_s)
 
     def has_grown(self, response_id: str, size_bytes: int, now_s: float) -> bool:
-        """The events of a response that is being made have so many bytes more. False: it had to go."""
+        """Counts the bytes by which the events of an unfinished response have grown. Returns False if it had to be
+        evicted.
+        """
         entry = self._kept.get(response_id)
         if entry is None:
             return False
@@ -87,7 +91,7 @@ class ResponseStore:
         return response_id in self._kept
 
     def get(self, response_id: str, owners: Owners, now_s: float) -> StoredResponse | None:
-        """None: there is none of these owners'."""
+        """Returns the response with this id; None if these owners have none."""
         self._make_room(now_s)
         entry = self._kept.get(response_id)
         if entry is None or entry.owner not in owners:
@@ -96,18 +100,20 @@ class ResponseStore:
         return entry
 
     def of_item(self, item_id: str, owners: Owners, now_s: float) -> StoredResponse | None:
-        """The response that has this item in its output."""
+        """Returns the response that has this item in its output."""
         return self.get(self._of_item.get(item_id, ""), owners, now_s)
 
     def delete(self, response_id: str, owners: Owners, now_s: float) -> bool:
-        """Whether there was one of these owners'."""
+        """Deletes a response. Returns True if these owners had one with this id."""
         if self.get(response_id, owners, now_s) is None:
             return False
         self._drop(response_id)
         return True
 
     def chain(self, response_id: str, owners: Owners, now_s: float) -> list[StoredResponse]:
-        """The response and all that it goes on from, the oldest first. LostResponseError: one is not there."""
+        """Returns the response and all that it continues, the oldest first. Raises LostResponseError if one is not
+        there.
+        """
         chain: list[StoredResponse] = []
         wanted: str | None = response_id
         while wanted is not None:

@@ -1,9 +1,9 @@
-"""OpenAI's Responses over WebSocket: a client asks for one response after the other on one connection.
+"""OpenAI's Responses over WebSocket: a client sends one request for a response after the other on one connection.
 
 https://developers.openai.com/api/docs/guides/websocket-mode, and openai-python's ResponsesClientEvent and
-ResponsesServerEvent: the client sends `response.create` with the fields of a body; what it gets are the events of its
-stream, one a message. Responses with `store: false` are remembered as long as the connection lasts, so that
-`previous_response_id` goes on from them. `stream_id` names lanes that run beside each other; in a lane one response
+ResponsesServerEvent: the client sends `response.create` with the fields of a body; it gets the events of its stream,
+one a message. Responses with `store: false` are remembered as long as the connection lasts, so that
+`previous_response_id` can continue them. `stream_id` names lanes that run beside each other; in a lane one response
 follows the other. `generate: false` only remembers the input. `response.steer` gets its input back, in OpenAI's event
 for models that are not steered.
 """
@@ -27,12 +27,12 @@ from mini_infer_web.api_errors import ApiError, read_json_object
 from mini_infer_web.asgi import Message, Receive, Scope, Send, error_in, owner_of, post_scope
 
 MAX_PENDING = 16
-"""Requests of one connection that are answered or wait: more are told to come again."""
+"""Most requests of one connection that are being answered or wait: more get a 429."""
 LONGEST_STREAM_ID = 256
 _BUG = ApiError(500, "the server failed at this request; its log says why", code="internal")
 _STOPPING = ApiError(503, "this server is stopping: connect anew", code="stopping")
 _RESTART = 1012
-"""Of WebSocket's registry of close codes: the service restarts."""
+"""Close code in WebSocket's registry for a service that restarts."""
 
 log = logging.getLogger(__name__)
 
@@ -43,14 +43,14 @@ class _Lane:
 
     stream_id: str | None
     pending: list[tuple[dict[str, Any], ExitStack]] = field(default_factory=list)
-    """Bodies, and what holds their room in memory."""
+    """Bodies of requests that wait, and what reserves their memory."""
     is_answering: bool = False
-    """One beside those that wait."""
+    """True if a request is being answered, beside those that wait."""
     task: asyncio.Task[None] | None = None
 
 
 class WebSocketSession:
-    """One connection."""
+    """The session of one connection."""
 
     def __init__(self, service: ResponsesService, scope: Scope, receive: Receive, send: Send) -> None:
         self._service, self._scope, self._receive, self._send = service, scope, receive, send
@@ -63,7 +63,7 @@ class WebSocketSession:
         self._is_stopping = False
 
     async def run(self) -> None:
-        """Until the client goes."""
+        """Serves the connection until the client leaves."""
         await self._receive()
         await self._send({"type": "websocket.accept"})
         try:
@@ -76,14 +76,14 @@ class WebSocketSession:
             self._service.forget(self._own_ids, self._connection)
 
     async def stop(self) -> None:
-        """Ends the connection when what is being answered is: nothing new is taken."""
+        """Ends the connection after the requests that are being answered: nothing new is accepted."""
         self._is_stopping = True
         if not self._lanes and not self._gone.is_set():
             async with self._writing:
                 await self._send({"type": "websocket.close", "code": _RESTART, "reason": _STOPPING.message})
 
     async def tell(self, event: bytes, stream_id: str | None) -> None:
-        """One message to the client: an event as JSON."""
+        """Sends one message to the client: an event as JSON."""
         if self._gone.is_set():
             return
         if stream_id is not None:
@@ -92,11 +92,11 @@ class WebSocketSession:
             await self._send({"type": "websocket.send", "text": event.decode()})
 
     async def tell_error(self, error: ApiError, stream_id: str | None) -> None:
-        """The answer to a request that is refused."""
+        """Sends the answer to a request that is refused."""
         await self.tell(msgspec.json.encode({"type": "error", "status": error.status} | error.body()), stream_id)
 
     async def _take(self, sent: str | bytes) -> None:
-        """One message of the client's."""
+        """Handles one message of the client's."""
         raw = sent.encode() if isinstance(sent, str) else sent
         stream_id: str | None = None
         try:
@@ -116,7 +116,7 @@ class WebSocketSession:
                 lane.task = asyncio.create_task(self._run(lane))
 
     def _lane_for(self, event: dict[str, Any], stream_id: str | None) -> _Lane:
-        """ApiError: nothing is made of this event."""
+        """Returns the lane of an event. Raises ApiError if the event is refused."""
         if self._is_stopping:
             raise _STOPPING
         kind = event.pop("type", None)
@@ -168,7 +168,7 @@ class WebSocketSession:
         await self._service.generate(answer, turn, bodies, scope, self._until_gone, relay)
 
     async def _remember(self, turn: Turn, body: dict[str, Any], stream_id: str | None) -> None:
-        """A response without output, for others to go on from."""
+        """Keeps a response without output, for others to continue."""
         model = self._service.generator.check(body)
         told = body | msgspec.structs.asdict(turn.kept)
         response = new_response(told, turn.kept.id, model, turn.kept.created_at, "completed")
@@ -183,7 +183,7 @@ class WebSocketSession:
 
 
 class _Relay:
-    """An answer's `send`: its events go on as messages."""
+    """Relays an answer: its `send` turns events into messages."""
 
     def __init__(self, session: WebSocketSession, stream_id: str | None) -> None:
         self._session, self._stream_id = session, stream_id
@@ -191,7 +191,7 @@ class _Relay:
         self._error_body = b""
 
     async def __call__(self, message: Message) -> None:
-        """See ASGI."""
+        """Sends each event of an ASGI message as a message of the WebSocket, and an error as an event."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
         elif self._status != 200:
@@ -208,7 +208,7 @@ class _Relay:
 
 
 def _steer_failed(event: dict[str, Any]) -> bytes:
-    """The answer to an attempt to steer a response: the input that was sent goes back."""
+    """Returns the answer to an attempt to steer a response: the input that was sent goes back."""
     error = {
         "type": "invalid_request_error",
         "code": "steering_not_supported",

@@ -1,6 +1,6 @@
-"""One line a request: what was asked, how it was answered, how long it took. Knows no dialect.
+"""Logs one line a request: the request, its outcome and its duration. Knows no dialect.
 
-Whoever answers puts what it knows of a request into `facts_of(scope)`.
+The code that answers puts its facts about a request into `facts_of(scope)`.
 """
 
 import json
@@ -18,19 +18,19 @@ _KEY = "mini_infer_facts"
 
 
 def facts_of(scope: Scope) -> dict[str, Any]:
-    """What is known of a request beside its head, for its line."""
+    """Returns the facts about a request beside its head, for its line; callers add to them."""
     facts: dict[str, Any] = scope.setdefault(_KEY, {})
     return facts
 
 
 class AccessLog:
-    """ASGI middleware."""
+    """ASGI middleware that logs a line for each request."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
+        """Answers an ASGI request with the application, and logs it at its end."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -54,7 +54,7 @@ class AccessLog:
 
 
 def _error_in(body: bytes) -> str:
-    """The message of an error in OpenAI's shape."""
+    """Returns the message of an error in OpenAI's shape."""
     try:
         return str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):

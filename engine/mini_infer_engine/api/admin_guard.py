@@ -1,7 +1,8 @@
-"""Who may drain an engine, switch its role or read its cache over HTTP. It decides on plain data and answers nothing.
+"""Decides who may drain an engine, switch its role or read its cache over HTTP. It works on plain data and answers
+nothing.
 
-With a peer secret: whoever sends its token, and nobody else; behind a mesh's sidecar every client comes from loopback.
-Without one: whoever sends the header at all, which no web page can to another origin, and either comes from this
+With a peer secret: only a client that sends its token; behind a mesh's sidecar every client comes from loopback.
+Without one: a client that sends the header at all, which no web page can to another origin, and either comes from this
 machine by an address (a page that rebinds its own name to it comes by that name) or has an API key.
 """
 
@@ -19,7 +20,7 @@ _ACTIONS = {
     ROLE_PATH: ("POST /role", "role"),
     KV_SNAPSHOT_PATH: ("GET /kv_snapshot", "kv_snapshot"),
 }
-"""By path, what is guarded there, and how the code of its refusal begins."""
+"""The guarded action of each path, and the beginning of the code of its refusal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +29,11 @@ class AdminGuard:
 
     secret: PeerSecret | None = None
     keys: ApiKeys | None = None
-    """API keys of clients; they have been checked already, but for /drain, which is free."""
+    """API keys of clients; they have been checked already, but for /drain, which needs none."""
     events_are_open: bool = False
-    """True if the event ports let anybody in: then the snapshot, which says the same, is readable from anywhere."""
+    """True if the event ports accept any peer: then the snapshot, which has the same content, is readable from
+    anywhere.
+    """
 
     def proves_membership(self, headers: Mapping[str, str]) -> bool:
         """Returns True if the request comes from a peer of this service; without a secret nobody can prove it."""

@@ -1,6 +1,8 @@
-"""How much a server lets in: choices that run or wait, and bodies that are being made into prompts. No HTTP, no model.
+"""Limits how much a server accepts: choices that run or wait, and bodies that are being made into prompts. No HTTP, no
+model.
 
-Whatever is above a limit is told to come again: a queue without a bound only turns overload into memory and latency.
+Requests above a limit are refused with Retry-After: a queue without a bound only turns overload into memory and
+latency.
 """
 
 from collections.abc import Iterator
@@ -14,18 +16,18 @@ _RETRY_HEADERS = {"retry-after": "1"}
 
 @dataclass(slots=True)
 class Admission:
-    """Counts of one process."""
+    """Limits and counts of one process."""
 
     max_choices: int
-    """Choices of all requests, running or waiting: each becomes one sequence of the engine."""
+    """Most choices of all requests, running or waiting: each becomes one sequence of the engine."""
     max_body_bytes: int
-    """Of bodies that have come and are no token ids yet."""
+    """Most bytes of bodies that have arrived and are no token ids yet."""
     num_choices: int = field(default=0, init=False)
     num_body_bytes: int = field(default=0, init=False)
 
     @contextmanager
     def choices(self, count: int) -> Iterator[None]:
-        """So many more run or wait. ApiError 429: there is no room."""
+        """Counts so many more choices as running or waiting. Raises ApiError 429 if there is no room."""
         if self.num_choices + count > self.max_choices:
             raise ApiError(
                 429,
@@ -42,7 +44,9 @@ class Admission:
 
     @contextmanager
     def body(self, size_bytes: int) -> Iterator[None]:
-        """A body is being made into a prompt; one alone always may. ApiError 429: others are in line for that."""
+        """Counts a body as being made into a prompt; one alone always may be. Raises ApiError 429 if others leave no
+        room.
+        """
         if self.num_body_bytes and self.num_body_bytes + size_bytes > self.max_body_bytes:
             raise ApiError(
                 429,

@@ -1,4 +1,4 @@
-"""The routes of the HTTP process. What they do is in the modules they call."""
+"""The routes of the HTTP process. The modules that they call do the work."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -36,11 +36,14 @@ from mini_infer_web.api_errors import ApiError, read_json_object
 from mini_infer_web.api_keys import ApiKeys
 
 _CREATED = int(time.time())
-"""`created` of a model: when this server started, as vLLM says it."""
+"""The `created` of a model: the time when this server started, as in vLLM."""
 
 
 def make_app(front: ApiServerState, keys: ApiKeys | None = None, guard: AdminGuard | None = None) -> FastAPI:
-    """Returns the application on one front. `keys`: of clients, None: any may ask. `guard`: of its admin paths."""
+    """Returns the application on one front.
+
+    `keys` are those of clients; if None, none is needed. `guard` protects its admin paths.
+    """
     guard = guard or AdminGuard(keys=keys)
     app = FastAPI(title="mini-infer", version=__version__, openapi_url=None, redirect_slashes=False)
     if keys:
@@ -92,7 +95,7 @@ def make_app(front: ApiServerState, keys: ApiKeys | None = None, guard: AdminGua
 
 
 def make_admin_app(front: ApiServerState) -> FastAPI:
-    """Returns the application of `--admin-socket`: admin paths and probes alone, for whoever may open the socket."""
+    """Returns the application of `--admin-socket`: admin paths and probes alone, for users who may open the socket."""
     app = FastAPI(title="mini-infer", version=__version__, openapi_url=None, redirect_slashes=False)
     app.add_middleware(RequestIds)
     install_error_handlers(app)
@@ -101,7 +104,7 @@ def make_admin_app(front: ApiServerState) -> FastAPI:
 
 
 def _add_admin_routes(app: FastAPI, front: ApiServerState, guard: AdminGuard | None) -> None:
-    """Adds probes, and what changes the engine or shows its cache, behind `guard` where there is one."""
+    """Adds probes, and paths that change the engine or show its cache, behind `guard` if there is one."""
 
     def guarded(request: Request) -> None:
         if guard is None:
@@ -151,7 +154,7 @@ async def _generate(front: ApiServerState, request: Request, dialect: Dialect) -
 
 
 async def _health(front: ApiServerState) -> Response:
-    """Live: the process answers, and its core makes progress, or still starts."""
+    """Answers 200 if the process is live: its core makes progress, or still starts."""
     content = {
         "status": "ok",
         "model": front.text.names[0],
@@ -164,7 +167,9 @@ async def _health(front: ApiServerState) -> Response:
 
 
 async def _health_as_vllm(front: ApiServerState) -> Response:
-    """VLLM's /health and /ping: no body, and 200 once requests are answered. vLLM listens only when it is ready."""
+    """Answers vLLM's /health and /ping: no body, and 200 once requests are answered. vLLM listens only when it is
+    ready.
+    """
     is_up = front.core_problem is None and front.core.model is not None
     return Response(status_code=200 if is_up else 503)
 
@@ -188,12 +193,12 @@ async def _version() -> Response:
 
 
 async def _load(front: ApiServerState) -> Response:
-    """VLLM's /load: requests for text that are being answered."""
+    """Answers vLLM's /load: the number of requests for text that are being answered."""
     return json_response({"server_load": front.in_flight})
 
 
 async def _tokenizer_info(front: ApiServerState) -> Response:
-    """VLLM's /tokenizer_info: tokenizer_config.json, with the chat template where that is a file of its own."""
+    """Answers vLLM's /tokenizer_info: tokenizer_config.json, with the chat template if that is a file of its own."""
     assets = front.text.assets
     if assets is None:
         raise ApiError(404, "this server runs without a tokenizer (--skip-tokenizer-init)", code="no_tokenizer")
@@ -247,7 +252,7 @@ def _describe(front: ApiServerState, name: str) -> dict[str, Any]:
 
 
 async def _start_drain(front: ApiServerState) -> Response:
-    """Begins a drain, from which there is no way back but a new process."""
+    """Begins a drain, which only a new process ends."""
     front.start_drain()
     return await _drain_state(front)
 

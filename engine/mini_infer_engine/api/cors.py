@@ -1,4 +1,6 @@
-"""ASGI middleware around all others: OPTIONS on every path, and CORS headers where pages from elsewhere are let in."""
+"""ASGI middleware around all others: OPTIONS on every path, and CORS headers for pages from elsewhere
+that are allowed.
+"""
 
 from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
@@ -9,14 +11,14 @@ from mini_infer_web.cors import CorsPolicy
 
 
 class Cors:
-    """What they are told is contract.cors'."""
+    """Adds the CORS headers of a `CorsPolicy` to answers, and answers OPTIONS."""
 
     def __init__(self, app: ASGIApp, policy: CorsPolicy, routes: list[BaseRoute]) -> None:
-        """`routes`: of the application, for their methods."""
+        """Takes the application's `routes`, for their methods."""
         self._app, self._policy, self._routes = app, policy, routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
+        """Answers an ASGI request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -37,7 +39,7 @@ class Cors:
         await answer(scope, receive, send_with_headers)
 
     def _methods(self, scope: Scope) -> list[str]:
-        """Of the path, OPTIONS too."""
+        """Returns the methods of the path, OPTIONS included."""
         found = {"OPTIONS"}
         for route in self._routes:
             match, _ = route.matches(scope)

@@ -1,4 +1,4 @@
-"""One request for text in any dialect: from its body to a generation, and from that to an answer or a stream."""
+"""Serves one request for text in any dialect: from its body to a generation, and from that to an answer or a stream."""
 
 import asyncio
 import math
@@ -68,7 +68,7 @@ class Work:
     generation: Generation
     renderer: Renderer
     model: str
-    """As the answer tells it."""
+    """Model name in the answer."""
     streams: bool
     in_clients_words: Callable[[ApiError], ApiError]
     ignored_fields: Sequence[str] = ()
@@ -86,7 +86,9 @@ class GenerationResponse(Response):
         self._dialect = dialect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI. The request counts from here on, its body not read yet: a drain waits for all that have begun."""
+        """Answers an ASGI request. It counts from here on, its body not read yet: a drain waits for all that have
+        begun.
+        """
         arrived_s = time.monotonic()
         with self._state.counted(), ExitStack() as held:
             try:
@@ -102,7 +104,7 @@ class GenerationResponse(Response):
                 facts_of(scope).update(_facts(work))
 
     async def _accept(self, held: ExitStack) -> Work:
-        """ApiError: the request cannot be served. `held` keeps its place in line."""
+        """Accepts the request. Raises ApiError if it cannot be served. `held` keeps its place in line."""
         state = self._state
         raw = await read_json(self._request, state.options.max_body_bytes, state.options.body_timeout_s)
         with state.admission.body(len(raw)):
@@ -165,7 +167,9 @@ class GenerationResponse(Response):
 
 
 def _of_key(spec: GenerationSpec, grant: KeyGrant | None, options: ServerOptions) -> GenerationSpec:
-    """The priority and the cache salt that the request's key allows; a gateway has salted its clients' already."""
+    """Applies the priority and the cache salt that the request's key allows; a gateway has salted its
+    clients' already.
+    """
     lowest = options.max_priority if grant is None or grant.max_priority is None else grant.max_priority
     if lowest is not None and spec.priority < lowest:
         spec = replace(spec, priority=lowest)
@@ -175,7 +179,7 @@ def _of_key(spec: GenerationSpec, grant: KeyGrant | None, options: ServerOptions
 
 
 def _with_options(spec: GenerationSpec, options: ServerOptions) -> GenerationSpec:
-    """What the server's flags add to what is asked for."""
+    """Adds the effects of the server's flags to the spec."""
     if options.enable_per_request_metrics:
         spec = replace(spec, tells_timings=True)
     if options.return_tokens_as_token_ids:
@@ -186,7 +190,7 @@ def _with_options(spec: GenerationSpec, options: ServerOptions) -> GenerationSpe
 
 
 def _reading(text: TextModel, spec: GenerationSpec) -> tuple[Decoder | None, Callable[[Request], OutputParser] | None]:
-    """With what the output is read."""
+    """Returns the decoder of the output, and the function that makes its parser; None if it is not parsed."""
     if spec.parsing is None or text.decoder is None:
         return text.decoder, None
     decoder = text.decoder_showing(markers(text.formats, spec.parsing))
@@ -195,7 +199,7 @@ def _reading(text: TextModel, spec: GenerationSpec) -> tuple[Decoder | None, Cal
 
 
 def _facts(work: Work) -> dict[str, Any]:
-    """For the request's line in the log."""
+    """Returns the facts for the request's line in the log."""
     counts = usage(work.generation.replies)
     facts = {
         "model": work.model,
@@ -212,16 +216,16 @@ def _facts(work: Work) -> dict[str, Any]:
 
 
 def bad_parameter(error: ParameterError) -> ApiError:
-    """The answer to a value out of its range."""
+    """Returns the error for a value out of its range."""
     return ApiError(400, str(error), param=error.path, code=error.code)
 
 
 async def checked(
     state: ApiServerState, model: ModelInfo, spec: GenerationSpec, size_bytes: int, client: str = ""
 ) -> tuple[list[list[int]], SamplingParams]:
-    """Prompts and parameters that the engine can serve. ApiError, ParameterError: it cannot.
+    """Returns prompts and parameters that the engine can serve. Raises ApiError or ParameterError if it cannot.
 
-    `size_bytes`: of the request's body; `client`: what limits on one client count by.
+    `size_bytes`: of the request's body; `client`: the name by which limits on one client count.
     """
     text, limit = state.text, spec.output_limit
     sampling = sampling_params(spec, text.defaults)
@@ -256,7 +260,7 @@ async def checked(
 
 
 def _with_bad_words(sampling: SamplingParams, encoder: PromptEncoder | None) -> SamplingParams:
-    """ParameterError: they are too many, or there is no tokenizer."""
+    """Adds the token ids of bad words. Raises ParameterError if they are too many, or there is no tokenizer."""
     if len(sampling.bad_words) > _MAX_BAD_WORDS or max(map(len, sampling.bad_words)) > _LONGEST_BAD_WORD:
         message = f"bad_words may have {_MAX_BAD_WORDS} words of at most {_LONGEST_BAD_WORD} characters"
         raise ParameterError("bad_words", message)
@@ -267,7 +271,7 @@ def _with_bad_words(sampling: SamplingParams, encoder: PromptEncoder | None) -> 
 
 
 def sampling_params(spec: GenerationSpec, defaults: GenerationDefaults) -> SamplingParams:
-    """The client's values, else the model's, else OpenAI's."""
+    """Returns the client's values, else the model's, else OpenAI's."""
     max_tokens = defaults.output_tokens(spec.output_limit.max_tokens)
     return SamplingParams(**{**defaults.sampling, **spec.sampling, "max_tokens": max_tokens})
 
@@ -286,7 +290,9 @@ async def _whole(work: Work, scope: Scope, receive: Receive, send: Send) -> None
 
 
 def _told_of(work: Work) -> dict[str, str]:
-    """How the answer was made, for the gateway, in headers that it does not pass on; and what was ignored, for all."""
+    """Returns headers of the answer: why KV transfer fell back, for the gateway, which removes it; and the ignored
+    fields, for all.
+    """
     fallback = work.generation.kv_fallback
     return ({KV_FALLBACK_HEADER: fallback} if fallback else {}) | ignored_header(work.ignored_fields)
 

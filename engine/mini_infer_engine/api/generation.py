@@ -1,4 +1,4 @@
-"""One HTTP request in progress: its choices, what is new in them, and whoever waits for that. Knows no HTTP."""
+"""One HTTP request in progress: its choices, their new deltas, and the task that waits for those. Knows no HTTP."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ from mini_infer_web.api_errors import ApiError
 
 
 class Generation:
-    """The choices of one request. The client of the core pushes, one task waits."""
+    """The choices of one request. The client of the core pushes outputs, one task waits for them."""
 
     def __init__(
         self,
@@ -27,29 +27,29 @@ class Generation:
         make_parser: Callable[[Request], OutputParser] | None = None,
         copies: int = 1,
     ) -> None:
-        """`make_parser`: one a choice, for what the output consists of; None: it is text.
+        """Takes `make_parser`, which makes the parser of one choice's output; if None, the output is text.
 
         `copies`: choices of each prompt.
         """
         self.replies = [OutputText(request, decoder, make_parser and make_parser(request)) for request in requests]
         self.error: ApiError | None = None
-        """Why it cannot go on."""
+        """The error for which it cannot go on."""
         self.cancelled = False
-        """Its client is gone."""
+        """True if its client is gone."""
         self.engines = [0] * len(self.replies)
-        """Which of the server's engines has each choice."""
+        """Index of the server's engine that runs each choice."""
         self._streams = streams
         self._tells_all = tells_all
-        """Steps without text are told too."""
+        """True if steps without text have deltas, too."""
         self._deltas: list[Delta] = []
         self._unfinished = len(self.replies)
         self._waiter: asyncio.Future[None] | None = None
         self._metrics = metrics
         self._arrived_at = time.perf_counter()
         self.kv_fallback = ""
-        """Why its prompt is computed here though another engine was named for it."""
+        """The reason why its prompt is computed here though another engine was named for it."""
         self.first_token_s: float | None = None
-        """From its arrival to the first token of any choice."""
+        """Seconds from its arrival to the first token of any choice."""
         self._first_token_at = [0.0] * len(self.replies)
         self._last_token_at = [0.0] * len(self.replies)
         self._copies = copies
@@ -61,11 +61,11 @@ class Generation:
 
     @property
     def is_over(self) -> bool:
-        """No more news will come."""
+        """True if no more outputs will come."""
         return self._unfinished == 0 or self.error is not None or self.cancelled
 
     def push(self, index: int, output: Output, now: float) -> bool:
-        """Take what a step made for choice `index`; True: the core should stop working on it."""
+        """Takes the output of a step for choice `index`. Returns True if the core should stop working on it."""
         if output.kv_fallback:
             self.kv_fallback = output.kv_fallback
             return False
@@ -106,17 +106,19 @@ class Generation:
         metrics.generation_tokens += num_tokens
 
     def fail(self, error: ApiError) -> None:
-        """End it: the core cannot go on."""
+        """Ends it with an error: the core cannot go on."""
         self.error = self.error or error
         self._wake()
 
     def cancel(self) -> None:
-        """End it: nobody listens any more."""
+        """Ends it: its client has left."""
         self.cancelled = True
         self._wake()
 
     def count_unfinished(self) -> None:
-        """It is over for its client: choices that have not ended were aborted, or broke off."""
+        """Counts choices that have not ended, when the request is over for its client: they were
+        aborted, or broke off.
+        """
         reason = "error" if self.error is not None else "abort"
         for index, reply in enumerate(self.replies):
             if reply.finish_reason is None:
@@ -151,7 +153,7 @@ class Generation:
             self._waiter.set_result(None)
 
     async def deltas(self) -> list[Delta]:
-        """What came since the last call, in order; waits while there is nothing. Empty: it is over."""
+        """Returns the deltas since the last call, in order; waits while there are none. Empty if it is over."""
         while not self._deltas and not self.is_over:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -159,14 +161,14 @@ class Generation:
         return deltas
 
     async def finished(self) -> None:
-        """Wait for the end, whatever it is."""
+        """Waits for the end, whatever it is."""
         while not self.is_over:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
 
 
 def _error_of(reply: OutputText) -> ApiError:
-    """The engine's word to the client: a refusal names the parameter, anything else is the engine's own fault."""
+    """Returns the error for the client: a refusal names the parameter, anything else is the engine's own fault."""
     if reply.is_refused:
         return ApiError(400, reply.error, param=reply.error.split(" ", 1)[0], code="unsupported_value")
     return ApiError(500, reply.error, code="engine_error")

@@ -1,4 +1,4 @@
-"""Histograms as plain numbers while requests run; Prometheus' form only when asked."""
+"""Histograms as plain numbers while requests run; converted to Prometheus' form only when scraped."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -22,19 +22,19 @@ class Histogram:
 
     @classmethod
     def total(cls, parts: Sequence["Histogram"]) -> "Histogram":
-        """Of all values of histograms with the same bounds."""
+        """Returns the histogram of all values of histograms with the same bounds."""
         made = cls(parts[0]._bounds)
         made._counts = [sum(counts) for counts in zip(*(part._counts for part in parts), strict=True)]
         made._sum = sum(part._sum for part in parts)
         return made
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Count a value, as often as it came."""
+        """Counts a value, as often as it came."""
         self._counts[bisect_left(self._bounds, value)] += times
         self._sum += value * times
 
     def family(self, name: str, documentation: str, labels: dict[str, str] | None = None) -> Metric:
-        """For Prometheus: counts up to each bound."""
+        """Returns Prometheus' form: counts up to each bound."""
         buckets, total = [], 0
         for bound, count in zip([*map(str, self._bounds), "+Inf"], self._counts, strict=True):
             total += count

@@ -23,25 +23,24 @@ from mini_infer_web.request_ids import request_id_in
 
 _LONGEST_CLIENT = 200
 _CLOSE = {"connection": "close"}
-"""The rest of the body would be taken for the next request."""
+"""Headers that close the connection: the rest of the body would be taken for the next request."""
 
 
 def json_response(content: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """A JSON answer; bytes are JSON already."""
+    """Returns a JSON answer; `content` in bytes is JSON already."""
     body = content if isinstance(content, bytes) else encode_json(content)
     return Response(body, status, headers, "application/json")
 
 
 def error_response(error: ApiError, scope: Scope) -> Response:
-    """An error in the shape of the API that the request's path belongs to."""
+    """Returns an error in the shape of the API that the request's path belongs to."""
     body = errors_of(scope["path"]).body(error, scope.get("request_id", ""))
     return json_response(body, error.status, error.headers)
 
 
 async def read_json(request: Request, max_bytes: int, timeout_s: float) -> bytes:
-    """The whole body, its compression undone.
-
-    ApiError: it is no JSON by its header, too large, holds too many values, or comes too slowly.
+    """Returns the whole body, its compression undone. Raises ApiError if it is no JSON by its header, too large, has
+    too many values, or comes too slowly.
     """
     check_media_type(request.headers.get("content-type", ""))
     try:
@@ -60,7 +59,7 @@ async def read_json(request: Request, max_bytes: int, timeout_s: float) -> bytes
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:
-    """ApiError: the body is larger than allowed, which its length tells before it is read."""
+    """Returns the body. Raises ApiError if it is larger than allowed; its length says so before it is read."""
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > max_bytes:
         raise too_large(max_bytes)
@@ -77,9 +76,11 @@ async def _read(request: Request, max_bytes: int) -> bytes:
 
 
 def client_of(request: Request, secret: PeerSecret | None) -> str:
-    """Returns what limits on one client count by: the gateway's name for it, else its API key, else its address.
+    """Returns the name by which limits on one client count: the gateway's name for it, else its API key, else its
+    address.
 
-    The name counts only beside the token of the service's `secret`: a client that chose it would have no limit.
+    The gateway's name counts only beside the token of the service's `secret`: a client that chose it would have no
+    limit.
     """
     headers = request.headers
     if (client := headers.get(CLIENT_HEADER)) and secret is not None and secret.accepts(headers.get(PEER_HEADER)):
@@ -90,7 +91,7 @@ def client_of(request: Request, secret: PeerSecret | None) -> str:
 
 
 def request_id(request: Request) -> str:
-    """The id in force, see RequestIds."""
+    """Returns the id in force; see `RequestIds`."""
     chosen: str = request.scope["request_id"]
     return chosen
 
@@ -102,7 +103,7 @@ class RequestIds:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
+        """Sets the id in the scope of an ASGI request, and on its answer."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -125,7 +126,7 @@ class RequestIds:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """All errors, the framework's own too, become bodies in the shape of their path's API."""
+    """Makes all errors, the framework's own included, bodies in the shape of their path's API."""
 
     @app.exception_handler(ApiError)
     async def api_error(request: Request, error: ApiError) -> Response:

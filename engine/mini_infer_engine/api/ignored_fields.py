@@ -5,11 +5,11 @@ import time
 from collections.abc import Callable, Sequence
 
 IGNORED_HEADER = "x-ignored-fields"
-"""Names of the fields, with commas between."""
+"""Header with the names of the fields, with commas between."""
 _MAX_NAMES = 20
-"""Names in one header."""
+"""Most names in one header."""
 _LOG_PAUSE_S = 10.0
-"""Between two lines of the log: clients that send such fields send them with every request."""
+"""Seconds between two lines of the log: clients that send such fields send them with every request."""
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ class IgnoredFields:
         """Requests with ignored fields since the last line."""
 
     def note(self, names: Sequence[str]) -> None:
-        """Takes what was ignored of one request."""
+        """Takes the names of one request's ignored fields."""
         if not names:
             return
         self._unlogged += 1
@@ -37,7 +37,7 @@ class IgnoredFields:
 
 
 def ignored_header(names: Sequence[str]) -> dict[str, str]:
-    """Returns the header of an answer to a request of which these fields were ignored; none where none was."""
+    """Returns the header of an answer to a request of which these fields were ignored; no header if there are none."""
     return {IGNORED_HEADER: header_value(names)} if names else {}
 
 

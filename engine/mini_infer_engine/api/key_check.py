@@ -1,4 +1,6 @@
-"""ASGI middleware that lets through only who has sent an API key; where and which keys is contract.api_keys'."""
+"""ASGI middleware that lets only requests with an API key pass; `mini_infer_web.api_keys` decides where
+and which keys.
+"""
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -6,17 +8,17 @@ from mini_infer_engine.api.http import error_response
 from mini_infer_web.api_keys import ApiKeys
 
 GRANT = "mini_infer_key_grant"
-"""In a scope's state: what the request's API key may do; not there on a server without keys."""
+"""Key in a scope's state: the rights of the request's API key; not there on a server without keys."""
 
 
 class KeyCheck:
-    """Around everything that the server answers."""
+    """Checks API keys before everything that the server answers."""
 
     def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
         self._app, self._keys = app, keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
+        """Passes an ASGI request on, or answers 401."""
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return

@@ -1,4 +1,4 @@
-"""Where keys and values of a prompt come from, as a request says: headers of our gateway, fields of public proxies."""
+"""Reads from a request the source of its prompt's keys and values: headers of our gateway, fields of public proxies."""
 
 import re
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from mini_infer_web.api_errors import ApiError
 _ADDRESS = re.compile(r"tcp://(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):\d{1,5}", re.ASCII)
 _PARAM = "kv_transfer_params"
 _LONGEST_HOST = 253
-"""Characters of a DNS name."""
+"""Most characters of a DNS name."""
 _LONGEST_ID = 4096
 _LAST_PORT = 65_535
 
@@ -19,14 +19,14 @@ _LAST_PORT = 65_535
 def kv_source(
     headers: Mapping[str, str], params: Mapping[str, Any] | None, *, is_trusted: bool = True
 ) -> KVSource | None:
-    """Returns where keys and values come from; None: they are computed here.
+    """Returns the source of keys and values; None if they are computed here.
 
-    Of a sender that is not trusted headers are ignored: gateways strip them, and a client cannot tell. Raises ApiError
+    Headers of a sender that is not trusted are ignored: gateways strip them, and a client cannot tell. Raises ApiError
     if such a sender sends the fields, or if an address is none.
 
-    The fields are vLLM's: `do_remote_prefill` with `remote_host`, `remote_port` and `remote_request_id` reads what that
-    engine keeps of a prompt; without a request id that engine is asked to compute the prompt. Incomplete ones count for
-    nothing, as in vLLM.
+    The fields are vLLM's: `do_remote_prefill` with `remote_host`, `remote_port` and `remote_request_id` reads the keys
+    and values that the named engine retains of a prompt; without a request id that engine is requested to compute the
+    prompt. Incomplete ones count for nothing, as in vLLM.
     """
     if not is_trusted:
         if params:
@@ -58,7 +58,7 @@ def kv_source(
 
 
 def holds_kv(params: Mapping[str, Any] | None) -> bool:
-    """Whether keys and values of the prompt are kept for another engine: vLLM's `do_remote_decode`."""
+    """True if keys and values of the prompt are retained for another engine: vLLM's `do_remote_decode`."""
     return bool(params and params.get("do_remote_decode"))
 
 

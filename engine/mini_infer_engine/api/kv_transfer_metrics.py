@@ -1,4 +1,4 @@
-"""How /metrics shows transfers of keys and values between engines."""
+"""Metrics of transfers of keys and values between engines, as /metrics shows them."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from mini_infer_engine.core.stats import EngineStats
 
 
 def kv_transfer_families(stats: EngineStats, role: str, transport: str) -> Iterator[Metric]:
-    """All families; `transport` empty: nothing moves."""
+    """Yields all families; an empty `transport` means that nothing moves."""
     moved = stats.kv_transfer
     info = GaugeMetricFamily(names.ENGINE_KV_TRANSFER_INFO, "What moves keys and values.", labels=["role", "transport"])
     info.add_metric([role, transport or "none"], 1)

@@ -1,4 +1,6 @@
-"""What a server counts, and how /metrics shows it. Plain numbers while requests run, Prometheus only when asked."""
+"""Counts a server's requests and tokens, and shows them at /metrics. Plain numbers while requests run, Prometheus when
+scraped.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,14 +19,16 @@ from mini_infer_engine.structured.proving.prover import ENDS
 
 
 class ServerMetrics(Collector):
-    """All numbers of one server."""
+    """All metrics of one server."""
 
     def __init__(self, model_name: str, engines: int = 1) -> None:
-        """`engines`: how many the server has."""
+        """Takes the number of the server's engines."""
         self.draining = False
         self.role = "unified"
         self.grammar_worker_ends: Mapping[str, int] = {}
-        """Workers that were ended while they checked a grammar, by the limit that they met; the server sets it."""
+        """Number of workers that were ended while they checked a grammar, by the limit that they met; the server sets
+        it.
+        """
         self.engines = [VllmMetrics(model_name, number) for number in range(engines)]
         self._queue_time = Histogram(LATENCY_BUCKETS_S)
         self._step_sequences = Histogram(SIZE_BUCKETS)
@@ -34,21 +38,21 @@ class ServerMetrics(Collector):
 
     @property
     def stats(self) -> EngineStats:
-        """Of all engines together."""
+        """Statistics of all engines together."""
         return EngineStats.total([engine.stats for engine in self.engines])
 
     @property
     def generation_tokens(self) -> int:
-        """Of all engines together."""
+        """Output tokens of all engines together."""
         return sum(engine.generation_tokens for engine in self.engines)
 
     @property
     def model(self) -> ModelInfo | None:
-        """As the first engine runs it."""
+        """The model as the first engine runs it."""
         return self.engines[0].model
 
     def take_stats(self, stats: EngineStats, engine: int = 0) -> None:
-        """A core's numbers after a step."""
+        """Takes a core's statistics after a step."""
         old = self.engines[engine].stats
         self.engines[engine].take_stats(stats)
         admitted = stats.admissions - old.admissions
@@ -59,11 +63,11 @@ class ServerMetrics(Collector):
             self._step_tokens.observe(stats.last_step_prefill_tokens + stats.last_step_decode_tokens)
 
     def exposition(self) -> bytes:
-        """The body of /metrics."""
+        """Returns the body of /metrics."""
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        """For Prometheus."""
+        """Yields all metrics for Prometheus."""
         stats, engines = self.stats, self.engines
         yield from _merged([engine.families() for engine in engines])
         adapters = {"max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}
@@ -114,7 +118,7 @@ class ServerMetrics(Collector):
 
 
 def _merged(engines: list[Iterator[Metric]]) -> Iterable[Metric]:
-    """One family of each name, with the samples of all engines."""
+    """Merges families of the same name into one, with the samples of all engines."""
     merged: dict[str, Metric] = {}
     for families in engines:
         for family in families:

@@ -1,4 +1,6 @@
-"""To what a request's output is held, from all that it asks for: a form of its answer, calls, thinking first."""
+"""Derives the grammar that constrains a request's output from all its fields: the answer's format, calls, reasoning
+first.
+"""
 
 from collections.abc import Sequence
 
@@ -13,7 +15,7 @@ from mini_infer_web.api_errors import ApiError
 
 
 def output_grammar(spec: GenerationSpec, text: TextModel, prompt: Sequence[int]) -> GrammarRequest | None:
-    """None: to nothing. ApiError: a limit on thinking cannot be kept."""
+    """Returns the grammar; None if the output is free. Raises ApiError if a limit on reasoning cannot be kept."""
     answer, parsing, thinking = spec.grammar, spec.parsing, text.formats.reasoning
     if parsing is None:
         return answer
@@ -46,6 +48,6 @@ def _marker_ids(thinking: ReasoningFormat, text: TextModel) -> tuple[int, int]:
 
 
 def _thought_already(prompt: Sequence[int], begin_id: int) -> int:
-    """Tokens behind the prompt's last opening marker: they count, as they do for vLLM."""
+    """Returns the tokens behind the prompt's last opening marker: they count as reasoning, as they do for vLLM."""
     behind = (after for after, token_id in enumerate(reversed(prompt)) if token_id == begin_id)
     return next(behind, 0)

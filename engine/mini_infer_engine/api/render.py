@@ -1,4 +1,4 @@
-"""vLLM's /v1/chat/completions/render and /v1/completions/render: what a request becomes before anything is generated.
+"""vLLM's /v1/chat/completions/render and /v1/completions/render: a request as it is before anything is generated.
 
 The answer has the fields of vLLM 0.26's `GenerateRequest`, and the prompt's text.
 """
@@ -25,13 +25,13 @@ _OF_THE_TEXT_SIDE = frozenset(("bad_words_token_ids", "grammar", "detokenize"))
 
 
 async def render_chat(state: ApiServerState, http_request: HttpRequest) -> Response:
-    """The one prompt of a chat."""
+    """Answers with the one prompt of a chat."""
     (rendered,) = await _rendered(state, http_request, ChatDialect(), ChatRenderer.id_prefix)
     return json_response(rendered)
 
 
 async def render_completion(state: ApiServerState, http_request: HttpRequest) -> Response:
-    """A list: each prompt of a completion."""
+    """Answers with a list: each prompt of a completion."""
     return json_response(await _rendered(state, http_request, CompletionDialect(), CompletionRenderer.id_prefix))
 
 
@@ -57,7 +57,7 @@ async def _rendered(
 
 
 async def _text(text: TextModel, token_ids: list[int]) -> str | None:
-    """With special tokens shown; None where there is no tokenizer."""
+    """Returns the text of token ids with special tokens shown; None if there is no tokenizer."""
     encoder = text.encoder
     if encoder is None:
         return None
@@ -65,7 +65,7 @@ async def _text(text: TextModel, token_ids: list[int]) -> str | None:
 
 
 def _sampling(sampling: SamplingParams, spec: GenerationSpec, room: int) -> dict[str, Any]:
-    """Every parameter, also where it has its default. `room`: tokens that the context has after the prompt."""
+    """Returns every parameter, defaults included. `room`: tokens that the context has after the prompt."""
     values = {name: getattr(sampling, name) for name in sampling.__struct_fields__ if name not in _OF_THE_TEXT_SIDE}
     built: dict[str, Any] = msgspec.to_builtins(values, str_keys=True)
     return built | {"n": spec.copies, "max_tokens": min(room, sampling.max_tokens or room)}

@@ -1,4 +1,4 @@
-"""/v1/responses of an engine: conversations become generations, and it keeps responses where no gateway does."""
+"""/v1/responses of an engine: conversations become generations, and the engine keeps responses if no gateway does."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ from mini_infer_web.sliced_json import read_large_json_object
 
 
 def responses_service(front: ApiServerState, app: ASGIApp) -> ResponsesService:
-    """For one server; `app` is the whole of it, for requests without a client of their own."""
+    """Returns the service of one server; `app` is the whole of it, for requests without a client of their own."""
     options = front.options
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
@@ -63,13 +63,13 @@ def responses_service(front: ApiServerState, app: ASGIApp) -> ResponsesService:
 
 
 class WebSocketResponses:
-    """An ASGI application for WebSockets."""
+    """An ASGI application for Responses over WebSocket."""
 
     def __init__(self, service: ResponsesService) -> None:
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
+        """Serves one WebSocket until its client leaves."""
         await WebSocketSession(self._service, scope, receive, send).run()
 
 
@@ -82,7 +82,7 @@ class ServiceResponse(Response):
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
+        """Answers an ASGI request with the service."""
         facts_of(scope)  # Shared from here on by the scopes that are made of this one.
         try:
             await self._service(scope, receive, send)
@@ -91,7 +91,7 @@ class ServiceResponse(Response):
 
 
 def _kept(request: Request) -> KeptRequest:
-    """What whoever keeps the response says of it. ApiError: it is malformed."""
+    """Returns the facts that the server which keeps the response sends. Raises ApiError if they are malformed."""
     sent = request.headers.get(KEPT_HEADER)
     if sent is None:
         return KeptRequest(new_id(RESPONSE_PREFIX))
@@ -102,7 +102,7 @@ def _kept(request: Request) -> KeptRequest:
 
 
 async def _count(front: ApiServerState, request: Request) -> Response:
-    """Tokens of the prompt that a response would be generated from."""
+    """Answers with the number of tokens of the prompt that a response would be generated from."""
     raw = await read_json(request, front.options.max_body_bytes, front.options.body_timeout_s)
     with front.admission.body(len(raw)):
         spec = ResponsesDialect(KeptRequest("")).parse(await read_large_json_object(raw), front.unknown_fields())

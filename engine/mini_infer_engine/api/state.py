@@ -1,4 +1,6 @@
-"""What all requests of the HTTP process share: text model, line to the core, drain, counts. Knows no routes."""
+"""State that all requests of the HTTP process share: text model, connection to the core, drain, counts. Knows no
+routes.
+"""
 
 import asyncio
 import itertools
@@ -28,51 +30,51 @@ _RETRY_HEADERS = {"retry-after": "1"}
 
 
 class Core(Protocol):
-    """The line to the core process, or to several that are as one."""
+    """The connection to the core process, or to several that act as one."""
 
     @property
     def model(self) -> ModelInfo | None:
-        """None until the core is ready."""
+        """The model that the core runs; None until the core is ready."""
 
     @property
     def failure(self) -> ApiError | None:
-        """Why the core takes no requests any more."""
+        """The error for which the core takes no requests any more; None if it takes them."""
 
     def submit(self, generation: Generation) -> None:
-        """Send all choices; their outputs are pushed from now on."""
+        """Sends all choices; their outputs are pushed from now on."""
 
     def leave(self, generation: Generation) -> None:
-        """The request is over for its client; what the core still makes for it is stopped."""
+        """Stops the core's work on a request that is over for its client."""
 
     def silent_s(self, now_s: float) -> float:
-        """For how long the core has said nothing while it has work."""
+        """Returns the seconds for which the core has sent nothing while it has work."""
 
     async def snapshot(self) -> bytes:
-        """The engine's cached chains, encoded."""
+        """Returns the engine's cached chains, encoded."""
 
     def switch_role(self, role: Role) -> None:
-        """The engine is for something else from now on."""
+        """Switches the engine to another role."""
 
 
 @dataclass(slots=True)
 class ApiServerState:
-    """One per process."""
+    """The state of one process."""
 
     text: TextModel
     core: Core
     metrics: ServerMetrics
     options: ServerOptions
     max_running: int
-    """Choices that the engine works on at once."""
+    """Most choices that the engine works on at once."""
     peer_secret: PeerSecret | None = None
-    """The service's secret, by whose token its gateway is known; None: the engine knows no gateway."""
+    """The service's secret, by whose token its gateway is known; None if the engine knows no gateway."""
     in_flight: int = field(default=0, init=False)
     """Requests for text, from the first byte of their header to the last of their answer."""
     idle: asyncio.Event = field(default_factory=asyncio.Event, init=False)
-    """Set while none is."""
+    """Set while no such request is in flight."""
 
     role: Role = field(init=False)
-    """What the engine is for, now."""
+    """The engine's role for now."""
     admission: Admission = field(init=False)
     ignored_fields: IgnoredFields = field(default_factory=IgnoredFields, init=False)
     _serials: Iterator[int] = field(default_factory=itertools.count, init=False)
@@ -84,18 +86,20 @@ class ApiServerState:
         self.role = self.metrics.role = self.options.role
 
     def switch_role(self, role: Role) -> None:
-        """From now on the engine is for something else; what runs ends as it has begun."""
+        """Switches the engine to another role; running requests end as they have begun."""
         self.role = self.metrics.role = role
         self.core.switch_role(role)
 
     @property
     def draining(self) -> bool:
-        """Whether new requests are sent away."""
+        """True if new requests are sent away."""
         return self.metrics.draining
 
     @property
     def core_problem(self) -> str | None:
-        """Why this process should be replaced: its core is gone, or hangs. None: it works, or still loads."""
+        """The reason why this process should be replaced: its core is gone, or hangs. None if it works,
+        or still loads.
+        """
         if self.core.failure is not None:
             return self.core.failure.message
         silent_s, limit_s = self.core.silent_s(time.monotonic()), self.options.health_timeout_s
@@ -107,15 +111,17 @@ class ApiServerState:
         )
 
     def start_drain(self) -> None:
-        """From now on only what runs is finished."""
+        """Starts the drain: from now on only running requests are finished."""
         self.metrics.draining = True
 
     def unknown_fields(self) -> UnknownFields:
-        """Returns what decides about unknown fields of one request."""
+        """Returns the policy for unknown fields of one request."""
         return UnknownFields(self.options.unknown_fields)
 
     def admit(self, model: str | None) -> ModelInfo:
-        """The core's model. ApiError: the server takes no requests now, or has no model of that name."""
+        """Returns the core's model. Raises ApiError if the server takes no requests now, or has no
+        model of that name.
+        """
         if self.core.failure is not None:
             raise self.core.failure
         if self.draining:
@@ -129,13 +135,13 @@ class ApiServerState:
         return self.core.model
 
     def check_model(self, model: str | None) -> None:
-        """ApiError: there is no such model here. A request that names none means the one there is."""
+        """Raises ApiError if there is no such model here. A request that names none means the one that is served."""
         if model is not None and model not in self.text.names:
             raise unknown_model(model, self.text.names)
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """A request is in flight."""
+        """Counts a request as in flight."""
         self.in_flight += 1
         self.idle.clear()
         try:
@@ -153,7 +159,7 @@ class ApiServerState:
         sampling: SamplingParams,
         source: KVSource | None = None,
     ) -> list[Request]:
-        """One request for each choice, those of one prompt next to each other; copies differ in seed."""
+        """Returns one request for each choice, those of one prompt next to each other; copies differ in seed."""
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         requests: list[Request] = []
         for prompt in prompts:

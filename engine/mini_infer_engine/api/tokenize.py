@@ -41,7 +41,7 @@ class DetokenizeRequest(Body, kw_only=True):
 
 
 async def tokenize(state: ApiServerState, http_request: HttpRequest) -> Response:
-    """Token ids of a text or of messages, however many they are."""
+    """Answers with the token ids of a text or of messages, however many they are."""
     raw = await read_json(http_request, state.options.max_body_bytes, state.options.body_timeout_s)
     with state.admission.body(len(raw)):
         body = await read_large_json_object(raw)
@@ -64,7 +64,7 @@ def _ids(encoder: PromptEncoder, request: TokenizeRequest, body: dict[str, Any])
 
 
 async def count_tokens(state: ApiServerState, http_request: HttpRequest) -> Response:
-    """How many tokens the prompt of a message has, however many they are."""
+    """Answers with the number of tokens of a message's prompt, however many they are."""
     raw = await read_json(http_request, state.options.max_body_bytes, state.options.body_timeout_s)
     with state.admission.body(len(raw)):
         chat = chat_body(await read_large_json_object(raw), COUNT_TOKENS_PATH, state.unknown_fields())
@@ -77,7 +77,7 @@ async def count_tokens(state: ApiServerState, http_request: HttpRequest) -> Resp
 
 
 async def detokenize(state: ApiServerState, http_request: HttpRequest) -> Response:
-    """The text of token ids, special tokens shown, as vLLM does."""
+    """Answers with the text of token ids, special tokens shown, as vLLM does."""
     raw = await read_json(http_request, state.options.max_body_bytes, state.options.body_timeout_s)
     with state.admission.body(len(raw)):
         request = parse_fields(await read_large_json_object(raw), DetokenizeRequest, state.unknown_fields())

@@ -1,7 +1,7 @@
-"""A server's numbers under vLLM's names, with its labels and its meaning: dashboards and autoscalers read those.
+"""A server's metrics under vLLM's names, with its labels and its meaning: dashboards and autoscalers read those.
 
-What this engine has nothing of is left out: sleep states, corrupted requests, caches of pictures and outside of the
-process, and the residency of blocks.
+Metrics of features that this engine lacks are left out: sleep states, corrupted requests, caches of pictures and
+outside of the process, and the residency of blocks.
 """
 
 from collections import Counter
@@ -33,22 +33,24 @@ class FinishedChoice:
     cached_tokens: int = 0
     output_tokens: int
     max_tokens: int | None = None
-    """None: as many as the context has room for."""
+    """Most output tokens; None for as many as the context has room for."""
     queue_time_s: float | None = None
-    """Until its first admission; None: the core has not told, since it did not end by itself."""
+    """Seconds until its first admission; None if the core has not reported it, since the choice did not
+    end by itself.
+    """
     first_token_s: float | None = None
     last_token_s: float = 0.0
 
 
 class VllmMetrics:
-    """Counts what vLLM counts, of one engine of a server."""
+    """Counts what vLLM counts, for one engine of a server."""
 
     def __init__(self, model_name: str, engine: int = 0) -> None:
         self._labels = {"model_name": model_name, "engine": str(engine)}
         self.model: ModelInfo | None = None
         self.stats = EngineStats()
         self.generation_tokens = 0
-        """Those that clients were given: none after a stop string."""
+        """Output tokens that clients were given: none after a stop string."""
         self.time_to_first_token = Histogram(LATENCY_BUCKETS_S)
         self.inter_token_latency = Histogram(LATENCY_BUCKETS_S)
         self.duration = Histogram(DURATION_BUCKETS_S)
@@ -68,7 +70,9 @@ class VllmMetrics:
         self._untold_prompt_tokens = 0
 
     def take_stats(self, new: EngineStats) -> None:
-        """The core's numbers after a step; the step's tokens: those given out, and the prompts that they follow."""
+        """Takes the core's statistics after a step, and counts the step's tokens: those emitted, and the prompts before
+        them.
+        """
         old, self.stats = self.stats, new
         self._untold_prompt_tokens += new.prompt_tokens - old.prompt_tokens
         if made := new.generation_tokens - old.generation_tokens:
@@ -76,7 +80,7 @@ class VllmMetrics:
             self._untold_prompt_tokens = 0
 
     def count_choice(self, choice: FinishedChoice) -> None:
-        """A choice has ended. Phases are told of those that ended by themselves, as vLLM does."""
+        """Counts a choice that has ended. Phases are counted for choices that ended by themselves, as in vLLM."""
         self.finished[choice.reason] += 1
         self.duration.observe(choice.duration_s)
         self._prompt_tokens.observe(choice.prompt_tokens)
@@ -98,12 +102,12 @@ class VllmMetrics:
             self._time_per_output_token.observe(decoding_s / (choice.output_tokens - 1))
 
     def count_prompt(self, num_choices: int, most_output_tokens: int) -> None:
-        """All choices of a prompt have ended."""
+        """Counts a prompt whose choices have all ended."""
         self._num_choices.observe(num_choices)
         self._most_output_tokens.observe(most_output_tokens)
 
     def families(self) -> Iterator[Metric]:
-        """For Prometheus."""
+        """Yields all families for Prometheus."""
         yield from self._gauges(self.stats)
         yield from self._counters(self.stats, self.generation_tokens)
         for name, documentation, histogram in (
@@ -173,7 +177,7 @@ class VllmMetrics:
         yield success
 
     def _speculation(self, stats: EngineStats) -> Iterator[Metric]:
-        """Nothing where no tokens are guessed, as vLLM does."""
+        """Yields the metrics of speculation; none if there are no draft tokens, as in vLLM."""
         by_position = stats.accepted_tokens_by_position
         if not by_position:
             return

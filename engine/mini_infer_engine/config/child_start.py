@@ -1,7 +1,7 @@
-"""Starts processes that die with this one, from whatever thread that is asked for. Knows nothing of them.
+"""Starts processes that die with this one, from whatever thread requests it. Knows nothing of them.
 
 They have the kernel kill them when their parent ends, and to Linux that is the thread that started them (prctl(2),
-PR_SET_PDEATHSIG): one that a pool or a web framework ends would take them with it.
+PR_SET_PDEATHSIG): a thread that a pool or a web framework ends would take them with it.
 """
 
 import os
@@ -23,7 +23,7 @@ def start_child(
     pass_fds: Sequence[int] = (),
     env: Mapping[str, str] | None = None,
 ) -> "subprocess.Popen[bytes]":
-    """As `subprocess.Popen`, by a thread that lasts as long as this process."""
+    """Starts a process as `subprocess.Popen` does, from a thread that lasts as long as this process."""
 
     def start() -> "subprocess.Popen[bytes]":
         return subprocess.Popen(command, stdin=stdin, stdout=stdout, pass_fds=pass_fds, env=env)
@@ -37,7 +37,7 @@ def start_child(
 
 @cache
 def _starts(pid: int) -> "SimpleQueue[tuple[Future[subprocess.Popen[bytes]], _Start]]":
-    """What the lasting thread of this process is asked for; a fork has another pid, and gets a thread of its own."""
+    """Returns the queue of the lasting thread of this process; a fork has another pid, and gets a thread of its own."""
     asked: SimpleQueue[tuple[Future[subprocess.Popen[bytes]], _Start]] = SimpleQueue()
     threading.Thread(target=_serve, args=(asked,), name=f"child-start-{pid}", daemon=True).start()
     return asked

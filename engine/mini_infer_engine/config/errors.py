@@ -1,4 +1,4 @@
-"""What goes wrong with a model on disk. No torch here: the HTTP process raises these too."""
+"""Errors of a model on disk. No torch here: the HTTP process raises these too."""
 
 
 class ModelError(ValueError):

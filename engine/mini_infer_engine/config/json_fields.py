@@ -1,4 +1,4 @@
-"""Reading a model folder's JSON files: every error names the file, the key, the value and the remedy."""
+"""Reads a model folder's JSON files: every error names the file, the key, the value and the remedy."""
 
 import json
 import math
@@ -23,7 +23,7 @@ class Fields:
 
     @staticmethod
     def read(path: Path) -> "Fields":
-        """The object in a file. ModelError: there is none, or it is no JSON object."""
+        """Returns the object in a file. Raises ModelError if there is no file, or it is no JSON object."""
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -35,7 +35,7 @@ class Fields:
         return Fields(path, values)
 
     def refuse(self, key: str, remedy: str) -> ModelError:
-        """The error for a value that is not supported; `remedy` ends its sentence."""
+        """Returns the error for a value that is not supported; `remedy` ends its sentence."""
         return ModelError(f"{self.path}: {key} = {self.values.get(key)!r}: {remedy}")
 
     def _get(self, key: str, kinds: tuple[type, ...], default: Any, what: str) -> Any:
@@ -49,22 +49,22 @@ class Fields:
         return value
 
     def size(self, key: str, default: Any = ...) -> int:
-        """A positive integer; required unless there is a default."""
+        """Returns a positive integer; required unless there is a default."""
         value = cast("int", self._get(key, (int,), _REQUIRED if default is ... else default, "a positive integer"))
         if not 0 < value <= MOST:
             raise self.refuse(key, f"must be a positive integer, at most {MOST}.")
         return value
 
     def optional_integer(self, key: str) -> int | None:
-        """An integer, or None where the file says nothing."""
+        """Returns an integer, or None if the file says nothing."""
         return cast("int | None", self._get(key, (int,), None, "an integer"))
 
     def number(self, key: str, default: Any = ...) -> float:
-        """A number; required unless there is a default."""
+        """Returns a number; required unless there is a default."""
         return self._finite(key, self._get(key, (int, float), _REQUIRED if default is ... else default, "a number"))
 
     def positive(self, key: str, default: Any = ...) -> float:
-        """A number above 0; required unless there is a default."""
+        """Returns a number above 0; required unless there is a default."""
         value = self.number(key, default)
         if value <= 0:
             raise self.refuse(key, "must be a positive number.")
@@ -80,12 +80,12 @@ class Fields:
         return number
 
     def optional_number(self, key: str) -> float | None:
-        """A number, or None where the file says nothing."""
+        """Returns a number, or None if the file says nothing."""
         value = self._get(key, (int, float), None, "a number")
         return None if value is None else self._finite(key, value)
 
     def positives(self, key: str, default: Any = ...) -> tuple[float, ...]:
-        """A list of finite numbers above 0; required unless there is a default."""
+        """Returns a list of finite numbers above 0; required unless there is a default."""
         what = "a list of finite positive numbers"
         values = self._get(key, (list,), _REQUIRED if default is ... else default, what)
         numbers = (isinstance(value, int | float) and not isinstance(value, bool) for value in values)
@@ -94,11 +94,11 @@ class Fields:
         return tuple(float(value) for value in values)
 
     def boolean(self, key: str, default: bool) -> bool:
-        """True or false."""
+        """Returns a boolean."""
         return cast("bool", self._get(key, (bool,), default, "true or false"))
 
     def token_ids(self, key: str) -> tuple[int, ...]:
-        """One token id or several; () where the file says nothing."""
+        """Returns one token id or several; () if the file says nothing."""
         value = self._get(key, (int, list), [], "a token id or a list of them")
         ids = value if isinstance(value, list) else [value]
         if not all(isinstance(token_id, int) and not isinstance(token_id, bool) for token_id in ids):

@@ -1,4 +1,6 @@
-"""Where an engine's event, replay and transfer ports listen, and what peers must prove there. It opens no socket."""
+"""Decides where an engine's event, replay and transfer ports listen, and what peers must prove there. It opens no
+socket.
+"""
 
 import msgspec
 
@@ -7,10 +9,10 @@ from mini_infer_process.listening import is_loopback
 
 
 class PeerPorts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the two processes of an engine tell each other of it."""
+    """The address and the secret of these ports, which both processes of an engine know."""
 
     host: str = "127.0.0.1"
-    """Where these ports listen."""
+    """Address at which these ports listen."""
     key: str = ""
     """The service's secret as 64 hexadecimal digits; "" if peers prove nothing."""
 
@@ -24,7 +26,7 @@ class PeerPorts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def peer_ports(host: str, secret: PeerSecret | None, *, allow_unauthenticated: bool) -> PeerPorts:
-    """Returns where the ports listen if the server listens at `host`.
+    """Returns the address and secret of the ports if the server listens at `host`.
 
     Without a secret that is a loopback address, unless `allow_unauthenticated`: whoever reaches them reads prompts.
     """

@@ -1,4 +1,4 @@
-"""Where processes of one engine meet: a folder that only this user can enter, for socket files. Knows no sockets."""
+"""Creates the folder in which processes of one engine meet: only this user can enter it. Knows no sockets."""
 
 import os
 import sys
@@ -8,13 +8,15 @@ from pathlib import Path
 
 _LONGEST_SOCKET_PATH = 107 if sys.platform == "linux" else 103
 _LONGEST_NAME = 12
-"""Of a socket in the folder."""
+"""Most bytes of a socket's name in the folder."""
 _RANDOM_NAME = 8
-"""What mkdtemp adds to the prefix."""
+"""Characters that mkdtemp adds to the prefix."""
 
 
 def socket_folder(prefix: str, elsewhere: Sequence[str] = ("/tmp", "/dev/shm")) -> Path:
-    """In TMPDIR, or `elsewhere` where its path is too long for sockets. ValueError: nowhere is one possible."""
+    """Creates a folder in TMPDIR, or `elsewhere` if its path is too long for sockets. Raises ValueError if none is
+    possible.
+    """
     longest = _LONGEST_SOCKET_PATH - len(f"/{prefix}/") - _RANDOM_NAME - _LONGEST_NAME
     for place in (tempfile.gettempdir(), *elsewhere):
         if len(os.fsencode(place)) <= longest and os.access(place, os.W_OK):

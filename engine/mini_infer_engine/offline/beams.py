@@ -1,4 +1,4 @@
-"""Beam search in the offline API: what is asked for and what comes back, with vLLM's names. It runs nothing."""
+"""Parameters and results of beam search in the offline API, with vLLM's names. It runs nothing."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,37 +13,39 @@ class Logprob(msgspec.Struct, frozen=True, gc=False):
 
     logprob: float
     rank: int | None
-    """1 for the most likely token; None: not known of a token that was named."""
+    """Rank of the token, 1 for the most likely; None if not known, for a token that was named."""
     decoded_token: str | None
-    """None without a tokenizer."""
+    """Text of the token; None without a tokenizer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamSearchParams:
-    """What to look for. `early_stopping` is transformers', all else vLLM's."""
+    """Parameters of a beam search. `early_stopping` is transformers', all else vLLM's."""
 
     beam_width: int
     max_tokens: int
     ignore_eos: bool = False
     temperature: float = 0.0
-    """As in vLLM it has no effect: beams are ranked by the model's own probabilities."""
+    """Accepted without effect, as in vLLM: beams are ranked by the model's own probabilities."""
     length_penalty: float = 1.0
     """A beam's score is its cumulative log probability divided by its number of output tokens to this power."""
     include_stop_str_in_output: bool = False
     early_stopping: EarlyStopping = False
-    """True: over as soon as `beam_width` beams have ended; False: a heuristic; "never": when none can become better."""
+    """True ends the search as soon as `beam_width` beams have ended; False uses a heuristic; "never" searches until
+    none can become better.
+    """
 
     def __post_init__(self) -> None:
-        """ValueError: there is no beam to look for."""
+        """Raises ValueError if there is no beam to look for."""
         if self.beam_width < 1:
             raise ValueError(f"beam_width is {self.beam_width}; it must be at least 1")
 
     def sampling(self) -> SamplingParams:
-        """Of each beam."""
+        """Returns the sampling parameters of each beam."""
         return SamplingParams(temperature=0.0, max_tokens=self.max_tokens, ignore_eos=self.ignore_eos, logprobs=0)
 
     def requests(self, prompt_token_ids: Sequence[int], request_ids: list[str]) -> list[Request]:
-        """One for each beam of one prompt, the first for all of them."""
+        """Returns one request for each beam of one prompt, the first of which leads the search."""
         search = BeamSearch(
             request_ids=request_ids, length_penalty=self.length_penalty, early_stopping=self.early_stopping
         )
@@ -63,12 +65,12 @@ class BeamSearchSequence:
     """One beam."""
 
     tokens: list[int]
-    """Of the prompt and of the output."""
+    """Token ids of the prompt and of the output."""
     logprobs: list[dict[int, Logprob]]
-    """Of each token of the output."""
+    """Log probabilities of each token of the output."""
     cum_logprob: float
     score: float
-    """`cum_logprob` with the length penalty: what beams are ranked by."""
+    """`cum_logprob` with the length penalty, by which beams are ranked."""
     text: str | None
     """Prompt and output, without special tokens; None without a tokenizer."""
     finish_reason: str | None
@@ -77,7 +79,7 @@ class BeamSearchSequence:
 
 @dataclass(frozen=True, slots=True)
 class BeamSearchOutput:
-    """What became of one prompt."""
+    """The result of a beam search for one prompt."""
 
     sequences: list[BeamSearchSequence]
-    """The best first."""
+    """Beams, the best first."""

@@ -47,12 +47,12 @@ from mini_infer_web.api_errors import ApiError
 log = logging.getLogger(__name__)
 
 Params = core_request.SamplingParams
-"""Callers' own, which can be changed, or what the engine takes."""
+"""Sampling parameters of either kind: callers' own, which can be changed, or those that the engine takes."""
 Message = dict[str, Any]
 
 
 class CompletionOutput(msgspec.Struct, frozen=True):
-    """One text that was made."""
+    """One generated text."""
 
     index: int
     text: str
@@ -60,13 +60,13 @@ class CompletionOutput(msgspec.Struct, frozen=True):
     finish_reason: str | None
     stop_reason: int | str | None
     cumulative_logprob: float | None = None
-    """The sum over its tokens; None where no log probabilities were asked for."""
+    """Sum of the log probabilities of its tokens; None if none were requested."""
     logprobs: list[dict[int, Logprob]] | None = None
-    """Of each token, and at its position of the most likely ones, by token id."""
+    """Log probabilities by token id at each position: of the output's token and of the most likely ones."""
 
 
 class RequestOutput(msgspec.Struct, frozen=True):
-    """What became of one prompt."""
+    """The result of one prompt."""
 
     request_id: str
     prompt: str | None
@@ -75,7 +75,9 @@ class RequestOutput(msgspec.Struct, frozen=True):
     finished: bool
     num_cached_tokens: int
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-    """The same of the prompt; None for its first token, of which nothing is known."""
+    """Log probabilities at each position of the prompt, as in `CompletionOutput.logprobs`; None for its first token,
+    which has none.
+    """
     metrics: RequestStateStats | None = None
     """Times of the first of its outputs."""
 
@@ -85,12 +87,12 @@ class EmbeddingOutput:
     """The vector of one prompt."""
 
     embedding: list[float]
-    """Of length 1."""
+    """The vector, of length 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRequestOutput:
-    """What became of one prompt that was to be embedded."""
+    """The result of one prompt that was to be embedded."""
 
     request_id: str
     outputs: EmbeddingOutput
@@ -100,16 +102,16 @@ class EmbeddingRequestOutput:
 
 
 class _Reply(OutputText):
-    """What becomes of one request."""
+    """The output of one request, with its log probabilities and times."""
 
     def __init__(self, request: Request, decoder: Decoder | None, arrival_time: float, arrived_s: float) -> None:
         """`arrival_time` is the time of day, `arrived_s` the same moment by the monotonic clock."""
         super().__init__(request, decoder)
         self.logprobs_by_token: list[dict[int, Logprob]] = []
-        """Of each output token."""
+        """Log probabilities of each output token."""
         self.arrival_time, self.arrived_s = arrival_time, arrived_s
         self.first_token_ts: float | None = None
-        """By the monotonic clock, and the same of the last token so far."""
+        """Time of the first token by the monotonic clock; `last_token_ts` is that of the last token so far."""
         self.last_token_ts: float | None = None
 
     @property
@@ -131,9 +133,9 @@ class LLM:
     """A model and its engine. Calls of several threads wait for each other."""
 
     def __init__(self, model: str | PathLike[str], **settings: Any) -> None:
-        """Load `model`; keywords are EngineSettings' fields, and vLLM's others at values that ask for nothing.
+        """Loads `model`; keywords are EngineSettings' fields, and vLLM's others at values that request nothing.
 
-        ValueError: model or settings are at fault, and why. TypeError: there is no such keyword.
+        Raises a ValueError that says why model or settings are at fault, and TypeError for an unknown keyword.
         """
         model = model_name(model)
         self.settings = settings_of(model, settings)
@@ -161,7 +163,7 @@ class LLM:
         self._engine_lock = threading.Lock()
         self._token_bytes = None if self._text.decoder is None else TokenBytes(self._text.decoder)
         self._decoded_tokens: dict[int, str] = {}
-        """Those of which log probabilities were told; as many as the vocabulary has at most."""
+        """Texts of token ids of which log probabilities were returned; as many as the vocabulary has at most."""
         # What is here now stays: full collections, a tenth of a second each, need not walk it while requests run. When
         # this object goes, they walk again, and find the cycles that hold the weights.
         gc.collect()
@@ -169,21 +171,22 @@ class LLM:
         weakref.finalize(self, gc.unfreeze)
 
     def __getattr__(self, name: str) -> Any:
-        """AttributeError: there is no such attribute; it says what to use in place of one of vLLM's."""
+        """Raises AttributeError for an unknown attribute; it says what to use in place of one of vLLM's."""
         if name in vllm_surface.METHODS:
             raise AttributeError(vllm_surface.missing("LLM", name, vllm_surface.METHODS[name]))
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Forgets what is cached of earlier prompts; returns True. Nothing runs between calls, so the flags do nothing.
+        """Forgets the cached prefixes of earlier prompts; returns True. Nothing runs between calls, so the flags do
+        nothing.
 
-        ValueError: the engines are processes of their own (`data_parallel_size` above 1).
+        Raises ValueError if the engines are processes of their own (`data_parallel_size` above 1).
         """
         with self._engine_lock:
             return self._engine_here("reset_prefix_cache").reset_prefix_cache()
 
     def get_metrics(self) -> list[Counter | Gauge]:
-        """Returns the engine's counters and gauges. ValueError: as `reset_prefix_cache`."""
+        """Returns the engine's counters and gauges. Raises ValueError as `reset_prefix_cache` does."""
         with self._engine_lock:
             return metrics_of(self._engine_here("get_metrics").stats(), self.settings.model)
 
@@ -193,11 +196,13 @@ class LLM:
         return self._engine
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """The model's own values where its generation_config.json has some."""
+        """Returns the default sampling parameters, with the model's own values from its generation_config.json."""
         return SamplingParams(**self._text.defaults.sampling)
 
     def get_tokenizer(self) -> Any:
-        """Transformers' tokenizer of the model's folder. ImportError: transformers is not installed."""
+        """Returns transformers' tokenizer of the model's folder. Raises ImportError if transformers is
+        not installed.
+        """
         if self._directory is None:
             raise ValueError(f"get_tokenizer: the model {self.settings.model} pretends, and has no folder")
         try:
@@ -216,10 +221,11 @@ class LLM:
         priority: Sequence[int] | None = None,
         **others: Any,
     ) -> list[RequestOutput]:
-        """One output for each prompt, in order. Parameters are one for all, or one for each; priorities one for each.
+        """Returns one output for each prompt, in order. Parameters are one for all, or one for each; priorities one for
+        each.
 
-        Everything is checked before anything runs: a ValueError names what is wrong and leaves the engine as it was.
-        Keywords of vLLM's that are not here are taken at values that ask for nothing.
+        Everything is checked before anything runs: a ValueError names the fault and leaves the engine as it was.
+        Keywords of vLLM's that are not here are accepted at values that request nothing.
         """
         _refuse_lora(lora_request)
         vllm_surface.refuse_others("generate", others, vllm_surface.GENERATE)
@@ -243,9 +249,9 @@ class LLM:
         chat_template_kwargs: dict[str, Any] | None = None,
         **others: Any,
     ) -> list[RequestOutput]:
-        """One output for each conversation: a list of messages, or a list of such lists.
+        """Returns one output for each conversation: a list of messages, or a list of such lists.
 
-        Keywords of vLLM's that are not here are taken at values that ask for nothing.
+        Keywords of vLLM's that are not here are accepted at values that request nothing.
         """
         _refuse_lora(lora_request)
         vllm_surface.refuse_others("chat", others, vllm_surface.CHAT)
@@ -296,7 +302,9 @@ class LLM:
         ]
 
     def _requests(self, index: int, prompt: OfflinePrompt, copies: int, chosen: Params) -> list[Request]:
-        """One for each output of a prompt. Log probabilities of the prompt itself are asked for once."""
+        """Returns one request for each output of a prompt. Log probabilities of the prompt itself are
+        requested once.
+        """
         params = self._with_grammar(index, self._with_bad_words(index, chosen))
         token_ids = packed(index, prompt.token_ids)
         self._check(index, token_ids, params)
@@ -319,9 +327,9 @@ class LLM:
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = False, **others: Any
     ) -> list[BeamSearchOutput]:
-        """The `beam_width` most likely continuations of each prompt, the best first.
+        """Returns the `beam_width` most likely continuations of each prompt, the best first.
 
-        ValueError: a prompt or a parameter is at fault, or the KV cache cannot hold so many beams.
+        Raises ValueError if a prompt or a parameter is at fault, or the KV cache is too small for so many beams.
         """
         vllm_surface.refuse_others("beam_search", others, vllm_surface.BEAM_SEARCH)
         searches: list[list[Request]] = []
@@ -336,9 +344,9 @@ class LLM:
     def embed(
         self, prompts: Prompt | Sequence[Prompt], use_tqdm: bool = True, **others: Any
     ) -> list[EmbeddingRequestOutput]:
-        """The hidden state of each prompt's last token, L2-normalised; for models that are trained to embed so.
+        """Returns the hidden state of each prompt's last token, L2-normalised; for models that are trained to embed so.
 
-        ValueError: a prompt is at fault.
+        Raises ValueError if a prompt is at fault.
         """
         vllm_surface.refuse_others("embed", others, vllm_surface.EMBED)
         sampling = core_request.SamplingParams(temperature=0.0, max_tokens=1)
@@ -370,7 +378,9 @@ class LLM:
         return BeamSearchSequence(tokens, logprobs, cumulative, score, text, reply.finish_reason, reply.stop_reason)
 
     def _replies(self, requests: Sequence[Request], use_tqdm: bool) -> list[_Reply]:
-        """What became of each. RuntimeError: a pass failed. ValueError: the engine refuses one of them."""
+        """Runs the requests and returns their outputs. Raises RuntimeError if a pass failed, ValueError if the engine
+        refuses one of them.
+        """
         arrival_time, arrived_s, decoder = time.time(), time.monotonic(), self._text.decoder
         with self._engine_lock:
             try:
@@ -398,7 +408,7 @@ class LLM:
         return RequestOutput(name, prompt.text, list(prompt.token_ids), outputs, True, cached, told, first.stats)
 
     def _by_token(self, position: TokenLogprobs, *, are_named: bool = False) -> dict[int, Logprob]:
-        """The position's own token, then the most likely ones in order, or those that were named."""
+        """Returns the position's own token, then the most likely ones in order, or those that were named."""
         own = position.token_id
         by_token = {own: Logprob(position.logprob, position.rank, self._decoded(own))}
         tops = zip(position.top_token_ids, position.top_logprobs, strict=True)
@@ -416,7 +426,7 @@ class LLM:
         return text
 
     def _finished(self, waiting: dict[str, _Reply], outputs: list[Output]) -> Iterator[_Reply]:
-        """Takes in the first step's outputs, and steps until nobody waits; yields replies as they finish."""
+        """Takes the first step's outputs, and steps until no reply waits; yields replies as they finish."""
         while waiting:
             now_s = time.monotonic()
             for output in outputs:
@@ -441,7 +451,9 @@ class LLM:
             self._engine.step()
 
     def _params_for(self, count: int, given: Params | Sequence[Params] | None) -> list[tuple[int, Params]]:
-        """For each prompt the number of outputs and how they are sampled; equal objects stay equal objects."""
+        """Returns for each prompt the number of outputs and their sampling parameters; equal objects stay equal
+        objects.
+        """
         if given is None:
             given = self.get_default_sampling_params()
         if isinstance(given, Params):

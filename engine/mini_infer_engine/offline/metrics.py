@@ -1,4 +1,4 @@
-"""Numbers of the offline API, with vLLM's names: of one request, and of the engine so far. It runs nothing."""
+"""Metrics of the offline API, with vLLM's names: of one request, and of the engine so far. It runs nothing."""
 
 from dataclasses import dataclass
 
@@ -13,9 +13,9 @@ class RequestStateStats(msgspec.Struct, frozen=True, gc=False):
     num_generation_tokens: int
     arrival_time: float
     queued_ts: float
-    """When it was given to the engine."""
+    """Time at which the engine got the request."""
     scheduled_ts: float | None
-    """When it began to run; None: the engine does not say."""
+    """Time at which it began to run; None if the engine does not report it."""
     first_token_ts: float | None
     last_token_ts: float | None
     first_token_latency: float | None
@@ -24,7 +24,7 @@ class RequestStateStats(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """Counts since the engine was made."""
+    """A count since the engine was made."""
 
     name: str
     labels: dict[str, str]
@@ -33,7 +33,7 @@ class Counter:
 
 @dataclass(frozen=True, slots=True)
 class Gauge:
-    """What is the case now."""
+    """A current value."""
 
     name: str
     labels: dict[str, str]

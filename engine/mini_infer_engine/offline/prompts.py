@@ -28,16 +28,16 @@ class TokensPrompt(TypedDict):
 
 
 class OfflinePrompt(NamedTuple):
-    """One prompt, read."""
+    """One parsed prompt."""
 
     text: str | None
-    """None: it came as token ids."""
+    """Text of the prompt; None if it came as token ids."""
     token_ids: Sequence[int]
     cache_salt: str = ""
 
 
 def listed(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
-    """One prompt or several as several. ValueError: they are neither."""
+    """Returns one prompt or several as a list. Raises ValueError if they are neither."""
     given: Any = prompts.tolist() if hasattr(prompts, "tolist") else prompts
     if isinstance(given, str | Mapping) or _are_ids(given):
         return [given]
@@ -47,7 +47,9 @@ def listed(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
 
 
 def read_prompt(index: int, prompt: Prompt, encoder: PromptEncoder | None) -> OfflinePrompt:
-    """ValueError: it is no prompt, asks for what there is not, or is text where there is no tokenizer."""
+    """Returns the prompt. Raises ValueError if it is none, requests something that is not here, or is text without a
+    tokenizer.
+    """
     if not isinstance(prompt, Mapping):
         prompt = {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt}
     unknown = [name for name, value in prompt.items() if name not in _KEYS and value]
@@ -70,9 +72,9 @@ def read_prompt(index: int, prompt: Prompt, encoder: PromptEncoder | None) -> Of
 
 
 def packed(index: int, token_ids: Sequence[int]) -> Sequence[int]:
-    """Four bytes a token: checks, keys and copies to a device are memory copies from here on.
+    """Packs token ids into four bytes each: checks, keys and copies to a device are memory copies from here on.
 
-    ValueError: not all are integers.
+    Raises ValueError if not all are integers.
     """
     try:
         return array("I", token_ids)

@@ -1,4 +1,4 @@
-"""Sampling parameters as callers of `LLM` write them, and what the core is asked of them. Knows no engine."""
+"""Sampling parameters as callers of `LLM` write them, and their conversion to the core's. Knows no engine."""
 
 from copy import copy
 from operator import attrgetter
@@ -9,7 +9,7 @@ import msgspec
 from mini_infer_engine.core import request
 
 MAX_CHOICES = 16_384
-"""Outputs of one prompt: each is a request of its own in the engine's queue. vLLM's limit."""
+"""Most outputs of one prompt, vLLM's limit: each is a request of its own in the engine's queue."""
 _LEAVE_OUT = "leave it out"
 _REMEDIES = {
     "logits_processors": "logit_bias, allowed_token_ids, bad_words and structured_outputs change what may be chosen",
@@ -28,13 +28,13 @@ _LISTS = ("stop", "stop_token_ids", "bad_words", "bad_words_token_ids")
 
 
 class SamplingParams(request.SamplingParams, frozen=False, kw_only=True, omit_defaults=True, gc=True):  # type: ignore[misc]  # msgspec has a frozen base's subclass mutable
-    """How to choose the next tokens, and of how many outputs; names and defaults are vLLM's.
+    """Parameters that choose the next tokens, and the number of outputs; names and defaults are vLLM's.
 
-    May be changed between calls. `stop` may be one string, and None stands for nothing where a list or dict is meant.
+    May be changed between calls. `stop` may be one string, and None stands for nothing in place of a list or dict.
     """
 
     n: int = 1
-    """Outputs for each prompt. Where there is a seed, the second has the next one, and so on."""
+    """Outputs for each prompt. If there is a seed, the second has the next one, and so on."""
     # vLLM's, taken at values that ask for nothing.
     spaces_between_special_tokens: bool = True
     logits_processors: Any = None
@@ -61,7 +61,7 @@ class SamplingParams(request.SamplingParams, frozen=False, kw_only=True, omit_de
         self.check_neutral()
 
     def check_neutral(self) -> None:
-        """ValueError: a field of vLLM's asks for what is not here, and what to do instead."""
+        """Raises ValueError if a field of vLLM's requests something that is not here; it says what to do instead."""
         if self.spaces_between_special_tokens and not any(_values_with_remedies(self)):
             return  # nearly all are so, and each is looked at twice
         for name, remedy in _REMEDIES.items():
@@ -71,14 +71,14 @@ class SamplingParams(request.SamplingParams, frozen=False, kw_only=True, omit_de
             raise ValueError(f"SamplingParams: spaces_between_special_tokens = False is not supported: {_LEAVE_OUT}")
 
     def clone(self) -> Self:
-        """Another one with the same values."""
+        """Returns another object with the same values."""
         return copy(self)
 
 
 def for_engine(params: request.SamplingParams) -> tuple[int, request.SamplingParams]:
-    """How many outputs of a prompt are asked for, and how each is sampled.
+    """Returns the number of outputs for a prompt, and the sampling parameters of each.
 
-    ValueError: a value has not its field's type, or so many outputs are not made.
+    Raises ValueError if a value has not its field's type, or there are too many outputs.
     """
     if not isinstance(params, request.SamplingParams):
         raise ValueError(
@@ -105,5 +105,5 @@ def _converted(params: request.SamplingParams) -> request.SamplingParams:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers and arrays of numpy and torch as Python's."""
+    """Converts numbers and arrays of numpy and torch to Python's."""
     return value.tolist() if hasattr(value, "tolist") else value

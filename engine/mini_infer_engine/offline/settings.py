@@ -1,4 +1,4 @@
-"""From the keywords of `LLM` to settings, checked as a command line checks its flags. Loads nothing."""
+"""Converts the keywords of `LLM` to settings, checked as a command line checks its flags. Loads nothing."""
 
 import os
 from collections.abc import Mapping
@@ -14,7 +14,9 @@ from mini_infer_process.command_line import did_you_mean
 
 
 def settings_of(model: str, keywords: Mapping[str, Any]) -> EngineSettings:
-    """ValueError: a value is at fault, and why. TypeError: there is no such keyword."""
+    """Returns the settings. Raises a ValueError that says why a value is at fault, and TypeError for an unknown
+    keyword.
+    """
     try:
         given = to_own_names(keywords, model)
         rows = {row.name: row for row in option_rows(EngineSettings)}
@@ -29,14 +31,16 @@ def settings_of(model: str, keywords: Mapping[str, Any]) -> EngineSettings:
 
 
 def model_name(model: str | os.PathLike[str]) -> str:
-    """A model as the settings name it. TypeError: it is neither a name nor a path."""
+    """Returns a model as the settings name it. Raises TypeError if it is neither a name nor a path."""
     if not isinstance(model, str | os.PathLike):
         raise TypeError(f"model = {model!r}: name a folder, a GGUF file, a hub id or demo")
     return str(model)
 
 
 def _value(row: OptionRow, value: Any) -> Any:
-    """None stands for the default, as -1 does for tokens. ValueError: it is out of its range, or no choice."""
+    """Returns the value; None stands for the default, as -1 does for tokens. Raises ValueError if it is out of its
+    range, or no choice.
+    """
     if value == -1 and row.is_optional and row.option.unit == "TOKENS":
         return None
     if row.option.is_size and isinstance(value, str):

@@ -1,6 +1,6 @@
-"""vLLM's names for options that have another one here, or nothing to switch. For `LLM` and the command line.
+"""vLLM's names for options that have another name here, or nothing to switch. For `LLM` and the command line.
 
-Knows which values of them ask for nothing here; the options that there are know themselves.
+Knows which of their values request nothing here; the options of this engine check themselves.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from mini_infer_contract.options import option_rows
 from mini_infer_engine.config.options.speculation import options_of_config
 
 _ANY: tuple[Any, ...] = ()
-"""Whatever it is set to: answers are the same, and there is nothing here that it would tune."""
+"""Marks a name that may have any value: answers are the same, and there is nothing here that it would tune."""
 _OFF = (None, False)
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -228,14 +228,15 @@ _ELSEWHERE = {
 
 
 def renamed(name: str) -> str:
-    """The option that an alias of a flag means, as keywords spell it."""
+    """Returns the option that an alias of a flag means, as keywords spell it."""
     return _RENAMED.get(name, name)
 
 
 def check_neutral(name: str, value: Any, model: str | None = None, shown: str = "") -> None:
-    """Of a name of vLLM's that there is not here. KeyError: it is unknown. `shown` is how its user wrote it.
+    """Checks a name of vLLM's that is no option here. `shown` is the name as its user wrote it. Raises KeyError if it
+    is unknown.
 
-    ValueError: it asks for something, and what to do instead.
+    Raises ValueError if its value requests something; it says what to do instead.
     """
     shown = shown or name
     if name in _ELSEWHERE:
@@ -251,18 +252,20 @@ def check_neutral(name: str, value: Any, model: str | None = None, shown: str = 
 
 
 def _only_chooses_a_backend(value: Any) -> bool:
-    """Whether nothing but vLLM's choice among libraries is in a `structured_outputs_config`."""
+    """True if a `structured_outputs_config` has nothing but vLLM's choice among libraries."""
     own = ("backend", "disable_fallback", "disable_any_whitespace", "disable_additional_properties")
     return isinstance(value, Mapping) and all(name in own and (name == "backend" or not value[name]) for name in value)
 
 
 def is_known(name: str) -> bool:
-    """Whether vLLM has an option of this name that is none here."""
+    """True if vLLM has an option of this name that is none here."""
     return name in _NEUTRAL or name in _ELSEWHERE
 
 
 def to_own_names(settings: Mapping[str, Any], model: str | None = None) -> dict[str, Any]:
-    """What is left for EngineSettings. ValueError: one of the neutral keywords asks for something."""
+    """Returns the keywords that are left for EngineSettings. Raises ValueError if one of vLLM's others requests
+    something.
+    """
     own = set(EngineOptions.__struct_fields__)
     left = {}
     for name, value in settings.items():

@@ -1,4 +1,4 @@
-"""vLLM's Python API that is not here, by name, with what to use instead. Knows nothing of what is here."""
+"""vLLM's Python API that is not here, by name, with what to use instead. Knows nothing of this engine's own API."""
 
 _SERVER = "start a server, mini-infer-serve, and ask it over HTTP with any asynchronous client"
 _POOLING = "models that score, classify or rerank are not served; LLM.embed returns vectors"
@@ -53,18 +53,18 @@ NAMES: dict[str, str] = {
     "ScoringRequestOutput": _POOLING,
     "initialize_ray_cluster": "--nnodes and --master-addr connect machines: docs/parallelism.md",
 }
-"""What `vllm` exports."""
+"""Names that `vllm` exports."""
 
 
 def missing(owner: str, name: str, remedy: str) -> str:
-    """Returns the message of the error that a name is not here."""
+    """Returns the message of the error for a name that is not here."""
     return f"{owner}.{name} is vLLM's, and not here: {remedy}"
 
 
 def refuse_others(method: str, given: dict[str, object], neutral: dict[str, tuple[object, ...]]) -> None:
-    """Takes keywords of vLLM's at values that ask for nothing.
+    """Accepts keywords of vLLM's at values that request nothing.
 
-    TypeError: there is no such keyword. ValueError: one asks for something, and what to do instead.
+    Raises TypeError for an unknown keyword. Raises ValueError if one requests something; it says what to do instead.
     """
     for name, value in given.items():
         if name not in neutral:
@@ -98,4 +98,4 @@ EMBED: dict[str, tuple[object, ...]] = {
     "truncate_prompt_tokens": (None,),
 }
 BEAM_SEARCH: dict[str, tuple[object, ...]] = {"concurrency_limit": (None,), "lora_request": (None,)}
-"""Keywords of vLLM's methods, and the values that ask for nothing."""
+"""Keywords of vLLM's methods, and the values at which they request nothing."""

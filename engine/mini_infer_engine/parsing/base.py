@@ -1,4 +1,4 @@
-"""What a model's output consists of: thinking, answer, calls of tools. The words between parsers and renderers.
+"""Parts of a model's output, which are reasoning, answer and tool calls: the interface between parsers and renderers.
 
 Knows no model's format and no client's: parsers make these parts of text, renderers make answers of these parts.
 """
@@ -10,7 +10,7 @@ import msgspec
 
 
 class Reasoning(msgspec.Struct, frozen=True, gc=False):
-    """A piece of thinking."""
+    """A piece of reasoning."""
 
     text: str
 
@@ -22,7 +22,7 @@ class Content(msgspec.Struct, frozen=True, gc=False):
 
 
 class ToolCallBegin(msgspec.Struct, frozen=True, gc=False):
-    """A call begins; the calls of one output are numbered from 0."""
+    """The beginning of a call; the calls of one output are numbered from 0."""
 
     index: int
     id: str
@@ -40,17 +40,19 @@ Part = Reasoning | Content | ToolCallBegin | ToolCallArguments
 
 
 class OutputParser(Protocol):
-    """Reads the text of one choice as it comes. How the text is cut into pieces changes nothing but the parts' cut."""
+    """Parses the text of one choice as it comes. The result does not depend on how the text is cut into pieces, except
+    for the pieces' own cuts.
+    """
 
     @property
     def is_reasoning(self) -> bool:
-        """Whether the text so far ends within thinking."""
+        """True if the text so far ends within reasoning."""
 
     def push(self, text: str) -> list[Part]:
-        """What has become certain with this piece."""
+        """Takes a piece of text. Returns the parts that have become certain."""
 
     def finish(self) -> list[Part]:
-        """What was held back, now that no more text will come."""
+        """Returns the parts that were buffered, now that no more text will come."""
 
 
 @dataclass(slots=True)
@@ -73,7 +75,7 @@ class ParsedOutput:
 
     @property
     def reasoning(self) -> str:
-        """All of the thinking."""
+        """All of the reasoning."""
         return "".join(self._reasoning)
 
     @property
@@ -82,7 +84,7 @@ class ParsedOutput:
         return "".join(self._content)
 
     def add(self, parts: list[Part]) -> None:
-        """Take what a parser made."""
+        """Adds parts that a parser made."""
         for part in parts:
             if isinstance(part, Content):
                 self._content.append(part.text)
@@ -99,26 +101,26 @@ class Tool(msgspec.Struct, frozen=True):
 
     name: str
     parameters: dict[str, Any] = {}
-    """JSON schema of its arguments; empty: any object."""
+    """JSON schema of its arguments; empty for any object."""
     strict: bool = False
-    """Arguments must keep to the schema."""
+    """True if arguments must keep to the schema."""
 
 
 ToolChoice = Literal["auto", "required", "named"]
-"""Whether the model decides if it calls a tool, must call one, or must call the only one there is."""
+"""Says if the model decides whether it calls a tool, must call one, or must call the only one there is."""
 
 
 class OutputParsing(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request wants to have read out of its output."""
+    """The parts that a request needs to have parsed from its output."""
 
     tools: tuple[Tool, ...] = ()
-    """Empty: calls are not looked for, and what looks like one is part of the answer."""
+    """Tools that may be called; if empty, calls are not looked for, and what looks like one is part of the answer."""
     tool_choice: ToolChoice = "auto"
     has_forbidden_tools: bool = False
-    """The model is shown tools that it may not call."""
+    """True if the model is shown tools that it may not call."""
     parallel_tool_calls: bool = True
-    """More than one call may be made."""
+    """True if more than one call may be made."""
     thinking_token_budget: int | None = None
-    """Tokens of thinking after which it is ended; None: no limit."""
+    """Tokens of reasoning after which it is ended; None for no limit."""
     continued_text: str = ""
-    """The beginning of the answer that the prompt ends with, where a message is to be continued."""
+    """The beginning of the answer with which the prompt ends, if a message is to be continued."""

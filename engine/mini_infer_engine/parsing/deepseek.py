@@ -1,6 +1,8 @@
-"""Calls as DeepSeek writes them: V3 and R1 with a type and a block of code, V3.1 with name and arguments alone.
+"""Parses tool calls in DeepSeek's formats: V3 and R1 with a type and a block of code, V3.1 with name and arguments
+alone.
 
-Templates and tokens: https://huggingface.co/deepseek-ai/DeepSeek-V3-0324, https://huggingface.co/deepseek-ai/DeepSeek-V3.1.
+Templates and tokens: https://huggingface.co/deepseek-ai/DeepSeek-V3-0324,
+https://huggingface.co/deepseek-ai/DeepSeek-V3.1.
 """
 
 from mini_infer_engine.parsing.base import Tool
@@ -34,23 +36,23 @@ V31_FORM = ToolCallFormat(
 
 
 class DeepSeekFormat(ToolFormat):
-    """See the module."""
+    """DeepSeek's format of tool calls, in both its forms."""
 
     markers = (_CALLS_BEGIN, _CALLS_END, _CALL_BEGIN, _CALL_END, _SEPARATOR)
 
     def __init__(self, call_format: ToolCallFormat) -> None:
-        """Both forms are read; `call_format` is the one that the model was trained on."""
+        """Takes the form that the model was trained on; both forms are parsed."""
         self.call_format = call_format
 
     def read(self, source: TextSource, sink: Sink, tools: tuple[Tool, ...]) -> Waiting[None]:
-        """See `ToolFormat`."""
+        """Emits calls between DeepSeek's special tokens, and the answer around them."""
         while (marker := (yield from source.through((_CALLS_BEGIN, _CALL_BEGIN), sink.content))) is not None:
             lead = marker + (yield from source.skip_space())
             yield from _read_calls(source, sink, lead)
 
 
 def _read_calls(source: TextSource, sink: Sink, lead: str) -> Waiting[None]:
-    """Calls up to the marker of their end. `lead` was read before; it is text where no call follows."""
+    """Parses calls up to the marker of their end. `lead` was read before; it is text if no call follows."""
     while True:
         if (yield from source.accept(_CALL_BEGIN)):
             lead += _CALL_BEGIN
@@ -65,7 +67,7 @@ def _read_calls(source: TextSource, sink: Sink, lead: str) -> Waiting[None]:
 
 
 def _read_call(source: TextSource, sink: Sink) -> Waiting[str | None]:
-    """One call behind its first marker; returns what was read where it is none."""
+    """Parses one call behind its first marker. Returns the text that was read if it is none."""
     head = yield from source.word()
     if not head or not (yield from source.accept(_SEPARATOR)):
         return head

@@ -1,7 +1,7 @@
-"""Calls as Hermes and Qwen write them: <tool_call>{"name": ..., "arguments": ...}</tool_call>.
+"""Parses tool calls in Hermes' and Qwen's format: <tool_call>{"name": ..., "arguments": ...}</tool_call>.
 
 The format is Nous Research's (github.com/NousResearch/Hermes-Function-Calling); Qwen 2.5, Qwen 3 and the demo model
-share it. Each pair has one object; where a model writes several, or a list of them, all are calls.
+share it. Each pair has one object; if a model writes several, or a list of them, all are calls.
 """
 
 from mini_infer_engine.parsing.base import Tool
@@ -14,7 +14,7 @@ _BEGIN, _END = "<tool_call>", "</tool_call>"
 
 
 class HermesFormat(ToolFormat):
-    """See the module."""
+    """Hermes' format of tool calls: JSON objects between <tool_call> and </tool_call>."""
 
     markers = (_BEGIN, _END)
     ends_thinking = CallOpening(_BEGIN, "{")
@@ -27,7 +27,7 @@ class HermesFormat(ToolFormat):
     )
 
     def read(self, source: TextSource, sink: Sink, tools: tuple[Tool, ...]) -> Waiting[None]:
-        """See `ToolFormat`."""
+        """Emits calls between <tool_call> and </tool_call>, and the answer around them."""
         is_open = False
         while (marker := (yield from source.through((_BEGIN, _END), sink.content))) is not None:
             if marker == _END:
@@ -38,9 +38,9 @@ class HermesFormat(ToolFormat):
 
 
 def _read_calls(source: TextSource, sink: Sink, lead: str) -> Waiting[bool]:
-    """Reads the objects of one pair and the closing marker. Returns True where that is missing behind a call.
+    """Parses the objects of one pair and the closing marker. Returns True if that is missing behind a call.
 
-    `lead` was read before; it is text where no call follows.
+    `lead` was read before; it is text if no call follows.
     """
     is_list = yield from source.accept("[")
     if is_list:

@@ -1,4 +1,6 @@
-"""A call of a tool as a JSON object, {"name": ..., "arguments": ...}, told as it comes. Knows no markers around it."""
+"""Parses a tool call that is a JSON object, {"name": ..., "arguments": ...}, as it comes. Knows no
+markers around it.
+"""
 
 from collections.abc import Container
 
@@ -8,18 +10,19 @@ from mini_infer_engine.parsing.text_source import TextSource, Waiting
 
 _NAME = "name"
 _ARGUMENTS = ("arguments", "parameters")
-"""Models write either, whatever their template shows."""
+"""Keys of arguments: models write either, whatever their template shows."""
 _WRAPPER = "function"
-"""Models that have seen much of OpenAI's API write the call within an object of this name."""
+"""Key of an object within which models that have seen much of OpenAI's API write the call."""
 _OTHERS = ("type", "id")
-"""What else stands in calls where no marker says that an object is one; another key says that it is none."""
+"""Other keys that calls may have where no marker says that an object is one; any other key says that it is none."""
 
 
 def read_call(source: TextSource, sink: Sink, names: Container[str] | None = None) -> Waiting[str | None]:
-    """Tell the call that the next object is; reads to the object's end, or to where it is no JSON any more.
+    """Emits the call that the next object is; reads to the object's end, or to where it is no JSON any more.
 
-    Returns what was read where that is no call, and None where it is one. `names`: only an object that names one of
-    these and has arguments is a call, which tells it from other JSON where no marker does; None: any that has a name.
+    Returns the text that was read if that is no call, and None if it is one. `names`: only an object that names one of
+    these and has arguments is a call, which distinguishes it from other JSON where no marker does; if None, any object
+    that has a name is one.
     """
     source.mark()
     is_call = yield from _Object(source, sink, names).read()
@@ -28,7 +31,7 @@ def read_call(source: TextSource, sink: Sink, names: Container[str] | None = Non
 
 
 def read_calls(source: TextSource, sink: Sink, lead: str) -> Waiting[None]:
-    """A list of calls, or one alone. `lead` was read before; it is text where no call follows."""
+    """Parses a list of calls, or one alone. `lead` was read before; it is text if no call follows."""
     if (yield from source.accept("[")):
         lead += "["
     while True:
@@ -45,7 +48,9 @@ def read_calls(source: TextSource, sink: Sink, lead: str) -> Waiting[None]:
 
 
 class _Object:
-    """Until it is known to be a call, nothing is told; from then on, its arguments as they come."""
+    """Parses one object. Nothing is emitted until it is known to be a call; from then on, its arguments are, as they
+    come.
+    """
 
     def __init__(self, source: TextSource, sink: Sink, names: Container[str] | None) -> None:
         self._source = source
@@ -73,7 +78,7 @@ class _Object:
                 return self._has_begun
 
     def _read_member(self) -> Waiting[bool]:
-        """One key and its value; False: the object cannot go on."""
+        """Reads one key and its value. Returns False if the object cannot go on."""
         key = Recorder()
         if not (yield from read_decoded_string(self._source, key)):
             return False

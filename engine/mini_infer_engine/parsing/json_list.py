@@ -1,4 +1,6 @@
-"""Calls as a list of JSON objects behind a marker: Granite's <|tool_call|>[...], Phi-4-mini's functools[...]."""
+"""Parses tool calls that are a list of JSON objects behind a marker: Granite's <|tool_call|>[...], Phi-4-mini's
+functools[...].
+"""
 
 from mini_infer_engine.parsing.base import Tool
 from mini_infer_engine.parsing.json_calls import read_calls
@@ -8,10 +10,10 @@ from mini_infer_engine.parsing.tool_format import ToolCallFormat, ToolFormat
 
 
 class JsonListFormat(ToolFormat):
-    """See the module."""
+    """A format of tool calls that is a list of JSON objects behind a marker."""
 
     def __init__(self, *markers: str) -> None:
-        """Any of the markers begins calls; the first is the one that the model was trained on."""
+        """Takes markers, any of which begins calls; the first is the one that the model was trained on."""
         self.markers = markers
         self.call_format = ToolCallFormat(
             calls_begin=f"{markers[0]}[",
@@ -24,7 +26,7 @@ class JsonListFormat(ToolFormat):
         )
 
     def read(self, source: TextSource, sink: Sink, tools: tuple[Tool, ...]) -> Waiting[None]:
-        """See `ToolFormat`."""
+        """Emits calls behind one of the markers, and the answer around them."""
         while (marker := (yield from source.through(self.markers, sink.content))) is not None:
             lead = marker + (yield from source.skip_space())
             yield from read_calls(source, sink, lead)

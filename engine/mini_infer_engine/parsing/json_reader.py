@@ -1,6 +1,6 @@
-"""JSON as it comes: values told on character by character, and objects that are calls of tools. Knows no markers.
+"""Parses JSON as it comes: values are emitted character by character. Knows no markers, and no calls.
 
-A model may write what is no JSON, so a value ends where it cannot go on; whether it was whole is the result.
+A model may write invalid JSON, so a value ends where it cannot go on; the result says if it was whole.
 """
 
 import json
@@ -9,13 +9,13 @@ import re
 from mini_infer_engine.parsing.text_source import Teller, TextSource, Waiting
 
 _OUTSIDE_STRINGS = re.compile(r"[\s,:0-9eE+\-.truefalsnNIity]+")
-"""What may stand between brackets and strings; letters are those of true, false, null, NaN, Infinity."""
+"""Characters that may stand between brackets and strings; letters are those of true, false, null, NaN, Infinity."""
 _INSIDE_STRINGS = re.compile(r'[^"\\]+')
 _CLOSING = {"{": "}", "[": "]"}
 
 
 def read_value(source: TextSource, tell: Teller) -> Waiting[bool]:
-    """Tell the text of the value that comes next, as it is. False: it breaks off, or is no JSON."""
+    """Emits the text of the next value as it is. Returns False if it breaks off, or is no JSON."""
     first = yield from source.peek()
     if first == '"':
         return (yield from _read_string(source, tell))
@@ -74,7 +74,7 @@ def _read_string(source: TextSource, tell: Teller) -> Waiting[bool]:
 
 
 def read_decoded_string(source: TextSource, tell: Teller) -> Waiting[bool]:
-    """Tell what the string that comes next says. False: it breaks off, or holds an escape that JSON has not."""
+    """Emits the decoded text of the next string. Returns False if it breaks off, or has an escape that JSON has not."""
     source.take(1)
     while True:
         character = yield from source.peek()
@@ -104,16 +104,16 @@ def _read_escape(source: TextSource, tell: Teller) -> Waiting[bool]:
 
 
 class Recorder:
-    """Takes what is told for later."""
+    """Records emitted text for later."""
 
     def __init__(self) -> None:
         self._pieces: list[str] = []
 
     def __call__(self, text: str) -> None:
-        """Take a piece."""
+        """Takes a piece."""
         self._pieces.append(text)
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """All of the recorded text."""
         return "".join(self._pieces)

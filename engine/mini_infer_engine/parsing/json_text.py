@@ -1,4 +1,4 @@
-r"""Makes JSON text of what a model writes as arguments, as it streams. Knows no calls and no formats.
+r"""Makes valid JSON of the arguments that a model writes, as they stream. Knows no calls and no formats.
 
 Models write line breaks and tabs into strings as they are, and escapes that JSON has not, such as \' or \d. Clients
 hand a call's arguments to a JSON parser, which refuses either.
@@ -23,7 +23,7 @@ class JsonText:
         """The beginning of an escape whose end has not come."""
 
     def push(self, text: str) -> str:
-        """Returns what is certain of the text so far and has not been returned."""
+        """Returns the part of the text so far that is certain and has not been returned."""
         text, self._pending = self._pending + text, ""
         if not self._in_string and '"' not in text:
             return text
@@ -66,6 +66,6 @@ class JsonText:
         return at + 1 + size
 
     def finish(self) -> str:
-        """Returns what is left where the text was cut within an escape."""
+        """Returns the rest, if the text was cut within an escape."""
         left, self._pending = self._pending, ""
         return left

@@ -1,8 +1,8 @@
-"""Calls as Llama 3 writes them: {"name": ..., "parameters": ...} without a marker, or behind <|python_tag|>.
+"""Parses tool calls in Llama 3's format: {"name": ..., "parameters": ...} without a marker, or behind <|python_tag|>.
 
 Several stand behind each other with `;` between (https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_1).
-Some write a list of them, too. As nothing marks them, an object is a call if it names one of the request's tools and
-has parameters.
+Some models write a list of them, too. As nothing marks them, an object is a call if it names one of the request's tools
+and has parameters.
 """
 
 from collections.abc import Container
@@ -18,7 +18,7 @@ _SEPARATOR = ";"
 
 
 class Llama3Format(ToolFormat):
-    """See the module."""
+    """Llama 3's format of tool calls: JSON objects, with or without a marker."""
 
     markers = (_TAG,)
     call_format = ToolCallFormat(
@@ -30,7 +30,7 @@ class Llama3Format(ToolFormat):
     )
 
     def read(self, source: TextSource, sink: Sink, tools: tuple[Tool, ...]) -> Waiting[None]:
-        """See `ToolFormat`."""
+        """Emits objects that name one of the tools as calls, and the answer around them."""
         names = {tool.name for tool in tools}
         while (marker := (yield from source.until((_TAG, "[", "{"), sink.content))) is not None:
             lead = ""
@@ -46,7 +46,9 @@ class Llama3Format(ToolFormat):
 
 
 def _read_calls(source: TextSource, sink: Sink, names: Container[str], lead: str, separator: str) -> Waiting[None]:
-    """Objects behind each other, in a list where "," parts them. `lead` was read before; without a call it is text."""
+    """Parses objects behind each other, with "," between them in a list. `lead` was read before; without a call it is
+    text.
+    """
     while (yield from source.peek()) == "{":
         text = yield from read_call(source, sink, names)
         if text is not None:

@@ -1,4 +1,4 @@
-"""Calls as Mistral writes them: [TOOL_CALLS] and a list of objects, or, from version 11 of its tokenizer on,
+"""Parses tool calls in Mistral's format: [TOOL_CALLS] and a list of objects, or, from version 11 of its tokenizer on,
 [TOOL_CALLS], a name, [ARGS] (from version 13 on) and the arguments (https://github.com/mistralai/mistral-common).
 """
 
@@ -13,17 +13,17 @@ _CALLS, _ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 
 
 class MistralFormat(ToolFormat):
-    """See the module."""
+    """Mistral's format of tool calls, in all its versions."""
 
     markers = (_CALLS, _ID, _ARGUMENTS)
     id_prefix, id_length = "", 9  # its templates refuse others when a call comes back in a conversation
 
     def __init__(self, call_format: ToolCallFormat) -> None:
-        """Both forms are read; `call_format` is the one that the model was trained on."""
+        """Takes the form that the model was trained on; both forms are parsed."""
         self.call_format = call_format
 
     def read(self, source: TextSource, sink: Sink, tools: tuple[Tool, ...]) -> Waiting[None]:
-        """See `ToolFormat`."""
+        """Emits calls behind [TOOL_CALLS], and the answer around them."""
         while (yield from source.through((_CALLS,), sink.content)) is not None:
             lead = _CALLS + (yield from source.skip_space())
             if (yield from source.peek()) in ("[", "{"):
@@ -46,7 +46,7 @@ NAME_AND_MARKER_FORM = ToolCallFormat(before_name=_CALLS, after_name=_ARGUMENTS,
 
 
 def _read_named(source: TextSource, sink: Sink, lead: str) -> Waiting[None]:
-    """A name and arguments. `lead` was read before; it is text where none follow."""
+    """Parses a name and arguments. `lead` was read before; it is text if none follow."""
     name = yield from source.word()
     lead += name
     if (yield from source.accept(_ID)):

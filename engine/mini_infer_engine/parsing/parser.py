@@ -1,4 +1,4 @@
-"""The parser of one choice: what a model's formats are, and what the request wants read, put together."""
+"""Builds the parser of one choice from a model's formats and the request's needs."""
 
 from mini_infer_engine.parsing.base import OutputParsing, Part
 from mini_infer_engine.parsing.reasoning import begins_inside, read_reasoning
@@ -9,7 +9,9 @@ from mini_infer_web.api_errors import ApiError
 
 
 def check_parsing(formats: OutputFormats, parsing: OutputParsing) -> None:
-    """ApiError: calls of tools are asked for that this model's format has not."""
+    """Raises ApiError if a request needs tool calls that this model's format does not have, or that are
+    switched off.
+    """
     if parsing.tools and formats.tools is None:
         raise ApiError(
             400,
@@ -26,18 +28,20 @@ def check_parsing(formats: OutputFormats, parsing: OutputParsing) -> None:
 
 
 def markers(formats: OutputFormats, parsing: OutputParsing) -> tuple[str, ...]:
-    """Texts that the parser must see, also where they are special tokens."""
+    """Returns texts that the parser must see, also if they are special tokens."""
     of_reasoning = () if formats.reasoning is None else (formats.reasoning.begin, formats.reasoning.end)
     return of_reasoning + (formats.tools.markers if formats.tools is not None and parsing.tools else ())
 
 
 class FormatParser:
-    """An `OutputParser` of these formats."""
+    """An `OutputParser` of a model's formats."""
 
     __slots__ = ("_reader", "_sink", "_source")
 
     def __init__(self, formats: OutputFormats, parsing: OutputParsing, prompt_end: str = "") -> None:
-        """`prompt_end`: the last words of the prompt, special tokens shown."""
+        """Takes the formats, the request's needs, and `prompt_end`, the last words of the prompt with special tokens
+        shown.
+        """
         self._source = TextSource()
         self._sink = Sink(looks_for_calls=False)
         if parsing.tools and formats.tools is not None:
@@ -49,18 +53,18 @@ class FormatParser:
 
     @property
     def is_reasoning(self) -> bool:
-        """See `OutputParser`."""
+        """True if the text so far ends within reasoning."""
         return self._sink.is_reasoning
 
     def push(self, text: str) -> list[Part]:
-        """See `OutputParser`."""
+        """Feeds a piece of text to the format's reader. Returns the parts that have become certain."""
         if text:
             self._source.feed(text)
             next(self._reader)
         return self._sink.drain()
 
     def finish(self) -> list[Part]:
-        """See `OutputParser`."""
+        """Lets the format's reader run to the end. Returns the remaining parts."""
         self._source.close()
         for _ in self._reader:
             pass

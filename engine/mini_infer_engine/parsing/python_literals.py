@@ -1,4 +1,4 @@
-"""Values of Python as JSON text: what models write where a format shows Python. Nothing is evaluated but literals."""
+"""Converts values of Python to JSON text, for formats that show Python. Nothing is evaluated but literals."""
 
 import ast
 import json
@@ -6,7 +6,7 @@ from typing import NoReturn
 
 
 def as_json(text: str) -> str:
-    """A JSON text as it is, a literal of Python as JSON says it, anything else as a string."""
+    """Returns a JSON text as it is, a literal of Python as JSON, anything else as a string."""
     text = text.strip()
     try:
         json.loads(text, parse_constant=_refuse)
@@ -23,5 +23,5 @@ def _literal_as_json(text: str) -> str:
 
 
 def _refuse(name: str) -> NoReturn:
-    """NaN and Infinity, which Python reads in JSON though it has them not."""
+    """Refuses NaN and Infinity, which Python reads in JSON though it has them not."""
     raise ValueError(name)

@@ -1,8 +1,9 @@
-"""Calls as a list of Python's: [get_weather(city="Rome"), add(a=1, b=2)]. Each argument is told when it is whole.
+"""Parses tool calls that are a list of Python's: [get_weather(city="Rome"), add(a=1, b=2)]. Each argument is emitted
+when it is whole.
 
 Llama 3.2, ToolACE and others write them so, Llama 4 also within <|python_start|> and <|python_end|>.
 
-As a list of Python may be an answer as well, it holds calls if it begins with one of the request's tools.
+A list of Python may be an answer as well, so it contains calls if it begins with one of the request's tools.
 """
 
 import json
@@ -20,7 +21,7 @@ _CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
 class PythonicFormat(ToolFormat):
-    """See the module."""
+    """A format of tool calls that is a list of Python's calls."""
 
     markers = (_BEGIN, _END)
     call_format = ToolCallFormat(
@@ -28,7 +29,7 @@ class PythonicFormat(ToolFormat):
     )
 
     def read(self, source: TextSource, sink: Sink, tools: tuple[Tool, ...]) -> Waiting[None]:
-        """See `ToolFormat`."""
+        """Emits calls in a list that begins with one of the tools, and the answer around them."""
         by_name = {tool.name: tool for tool in tools}
         while (marker := (yield from source.until((_BEGIN, "["), sink.content))) is not None:
             lead = ""
@@ -42,7 +43,7 @@ class PythonicFormat(ToolFormat):
 
 
 def _read_calls(source: TextSource, sink: Sink, tools: Mapping[str, Tool], lead: str) -> Waiting[None]:
-    """Calls up to the list's end. `lead` was read before; it is text where no call follows."""
+    """Parses calls up to the list's end. `lead` was read before; it is text if no call follows."""
     while True:
         name = yield from source.word()
         if name not in tools or not (yield from source.accept("(")):
@@ -61,7 +62,9 @@ def _read_calls(source: TextSource, sink: Sink, tools: Mapping[str, Tool], lead:
 
 
 def _read_arguments(source: TextSource, sink: Sink) -> Waiting[bool]:
-    """Up to the closing parenthesis; False: the text ends before it, or goes on as no call does."""
+    """Parses arguments up to the closing parenthesis. Returns False if the text ends before it, or goes on as no call
+    does.
+    """
     opening = "{"
     while True:
         yield from source.skip_space()
@@ -81,7 +84,7 @@ def _read_arguments(source: TextSource, sink: Sink) -> Waiting[bool]:
 
 
 def _read_value(source: TextSource, tell: Teller) -> Waiting[bool]:
-    """Tell the expression up to the comma or parenthesis behind it; False: the text ends within."""
+    """Emits the expression up to the comma or parenthesis behind it. Returns False if the text ends within."""
     expected: list[str] = []
     while character := (yield from source.peek()):
         if not expected and character in (",", ")"):

@@ -1,7 +1,8 @@
-"""Calls as Qwen3-Coder writes them: <tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>.
+"""Parses tool calls in Qwen3-Coder's format:
+<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>.
 
-Values are texts without quotes (https://huggingface.co/Qwen/Qwen3-Coder-480B-A35B-Instruct); what they are in JSON is
-said by the function's schema. Texts are told on as they come, other values when they are whole.
+Values are texts without quotes (https://huggingface.co/Qwen/Qwen3-Coder-480B-A35B-Instruct); the function's schema says
+which type they are in JSON. Texts are emitted as they come, other values when they are whole.
 """
 
 import json
@@ -20,7 +21,7 @@ _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 
 
 class Qwen3CoderFormat(ToolFormat):
-    """See the module."""
+    """Qwen3-Coder's format of tool calls: functions and parameters in tags."""
 
     markers = (_BEGIN, _END)
     ends_thinking = CallOpening(_BEGIN, _FUNCTION)
@@ -34,7 +35,9 @@ class Qwen3CoderFormat(ToolFormat):
     )
 
     def read(self, source: TextSource, sink: Sink, tools: tuple[Tool, ...]) -> Waiting[None]:
-        """See `ToolFormat`. Some models leave out the outer markers: then the function must be one of the tools."""
+        """Emits calls and the answer around them. Some models leave out the outer markers: then the function must be
+        one of the tools.
+        """
         by_name = {tool.name: tool for tool in tools}
         is_open = False
         while (marker := (yield from source.through((_BEGIN, _END, _FUNCTION), sink.content))) is not None:
@@ -79,7 +82,7 @@ def _read_parameters(source: TextSource, sink: Sink, name: str, tool: Tool | Non
 
 
 def _read_parameter(source: TextSource, sink: Sink, types: set[str]) -> Waiting[bool]:
-    """False: the text ended within."""
+    """Parses one parameter. Returns False if the text ended within."""
     if types <= {"string"}:
         value = _Text(sink.arguments)
         sink.arguments('"')
@@ -96,7 +99,7 @@ def _read_parameter(source: TextSource, sink: Sink, types: set[str]) -> Waiting[
 
 
 class _Text:
-    """Tells a text as the inside of a JSON string, without a line's end at its beginning and its end."""
+    """Emits a text as the inside of a JSON string, without a line's end at its beginning and its end."""
 
     def __init__(self, tell: Teller) -> None:
         self._tell = tell
@@ -113,7 +116,7 @@ class _Text:
 
 
 def _types(schema: Any) -> set[str]:
-    """Those that a schema allows; none: it does not say."""
+    """Returns the types that a schema allows; none if it does not say."""
     if not isinstance(schema, dict):
         return set()
     found = schema.get("type")

@@ -1,6 +1,6 @@
-"""Thinking at the beginning of an output. Where the prompt has opened it already, the output begins within.
+"""Parses reasoning at the beginning of an output. If the prompt has opened it already, the output begins within.
 
-Some models call tools without having ended their thinking: a call ends it.
+Some models call tools without having ended their reasoning: a call ends it.
 """
 
 from mini_infer_engine.parsing.sink import Sink
@@ -9,9 +9,9 @@ from mini_infer_engine.parsing.tool_format import CallOpening, ReasoningFormat
 
 
 def begins_inside(markers: ReasoningFormat, continued_text: str, prompt_end: str) -> bool:
-    """Whether an output begins within thinking: the template has opened it, or the message that is to be continued.
+    """True if an output begins within reasoning: the template has opened it, or the message that is to be continued.
 
-    What stands further up in the prompt says nothing: a user may have written the marker.
+    Text further up in the prompt says nothing: a user may have written the marker.
     """
     is_open = continued_text.rfind(markers.begin) > continued_text.rfind(markers.end)
     return is_open or prompt_end.rstrip().endswith(markers.begin)
@@ -20,7 +20,7 @@ def begins_inside(markers: ReasoningFormat, continued_text: str, prompt_end: str
 def read_reasoning(
     source: TextSource, sink: Sink, markers: ReasoningFormat, is_inside: bool, call: CallOpening | None = None
 ) -> Waiting[None]:
-    """Tell the thinking, if the output begins with any; what follows it is not read, nor is a call that ends it."""
+    """Emits the reasoning, if the output begins with any; what follows it is not read, nor is a call that ends it."""
     if not is_inside:
         space = yield from source.skip_space()
         if not (yield from source.accept(markers.begin)):

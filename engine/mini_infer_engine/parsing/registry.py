@@ -1,4 +1,4 @@
-"""Which formats there are, by vLLM's names for their parsers, and which of them a model's chat template shows."""
+"""Maps vLLM's names of parsers to formats, and finds the formats that a model's chat template shows."""
 
 from collections.abc import Iterable
 
@@ -39,7 +39,7 @@ AUTO, NONE = "auto", "none"
 
 
 class ParserChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server is told of its model's formats; see the options of these names."""
+    """A server's options about its model's formats; see the options of these names."""
 
     tool_call_parser: str = AUTO
     reasoning_parser: str = AUTO
@@ -50,17 +50,17 @@ AS_SHOWN = ParserChoice()
 
 
 class OutputFormats(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model writes what is not plain answer."""
+    """The formats of a model's tool calls and reasoning."""
 
     tool_call_parser: str | None = None
-    """Name of the format of calls; None: none is known."""
+    """Name of the format of calls; None if none is known."""
     reasoning_parser: str | None = None
     enable_auto_tool_choice: bool = True
-    """A request may leave it to the model whether it calls a tool."""
+    """True if a request may leave it to the model whether it calls a tool."""
 
     @property
     def shown(self) -> tuple[str, str]:
-        """Names of both, for people."""
+        """Names of both formats, for messages."""
         return self.tool_call_parser or NONE, self.reasoning_parser or NONE
 
     @property
@@ -70,12 +70,14 @@ class OutputFormats(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reasoning(self) -> ReasoningFormat | None:
-        """The format of thinking."""
+        """The format of reasoning."""
         return None if self.reasoning_parser is None else REASONING_FORMATS[self.reasoning_parser]
 
 
 def output_formats(templates: Iterable[str], choice: ParserChoice = AS_SHOWN) -> OutputFormats:
-    """Those that are asked for by name, or that the sources of a model's chat templates show. ValueError: no such."""
+    """Returns the formats that are chosen by name, or that the sources of a model's chat templates show. Raises
+    ValueError for an unknown name.
+    """
     source = "\n".join(templates)
     calls = _chosen("tool_call_parser", choice.tool_call_parser, TOOL_FORMATS, _shown_calls(source))
     reasoning = _chosen("reasoning_parser", choice.reasoning_parser, REASONING_FORMATS, _shown_reasoning(source))
@@ -113,7 +115,9 @@ _SHOWN_CALLS = (
     ("llama3_json", ("<|start_header_id|>", '"parameters"')),
     ("llama3_json", ("<|header_start|>", '"parameters"')),
 )
-"""Formats and what the templates of their models have in common; the first that has all of it is the one."""
+"""Formats, and texts that the templates of their models have in common; the first whose texts are all
+there is the one.
+"""
 
 
 def _shown_calls(template: str) -> str | None:

@@ -1,5 +1,5 @@
-r"""Where readers tell what they found: numbers and names calls, and drops white space that only parts one thing from
-another. Knows no format.
+r"""Collects the parts that readers emit: numbers and names calls, and drops white space that only separates parts.
+Knows no format.
 
 White space around markers is layout, not answer: "Let me look.\n<tool_call>..." answers "Let me look.", and an output
 of nothing but calls has no content at all. Without a marker nothing is dropped.
@@ -15,7 +15,7 @@ _ID_CHARACTERS = string.ascii_letters + string.digits
 
 
 class Sink:
-    """Parts of one output, in order."""
+    """Collects the parts of one output, in order."""
 
     __slots__ = (
         "_arguments",
@@ -34,48 +34,52 @@ class Sink:
     def __init__(
         self, looks_for_calls: bool, id_prefix: str = "call_", id_length: int = 24, *, tells_content: bool = True
     ) -> None:
-        """`tells_content` False: there is no answer but calls; all that looks like one is a call that was cut."""
+        """Drops the answer if `tells_content` is False: then there is nothing but calls, and what looks like an answer
+        is a call that was cut.
+        """
         self.is_reasoning = False
         self._looks_for_calls = looks_for_calls
-        """Without, white space in the answer can stand before nothing but more answer: none is held back."""
+        """True if calls may follow; otherwise white space in the answer can stand before nothing but more answer, and
+        none is buffered.
+        """
         self._tells_content = tells_content
         self._id_prefix, self._id_length = id_prefix, id_length
         self._parts: list[Part] = []
         self._arguments = JsonText()
-        """Of the call that began last."""
+        """Arguments of the call that began last."""
         self._num_calls = 0
         self._held = ""
-        """White space at the end of the text so far: it is told once text follows."""
+        """White space at the end of the text so far: it is emitted once text follows."""
         self._skips_space = False
-        """The text follows a marker."""
+        """True if the text follows a marker."""
         self._told_content = False
 
     def drain(self) -> list[Part]:
-        """What was told since the last time."""
+        """Returns the parts since the last call."""
         parts, self._parts = self._parts, []
         return parts
 
     def begin_reasoning(self) -> None:
-        """The opening marker of thinking was read, or stands at the prompt's end."""
+        """Begins reasoning: its opening marker was read, or stands at the prompt's end."""
         self.is_reasoning, self._skips_space, self._held = True, True, ""
 
     def reasoning(self, text: str) -> None:
-        """More of it."""
+        """Adds a piece of reasoning."""
         if certain := self._without_outer_space(text):
             self._parts.append(Reasoning(certain))
 
     def end_reasoning(self) -> None:
-        """The closing marker was read."""
+        """Ends reasoning: its closing marker was read."""
         self.is_reasoning, self._skips_space, self._held = False, True, ""
 
     def content(self, text: str) -> None:
-        """More of the answer."""
+        """Adds a piece of the answer."""
         if self._tells_content and (certain := self._without_outer_space(text)):
             self._told_content = True
             self._parts.append(Content(certain))
 
     def begin_call(self, name: str) -> None:
-        """A call of this function; its arguments follow."""
+        """Begins a call of this function; its arguments follow."""
         if not self._told_content:
             self._held = ""
         self._end_arguments()
@@ -90,7 +94,7 @@ class Sink:
             self._parts.append(ToolCallArguments(self._num_calls - 1, certain))
 
     def finish(self) -> None:
-        """No more text will come: white space at its end is part of it, unless a marker stands before it."""
+        """Ends the output: white space at its end is part of it, unless a marker stands before it."""
         self._end_arguments()
         if self._held and not self._skips_space:
             self._parts.append(Reasoning(self._held) if self.is_reasoning else Content(self._held))

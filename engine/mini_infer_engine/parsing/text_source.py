@@ -1,4 +1,4 @@
-"""Text that comes in pieces, read as if it were whole: a reader waits for what it needs. Knows no format.
+"""Lets a reader parse text that comes in pieces as if it were whole: it waits for what it needs. Knows no format.
 
 Readers are generators that yield where the text ends for now. They see the text through these methods alone, whose
 results do not depend on where it was cut into pieces; so neither do the readers'.
@@ -17,58 +17,58 @@ _IN_WORDS = "_-."
 
 
 class TextSource:
-    """What was fed and has not been read yet."""
+    """A buffer of text that was fed and has not been read yet."""
 
     __slots__ = ("_at", "_mark", "_text", "is_closed")
 
     def __init__(self) -> None:
         self._text = ""
         self._at = 0
-        """Before it, all has been read."""
+        """Index up to which all has been read."""
         self._mark: int | None = None
         self.is_closed = False
-        """No more text will come."""
+        """True if no more text will come."""
 
     def feed(self, text: str) -> None:
-        """The next piece."""
+        """Adds the next piece."""
         start = self._at if self._mark is None else self._mark
         self._text = self._text[start:] + text
         self._at -= start
         self._mark = None if self._mark is None else 0
 
     def close(self) -> None:
-        """There is no next piece."""
+        """Says that there is no next piece."""
         self.is_closed = True
 
     @property
     def available(self) -> str:
-        """What has come and is unread. Only for what a reader tells on as it is: its length depends on the pieces."""
+        """The unread text so far. Only for text that a reader emits as it is: its length depends on the pieces."""
         return self._text[self._at :]
 
     def take(self, count: int) -> str:
-        """Read characters that are known to be there."""
+        """Reads characters that are known to be there."""
         text = self._text[self._at : self._at + count]
         self._at += count
         return text
 
     def mark(self) -> None:
-        """Keep what is read from here on, in case it turns out to be something else."""
+        """Retains the text that is read from here on, in case it turns out to be something else."""
         self._mark = self._at
 
     def release(self) -> str:
-        """What was read since the mark; it is kept no longer."""
+        """Returns the text that was read since the mark, and retains it no longer."""
         start = self._at if self._mark is None else self._mark
         self._mark = None
         return self._text[start : self._at]
 
     def peek(self, count: int = 1) -> Waiting[str]:
-        """The next characters, unread; fewer only at the end."""
+        """Returns the next characters, unread; fewer only at the end."""
         while len(self._text) - self._at < count and not self.is_closed:
             yield
         return self._text[self._at : self._at + count]
 
     def is_followed(self, marker: str, expected: str) -> Waiting[bool]:
-        """Whether `expected` stands behind `marker`, which comes next, white space aside; reads neither."""
+        """Returns True if `expected` stands behind `marker`, which comes next, white space aside; reads neither."""
         count = len(marker) + len(expected)
         while True:
             ahead = yield from self.peek(count)
@@ -78,7 +78,7 @@ class TextSource:
             count += len(expected) - len(rest)
 
     def accept(self, expected: str) -> Waiting[bool]:
-        """Read `expected` if it comes next; waits only for as long as it may."""
+        """Reads `expected` if it comes next, and returns True then; waits only for as long as it may come."""
         while True:
             have = self._text[self._at : self._at + len(expected)]
             if have == expected:
@@ -89,7 +89,7 @@ class TextSource:
             yield
 
     def accept_end(self, marker: str) -> Waiting[bool]:
-        """As `accept`, for a marker that ends something: where the text is cut within it, its beginning is read."""
+        """Reads a marker that ends something, as `accept` does; if the text is cut within it, reads its beginning."""
         if (yield from self.accept(marker)):
             return True
         if self.is_closed and marker.startswith(self.available):
@@ -97,7 +97,7 @@ class TextSource:
         return False
 
     def skip_space(self) -> Waiting[str]:
-        """Read white space; returns it."""
+        """Reads white space and returns it."""
         skipped = ""
         while True:
             rest = self._text[self._at :]
@@ -108,7 +108,7 @@ class TextSource:
             yield
 
     def word(self, longest: int = 128) -> Waiting[str]:
-        """Read letters, digits, `_`, `-` and `.` as far as they go, or up to so many."""
+        """Reads letters, digits, `_`, `-` and `.` as far as they go, or up to so many."""
         word = ""
         while len(word) < longest:
             character = yield from self.peek()
@@ -118,16 +118,18 @@ class TextSource:
         return word
 
     def through(self, markers: Sequence[str], tell: Teller) -> Waiting[str | None]:
-        """As `until`, and reads the marker."""
+        """Emits the text before the first of `markers` and reads the marker. Returns it, or None if the text ended
+        without.
+        """
         marker = yield from self.until(markers, tell)
         self._at += len(marker or "")
         return marker
 
     def until(self, markers: Sequence[str], tell: Teller) -> Waiting[str | None]:
-        """Tell the text before the first of `markers`; returns it, unread, or None: the text ended without.
+        """Emits the text before the first of `markers`. Returns the marker, unread, or None if the text ended without.
 
-        The end of the text is held back for as long as it may begin a marker. No marker may begin another, or hold the
-        beginning of another.
+        The end of the text is buffered for as long as it may begin a marker. No marker may begin another, or contain
+        the beginning of another.
         """
         while True:
             rest = self._text[self._at :]
@@ -146,7 +148,7 @@ class TextSource:
 
 
 def _beginning_at_end(text: str, markers: Sequence[str]) -> int:
-    """Length of the longest end of `text` that begins a marker."""
+    """Returns the length of the longest end of `text` that begins a marker."""
     return max((_beginning_of(marker, text) for marker in markers), default=0)
 
 

@@ -1,4 +1,4 @@
-"""How a family of models writes calls of tools: what a format must say of itself. Knows none of them."""
+"""The interface of a format in which a family of models writes tool calls. Knows none of them."""
 
 from abc import ABC, abstractmethod
 from typing import Literal, NamedTuple
@@ -11,7 +11,7 @@ from mini_infer_engine.parsing.text_source import TextSource, Waiting
 
 
 class ToolCallFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """How a call is written, as what a grammar needs to hold an output to it: texts around a name and its arguments.
+    """The texts around a call's name and its arguments, from which a grammar can constrain an output.
 
     An output with calls is `calls_begin`, calls with `separator` between them, `calls_end`; a call is `before_name`,
     the name, `after_name`, the arguments that the function's schema validates, `after_arguments`.
@@ -24,39 +24,42 @@ class ToolCallFormat(msgspec.Struct, frozen=True, kw_only=True):
     calls_begin: str = ""
     calls_end: str = ""
     trigger: str = ""
-    """Where this stands in free text, calls begin: the beginning of `calls_begin` and `before_name` together. Empty:
-    what stands before a name is too common, and calls begin where the name of a tool that may be called follows it."""
+    """Text that begins calls in free text: the beginning of `calls_begin` and `before_name` together. If empty, the
+    text before a name is too common, and calls begin where the name of a tool that may be called follows it.
+    """
     arguments: Literal["json", "xml", "python"] = "json"
-    """JSON: an object; XML: <parameter=KEY>VALUE</parameter> for each; Python: KEY=VALUE with commas between."""
+    """Form of the arguments. JSON: an object; XML: <parameter=KEY>VALUE</parameter> for each; Python: KEY=VALUE with
+    commas between.
+    """
 
 
 class CallOpening(NamedTuple):
-    """Where a call certainly begins."""
+    """A place where a call certainly begins: a marker and the text behind it."""
 
     marker: str
     next_text: str
-    """What stands behind the marker, white space aside."""
+    """Text behind the marker, white space aside."""
 
 
 class ToolFormat(ABC):
-    """One format. It has no state: what it reads is in the source, what it found in the sink."""
+    """One format. It has no state: it reads from the source, and emits to the sink."""
 
     markers: tuple[str, ...] = ()
-    """Texts that the format cannot be read without; where they are special tokens, they are shown."""
+    """Texts that the format cannot be parsed without; if they are special tokens, they are shown."""
     call_format: ToolCallFormat
-    """For grammars."""
+    """Texts around a call, for grammars."""
     ends_thinking: CallOpening | None = None
-    """A call that begins so ends thinking that has not been ended; None: none does."""
+    """Beginning of a call that ends reasoning which has not been ended; None if none does."""
     id_prefix, id_length = "call_", 24
-    """Of a call's id: as OpenAI's are, unless the family's templates want others."""
+    """Prefix and length of a call's id: as OpenAI's are, unless the family's templates expect others."""
 
     @abstractmethod
     def read(self, source: TextSource, sink: Sink, tools: tuple[Tool, ...]) -> Waiting[None]:
-        """Tell calls and the answer around them, up to the text's end."""
+        """Emits calls and the answer around them, up to the text's end."""
 
 
 class ReasoningFormat(msgspec.Struct, frozen=True):
-    """How a family of models writes its thinking: between two markers, before its answer."""
+    """The two markers between which a family of models writes its reasoning, before its answer."""
 
     begin: str
     end: str

@@ -1,23 +1,27 @@
-"""How a request learns that its client's connection is lost."""
+"""Notifies a request that its client's connection is lost."""
 
 from collections.abc import Callable
 
 CLIENT_LINK = "mini_infer_client_link"
-"""In a scope: the `ClientLink` of the connection that the request came over."""
+"""Key in a scope: the `ClientLink` of the connection that the request came over."""
 
 
 class ClientLink:
-    """Tells the request that is being served that its client's connection is lost, without a task that waits for it."""
+    """Notifies the request that is being served that its client's connection is lost, without a task that waits for
+    that.
+    """
 
     __slots__ = ("_lost", "_on_loss", "_resume_reading")
 
     def __init__(self, resume_reading: Callable[[], None]) -> None:
-        """`resume_reading`: without it the loss of a connection whose body filled its buffer is not seen."""
+        """Takes `resume_reading`: without it the loss of a connection whose body filled its buffer is not seen."""
         self._resume_reading, self._lost = resume_reading, False
         self._on_loss: Callable[[], None] | None = None
 
     def watch(self, on_loss: Callable[[], None]) -> None:
-        """`on_loss` is called when the connection is lost, at once where it is already; the body has been read."""
+        """Calls `on_loss` when the connection is lost, or at once if it already is. Call it when the body has been
+        read.
+        """
         if self._lost:
             on_loss()
         else:
@@ -25,11 +29,11 @@ class ClientLink:
             self._resume_reading()
 
     def unwatch(self) -> None:
-        """The request is over."""
+        """Forgets the callback: the request is over."""
         self._on_loss = None
 
     def lose(self) -> None:
-        """The connection is lost."""
+        """Reports that the connection is lost."""
         self._lost = True
         if self._on_loss:
             self._on_loss()

@@ -38,11 +38,12 @@ from mini_infer_web.http_server.upgrade import websocket_refusal
 from mini_infer_web.http_server.websocket import LimitedWebSocket
 
 RESPONSE_WRITER = "mini_infer_response_writer"
-"""In a scope: the request's `ResponseWriter`, which is to be taken out: it refers to the scope."""
+"""Key in a scope: the request's `ResponseWriter`. Take it out of the scope, since it refers to the scope."""
 _OFFERS = (b"connection", b"upgrade", b"http2-settings")
 _DIRECT_PIECES = 16
 """Pieces of one head that the parser gets as they come. It joins what it has of a line with each further piece, so
-later pieces are gathered until a line ends or there is enough to pay for the joining."""
+later pieces are gathered until a line ends or there is enough to pay for the joining.
+"""
 _GATHERED_BYTES = 4096
 _MAX_TRAILERS = 64
 _VERSIONS = ("1.1", "1.0")
@@ -55,7 +56,7 @@ class LimitedConnection(HttpToolsProtocol):
 
     guard = ConnectionGuard(ConnectionLimits())
     has_direct_writes = False
-    """Scopes have a `ClientLink` and a `ResponseWriter`, for applications that know them."""
+    """True if scopes have a `ClientLink` and a `ResponseWriter`, for applications that know them."""
 
     def __init__(
         self,
@@ -71,22 +72,27 @@ class LimitedConnection(HttpToolsProtocol):
         self._running: RequestResponseCycle | None = None
         """The request that the application has; `cycle` is the one that came last."""
         self._began_s: float | None = time.monotonic()
-        """When the request that is being received began, or the connection before its first; None: none is."""
+        """Time at which the request that is being received began, or the connection before its first request; None if
+        none is being received.
+        """
         self._received_bytes = self._piece_bytes = 0
-        """Of that request; of the piece that came last."""
+        """Bytes received of that request, and bytes of the piece that came last."""
         self._body_bytes = self._since_body_bytes = 0
         self._in_head = self._is_new = True
         self._head_pieces = self._pipelined_bytes = 0
         self._gathered = bytearray()
         self._write_paused_s: float | None = None
         self._kept_s: float | None = None
-        """Since when it is kept without a request after an answer."""
+        """Time since when the connection is kept alive without a request after an answer."""
         self._closing_s: float | None = None
-        """Since when a closed connection waits for its client to take what was sent."""
+        """Time since when a closed connection waits for its client to take what was sent."""
         self._refusal: ApiError | None = None
-        """Follows the answers to requests that came before the one that is refused; nothing is parsed any more."""
+        """The error that follows the answers to requests that came before the refused one; nothing is parsed any more.
+        """
         self._discards = False
-        """The refusal was sent: what still comes is dropped until the client has read it and closes (RFC 9112, 9.6)."""
+        """True once the refusal was sent: what still comes is dropped until the client has read it and closes (RFC
+        9112, 9.6).
+        """
 
     # -- asyncio.Protocol
 
@@ -101,14 +107,14 @@ class LimitedConnection(HttpToolsProtocol):
             self._end(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tells every request of the connection, and makes room for another."""
+        """Notifies every request of the connection, and makes room for another connection."""
         self._drop_requests()
         super().connection_lost(exc)
         self._release()
         self._link.lose()
 
     def data_received(self, data: bytes) -> None:
-        """Parses what came, as far as limits allow."""
+        """Parses received data, as far as limits allow."""
         if self._refusal is not None or self._discards or self.transport.is_closing():
             return
         self._piece_bytes = len(data)
@@ -136,12 +142,12 @@ class LimitedConnection(HttpToolsProtocol):
             self._check_sizes()
 
     def pause_writing(self) -> None:
-        """Notes since when the client reads nothing."""
+        """Notes the time since when the client reads nothing."""
         self._write_paused_s = time.monotonic()
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        """The client reads again."""
+        """Notes that the client reads again."""
         self._write_paused_s = None
         super().resume_writing()
 
@@ -158,7 +164,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._head_pieces = self._body_bytes = 0
 
     def on_headers_complete(self) -> None:
-        """Hands the request to the application. ApiError: its head cannot be served."""
+        """Hands the request to the application. Raises ApiError if its head cannot be served."""
         upgrades = self.parser.should_upgrade()
         if upgrades and self.offers_another_protocol:
             return
@@ -187,7 +193,7 @@ class LimitedConnection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The request is complete, so its connection is not closed for another one until it is answered."""
+        """Marks the request as complete, so that its connection is not closed for another one until it is answered."""
         if self.offers_another_protocol:
             return
         self._began_s = None
@@ -198,7 +204,7 @@ class LimitedConnection(HttpToolsProtocol):
     # -- uvicorn
 
     def on_response_complete(self) -> None:
-        """Goes on with the next request, without uvicorn's timer for each answer."""
+        """Continues with the next request, without uvicorn's timer for each answer."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
@@ -287,7 +293,7 @@ class LimitedConnection(HttpToolsProtocol):
                                   "another", code="too_many_pipelined"))  # fmt: skip
 
     def _head_refusal(self, version: str, *, opens_websocket: bool) -> ApiError | None:
-        """The error of a request that is refused for its head."""
+        """Returns the error of a request that is refused for its head."""
         method = self.parser.get_method()
         if version not in _VERSIONS:
             return ApiError(505, f"HTTP/{version} is not served here: use HTTP/1.1", code="http_version")
@@ -348,7 +354,7 @@ class LimitedConnection(HttpToolsProtocol):
         self.transport.abort()
 
     def _drop_requests(self) -> None:
-        """From now on nothing is written for requests of this connection, and the application learns that."""
+        """Stops all writing for requests of this connection, and notifies the application."""
         for cycle in (self._running, self.cycle, *(cycle for cycle, _ in self.pipeline)):
             if cycle is not None and not cycle.response_complete:
                 cycle.disconnected = True
@@ -368,7 +374,7 @@ class LimitedConnection(HttpToolsProtocol):
 
     @property
     def offers_another_protocol(self) -> bool:
-        """Whether the parser takes what follows the headers for something else than HTTP/1.1 or WebSocket."""
+        """True if the parser takes what follows the headers for something other than HTTP/1.1 or WebSocket."""
         if not self.parser.should_upgrade():
             return False
         offers = [value.lower() for name, value in self.headers if name == b"upgrade"]
@@ -390,7 +396,7 @@ class LimitedConnection(HttpToolsProtocol):
 
 
 class _Flow(FlowControl):
-    """uvicorn's, which may be asked to read from a connection that is closed already."""
+    """uvicorn's flow control, except that it may be called to resume a connection that is closed already."""
 
     def resume_reading(self) -> None:
         if self.read_paused and not self._transport.is_closing():
@@ -422,7 +428,7 @@ class _Parser(httptools.HttpRequestParser):
         self._connection = connection
 
     def feed_data(self, data: "bytes | bytearray | memoryview[int] | array[int]") -> None:
-        """Parses `data`. HttpParserUpgrade: the request is a WebSocket handshake."""
+        """Parses `data`. Raises HttpParserUpgrade if the request is a WebSocket handshake."""
         try:
             super().feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:

@@ -1,4 +1,4 @@
-"""What all connections of one server share: limits, counts by peer, allowed hosts, the log of refusals."""
+"""State that all connections of one server share: limits, counts by peer, allowed hosts, the log of refusals."""
 
 from mini_infer_web.http_server.hosts import AllowedHosts
 from mini_infer_web.http_server.limits import ConnectionLimits
@@ -7,7 +7,7 @@ from mini_infer_web.http_server.refusal_log import RefusalLog
 
 
 class ConnectionGuard:
-    """One for each server."""
+    """The shared state of the connections of one server."""
 
     __slots__ = ("hosts", "limits", "log", "peers")
 

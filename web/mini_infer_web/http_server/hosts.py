@@ -1,4 +1,4 @@
-"""Which hosts a server answers for, and pages of which origins may change its state: protection from web pages.
+"""Decides which hosts a server answers for, and which origins' pages may change its state: protection from web pages.
 
 A page whose name resolves to 127.0.0.1 (DNS rebinding) is of the same origin as a server on loopback, so that a browser
 lets it read answers; only the Host header tells the two apart. It names the page's domain then, never an address and
@@ -25,16 +25,19 @@ class AllowedHosts:
     """The hosts of one server. `AllowedHosts()` answers for every host."""
 
     names: tuple[str, ...] = (ANY,)
-    """Without ports, in lower case; IPv6 addresses without brackets; `*.example.com` stands for all names below it."""
+    """Host names without ports, in lower case; IPv6 addresses without brackets; `*.example.com` stands for all names
+    below it.
+    """
     origins: tuple[str, ...] = ()
-    """Of pages that may change state from elsewhere, as CORS allows them; `*`: all."""
+    """Origins of pages elsewhere that may change state, as CORS allows them; `*` allows all."""
     undotted: bool = False
-    """Addresses, names without a dot and requests without a Host are allowed too: no web page comes by those."""
+    """True if addresses, names without a dot and requests without a Host are allowed too: no web page comes by those.
+    """
 
     def refusal(
         self, method: bytes, headers: Iterable[tuple[bytes, bytes]], *, opens_websocket: bool
     ) -> ApiError | None:
-        """The error of a request for another host, or of a page from elsewhere; None if it may be served.
+        """Returns the error of a request for another host, or of a page from elsewhere; None if it may be served.
 
         Browsers send an Origin with whatever changes state, and with WebSocket handshakes, which CORS does not cover.
         """
@@ -72,9 +75,9 @@ def _allows(names: tuple[str, ...], undotted: bool, host: str) -> bool:
 
 
 def allowed_hosts(wanted: tuple[str, ...], host: str, *, has_keys: bool, origins: tuple[str, ...] = ()) -> AllowedHosts:
-    """The hosts of a server that listens at `host`.
+    """Returns the hosts of a server that listens at `host`.
 
-    Without `wanted`, a server on loopback that asks for no key answers for no domain: whoever is on its machine may use
+    Without `wanted`, a server on loopback that needs no key answers for no domain: all programs on its machine may use
     it, the web pages in a browser there may not. Every other server answers for all hosts, as clients come by names
     that it does not know.
     """
@@ -94,7 +97,7 @@ def _is_address(name: str) -> bool:
 
 
 def _name_of(host: str) -> str:
-    """A host without its port and brackets, in lower case."""
+    """Returns a host without its port and brackets, in lower case."""
     if host.startswith("["):
         return host[1:].partition("]")[0].lower()
     name, colon, _ = host.rpartition(":")

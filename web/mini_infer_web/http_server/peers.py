@@ -1,8 +1,8 @@
 """Counts connections by peer address, and chooses which one to close where there are as many as may be.
 
-As nginx reuses idle connections when it runs out of them (ngx_drain_connections): a new connection takes the place of
-the one that has waited longest without a complete request, so that connections that only exist lock nobody out. A
-request that is being answered is never ended for another connection.
+Follows nginx, which reuses idle connections when it runs out of them (ngx_drain_connections): a new connection takes
+the place of the one that has waited longest without a complete request, so that connections that only exist lock nobody
+out. A request that is being answered is never ended for another connection.
 """
 
 from functools import lru_cache
@@ -17,12 +17,12 @@ class Connection(Protocol):
     """A connection that may have to make room for another."""
 
     def displace(self) -> None:
-        """Closes it: another client needs its place."""
+        """Closes the connection: another client needs its place."""
 
 
 @lru_cache(maxsize=4096)
 def peer_of(address: str) -> str:
-    """The name under which a client address is counted.
+    """Returns the name under which a client address is counted.
 
     An IPv6 client chooses among the 2**64 addresses of its network, so the network counts; IPv4 addresses that are
     mapped into IPv6 count as IPv4. What is no address, such as that of a Unix socket, counts as it stands.
@@ -47,7 +47,7 @@ class Peer:
         self.name = name
         self.connections = self.websockets = 0
         self.waiting: dict[Connection, None] = {}
-        """Those without a complete request, the one that has waited longest first."""
+        """Connections without a complete request, the one that has waited longest first."""
 
 
 class Peers:
@@ -60,7 +60,7 @@ class Peers:
         self.connections = 0
 
     def admit(self, connection: Connection, address: str) -> Peer:
-        """Counts a new connection, which waits for a request. ApiError 503: there is no room for it."""
+        """Counts a new connection, which waits for a request. Raises ApiError 503 if there is no room for it."""
         name = peer_of(address)
         peer = self._peers.get(name) or Peer(name)
         if peer.connections >= self._limits.max_connections_per_peer and not _displace(peer.waiting):
@@ -75,16 +75,16 @@ class Peers:
         return peer
 
     def wait(self, connection: Connection, peer: Peer) -> None:
-        """From now on the connection has no request that is being answered."""
+        """Marks the connection as having no request that is being answered."""
         peer.waiting[connection] = self._waiting[connection] = None
 
     def serve(self, connection: Connection, peer: Peer) -> None:
-        """From now on a request of the connection is being answered, so it is not displaced."""
+        """Marks the connection as having a request that is being answered, so that it is not displaced."""
         peer.waiting.pop(connection, None)
         self._waiting.pop(connection, None)
 
     def upgrade(self, connection: Connection, peer: Peer) -> None:
-        """Counts the connection as a WebSocket from now on. ApiError 503: the peer has too many of those."""
+        """Counts the connection as a WebSocket from now on. Raises ApiError 503 if the peer has too many of those."""
         if peer.websockets >= max(1, self._limits.max_connections_per_peer // WEBSOCKET_SHARE):
             message = f"{peer.name} has {peer.websockets} WebSockets here, as many as one address may: close one"
             raise ApiError(503, message, code="too_many_connections")
@@ -92,7 +92,7 @@ class Peers:
         self.serve(connection, peer)
 
     def release(self, connection: Connection, peer: Peer, *, is_websocket: bool = False) -> None:
-        """The connection counts no longer."""
+        """Stops counting the connection."""
         self.serve(connection, peer)
         peer.connections -= 1
         peer.websockets -= is_websocket

@@ -5,7 +5,7 @@ from collections import Counter
 
 INTERVAL_S = 60.0
 MAX_KINDS = 1024
-"""Pairs of kind and peer that are told apart within one interval; all others are counted together."""
+"""Most pairs of kind and peer that are counted apart within one interval; all others are counted together."""
 OTHERS = "other addresses"
 
 log = logging.getLogger(__name__)

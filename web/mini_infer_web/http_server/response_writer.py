@@ -1,8 +1,8 @@
-"""What a response mostly is, a whole one or one more chunk of a stream, written to the client's connection at once.
+"""Writes the common forms of a response, a whole one or one more chunk of a stream, to the client's connection at once.
 
 uvicorn's `send` writes head and body one by one, each a system call and a packet, and is a coroutine for every chunk.
-Here both are plain calls that leave its state of the request as `send` would. Whatever is out of the ordinary is not
-done: then nothing was written, and `send` is to be used.
+Here both are plain calls that leave its state of the request as `send` would. An unusual response is not written: call
+`send` then.
 """
 
 from http import HTTPStatus
@@ -16,11 +16,11 @@ _STATUS_LINES = {
     for status in HTTPStatus
     if status.value >= 200 and status not in (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
 }
-"""Of answers that have a body."""
+"""Status lines of answers that have a body."""
 
 
 class ResponseWriter:
-    """Of one request."""
+    """Writes the response of one request."""
 
     __slots__ = ("_cycle",)
 
@@ -28,9 +28,9 @@ class ResponseWriter:
         self._cycle = cycle
 
     def whole(self, status: int, headers: Headers, body: bytes) -> bool:
-        """Head and body in one write; `headers` are in lower case, with the body's Content-Length.
+        """Writes head and body in one call; `headers` are in lower case, with the body's Content-Length.
 
-        False: it is not to be had so, since the client is slow or gone, or the connection ends with this answer.
+        Returns False, with nothing written, if the client is slow or gone, or the connection ends with this answer.
         """
         cycle = self._cycle
         line = _STATUS_LINES.get(status)
@@ -58,7 +58,9 @@ class ResponseWriter:
         return True
 
     def chunk(self, body: bytes) -> bool:
-        """A part, which is not empty, of a response that has begun and has no length; False: see `whole`."""
+        """Writes a part, which is not empty, of a response that has begun and has no length. Returns False as `whole`
+        does.
+        """
         cycle = self._cycle
         if not cycle.chunked_encoding or cycle.response_complete or cycle.disconnected or cycle.flow.write_paused:
             return False

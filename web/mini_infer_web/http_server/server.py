@@ -1,4 +1,4 @@
-"""uvicorn's server with our connections: sockets that are given, TLS for the first, and a look at slow clients.
+"""uvicorn's server with our connections: sockets that are passed in, TLS for the first, and a look at slow clients.
 
 Does not know what is served.
 """
@@ -16,13 +16,17 @@ from mini_infer_web.http_server.websocket import LimitedWebSocket
 from mini_infer_web.tls import LOOK_EVERY_S, ServerTls
 
 TICKS_PER_S = 10
-"""Of uvicorn's."""
+"""Ticks of uvicorn's main loop in a second."""
 _OTHER_OPEN_FILES = 64
-"""Standard streams, sockets of events, modules and tokenizers that are being read."""
+"""Files that a server has open beside connections: standard streams, sockets of events, modules and tokenizers that are
+being read.
+"""
 
 
 def server_config(app: Any, http: type[LimitedConnection], max_message_bytes: int, **others: Any) -> uvicorn.Config:
-    """The settings that all our servers share. WebSocket messages are small: compressing each is not worth it."""
+    """Returns the settings that all our servers share. WebSocket messages are small: compressing each
+    is not worth it.
+    """
     return uvicorn.Config(
         app,
         http=http,
@@ -51,7 +55,9 @@ class LimitedServer(uvicorn.Server):
         self._tls = tls
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listens. uvicorn's own would use TLS for all sockets, and give each handshake a minute."""
+        """Listens on the sockets. uvicorn's own method would use TLS for all of them, and give each
+        handshake a minute.
+        """
         await self.lifespan.startup()
         if self.lifespan.should_exit:
             sys.exit(3)  # as uvicorn

@@ -1,4 +1,4 @@
-"""Whether a request that asks for WebSocket may have it (RFC 6455, 4.2.1). Pure: a request's head in, an error out."""
+"""Decides whether a request for a WebSocket may have it (RFC 6455, 4.2.1). Pure: a request's head in, an error out."""
 
 import base64
 import binascii
@@ -8,7 +8,7 @@ from mini_infer_web.api_errors import ApiError
 
 
 def websocket_refusal(method: bytes, version: str, headers: Iterable[tuple[bytes, bytes]]) -> ApiError | None:
-    """The error of a handshake that cannot succeed; None if it can. Header names are in lower case."""
+    """Returns the error of a handshake that cannot succeed; None if it can. Header names are in lower case."""
     found: dict[bytes, list[bytes]] = {}
     for name, value in headers:
         found.setdefault(name, []).append(value.strip())

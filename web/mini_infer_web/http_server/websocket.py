@@ -48,7 +48,7 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Takes what came. A client's fault that uvicorn does not foresee ends this connection alone."""
+        """Parses received data. A client's fault that uvicorn does not foresee ends this connection alone."""
         if self.transport.is_closing():
             return
         try:
@@ -88,7 +88,7 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         self._set_reading(not self.read_paused, to=False)
 
     def resume_writing(self) -> None:
-        """The client reads again."""
+        """Notes that the client reads again."""
         self._write_paused_s = None
         super().resume_writing()
         self._set_reading(not self.read_paused, to=True)

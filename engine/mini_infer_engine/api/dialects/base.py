@@ -1,6 +1,6 @@
-"""What a dialect of HTTP is to the engine: a body becomes a `GenerationSpec`, what was generated becomes bytes.
+"""The interface of an HTTP dialect: a body becomes a `GenerationSpec`, and the generated output becomes bytes.
 
-Between the two nobody knows in which dialect a request came. A dialect knows neither sockets nor the core.
+Code between the two does not know in which dialect a request came. A dialect knows neither sockets nor the core.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,19 +19,19 @@ from mini_infer_web.api_errors import ApiError
 from mini_infer_web.body_fields import UnknownFields
 
 PromptIds = Callable[[PromptEncoder | None, PromptLimits | None], Sliced[list[list[int]]]]
-"""Token ids of each prompt. ApiError, ParameterError: a field is at fault."""
+"""Returns the token ids of each prompt. Raises ApiError or ParameterError if a field is at fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutputLimit:
-    """How many tokens a choice may have."""
+    """The limit of a choice's tokens."""
 
     param: str
-    """The field that says so."""
+    """Name of the field that sets it."""
     max_tokens: int | None
-    """None: up to the model's context."""
+    """Most tokens; None for as many as the model's context takes."""
     is_asked: bool
-    """The client sent it: then prompt and output must fit the context together, or the request is refused."""
+    """True if the client sent it: then prompt and output must fit the context together, or the request is refused."""
 
 
 def _as_it_is(error: ApiError) -> ApiError:
@@ -40,74 +40,74 @@ def _as_it_is(error: ApiError) -> ApiError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationSpec:
-    """What a request asks for, whatever its dialect."""
+    """The content of a request, in a form that all dialects share."""
 
     model: str | None
-    """The name that the client asks for; None: the one there is."""
+    """The model name that the client requests; None for the one that is served."""
     prompt_ids: PromptIds
     prompt_param: str
-    """The field that errors about prompts name."""
+    """Name of the field that errors about prompts name."""
     num_prompts: int
     copies: int
     """Choices of each prompt."""
     needs_text: bool
-    """Whether `prompt_ids` tokenises something; else it takes no time."""
+    """True if `prompt_ids` tokenises something; else it takes no time."""
     sampling: Mapping[str, Any]
-    """SamplingParams' fields that the client sent; for others the model's defaults hold."""
+    """Fields of SamplingParams that the client sent; for others the model's defaults are used."""
     output_limit: OutputLimit
     grammar: GrammarRequest | None = None
-    """To what each choice is held; None: any text."""
+    """Grammar that constrains each choice; None for any text."""
     in_clients_words: Callable[[ApiError], ApiError] = _as_it_is
-    """An error about what is asked for here, with the names that the fields have in the client's request."""
+    """Renames the fields of an error about this request to those in the client's request."""
     beams: BeamSpec | None = None
-    """The choices of a prompt are its most likely continuations, the best first."""
+    """Beam search whose most likely continuations are the choices of a prompt, the best first; None for none."""
     priority: int = 0
     cache_salt: str = ""
     streams: bool = False
     include_usage: bool = False
-    """A stream ends with the usage."""
+    """True if a stream ends with the usage."""
     continuous_usage: bool = False
-    """Each event of a stream has the usage so far."""
+    """True if each event of a stream has the usage so far."""
     return_token_ids: bool = False
-    """The answer has token ids, and a stream tells of steps without text too."""
+    """True if the answer has token ids, and a stream has events of steps without text too."""
     return_prompt_token_ids: bool = False
-    """And those of the prompt, in a stream once."""
+    """True if the answer also has the token ids of the prompt, in a stream once."""
     obfuscates: bool = False
-    """Events of a stream are padded, so that their lengths do not tell what is in them."""
+    """True if events of a stream are padded, so that their lengths do not reveal their content."""
     request_id: str | None = None
-    """What the answer is to be called; None: by the id of the HTTP request."""
+    """Id of the answer; None for the id of the HTTP request."""
     truncation: Truncation | None = None
-    """Prompts that are longer are cut."""
+    """Truncation of prompts that are longer; None for none."""
     embeds: bool = False
-    """The hidden state of each prompt's last token is asked for, and no text."""
+    """True if the request is for the hidden state of each prompt's last token, and no text."""
     dimensions: int | None = None
-    """Numbers of an embedding that are told; None: all."""
+    """Numbers of an embedding in the answer; None for all."""
     service_tier: str | None = None
-    """As the answer tells it; None: the client did not ask for one."""
+    """Service tier in the answer; None if the client sent none."""
     keep: int | None = None
-    """The choices of each prompt that are told, those with the highest log probability a token; None: all."""
+    """Choices of each prompt in the answer, those with the highest log probability a token; None for all."""
     hides_logprobs: bool = False
-    """Log probabilities are there for `keep` alone."""
+    """True if log probabilities are there for `keep` alone."""
     tells_timings: bool = False
-    """The answer says how long things took."""
+    """True if the answer has timings."""
     tokens_as_ids: bool = False
-    """Log probabilities name tokens by their ids."""
+    """True if log probabilities name tokens by their ids."""
     echo: bool = False
-    """The prompt goes before the text."""
+    """True if the prompt goes before the text."""
     echo_alone: bool = False
-    """And no text follows: what the engine makes is not told."""
+    """True if no text follows the echoed prompt: the engine's output is not sent."""
     prompt_texts: Sequence[str | None] = ()
-    """For an echo: each prompt as the client sent it; None: as token ids."""
+    """Each prompt as the client sent it, for an echo; None for one that came as token ids."""
 
     parsing: OutputParsing | None = None
-    """What is to be read out of the output: thinking and calls of tools; None: it is told as text."""
+    """Parts to parse from the output, reasoning and tool calls; None if the output is sent as text."""
     include_reasoning: bool = True
-    """The answer has the thinking."""
+    """True if the answer has the reasoning."""
     resume_token_ids: Sequence[int] = ()
     """Output of the one choice that another engine has made and its client has: the stream goes on after it."""
 
     kv_transfer_params: Mapping[str, Any] | None = None
-    """Where keys and values of the prompt come from or go to, in vLLM's words."""
+    """Source or destination of the prompt's keys and values, in vLLM's words."""
 
     @property
     def told_copies(self) -> int:
@@ -116,41 +116,42 @@ class GenerationSpec:
 
     @property
     def tells_all(self) -> bool:
-        """Whether a stream tells of steps that make no text."""
+        """True if a stream has events of steps that make no text."""
         return self.return_token_ids or self.continuous_usage or "logprobs" in self.sampling or self.echo
 
 
 class Renderer(Protocol):
-    """How one request is answered."""
+    """Renders the answer to one request."""
 
     def whole(self, replies: Sequence[OutputText]) -> bytes:
-        """The answer to a request that does not stream."""
+        """Renders the answer to a request that does not stream."""
 
 
 class StreamRenderer(Renderer, Protocol):
-    """How a request is answered whose dialect has streams."""
+    """Renders the answer to one request of a dialect that has streams."""
 
     def begin(self, replies: Sequence[OutputText]) -> bytes:
-        """What a stream tells before its first delta."""
+        """Renders the beginning of a stream, before its first delta."""
 
     def render(self, deltas: Sequence[Delta]) -> bytes:
-        """What is new, as events."""
+        """Renders new deltas as events."""
 
     def end(self, replies: Sequence[OutputText]) -> bytes:
-        """The end of a stream that is complete."""
+        """Renders the end of a stream that is complete."""
 
     def broken(self, error: ApiError) -> bytes:
-        """The end of a stream that cannot go on."""
+        """Renders the end of a stream that cannot go on."""
 
 
 class Dialect(Protocol):
-    """One way to ask for text over HTTP."""
+    """A form of requests for text over HTTP."""
 
     def parse(self, body: dict[str, Any], unknown: UnknownFields | None = None) -> GenerationSpec:
-        """ApiError: a field is of the wrong type, or asks for what is not supported; it is named.
+        """Parses a body. Raises an ApiError that names the field if one is of the wrong type, or requests something
+        unsupported.
 
-        `unknown` decides about fields that the dialect does not know; None: they are refused.
+        `unknown` decides about fields that the dialect does not know; if None, they are refused.
         """
 
     def renderer(self, spec: GenerationSpec, request_id: str, model: str, decoder: Decoder | None) -> Renderer:
-        """For the answer to `spec`; `model` is the name that the answer tells."""
+        """Returns the renderer of the answer to `spec`; `model` is the name in the answer."""

@@ -1,7 +1,7 @@
-"""Beam search in OpenAI's requests: vLLM's `use_beam_search`, and transformers' names for what steers it.
+"""Beam search in OpenAI's requests: vLLM's `use_beam_search`, and transformers' names for its parameters.
 
-What has no meaning for beams is refused by name: they are ranked by the model's own probabilities, and known at their
-end only.
+Fields that have no meaning for beams are refused by name: beams are ranked by the model's own probabilities, and known
+at their end only.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "logprob_token_ids": (),
     "repetition_detection": (RepetitionDetectionParams(),),
 }
-"""Sampling parameters that beams do not know, and the values that ask for nothing."""
+"""Sampling parameters that beams do not know, and the values at which they request nothing."""
 
 LengthPenalty = Annotated[float, Meta(ge=-10, le=10)]
 EarlyStoppingField = bool | Literal["never"]
@@ -37,7 +37,7 @@ EarlyStoppingField = bool | Literal["never"]
 
 @dataclass(frozen=True, slots=True)
 class BeamSpec:
-    """What a request asks of a search; its width is the number of choices."""
+    """A request's parameters of a beam search; its width is the number of choices."""
 
     length_penalty: float
     early_stopping: EarlyStopping
@@ -51,7 +51,9 @@ def beam_spec(
     streams: bool,
     sampling: Mapping[str, Any],
 ) -> BeamSpec | None:
-    """None: no beam search. ApiError: a field has no meaning for what is asked for."""
+    """Returns the parameters; None if there is no beam search. Raises ApiError if a field has no meaning for this
+    request.
+    """
     if not use:
         if length_penalty not in (None, 1):
             raise _refusal("length_penalty", "ranks beams: send use_beam_search = true, or leave it out")

@@ -24,15 +24,15 @@ from mini_infer_web.api_errors import ApiError, Fault, refuse_field
 from mini_infer_web.body_fields import UnknownFields, quoted, read_body, unknown_field
 
 MAX_CHOICES = 128
-"""Of one request: prompts times `n`."""
+"""Most choices of one request: prompts times `n`."""
 _MAX_BIASES = 20_000
-"""Of one request: each is looked at on its own, between two tokens of other requests."""
+"""Most entries of one request's logit_bias: each is looked at on its own, between two tokens of other requests."""
 _MAX_NAMED = 10
-"""Fields that an error names."""
+"""Most fields that an error names."""
 
 
 class Body(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A JSON object from a client: types as they are, no field that nobody knows."""
+    """A JSON object from a client: types are not converted, and unknown fields are faults."""
 
 
 class SamplingFields(Body):
@@ -67,11 +67,11 @@ _SAMPLING = tuple(row.name for row in PARAMETERS if row.is_in_requests and row.n
 Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
 ]
-"""With OpenAI's limits. Nothing is done with it here."""
+"""A client's metadata, with OpenAI's limits. Nothing is done with it here."""
 
 
 class StreamOptions(Body):
-    """What a stream tells beside its text."""
+    """The parts of a stream beside its text."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -88,7 +88,7 @@ class JsonSchemaFormat(Body):
 
 
 class ResponseFormat(Body):
-    """What the text of an answer must be; vLLM's structural tags in both their shapes."""
+    """The form that the text of an answer must have; vLLM's structural tags in both their shapes."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
@@ -98,7 +98,7 @@ class ResponseFormat(Body):
 
 
 class GenerationFields(SamplingFields, kw_only=True):
-    """What both kinds of generation share beside sampling. None: the field was not sent."""
+    """The fields that both kinds of generation share beside sampling. None means that the field was not sent."""
 
     model: str | None = None
     stream: bool | None = None
@@ -131,7 +131,7 @@ class GenerationFields(SamplingFields, kw_only=True):
 
     @classmethod
     def is_neutral(cls, name: str, value: object, body: Mapping[str, Any]) -> bool:
-        """Whether a value of such a field asks, in this body, for nothing that is not done."""
+        """True if a value of such a field requests, in this body, nothing that is not done."""
         return value is None or is_one_of(value, cls.neutral[name])
 
 
@@ -139,7 +139,9 @@ BodyType = TypeVar("BodyType", bound=Body)
 
 
 def parse_fields(body: dict[str, Any], body_type: type[BodyType], unknown: UnknownFields | None = None) -> BodyType:
-    """Returns the body, read. ApiError: fields are unknown, of the wrong type, or not supported; all are named."""
+    """Returns the parsed body. Raises an ApiError that names all fields that are unknown, of the wrong type, or not
+    supported.
+    """
     unknown = unknown or UnknownFields()
     neutral: Neutral = body_type.neutral if issubclass(body_type, GenerationFields) else {}
     parsed, faults = read_body({k: v for k, v in body.items() if k not in neutral}, body_type, unknown)
@@ -162,9 +164,9 @@ def common_spec(
     num_logprobs: int | None,
     copies: int | None = None,
 ) -> GenerationSpec:
-    """What the shared fields ask for. ApiError: it is more than one request may.
+    """Returns the spec of the shared fields. Raises ApiError if it is more than one request may have.
 
-    `copies`: choices to be made of each prompt, where it is not `n`.
+    `copies`: choices to be made of each prompt, if it is not `n`.
     """
     copies = request.n or 1 if copies is None else copies
     if num_prompts * copies > MAX_CHOICES:
@@ -232,7 +234,7 @@ def _repetition_detection(sent: dict[str, int]) -> RepetitionDetectionParams:
 
 
 def _grammar(request: GenerationFields) -> GrammarRequest | None:
-    """ApiError: the fields contradict each other or themselves."""
+    """Returns the grammar that the fields request. Raises ApiError if they contradict each other or themselves."""
     asked = None if request.response_format is None else _response_format(request.response_format)
     if request.structured_outputs is None:
         return asked
@@ -247,7 +249,7 @@ def _grammar(request: GenerationFields) -> GrammarRequest | None:
 
 
 def _within(name: str, fault: Fault) -> Fault:
-    """The fault of what is in the field `name`; what the field's own check says names it already."""
+    """Returns the fault of a part of the field `name`; a fault of the field's own check names it already."""
     rest = fault.rest if fault.path else tuple(str(part).removeprefix(name) for part in fault.rest)
     return Fault((name, *fault.path), rest, fault.code)
 
@@ -275,7 +277,7 @@ _FORMAT_FIELDS: dict[str, tuple[tuple[str, ...], ...]] = {
 
 
 def _by_token_id(bias: dict[str, float]) -> dict[int, float]:
-    """JSON's names are strings."""
+    """Converts the names of JSON's object, which are strings, to token ids."""
     wrong = [name for name in bias if not name.isascii() or not name.isdigit()]
     if wrong:
         refuse_field("logit_bias", f"has {', '.join(quoted(name) for name in wrong[:_MAX_NAMED])}: write token ids")
@@ -283,7 +285,9 @@ def _by_token_id(bias: dict[str, float]) -> dict[int, float]:
 
 
 def _unsupported(body_type: type[GenerationFields], body: dict[str, Any], unknown: UnknownFields) -> list[Fault]:
-    """The fields of `body` that ask for what is not done; hints are ignored where unknown fields are."""
+    """Returns faults for the fields of `body` that request something unsupported; hints are ignored if unknown fields
+    are.
+    """
     faults = []
     for name in body:  # most bodies have a handful of fields, the table has dozens
         if name not in body_type.neutral or body_type.is_neutral(name, body[name], body):

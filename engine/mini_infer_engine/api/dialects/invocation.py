@@ -1,4 +1,4 @@
-"""SageMaker's /invocations, as vLLM has it: the body says by its fields which request it is."""
+"""SageMaker's /invocations, as vLLM has it: the fields of the body say which kind of request it is."""
 
 from typing import Any
 
@@ -11,17 +11,17 @@ from mini_infer_web.body_fields import UnknownFields
 
 
 class InvocationDialect:
-    """A `Dialect`, of one request."""
+    """The `Dialect` of one request to /invocations."""
 
     _dialect: Dialect
 
     def parse(self, body: dict[str, Any], unknown: UnknownFields | None = None) -> GenerationSpec:
-        """See `Dialect`."""
+        """Parses the body as a chat or a completion, by its fields."""
         if ("messages" in body) == ("prompt" in body):
             raise ApiError(400, "send either messages, as to a chat, or a prompt, as to a completion", param="messages")
         self._dialect = ChatDialect() if "messages" in body else CompletionDialect()
         return self._dialect.parse(body, unknown)
 
     def renderer(self, spec: GenerationSpec, request_id: str, model: str, decoder: Decoder | None) -> Renderer:
-        """See `Dialect`."""
+        """Returns the renderer of the chat or the completion."""
         return self._dialect.renderer(spec, request_id, model, decoder)

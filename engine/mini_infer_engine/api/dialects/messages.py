@@ -1,4 +1,6 @@
-"""What OpenAI refuses of a chat's messages whatever the template would do with them. The rest the contract checks."""
+"""Checks a chat's messages by OpenAI's rules, whatever the template would do with them. mini_infer_prompts checks the
+rest.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +11,7 @@ _ROLES = ("developer", "system", "user", "assistant", "tool")
 
 
 def check_messages(messages: Sequence[dict[str, Any]]) -> None:
-    """ApiError: a role is unknown, or a message has what belongs to another role."""
+    """Raises ApiError if a role is unknown, or a message has a field that belongs to another role."""
     for index, message in enumerate(messages):
         where, role = ("messages", index), message.get("role")
         if role == "function" or message.get("function_call") is not None:

@@ -1,4 +1,4 @@
-"""Fields of OpenAI's and vLLM's requests for what this server does not do, and the values that do not ask for it.
+"""Fields of OpenAI's and vLLM's requests that this server does not support, and the values that do not use them.
 
 A field in these tables is accepted at one of its values, and left out or null; any other value is refused by name.
 vLLM's are those of vllm/entrypoints/openai/{chat_completion,completion}/protocol.py.
@@ -7,7 +7,7 @@ vLLM's are those of vllm/entrypoints/openai/{chat_completion,completion}/protoco
 from typing import Any
 
 Neutral = dict[str, tuple[Any, ...]]
-"""Field name to the values that ask for nothing that is not done anyway."""
+"""Values by field name that request nothing that is not done anyway."""
 
 BOTH: Neutral = {
     # vLLM's.
@@ -101,9 +101,9 @@ REASONS = {
     "function_call": "tool_choice is its successor",
     "functions": "tools are their successor",
 }
-"""Why, where leaving the field out needs an explanation."""
+"""Explanations for fields whose absence needs one."""
 
 
 def is_one_of(value: object, accepted: tuple[Any, ...]) -> bool:
-    """Whether a value is one of these, 1 and true being different."""
+    """True if a value is one of these, 1 and true being different."""
     return any(type(value) is type(other) and value == other for other in accepted)

@@ -1,6 +1,6 @@
 """The shapes of answers, for the description of the API alone: renderers write them as bytes. A test compares them.
 
-Fields that only some answers have are `UNSET` here; there may be more than stand here.
+Fields that only some answers have are `UNSET` here; answers may have more fields than stand here.
 """
 
 from typing import Any, Literal
@@ -9,7 +9,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 
 class PromptTokensDetails(Struct):
-    """What of the prompt was in the cache."""
+    """Tokens of the prompt that were in the cache."""
 
     cached_tokens: int
 
@@ -25,11 +25,11 @@ class Usage(Struct):
 
 
 class CalledFunction(Struct):
-    """Whom the model calls, and with what."""
+    """The function that the model calls, and its arguments."""
 
     name: str
     arguments: str
-    """JSON."""
+    """The arguments as JSON."""
 
 
 class ToolCall(Struct):
@@ -83,7 +83,7 @@ class ChatCompletion(Struct):
 
 
 class ChunkChoice(Struct):
-    """What is new of one answer."""
+    """New output of one choice."""
 
     index: int
     delta: dict[str, Any]
@@ -146,7 +146,7 @@ class EmbeddingsUsage(Struct):
 
 
 class Embedding(Struct):
-    """Of one input, of length 1; in base64 its fp32 numbers, the least byte first."""
+    """The embedding of one input, of length 1; in base64 its fp32 numbers, the least byte first."""
 
     object: Literal["embedding"]
     index: int
@@ -261,7 +261,7 @@ class ResponseStreamEvent(Struct):
 
     type: str
     sequence_number: int | UnsetType = UNSET
-    """Of every event but `token_ids`."""
+    """Number of the event in its stream; every event but `token_ids` has one."""
     response: dict[str, Any] | UnsetType = UNSET
     item: dict[str, Any] | UnsetType = UNSET
     part: dict[str, Any] | UnsetType = UNSET
@@ -283,7 +283,7 @@ class ResponseStreamEvent(Struct):
 
 
 class ResponseDeleted(Struct):
-    """It is not kept any more."""
+    """The answer to a DELETE: the response is not kept any more."""
 
     id: str
     object: str
@@ -291,7 +291,7 @@ class ResponseDeleted(Struct):
 
 
 class ResponseItems(Struct):
-    """What a response was an answer to."""
+    """The input of a response, in pages."""
 
     object: Literal["list"]
     data: list[dict[str, Any]]
@@ -301,20 +301,20 @@ class ResponseItems(Struct):
 
 
 class ResponseInputTokens(Struct):
-    """How long a prompt is."""
+    """The number of a prompt's tokens."""
 
     object: str
     input_tokens: int
 
 
 class MessageTokensCount(Struct):
-    """How long a prompt is."""
+    """The number of a prompt's tokens."""
 
     input_tokens: int
 
 
 class Rendered(Struct):
-    """A prompt, and with which parameters it would be gone on with."""
+    """A prompt, and the parameters with which it would be continued."""
 
     request_id: str
     model: str
@@ -348,7 +348,7 @@ class Detokenized(Struct):
 
 
 class Model(Struct):
-    """A name that requests may ask for."""
+    """A model name for requests."""
 
     id: str
     object: Literal["model"]
@@ -359,33 +359,33 @@ class Model(Struct):
 
 
 class ModelList(Struct):
-    """All of them."""
+    """All model names."""
 
     object: Literal["list"]
     data: list[Model]
 
 
 class Version(Struct):
-    """Of the server."""
+    """The server's version."""
 
     version: str
 
 
 class Load(Struct):
-    """How busy the server is."""
+    """The load of the server."""
 
     server_load: int
     """Requests that are being answered."""
 
 
 class Status(Struct):
-    """How the server is."""
+    """The status of the server."""
 
     status: str
 
 
 class Error(Struct):
-    """What is wrong with a request."""
+    """The fault of a request."""
 
     message: str
     type: str
@@ -395,20 +395,20 @@ class Error(Struct):
 
 
 class ErrorAnswer(Struct):
-    """Of OpenAI's paths, and all others but Anthropic's."""
+    """The error of OpenAI's paths, and of all others but Anthropic's."""
 
     error: Error
 
 
 class MessagesError(Struct):
-    """What is wrong with a message."""
+    """The fault of a request for a message."""
 
     type: str
     message: str
 
 
 class MessagesErrorAnswer(Struct):
-    """Of Anthropic's paths."""
+    """The error of Anthropic's paths."""
 
     type: Literal["error"]
     error: MessagesError

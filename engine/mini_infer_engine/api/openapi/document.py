@@ -1,4 +1,4 @@
-"""The OpenAPI description of what clients may ask, of an engine and of a gateway before it. Made once, when asked."""
+"""The OpenAPI description of the requests to an engine, and to a gateway before it. Made once, at the first request."""
 
 import re
 from functools import cache
@@ -33,12 +33,12 @@ _PROBES = (400, 405, 431, 500, 503)
 
 @cache
 def document() -> bytes:
-    """As JSON."""
+    """Returns the description as JSON."""
     return encode_json(openapi())
 
 
 def openapi() -> dict[str, Any]:
-    """As an object."""
+    """Returns the description as an object."""
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method] = _operation(operation)
@@ -82,7 +82,7 @@ def _operation(operation: Operation) -> dict[str, Any]:
 
 
 def _parameters(operation: Operation) -> list[dict[str, Any]]:
-    """Those of the path, and those of the query."""
+    """Returns the parameters of the path, and those of the query."""
     path = re.findall(r"{(\w+)}", operation.path)
     asked: dict[str, Schema] = {}
     if operation.query is not None:

@@ -1,4 +1,4 @@
-"""What clients may ask of a server, one row each: the gateway passes the same on. Knows no schemas.
+"""Lists the requests that a server answers, one row each: the gateway passes the same on. Knows no schemas.
 
 Paths for gateways and operators (/drain, /role, /prompt_assets, /kv_snapshot, /metrics) are not for clients and stand
 in docs/api.md.
@@ -29,22 +29,22 @@ class Operation:
     tag: str
     summary: str
     request: type | None = None
-    """Of the JSON body; None: it has none."""
+    """Type of the JSON body; None if it has none."""
     query: type | None = None
-    """Its parameters; None: it has none."""
+    """Type of the query's parameters; None if it has none."""
     answer: type | None = None
-    """None: an empty body."""
+    """Type of the answer's body; None if it is empty."""
     is_list: bool = False
-    """The answer is a list of these."""
+    """True if the answer is a list of these."""
     event: type | None = None
-    """Of the server-sent events that answer `stream: true`."""
+    """Type of the server-sent events that answer `stream: true`."""
     statuses: tuple[int, ...] = ()
-    """Beside those that every operation of its kind has."""
+    """Statuses beside those that every operation of its kind has."""
     error: type = answers.ErrorAnswer
 
     @property
     def is_probe(self) -> bool:
-        """Asked without a body and without a key, all the time."""
+        """True if it is requested without a body and without a key, all the time."""
         return self.tag == "server"
 
 

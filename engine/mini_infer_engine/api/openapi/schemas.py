@@ -30,7 +30,7 @@ class TextPart(Struct):
 
 
 class CalledFunctionParam(Struct):
-    """As the model has called it; `arguments` is JSON."""
+    """A function as the model has called it; `arguments` is JSON."""
 
     name: str
     arguments: str
@@ -49,14 +49,14 @@ class ChatMessage(Struct):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | UnsetType | None = UNSET
-    """null only where the assistant calls tools."""
+    """Content of the message; null only if the assistant calls tools."""
     tool_calls: list[ToolCallParam] | UnsetType = UNSET
     tool_call_id: str | UnsetType = UNSET
     reasoning: str | UnsetType | None = UNSET
 
 
 def schemas_of(types: Iterable[type]) -> dict[str, Schema]:
-    """By name: these types and all that they are made of."""
+    """Returns the schemas of these types, and of all that they are made of, by name."""
     kinds = list(types)
     found = msgspec.json.schema_components([*kinds, ChatMessage], ref_template=REF_TEMPLATE)[1]
     for kind in kinds:
@@ -66,12 +66,12 @@ def schemas_of(types: Iterable[type]) -> dict[str, Schema]:
 
 
 def reference(kind: type) -> Schema:
-    """To the schema of a type."""
+    """Returns a reference to the schema of a type."""
     return {"$ref": REF_TEMPLATE.format(name=kind.__name__)}
 
 
 def _complete(kind: type[Body], schema: Schema) -> None:
-    """Adds what the types of a request's fields do not say."""
+    """Adds facts that the types of a request's fields do not express."""
     properties: dict[str, Schema] = schema["properties"]
     if issubclass(kind, GenerationFields):
         properties |= {name: _of_neutral(values) for name, values in kind.neutral.items()}
@@ -86,6 +86,6 @@ def _complete(kind: type[Body], schema: Schema) -> None:
 
 
 def _of_neutral(values: tuple[Any, ...]) -> Schema:
-    """A field for what is not done: it takes these values, and null."""
+    """Returns the schema of a field that is not supported: it takes these values, and null."""
     builtins = [value for index, value in enumerate(values) if value not in values[:index]]
     return {"enum": [*builtins, None], "description": "Accepted at these values only."}

@@ -1,4 +1,4 @@
-"""Names of architectures: which are served, and where in `config.json` their text model stands. No torch."""
+"""Names of architectures: which ones are served, and where in `config.json` their text model stands. No torch."""
 
 import logging
 
@@ -20,20 +20,20 @@ MODELS = {
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "SmolLM3ForCausalLM": "smollm3",
 }
-"""The name in `architectures` of config.json, which is also the class, to its module in `models/`."""
+"""Modules in `models/` by the name in `architectures` of config.json, which is also the class's."""
 _TEXT_PARTS = {
     "Gemma3ForConditionalGeneration": "Gemma3ForCausalLM",
     "Mistral3ForConditionalGeneration": "MistralForCausalLM",
 }
-"""Models that also read images, of which the text part is served."""
+"""Models that also read images, whose text part is served, and that part's architecture."""
 _SHARED_FIELDS = ("dtype", "torch_dtype", "eos_token_id", "bos_token_id", "quantization_config")
-"""Of a model that also reads images, what may stand outside of `text_config`."""
+"""Fields that a model that also reads images may have outside of `text_config`."""
 
 log = logging.getLogger(__name__)
 
 
 def text_model(fields: Fields) -> tuple[Fields, str]:
-    """Returns the fields of the text model and its architecture. ModelError: it is none of `MODELS`.
+    """Returns the fields of the text model and its architecture. Raises ModelError if it is none of `MODELS`.
 
     An embedding model may be named after the decoder alone, such as Qwen3Model.
     """
@@ -55,7 +55,7 @@ def text_model(fields: Fields) -> tuple[Fields, str]:
 
 
 def _text_part(fields: Fields, name: str) -> Fields:
-    """`text_config` with what stands beside it for the whole model."""
+    """Returns `text_config` with the shared fields that stand beside it for the whole model."""
     text = fields.values.get("text_config")
     if not isinstance(text, dict):
         raise fields.refuse("text_config", f"must be an object, the text model's config of {name}.")

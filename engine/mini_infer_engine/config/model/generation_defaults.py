@@ -10,7 +10,7 @@ from mini_infer_engine.config.json_fields import Fields
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """Sampling defaults that a model's makers ship; None: they say nothing."""
+    """Sampling defaults that a model's makers ship; None for parameters without one."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -18,21 +18,23 @@ class GenerationDefaults:
     min_p: float | None = None
     repetition_penalty: float | None = None
     max_tokens: int | None = None
-    """Its `max_new_tokens`: of an output whose request does not say how many."""
+    """The file's `max_new_tokens`: most tokens of an output whose request does not say how many."""
     is_limit: bool = False
-    """Whether no request gets more than `max_tokens`."""
+    """True if no request gets more than `max_tokens`."""
     eos_token_ids: tuple[int, ...] = ()
     ignored: Mapping[str, Any] = field(default_factory=dict)
     """Fields that would change the text and have no counterpart here, with their values."""
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """Those sampling parameters that they say, by their names."""
+        """The sampling parameters that have a default, by their names."""
         names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def summary(self) -> str:
-        """Which fields of generation_config.json are the defaults of requests, and which cannot be; "" for none."""
+        """Says which fields of generation_config.json are the defaults of requests, and which cannot
+        be; "" for none.
+        """
         taken = self.sampling
         parts = [f"requests that say nothing else get {_listed(taken)}"] if taken else []
         if self.is_limit and self.max_tokens is not None:
@@ -42,18 +44,19 @@ class GenerationDefaults:
         return "; ".join(parts)
 
     def output_tokens(self, asked: int | None) -> int | None:
-        """How many an output may have at most; None: as many as the context holds. `asked`: by the request."""
+        """Returns the most tokens of an output; None for as many as the context takes. `asked` is the
+        request's limit.
+        """
         if asked is None or self.max_tokens is None:
             return self.max_tokens if asked is None else asked
         return min(asked, self.max_tokens) if self.is_limit else asked
 
     @staticmethod
     def from_directory(directory: Path) -> "GenerationDefaults":
-        """Read `generation_config.json`; all None where the folder has none.
+        """Reads `generation_config.json`; all fields are None if the folder has none.
 
         Raises:
             ModelError: the file is no JSON object or a value has the wrong type.
-
         """
         path = directory / "generation_config.json"
         if not path.exists():
@@ -102,7 +105,7 @@ _UNSUPPORTED_GENERATION: dict[str, tuple[Any, ...]] = {
     "forced_eos_token_id": (),
     "exponential_decay_length_penalty": (),
 }
-"""Fields of transformers' GenerationConfig that change what is chosen, and the values at which they do not."""
+"""Fields of transformers' GenerationConfig that change the chosen tokens, and the values at which they do not."""
 
 
 def _listed(values: Mapping[str, Any]) -> str:

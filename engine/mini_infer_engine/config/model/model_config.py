@@ -1,7 +1,7 @@
 """The shape of a decoder-only model as frozen data, and the checks that all architectures share.
 
 This file knows the fields and defaults of transformers 5 and of the older forms that published checkpoints still use.
-What one architecture reads differently stands in its own file under `models/`. It knows neither torch nor tensors.
+Fields that one architecture reads differently are in its own file under `models/`. It knows neither torch nor tensors.
 """
 
 from dataclasses import dataclass
@@ -41,52 +41,53 @@ class ModelConfig:
     output_bias: bool
     mlp_bias: bool
     sliding_windows: tuple[int | None, ...]
-    """Of each layer: tokens that a token sees, itself among them; None: all before it."""
+    """Sliding window of each layer: tokens that a token sees, itself among them; None if it sees all before it."""
     activation: Activation = "silu"
-    """Of the gate in the feed-forward block."""
+    """Activation of the gate in the feed-forward block."""
     attention_scale: float
     """Factor of queries times keys before the softmax."""
     attention_softcap: float | None = None
     """Scores become softcap * tanh(scores / softcap) before mask and softmax."""
     logits_softcap: float | None = None
-    """The same of logits."""
+    """Logits become softcap * tanh(logits / softcap); None if they are not capped."""
     logits_divisor: float = 1.0
-    """Of logits, before all else."""
+    """Divisor of logits, applied before the softcap."""
     embedding_scale: float = 1.0
     """Factor of the token embeddings."""
     norm_offset: float = 0.0
     """Added to the weights of every norm: some checkpoints store them less one."""
     quantization: Schemes | None = None
-    """How the linear layers are stored; None: in `dtype`."""
+    """Schemes in which the linear layers are stored; None if they are in `dtype`."""
     kv_cache_dtype: KVCacheDtype | None = None
-    """In what the checkpoint's makers measured keys and values; None: in `dtype`."""
+    """Data type for which the checkpoint's makers measured keys and values; None if it is `dtype`."""
     dtype: str
-    """The checkpoint's: float32, bfloat16 or float16."""
+    """Data type of the checkpoint: float32, bfloat16 or float16."""
     eos_token_ids: tuple[int, ...]
-    """From generation_config.json, else from config.json, else the tokenizer's; may be empty."""
+    """End-of-sequence ids from generation_config.json, else from config.json, else the tokenizer's; may be empty."""
     bos_token_id: int | None
     tensor_parallel: TensorParallel = ALONE
-    """Which part of each layer is built: sizes above are those of the whole model."""
+    """The part of each layer that is built: sizes above are those of the whole model."""
     stage: PipelineStage = WHOLE
-    """Which of the layers are built."""
+    """The pipeline stage whose layers are built."""
 
     @property
     def layers(self) -> range:
-        """Those that are built: all, or a stage's."""
+        """The layers that are built: all, or a stage's."""
         return range(self.num_layers) if self.stage.layers is None else self.stage.layers
 
     @property
     def has_embeddings(self) -> bool:
-        """Whether the table of embeddings is built: it is what a pass begins with, and may be the head too."""
+        """True if the table of embeddings is built: a pass begins with it, and it may be the head too."""
         return self.stage.is_first or (self.stage.is_last and self.tie_word_embeddings)
 
 
 def parse_decoder(
     fields: Fields, architecture: str, eos_token_ids: tuple[int, ...], **different: Any
 ) -> dict[str, Any]:
-    """The arguments of `ModelConfig` for a decoder of Llama's kind; `different` replaces what an architecture changes.
+    """Returns the arguments of `ModelConfig` for a decoder of Llama's kind; `different` replaces those that an
+    architecture changes.
 
-    Every field that changes what is computed is checked. `eos_token_ids` win over the file's own.
+    Every field that changes the computation is checked. `eos_token_ids` win over the file's own.
     """
     hidden_size, num_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
     num_kv_heads = fields.size("num_key_value_heads", num_heads)
@@ -151,7 +152,7 @@ def _check_rotation(fields: Fields, rope: RopeParameters, head_dim: int) -> None
 
 
 def parse_activation(fields: Fields, key: str = "hidden_act", *supported: Activation) -> Activation:
-    """The gate's activation under `key`; ModelError where this architecture is not served with it."""
+    """Returns the gate's activation under `key`. Raises ModelError if this architecture is not served with it."""
     value = fields.values.get(key, "silu")
     activation = _ACTIVATIONS.get(value) if isinstance(value, str) else None
     if activation is None or activation not in (supported or ("silu",)):
@@ -160,14 +161,14 @@ def parse_activation(fields: Fields, key: str = "hidden_act", *supported: Activa
 
 
 def sliding_window(fields: Fields) -> int | None:
-    """Tokens of `sliding_window`; None where the file says null or nothing."""
+    """Returns the tokens of `sliding_window`; None if the file says null or nothing."""
     return None if fields.values.get("sliding_window") is None else fields.size("sliding_window")
 
 
 def windows_by_layer(
     fields: Fields, num_layers: int, window: int | None, otherwise: tuple[int | None, ...]
 ) -> tuple[int | None, ...]:
-    """The window of each layer after `layer_types`; `otherwise` where the file has none."""
+    """Returns the window of each layer by `layer_types`; `otherwise` if the file has none."""
     layer_types = fields.values.get("layer_types")
     if layer_types is None:
         return otherwise

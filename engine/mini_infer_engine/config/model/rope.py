@@ -1,4 +1,4 @@
-"""How positions become rotations: what `config.json` says of it, under transformers 5's names or older ones."""
+"""Reads from `config.json` how positions become rotations, under transformers 5's names or older ones."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -8,13 +8,13 @@ from mini_infer_engine.config.json_fields import MOST, Fields
 
 RopeType = Literal["none", "default", "linear", "llama3", "yarn", "longrope"]
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
-"""Those that a file may name; "none" (NoPE) is what architectures say of single layers."""
+"""Types that a file may name; "none" (NoPE) is what architectures say of single layers."""
 _DEFAULT_THETA = 10_000.0
 
 
 @dataclass(frozen=True, slots=True)
 class RopeParameters:
-    """How positions become rotations; fields that a `type` does not use keep their defaults."""
+    """The rotation of positions (RoPE); fields that a `type` does not use keep their defaults."""
 
     type: RopeType = "default"
     theta: float = _DEFAULT_THETA
@@ -29,9 +29,9 @@ class RopeParameters:
     mscale_all_dim: float | None = None
     truncate: bool = True
     short_factors: tuple[float, ...] = ()
-    """Of longrope: divisors of the frequencies where the served context is within the original one."""
+    """Divisors of longrope's frequencies if the served context is within the original one."""
     long_factors: tuple[float, ...] = ()
-    """The same for longer contexts."""
+    """Divisors of longrope's frequencies for longer contexts."""
     partial: float = 1.0
     """Share of a head's dimensions that are rotated: the first ones of the checkpoint."""
 
@@ -49,12 +49,12 @@ class RopeParameters:
         return max_position_embeddings
 
     def rotary_dim(self, head_dim: int) -> int:
-        """Dimensions of a head that are rotated."""
+        """Returns the number of a head's dimensions that are rotated."""
         return int(head_dim * self.partial)
 
 
 NO_ROTATION = RopeParameters(type="none")
-"""Of layers without position embeddings (NoPE, Kazemnejad et al. 2023, arXiv 2305.19466)."""
+"""The rotation of layers without position embeddings (NoPE, Kazemnejad et al. 2023, arXiv 2305.19466)."""
 
 
 def parse_rope(
@@ -64,7 +64,9 @@ def parse_rope(
     *,
     allows_partial: bool = False,
 ) -> RopeParameters:
-    """The one rotation of all layers, from `rope_scaling` (older files) or `rope_parameters` (transformers 5)."""
+    """Returns the one rotation of all layers, from `rope_scaling` (older files) or `rope_parameters`
+    (transformers 5).
+    """
     key, raw = rope_object(fields)
     if any(isinstance(value, dict) for value in raw.values()):
         raise fields.refuse(key, "different rotations for different layers are not supported.")
@@ -72,7 +74,7 @@ def parse_rope(
 
 
 def rope_object(fields: Fields) -> tuple[str, dict[str, Any]]:
-    """The key and the object that say how to rotate; an empty object where the file has none."""
+    """Returns the key and the object that describe the rotation; an empty object if the file has none."""
     key = "rope_scaling" if fields.values.get("rope_scaling") else "rope_parameters"
     raw = fields.values.get(key) or {}
     if not isinstance(raw, dict):
@@ -89,7 +91,7 @@ def parse_rope_object(
     *,
     allows_partial: bool = False,
 ) -> RopeParameters:
-    """One rotation; `raw` is the object under `key`, and `rope_theta` may stand beside it in older files."""
+    """Returns one rotation; `raw` is the object under `key`, and `rope_theta` may stand beside it in older files."""
     theta = fields.positive("rope_theta", default_theta)
     rope = Fields(fields.path, {"rope_theta": theta, **raw})
     rope_type = rope.values.get("rope_type") or rope.values.get("type") or "default"

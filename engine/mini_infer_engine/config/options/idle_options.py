@@ -1,4 +1,4 @@
-"""Options that were set and change nothing, because what they belong to is off. No torch here."""
+"""Finds options that were set and have no effect, because the feature that they belong to is off. No torch here."""
 
 from mini_infer_contract.engine_options import EngineOptions
 from mini_infer_contract.options import option_rows
@@ -6,7 +6,7 @@ from mini_infer_engine.config.options.speculation import speculation_of
 
 
 def idle_options(options: EngineOptions) -> list[str]:
-    """Each such option's flag, with what it has no effect without."""
+    """Returns the flag of each such option, with the option that it needs to have an effect."""
     speculation = speculation_of(options)
     is_ngram = speculation is not None and speculation.method == "ngram"
     ngram = "--speculative-method ngram"

@@ -14,7 +14,7 @@ class Mechanism(StrEnum):
     description: str
 
     def __new__(cls, name: str, description: str) -> "Mechanism":
-        """A string that carries its description."""
+        """Makes a string that has a description."""
         member = str.__new__(cls, name)
         member._value_ = name
         member.description = description
@@ -92,7 +92,7 @@ class Mechanism(StrEnum):
 
 
 def parse_mechanisms(names: Iterable[str]) -> frozenset[Mechanism]:
-    """The mechanisms of these names. ValueError: one is unknown, with the names that there are."""
+    """Returns the mechanisms of these names. Raises a ValueError that lists the known names if one is unknown."""
     known = {str(mechanism): mechanism for mechanism in Mechanism}
     found = set()
     for name in names:

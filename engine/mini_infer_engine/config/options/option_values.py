@@ -1,4 +1,4 @@
-"""What an option's value may be, for command lines and keywords alike. Knows no option by name."""
+"""Reads and checks values of options, for command lines and keywords alike. Knows no option by name."""
 
 import re
 from typing import Any, Literal, get_args, get_origin
@@ -11,7 +11,7 @@ _UNITS = {
 
 
 def bytes_of(text: str) -> int:
-    """Bytes from "512MiB", "2GB", "1.5g" or a plain number. ValueError: it is no size."""
+    """Returns the bytes of "512MiB", "2GB", "1.5g" or a plain number. Raises ValueError if it is no size."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]I?)?B?", text.strip().upper())
     if match is None:
         raise ValueError(f"{text!r} is no size: write bytes, or a number with KB, MB, GB, MiB, GiB")
@@ -19,7 +19,9 @@ def bytes_of(text: str) -> int:
 
 
 def count_of(text: str) -> int | None:
-    """A number of tokens, also as vLLM has them: 25.6k is 25,600, 8K is 8,192. None: it is no number."""
+    """Returns a number of tokens, also in vLLM's forms: 25.6k is 25,600, 8K is 8,192. Returns None if
+    it is no number.
+    """
     match = re.fullmatch(r"([+-]?\d+)|(\d+(?:\.\d+)?)([kmg])|(\d+)([KMG])", text.strip())
     if match is None:
         return None
@@ -32,7 +34,7 @@ def count_of(text: str) -> int | None:
 
 
 def range_fault(row: OptionRow, value: float | None) -> str | None:
-    """What a number must be where `value` is none (None) or out of its range; None: it is well."""
+    """Says which numbers an option takes if `value` is no number (None) or out of its range; None if it is valid."""
     option = row.option
     low, high = option.low, option.high
     too_low = value is not None and low is not None and (value < low if option.low_is_allowed else value <= low)
@@ -45,7 +47,7 @@ def range_fault(row: OptionRow, value: float | None) -> str | None:
 
 
 def choice_fault(row: OptionRow, value: Any) -> str | None:
-    """What to write instead, where it is none of an option's choices."""
+    """Says what to write instead if `value` is none of an option's choices; None if it is one."""
     choices = get_args(row.type) if get_origin(row.type) is Literal else ()
     if not choices or value in choices:
         return None

@@ -19,19 +19,20 @@ _LIMITS = ConnectionLimits()
 
 
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server is started with, beside its engine's options."""
+    """The options that a server is started with, beside its engine's."""
 
     host: Annotated[str, Option(group=SERVER, unit="ADDRESS")] = "127.0.0.1"
     """Address to listen on; `::` is reachable from other machines, by IPv4 and IPv6."""
     port: Annotated[int, Option(group=SERVER, unit="PORT", low=0, high=65_535)] = HTTP_PORT
-    """Of HTTP; 0: a free one."""
+    """Port of HTTP; 0: a free one."""
     events_port: Annotated[int, Option(group=SERVER, unit="PORT", low=0, high=65_535, default_text="0, do not")] = 0
-    """Publish KV events and load over ZMQ."""
+    """Port on which KV events and load are published over ZMQ."""
     replay_port: Annotated[int, Option(group=SERVER, unit="PORT", low=0, high=65_535, default_text="0, do not")] = 0
-    """Let gateways ask for events that they missed."""
+    """Port on which gateways request events that they missed."""
     role: Annotated[Role, Option(group=SERVER)] = "unified"
-    """prefill: it computes prompts for other engines; decode: it goes on after prompts that others have computed;
-    unified: both in one. Changed while it runs by POST /role."""
+    """prefill: it computes prompts for other engines; decode: it continues prompts that others have computed; unified:
+    both in one. POST /role changes it at run time.
+    """
     transfer_port: Annotated[
         int | None,
         Option(
@@ -42,105 +43,118 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
             default_text=f"{TRANSFER_PORT}, 0 where --role is unified",
         ),
     ] = None
-    """Give keys and values to other engines, and take theirs, by this port of control; 0: do not, which goes with
-    --role unified alone."""
+    """Port of control for KV transfer: the engine sends keys and values to other engines and receives theirs; 0: no
+    transfer, which goes with --role unified alone.
+    """
     kv_transfer_trust: Annotated[Literal["gateway", "clients"], Option(group=SERVER)] = "gateway"
-    """Whose kv_transfer_params and headers that name other engines count: those of the service's gateway, which sends
-    its token, or those of all clients, which is for the proxies of vLLM and llm-d; a client that is trusted can have
-    the engine take keys and values from any host, which then answer other clients' prompts."""
+    """Senders whose kv_transfer_params and headers that name other engines are trusted: the service's gateway, which
+    sends its token, or all clients, which is for the proxies of vLLM and llm-d; a trusted client can have the engine
+    take keys and values from any host, which then answer other clients' prompts.
+    """
     peer_key_file: Annotated[str | None, Option(group=SERVER, unit="FILE", default_text="none")] = None
     """The service's secret (64 hexadecimal digits, `openssl rand -hex 32`): gateways and engines that connect to the
-    event, replay and transfer ports must have it (CurveZMQ), and so must whoever drains the engine, switches its role
-    or reads its cache; read once, at the start."""
+    event, replay and transfer ports must have it (CurveZMQ), and so must everyone who drains the engine, switches its
+    role or reads its cache; read once, at the start.
+    """
     allow_unauthenticated_peers: Annotated[bool, Option(group=SERVER)] = False
-    """Without --peer-key-file: let event, replay and transfer ports listen at --host all the same, such as for
+    """Without --peer-key-file: lets event, replay and transfer ports listen at --host all the same, such as for
     consumers of vLLM's events; whoever reaches them reads prompts and takes keys and values. Otherwise they listen on
-    loopback."""
+    loopback.
+    """
     admin_socket: Annotated[str | None, Option(group=SERVER, unit="PATH", default_text="none")] = None
     """A Unix socket (mode 0600) where POST /drain, POST /role and GET /kv_snapshot need no other proof, beside
     /healthz, /readyz and /metrics."""
     max_body_bytes: Annotated[int, Option(group=SERVER, flag="max-body-size", unit="SIZE", low=1, is_size=True)] = (
         MAX_BODY_BYTES
     )
-    """Of one request, after decompression."""
+    """Largest body of one request, after decompression."""
     body_timeout_s: Annotated[float, Option(group=SERVER, flag="body-timeout", unit="SECONDS", low=0, high=_DAY_S)] = 60
-    """For a request's body to come; a slower one is answered with 408."""
+    """Seconds for a request's body to arrive; a slower one is answered with 408."""
     client_max_connections: Annotated[int, Option(group=SERVER, unit="N", low=1, high=2**20)] = _LIMITS.max_connections
-    """Of clients; more take the place of those that wait without a request, or get 503."""
+    """Most connections of clients; more take the place of those that wait without a request, or get 503."""
     client_max_connections_per_peer: Annotated[int, Option(group=SERVER, unit="N", low=1, high=2**20)] = (
         _LIMITS.max_connections_per_peer
     )
-    """The same of one address, or of one /64 of IPv6; a gateway is one address."""
+    """Most connections of one address, or of one /64 of IPv6; a gateway is one address."""
     client_max_header_bytes: Annotated[int, Option(group=SERVER, unit="N", low=1, high=2**24)] = (
         _LIMITS.max_header_bytes
     )
-    """Of one request; more get 431."""
+    """Most bytes of one request's headers; more get 431."""
     client_idle_timeout_s: Annotated[
         float, Option(group=SERVER, flag="client-idle-timeout", unit="SECONDS", low=0, high=_DAY_S)
     ] = _LIMITS.idle_timeout_s
-    """For a new connection's first request to begin."""
+    """Seconds for a new connection's first request to begin."""
     client_head_timeout_s: Annotated[
         float, Option(group=SERVER, flag="client-head-timeout", unit="SECONDS", low=0, high=_DAY_S)
     ] = _LIMITS.head_timeout_s
-    """For a request's headers to arrive; later ones get 408."""
+    """Seconds for a request's headers to arrive; later ones get 408."""
     client_min_body_rate: Annotated[int, Option(group=SERVER, unit="BYTES", low=1, high=2**40)] = _LIMITS.min_body_rate
-    """A second that a body must come at after --body-timeout; slower ones get 408."""
+    """Bytes a second at which a body must arrive after --body-timeout; slower ones get 408."""
     client_write_timeout_s: Annotated[
         float, Option(group=SERVER, flag="client-write-timeout", unit="SECONDS", low=0, high=_DAY_S)
     ] = _LIMITS.write_timeout_s
-    """For a client to read anything of what waits for it."""
+    """Seconds for a client to read something of the data that waits for it."""
     client_websocket_idle_timeout_s: Annotated[
         float, Option(group=SERVER, flag="client-websocket-idle-timeout", unit="SECONDS", low=0, high=_DAY_S)
     ] = _LIMITS.websocket_idle_timeout_s
-    """Without a message on a WebSocket."""
+    """Seconds without a message after which a WebSocket is closed."""
     unknown_fields: Annotated[UnknownFieldsMode, Option(group=SERVER)] = "refuse"
-    """Fields of requests that this server does not know; refuse: a 400 names them; warn: they are ignored, and so are
-    hints such as verbosity; the answer's header x-ignored-fields and the log name them."""
+    """Policy for fields of requests that this server does not know; refuse: a 400 names them; warn: they are ignored,
+    and so are hints such as verbosity; the answer's header x-ignored-fields and the log name them.
+    """
     request_timeout_s: Annotated[
         float, Option(group=SERVER, flag="request-timeout", unit="SECONDS", low=0, high=_DAY_S)
     ] = 0
-    """For a whole request, 408 then, or an error in its stream; a client's header x-request-timeout makes it shorter;
-    0: no limit."""
+    """Seconds for a whole request; then it gets a 408, or an error in its stream; a client's header x-request-timeout
+    makes it shorter; 0: no limit.
+    """
     sse_keepalive_s: Annotated[
         float, Option(group=SERVER, flag="sse-keepalive", unit="SECONDS", low=0, high=_DAY_S)
     ] = 15
-    """A stream whose first token takes longer is begun with comments, one each time, so that no proxy cuts it; from
-    then on an error is told inside of it; 0: never."""
+    """Seconds between comments in a stream whose first token takes longer, so that no proxy cuts it; from the first
+    comment on an error is sent inside of the stream; 0: never.
+    """
     max_waiting: Annotated[int, Option(group=SERVER, unit="N", low=0, high=2**31 - 1)] = 4096
-    """Choices of requests that wait, beside --max-num-seqs that run; above, the answer is 429 with Retry-After."""
+    """Most choices of requests that wait, beside --max-num-seqs that run; above, the answer is 429 with Retry-After."""
     max_tokenizing_bytes: Annotated[
         int, Option(group=SERVER, flag="max-tokenizing-size", unit="SIZE", low=1, is_size=True)
     ] = 256 * 2**20
-    """Of bodies that are being made into prompts at once; above, the answer is 429."""
+    """Largest total size of bodies that are being made into prompts at once; above, the answer is 429."""
     drain_timeout_s: Annotated[
         float, Option(group=SERVER, flag="drain-timeout", unit="SECONDS", low=0, high=_DAY_S)
     ] = 30
-    """After SIGTERM, for running requests to finish."""
+    """Seconds for running requests to finish after SIGTERM."""
     health_timeout_s: Annotated[
         float, Option(group=SERVER, flag="health-timeout", unit="SECONDS", low=0, high=_DAY_S)
     ] = 120
-    """/healthz answers 503 when the core has work and has finished no step for so long; a step on a CPU can take a
-    minute; 0: never."""
+    """Seconds after which /healthz answers 503 if the core has work and has finished no step; a step on a CPU can take
+    a minute; 0: never.
+    """
     api_key: Annotated[tuple[str, ...], Option(group=SERVER, unit="KEY", is_list=True, default_text="none")] = ()
     """Keys of clients; with none here, in --api-key-file or in MINI_INFER_API_KEY (one more) anybody is answered. Other
-    users of the machine can read these, but not those."""
+    users of the machine can read these, but not those of the file and the environment.
+    """
     api_key_file: Annotated[str | None, Option(group=SERVER, unit="FILE", default_text="none")] = None
     """Keys of clients, one a line, such as KEY name=team-a max-priority=-1; read again when it changes."""
     max_priority: Annotated[
         int | None,
         Option(group=SERVER, unit="N", low=-(2**31), high=2**31 - 1, default_text="none, as a gateway does it"),
     ] = None
-    """The lowest number, which goes first, that a request may have as its priority, where its key's line in
-    --api-key-file has none."""
+    """The lowest number, which goes first, that a request may have as its priority, if its key's line in --api-key-file
+    has none.
+    """
     cache_salt_by_key: Annotated[bool, Option(group=SERVER)] = True
-    """Clients of different API keys share no prefix cache, so that nobody finds out how others' prompts begin."""
+    """Separates the prefix caches of clients with different API keys, so that nobody finds out how others' prompts
+    begin.
+    """
     responses_max_bytes: Annotated[
         int, Option(group=SERVER, flag="responses-memory", unit="SIZE", low=0, is_size=True)
     ] = 64 * 2**20
-    """For responses of /v1/responses that are kept; the least recently used go first; unused behind a gateway, which
-    keeps them itself."""
+    """Memory for responses of /v1/responses that are kept; the least recently used are evicted first; unused behind a
+    gateway, which keeps them itself.
+    """
     responses_ttl_s: Annotated[float, Option(group=SERVER, flag="responses-ttl", unit="SECONDS", low=0)] = _DAY_S
-    """For which such a response is kept after its last use."""
+    """Seconds for which such a response is kept after its last use."""
     allowed_hosts: Annotated[
         tuple[str, ...],
         Option(
@@ -151,7 +165,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = ()
     """Hosts that clients may name in the Host header, without ports; *.example.com: all below; *: all; others get 421,
-    as web pages could pretend to be from this machine otherwise."""
+    as web pages could pretend to be from this machine otherwise.
+    """
     allowed_origins: Annotated[
         tuple[str, ...], Option(group=SERVER, unit="ORIGIN,...", is_list=True, default_text="none, CORS is off")
     ] = ()
@@ -159,44 +174,48 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     allowed_methods: Annotated[
         tuple[str, ...], Option(group=SERVER, unit="METHOD,...", is_list=True, default_text="*, all")
     ] = ("*",)
-    """What such pages may do."""
+    """Methods that such pages may use."""
     allowed_headers: Annotated[
         tuple[str, ...], Option(group=SERVER, unit="HEADER,...", is_list=True, default_text="*, all")
     ] = ("*",)
-    """What such pages may send."""
+    """Headers that such pages may send."""
     allow_credentials: Annotated[bool, Option(group=SERVER)] = False
-    """Browsers may send cookies and client certificates of such pages' users."""
+    """Lets browsers send cookies and client certificates of such pages' users."""
     ssl_certfile: Annotated[str | None, Option(group=SERVER, unit="FILE", default_text="none, plain HTTP")] = None
-    """TLS: the server's certificate and those behind it; files of TLS are read again when they change."""
+    """TLS: the server's certificate and the intermediate ones after it; files of TLS are read again
+    when they change.
+    """
     ssl_keyfile: Annotated[str | None, Option(group=SERVER, unit="FILE", default_text="in --ssl-certfile")] = None
-    """Its key."""
+    """The private key of the server's certificate."""
     ssl_ca_certs: Annotated[str | None, Option(group=SERVER, unit="FILE", default_text="none")] = None
-    """The CA that clients' certificates must be of."""
+    """The CA that must have signed clients' certificates."""
     ssl_cert_reqs: Annotated[Literal[0, 1, 2], Option(group=SERVER)] = 0
-    """Whether clients must have a certificate: 0 no, 1 they may, 2 they must."""
+    """Requirement for clients' certificates: 0 none, 1 they may have one, 2 they must."""
     enable_per_request_metrics: Annotated[bool, Option(group=SERVER)] = False
-    """Answers of one choice tell how long it took (metrics), in streams beside the usage."""
+    """Adds to answers of one choice how long it took (metrics), in streams beside the usage."""
     return_tokens_as_token_ids: Annotated[bool, Option(group=SERVER)] = False
-    """Log probabilities of all requests name tokens by their ids, as the request's field of that name asks for."""
+    """Log probabilities of all requests name tokens by their ids, as the request's field of that name requests."""
     enable_force_include_usage: Annotated[bool, Option(group=SERVER)] = False
-    """Every event of every stream has the usage so far, and a last one all of it, whatever stream_options say."""
+    """Adds the usage so far to every event of every stream, and a last event with all of it, whatever stream_options
+    say.
+    """
     access_log: Annotated[bool, Option(group=SERVER)] = True
-    """A line for each request; those that fail are warnings."""
+    """Logs a line for each request; those that fail are warnings."""
     log_format: Annotated[LogFormat, Option(group=SERVER)] = "text"
     """json: one object a line, for collectors."""
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Option(group=SERVER)] = "info"
-    """The least that is logged."""
+    """The lowest level that is logged."""
 
     @property
     def listening_transfer_port(self) -> int:
-        """The port in force; 0: there is none."""
+        """The transfer port in force; 0 if there is none."""
         if self.transfer_port is not None:
             return self.transfer_port
         return 0 if self.role == "unified" else TRANSFER_PORT
 
     @property
     def connections(self) -> ConnectionLimits:
-        """What clients may do with connections."""
+        """Limits of clients' connections."""
         return ConnectionLimits(
             max_connections=self.client_max_connections,
             max_connections_per_peer=self.client_max_connections_per_peer,
@@ -211,7 +230,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cors(self) -> CorsPolicy:
-        """For pages from elsewhere."""
+        """The CORS policy for pages from elsewhere."""
         return CorsPolicy(
             allowed_origins=self.allowed_origins,
             allowed_methods=self.allowed_methods,
@@ -221,7 +240,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tls(self) -> TlsFiles:
-        """Of the listening socket."""
+        """TLS of the listening socket."""
         return TlsFiles(
             ssl_certfile=self.ssl_certfile,
             ssl_keyfile=self.ssl_keyfile,
@@ -231,9 +250,9 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def missing_port_fault(server: ServerOptions, engine: EngineOptions) -> str | None:
-    """Which options ask for KV transfer where there is no transfer port; None: none does.
+    """Names the options that need a transfer port if there is none; None if no option needs it.
 
-    Without, such an engine would start, and move nothing.
+    Without this check, such an engine would start, and move nothing.
     """
     if server.listening_transfer_port:
         return None

@@ -1,4 +1,4 @@
-"""An engine's options (contract.engine_options), with what the engine itself checks and resolves. No torch here."""
+"""An engine's options (contract.engine_options), with the checks and defaults of the engine itself. No torch here."""
 
 import os
 
@@ -9,21 +9,23 @@ from mini_infer_engine.config.options.mechanisms import parse_mechanisms
 from mini_infer_engine.config.options.speculation import speculation_of
 
 _BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
-"""Tokens of one forward pass where nobody asks for a number, by device."""
+"""Default tokens of one forward pass, by device."""
 
 
 class EngineSettings(EngineOptions, frozen=True, kw_only=True):
-    """What an engine is started with."""
+    """The options that an engine is started with, checked."""
 
     def __post_init__(self) -> None:
-        """ValueError: `disable` names a mechanism that there is not, or other options do not go together."""
+        """Raises ValueError if `disable` names an unknown mechanism, or other options do not go together."""
         parse_mechanisms(self.disable)
         speculates = speculation_of(self) is not None
         if (fault := parallel_fault(self, speculates=speculates)) is not None:
             raise ValueError(fault)
 
     def resolved(self, device_type: str = "cpu") -> "ResolvedSettings":
-        """With what depends on the device filled in, once: whoever sizes memory and whoever schedules read the same."""
+        """Returns the settings with values that depend on the device filled in, once: memory planning and scheduling
+        read the same.
+        """
         values = msgspec.structs.asdict(self)
         if self.max_num_batched_tokens is None:
             values["max_num_batched_tokens"] = _BATCHED_TOKENS[device_type]
@@ -31,14 +33,14 @@ class EngineSettings(EngineOptions, frozen=True, kw_only=True):
 
 
 class ResolvedSettings(EngineSettings, frozen=True, kw_only=True):
-    """Settings without open questions."""
+    """Settings whose every value is known."""
 
     max_num_batched_tokens: int
     """Tokens of one forward pass."""
 
 
 def parallel_fault(options: EngineOptions, *, speculates: bool) -> str | None:
-    """What is wrong with the numbers of ranks and machines; None: nothing."""
+    """Says why the numbers of ranks and machines do not go together; None if they do."""
     if options.enable_expert_parallel and options.tensor_parallel_size == 1:
         return (
             "enable-expert-parallel deals experts out to the ranks of an engine: set tensor-parallel-size above 1, or "
@@ -63,7 +65,7 @@ def parallel_fault(options: EngineOptions, *, speculates: bool) -> str | None:
 
 
 def transfer_fault(options: EngineOptions) -> str | None:
-    """Why this engine exchanges no keys and values with others; None: it can."""
+    """Says why this engine exchanges no keys and values with others; None if it can."""
     if options.data_parallel_size > 1:
         return "--transfer-port: KV transfer needs --data-parallel-size 1, run a server for each engine"
     if options.pipeline_parallel_size > 1:
@@ -72,20 +74,20 @@ def transfer_fault(options: EngineOptions) -> str | None:
 
 
 def num_ranks(options: EngineOptions) -> int:
-    """Processes that share one model, each with a device of its own."""
+    """Returns the number of processes that share one model, each with a device of its own."""
     return options.tensor_parallel_size * options.pipeline_parallel_size
 
 
 def group_name(options: EngineOptions) -> str:
-    """What the processes are to each other, for people."""
+    """Returns the name of the parallel group for messages, such as "tensor- and pipeline-parallel group"."""
     kinds = {"tensor": options.tensor_parallel_size, "pipeline": options.pipeline_parallel_size}
     return f"{'- and '.join(kind for kind, size in kinds.items() if size > 1)}-parallel group"
 
 
 def num_nodes(options: EngineOptions) -> int:
-    """Machines of a group, from the options or LeaderWorkerSet's environment.
+    """Returns the number of machines of a group, from the options or LeaderWorkerSet's environment.
 
-    ValueError: the environment says another number than the options, or none.
+    Raises ValueError if the environment says another number than the options, or no number.
     """
     text = os.environ.get("LWS_GROUP_SIZE", "")
     if not text:
@@ -103,14 +105,14 @@ def num_nodes(options: EngineOptions) -> int:
 
 
 def ranks_per_node(options: EngineOptions) -> int:
-    """Of a group, on each of its machines."""
+    """Returns the number of a group's ranks on each of its machines."""
     return num_ranks(options) // num_nodes(options)
 
 
 def node_rank(options: EngineOptions) -> int:
-    """Which machine of a group over several this is, from the options or LeaderWorkerSet's environment.
+    """Returns the rank of this machine in a group over several, from the options or LeaderWorkerSet's environment.
 
-    ValueError: the environment names one that there is not.
+    Raises ValueError if the environment names one that there is not.
     """
     nodes = num_nodes(options)
     if nodes == 1:
@@ -124,7 +126,9 @@ def node_rank(options: EngineOptions) -> int:
 
 
 def master_address(options: EngineOptions) -> str:
-    """Where a group over several machines meets. ValueError: nobody says so."""
+    """Returns the host at which a group over several machines meets. Raises ValueError if neither options nor
+    environment say it.
+    """
     address = options.master_addr or os.environ.get("LWS_LEADER_ADDRESS", "")
     if not address:
         raise ValueError(f"nnodes = {num_nodes(options)} needs --master-addr, the first machine's host name or address")

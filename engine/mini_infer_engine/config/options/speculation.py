@@ -1,4 +1,4 @@
-"""What an engine is told of speculation: its options as one object, and vLLM's `speculative_config` read into them.
+"""Options of speculative decoding as one object, and vLLM's `speculative_config` read into them.
 
 No torch here.
 """
@@ -22,24 +22,24 @@ _OPTION_OF = {
     "prompt_lookup_max": "prompt_lookup_max",
     "prompt_lookup_min": "prompt_lookup_min",
 }
-"""vLLM's keys, and the options that say the same."""
+"""Options by the keys of vLLM's that mean the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculationConfig:
-    """Speculation that is switched on."""
+    """The settings of speculative decoding that is switched on."""
 
     method: Method
     model: str | None
-    """Of draft_model and head."""
+    """Model of draft_model and head; None for ngram."""
     num_tokens: int
-    """Guesses of a pass, at most."""
+    """Most draft tokens of a pass."""
     lookup_max: int
     lookup_min: int
 
 
 def speculation_of(options: EngineOptions) -> SpeculationConfig | None:
-    """None: it is off. ValueError: the options do not go together."""
+    """Returns the settings; None if speculation is off. Raises ValueError if the options do not go together."""
     method, model = options.speculative_method, options.speculative_model
     if method is None and model is None:
         return None
@@ -62,9 +62,9 @@ def speculation_of(options: EngineOptions) -> SpeculationConfig | None:
 
 
 def options_of_config(config: str | Mapping[str, Any]) -> dict[str, Any]:
-    """Options for vLLM's `speculative_config`, a mapping or JSON of one, checked as flags are.
+    """Returns the options that vLLM's `speculative_config` stands for, a mapping or JSON of one, checked as flags are.
 
-    ValueError: it has what there is not here, or a value is at fault.
+    Raises ValueError if it has something that is not supported here, or a value is wrong.
     """
     values: Any = config
     if isinstance(config, str):
@@ -87,7 +87,7 @@ def options_of_config(config: str | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fault(row: OptionRow, value: Any) -> str | None:
-    """What a value that JSON may have must be; None: it is well."""
+    """Says which values an option takes if this one, from JSON, is wrong; None if it is valid."""
     if (fault := choice_fault(row, value)) is not None:
         return fault
     if row.type is int:

@@ -1,4 +1,4 @@
-"""Which layers each stage of a pipeline has, after GPipe (Huang et al. 2019, arXiv 1811.06965). No torch here.
+"""Splits layers among the stages of a pipeline, after GPipe (Huang et al. 2019, arXiv 1811.06965). No torch here.
 
 A pass goes through the stages one after the other; while one computes it, those before compute the passes that follow.
 """
@@ -14,16 +14,16 @@ class PipelineStage:
     size: int = 1
     """Stages of the group."""
     layers: range | None = None
-    """Of the whole model, those that this stage has; None: not said yet, or all of them."""
+    """The layers of the whole model that this stage has; None if not known yet, or all of them."""
 
     @property
     def is_first(self) -> bool:
-        """Whether it looks embeddings up."""
+        """True if this stage looks embeddings up."""
         return self.index == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether it has the last norm and the head, and samples."""
+        """True if this stage has the last norm and the head, and samples."""
         return self.index == self.size - 1
 
 
@@ -31,13 +31,13 @@ WHOLE = PipelineStage()
 
 
 def split_layers(num_layers: int, num_stages: int, head_layers: float) -> list[range]:
-    """The layers of each stage, in order.
+    """Returns the layers of each stage, in order.
 
     All stages take as long as each other, as far as whole layers allow: the last one has fewer, because it also has the
-    head, which takes as long as `head_layers` layers. Where the others cannot have equally many, the later ones have
-    one more: the first also looks embeddings up.
+    head, which takes as long as `head_layers` layers. If the others cannot have equally many, the later ones have one
+    more: the first also looks embeddings up.
 
-    ValueError: there are more stages than layers.
+    Raises ValueError if there are more stages than layers.
     """
     if num_stages > num_layers:
         raise ValueError(

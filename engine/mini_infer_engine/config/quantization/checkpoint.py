@@ -1,6 +1,6 @@
-"""`quantization_config` of a model's config.json: which scheme its linear layers are stored in. No torch.
+"""Reads `quantization_config` of a model's config.json: the scheme in which its linear layers are stored. No torch.
 
-Read are FP8 checkpoints of three makes, `fp8` (DeepSeek-V3's and Qwen's, transformers' FineGrainedFP8Config),
+FP8 checkpoints of three makes are read, `fp8` (DeepSeek-V3's and Qwen's, transformers' FineGrainedFP8Config),
 `compressed-tensors` (llm-compressor's, `config.compressed_tensors`) and `modelopt` (NVIDIA's), the integers of
 compressed-tensors, GPTQ and AWQ (`integer_quantization`), and 4-bit floats (`fp4_quantization`).
 """
@@ -30,17 +30,18 @@ KV_SCALES = (
     ".v_proj.output_zero_point",
 )
 """Ends of the names of scales of keys and values, and of queries beside them, in compressed-tensors', AutoFP8's and
-modelopt's checkpoints. They are not read: keys and values of each token have their own here (`runtime.kv_rows`)."""
+modelopt's checkpoints. They are not read: keys and values of each token have their own here (`runtime.kv_rows`).
+"""
 _MODELOPT_FILE = "hf_quant_config.json"
 
 
 ZERO_SUFFIX = ".bias"
-"""GPTQ's tools write biases for layers that have none: unread ones must be zero."""
+"""Suffix of biases, which GPTQ's tools write for layers that have none: unread ones must be zero."""
 
 
 def unused_suffixes(schemes: Schemes | None) -> tuple[str, ...]:
-    """Of tensors that a checkpoint may have and that are not read: GPTQ's groups, where they are in their order, and
-    biases (`ZERO_SUFFIX`).
+    """Returns the suffixes of tensors that a checkpoint may have and that are not read: GPTQ's groups, if they are in
+    their order, and biases (`ZERO_SUFFIX`).
     """
     found = [rule.scheme for rule in ([] if schemes is None else schemes.rules)]
     integers = [scheme for scheme in found if isinstance(scheme, IntegerScheme)]
@@ -49,7 +50,9 @@ def unused_suffixes(schemes: Schemes | None) -> tuple[str, ...]:
 
 
 def parse_quantization(fields: Fields) -> Schemes | None:
-    """The schemes; None: the weights are not quantised. ModelError: they are, in a way that is not supported."""
+    """Returns the schemes; None if the weights are not quantised. Raises ModelError if they are, in an unsupported
+    form.
+    """
     raw = fields.values.get("quantization_config")
     if raw is None:
         file = _modelopt_file(fields)
@@ -79,8 +82,8 @@ def parse_quantization(fields: Fields) -> Schemes | None:
 
 
 def parse_kv_cache_dtype(fields: Fields) -> KVCacheDtype | None:
-    """How the checkpoint wants keys and values kept: compressed-tensors' and modelopt's `kv_cache_scheme`; None: it
-    does not say.
+    """Returns the format for cached keys and values that the checkpoint names: compressed-tensors' and modelopt's
+    `kv_cache_scheme`; None if it names none.
 
     Its scales are not needed: see `runtime.kv_rows`.
     """
@@ -109,8 +112,8 @@ def _parse_fp8(fields: Fields, raw: dict[str, Any]) -> Schemes:
 
 
 def _parse_gptq(fields: Fields, raw: dict[str, Any]) -> Schemes:
-    """GPTQModel's `dynamic`: the first pattern that matches a layer's name changes its scheme, or, after "-:", has it
-    not quantised.
+    """Reads GPTQModel's `dynamic`: the first pattern that matches a layer's name changes its scheme, or, after "-:",
+    has it not quantised.
     """
     dynamic = raw.get("dynamic") or {}
     if not isinstance(dynamic, dict) or not all(isinstance(changes, dict) for changes in dynamic.values()):
@@ -128,7 +131,9 @@ def _parse_gptq(fields: Fields, raw: dict[str, Any]) -> Schemes:
 
 
 def _unnamed_in_blocks(fields: Fields, raw: dict[str, Any]) -> tuple[str, ...]:
-    """A pattern of what transformers' `modules_in_block_to_quantize` does not name: lists of parts of layers' names."""
+    """Returns a pattern of the layers that transformers' `modules_in_block_to_quantize` does not name: lists of parts
+    of layers' names.
+    """
     key = "modules_in_block_to_quantize"
     lists = raw.get(key)
     if not lists:
@@ -140,7 +145,9 @@ def _unnamed_in_blocks(fields: Fields, raw: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _modelopt_file(fields: Fields) -> Fields | None:
-    """Of modelopt's first checkpoints, whose config.json says nothing: hf_quant_config.json, where there is one."""
+    """Returns hf_quant_config.json, if there is one, of modelopt's first checkpoints, whose config.json
+    says nothing.
+    """
     path = fields.path.parent / _MODELOPT_FILE
     if not path.is_file():
         return None
@@ -152,7 +159,7 @@ def _modelopt_file(fields: Fields) -> Fields | None:
 
 
 def _parse_modelopt(fields: Fields, raw: dict[str, Any], ignored: tuple[str, ...]) -> Schemes | None:
-    """The schemes; None: keys and values alone are quantised."""
+    """Returns the schemes; None if keys and values alone are quantised."""
     if not raw.get("quant_algo"):
         return None
     if _algorithm(raw) != "MIXED_PRECISION":
@@ -168,7 +175,7 @@ def _parse_modelopt(fields: Fields, raw: dict[str, Any], ignored: tuple[str, ...
 
 
 def _modelopt_scheme(fields: Fields, raw: dict[str, Any]) -> Scheme:
-    """Of all layers, or of one."""
+    """Returns the scheme of all layers, or of one."""
     if _algorithm(raw) in ("NVFP4", "W4A16_NVFP4"):
         return parse_modelopt_fp4(fields, raw)
     if _algorithm(raw) == "FP8":

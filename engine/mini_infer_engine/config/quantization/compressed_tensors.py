@@ -1,6 +1,6 @@
-"""`quantization_config` of compressed-tensors, which llm-compressor writes: groups of layers, each with a scheme.
+"""Reads `quantization_config` of compressed-tensors, which llm-compressor writes: groups of layers, each with a scheme.
 
-After that package's `QuantizationConfig` and `match_targets`. No torch.
+Follows that package's `QuantizationConfig` and `match_targets`. No torch.
 """
 
 from typing import Any
@@ -13,7 +13,9 @@ from mini_infer_engine.config.quantization.schemes import ALL_LINEAR, Fp8Scheme,
 
 
 def parse_compressed_tensors(fields: Fields, raw: dict[str, Any]) -> Schemes | None:
-    """The schemes; None: keys and values alone are quantised. ModelError: one is of a form that is not supported."""
+    """Returns the schemes; None if keys and values alone are quantised. Raises ModelError if one has an unsupported
+    form.
+    """
     _check_transforms(fields, raw.get("transform_config"))
     groups = raw.get("config_groups")
     if not groups and isinstance(raw.get("kv_cache_scheme"), dict):
@@ -33,7 +35,9 @@ def parse_compressed_tensors(fields: Fields, raw: dict[str, Any]) -> Schemes | N
 
 
 def _check_transforms(fields: Fields, transforms: Any) -> None:
-    """ModelError: activations are to be transformed at each product. Transforms of weights are in the weights."""
+    """Raises ModelError if activations are to be transformed at each product. Transforms of weights are
+    in the weights.
+    """
     schemes = transforms.get("config_groups") if isinstance(transforms, dict) else None
     for name, scheme in (schemes or {}).items():
         locations = {str(each.get("location")) for each in scheme.get("apply") or []}
@@ -43,13 +47,15 @@ def _check_transforms(fields: Fields, transforms: Any) -> None:
 
 
 def _rank(rule: Rule) -> tuple[int, str]:
-    """compressed-tensors' order of rules: names, then regular expressions, then classes, each in alphabetical order."""
+    """Orders rules as compressed-tensors does: names, then regular expressions, then classes, each alphabetically."""
     is_class, is_pattern = rule.target == ALL_LINEAR, "re:" in rule.target
     return 2 * is_class + is_pattern, rule.target
 
 
 def _scheme(fields: Fields, raw: dict[str, Any], group: dict[str, Any]) -> Scheme | None:
-    """Of one group; None: its activations alone are quantised, which stay in the model's dtype here."""
+    """Returns the scheme of one group; None if its activations alone are quantised, which stay in the model's dtype
+    here.
+    """
     weights = group.get("weights")
     if weights is None:
         return None

@@ -1,4 +1,4 @@
-"""What all readers of `quantization_config` have in common: lists of names, and how a value is refused. No torch."""
+"""Helpers that all readers of `quantization_config` share: lists of names, and refusals of values. No torch."""
 
 import re
 from collections.abc import Iterator
@@ -10,7 +10,9 @@ from mini_infer_engine.config.json_fields import Fields
 
 
 def names(fields: Fields, raw: dict[str, Any], key: str) -> tuple[str, ...]:
-    """Layers under a key: names or patterns; none where it is missing. ModelError: it is something else."""
+    """Returns the layers under a key: names or patterns; none if it is missing. Raises ModelError if it is something
+    else.
+    """
     found = raw.get(key) or []
     if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
         raise refuse(fields, key, "it must be a list of names")
@@ -21,7 +23,7 @@ def names(fields: Fields, raw: dict[str, Any], key: str) -> tuple[str, ...]:
 
 
 def check_pattern(fields: Fields, key: str, pattern: str) -> None:
-    """ModelError: it is no regular expression of Python's."""
+    """Raises ModelError if the pattern is no regular expression of Python's."""
     try:
         re.compile(pattern)
     except re.error as error:
@@ -29,13 +31,13 @@ def check_pattern(fields: Fields, key: str, pattern: str) -> None:
 
 
 def refuse(fields: Fields, what: str, remedy: str) -> ModelError:
-    """For a value of quantization_config; `remedy` goes on after a colon."""
+    """Returns the error for a value of quantization_config; `remedy` goes on after a colon."""
     return ModelError(f"{fields.path}: quantization_config: {what}: {remedy}; or use the original weights.")
 
 
 @contextmanager
 def errors_of(part: str) -> Iterator[None]:
-    """A ModelError within says which part of quantization_config it is about."""
+    """Adds the part of quantization_config to the message of a ModelError within the block."""
     try:
         yield
     except ModelError as error:

@@ -1,6 +1,7 @@
-"""`quantization_config` of checkpoints with 4-bit floats: NVFP4 and MXFP4, and NVIDIA's modelopt, which writes NVFP4.
+"""Reads `quantization_config` of checkpoints with 4-bit floats: NVFP4 and MXFP4, and NVIDIA's modelopt, which writes
+NVFP4.
 
-After compressed-tensors' formats `nvfp4-pack-quantized` and `mxfp4-pack-quantized`, and modelopt's
+Follows compressed-tensors' formats `nvfp4-pack-quantized` and `mxfp4-pack-quantized`, and modelopt's
 hf_quant_config.json. No torch.
 """
 
@@ -19,18 +20,24 @@ class Fp4Scheme:
     """Weights as 4-bit floats (E2M1), two a byte, with a scale for each row and group of columns."""
 
     form: Fp4Form
-    """How tensors are called; and in modelopt's form the scale of the whole tensor multiplies, elsewhere it divides."""
+    """Form of the checkpoint, which decides the names of tensors; in modelopt's form the scale of the whole tensor
+    multiplies, elsewhere it divides.
+    """
     group_size: int
-    """16: scales are e4m3, and the tensor has one more. 32: scales are powers of two."""
+    """Columns of a row that share a scale. With 16 scales are e4m3, and the tensor has one more; with 32 they are
+    powers of two.
+    """
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The scheme's name in messages."""
         return "nvfp4" if self.group_size == 16 else "mxfp4"
 
 
 def parse_compressed_fp4(fields: Fields, form: Any, weights: dict[str, Any]) -> Fp4Scheme:
-    """Of compressed-tensors: `weights` is that of one of its groups. ModelError: it is a form that is not supported."""
+    """Returns the scheme of a group of compressed-tensors, whose `weights` these are. Raises ModelError for an
+    unsupported form.
+    """
     if form not in _GROUPS:
         raise refuse(fields, f"format = {form!r}", f"of 4-bit floats {' and '.join(_GROUPS)} are supported")
     if (group := weights.get("group_size")) != _GROUPS[form]:
@@ -39,7 +46,9 @@ def parse_compressed_fp4(fields: Fields, form: Any, weights: dict[str, Any]) -> 
 
 
 def parse_modelopt_fp4(fields: Fields, raw: dict[str, Any]) -> Fp4Scheme:
-    """Of modelopt: `raw` is what says `quant_algo`. ModelError: it is a form that is not supported."""
+    """Returns the scheme of modelopt; `raw` is the object with `quant_algo`. Raises ModelError for an
+    unsupported form.
+    """
     group = raw.get("group_size", 16)
     if group != 16:
         raise refuse(fields, f"group_size = {group!r}", "of NVFP4 it must be 16")

@@ -1,6 +1,7 @@
-"""`quantization_config` of checkpoints with integer weights: GPTQ, AWQ, and compressed-tensors' W8A8, W8A16 and W4A16.
+"""Reads `quantization_config` of checkpoints with integer weights: GPTQ, AWQ, and compressed-tensors' W8A8, W8A16 and
+W4A16.
 
-After autoawq's, gptqmodel's and compressed-tensors' documented formats. No torch.
+Follows autoawq's, gptqmodel's and compressed-tensors' documented formats. No torch.
 """
 
 from dataclasses import dataclass
@@ -17,24 +18,24 @@ class IntegerScheme:
     """Weights as integers of a few bits with scales, dequantised when they are loaded."""
 
     form: Form
-    """How integers, scales and zero points are laid out."""
+    """Layout of integers, scales and zero points."""
     bits: int
     group_size: int
     """Columns of a row that share a scale; 0: all of them."""
     symmetric: bool
-    """Whether zero points are in the middle, and not stored (GPTQ stores them nevertheless)."""
+    """True if zero points are in the middle, and not stored (GPTQ stores them nevertheless)."""
     act_order: bool
-    """Whether each column says its group (`g_idx`): GPTQ quantised them in another order."""
+    """True if each column says its group (`g_idx`): GPTQ quantised them in another order."""
     zero_offset: int
-    """Added to stored zero points: GPTQ's first format has them less one."""
+    """Number added to stored zero points: GPTQ's first format has them less one."""
     tensor_scale: bool = False
-    """One scale for the whole tensor."""
+    """True if the whole tensor has one scale."""
     int8_activations: bool = False
-    """Whether it was made for W8A8: where kernels gain by it, activations become int8 with a dynamic scale a row."""
+    """True if it was made for W8A8: where kernels gain by it, activations become int8 with a dynamic scale a row."""
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The scheme's name in messages."""
         kind = {"gptq": "gptq ", "awq": "awq "}.get(self.form, "") + f"int{self.bits}"
         return f"{kind} by groups of {self.group_size}" if self.group_size else kind
 
@@ -42,9 +43,9 @@ class IntegerScheme:
 def parse_compressed_integers(
     fields: Fields, form: Any, group: dict[str, Any], weights: dict[str, Any]
 ) -> IntegerScheme:
-    """Of compressed-tensors: `group` is one of its groups, `weights` that of it.
+    """Returns the scheme of a `group` of compressed-tensors, whose `weights` these are.
 
-    ModelError: it is a form that is not supported.
+    Raises ModelError for an unsupported form.
     """
     if form not in ("pack-quantized", "int-quantized"):
         raise refuse(fields, f"format = {form!r}", "of integers pack-quantized and int-quantized are supported")
@@ -74,7 +75,7 @@ def _has_int8_activations(group: dict[str, Any]) -> bool:
 
 
 def parse_gptq(fields: Fields, raw: dict[str, Any]) -> IntegerScheme:
-    """Of gptqmodel and AutoGPTQ."""
+    """Returns the scheme of a checkpoint of gptqmodel or AutoGPTQ."""
     form = raw.get("checkpoint_format", "gptq")
     if form not in ("gptq", "gptq_v2"):
         raise refuse(fields, f"checkpoint_format = {form!r}", "supported are gptq and gptq_v2")
@@ -89,7 +90,7 @@ def parse_gptq(fields: Fields, raw: dict[str, Any]) -> IntegerScheme:
 
 
 def parse_awq(fields: Fields, raw: dict[str, Any]) -> IntegerScheme:
-    """Of autoawq, in the layout "gemm"."""
+    """Returns the scheme of a checkpoint of autoawq, in the layout "gemm"."""
     version = str(raw.get("version", "gemm")).lower()
     if version != "gemm":
         raise refuse(fields, f"version = {version!r}", "supported is gemm")
@@ -111,7 +112,7 @@ def _bits(fields: Fields, raw: dict[str, Any], supported: tuple[int, ...]) -> in
 
 
 def _group_size(fields: Fields, value: Any, least: int) -> int:
-    """0 for -1, which is the whole row."""
+    """Returns the columns of a group; 0 for -1, which is the whole row."""
     if value == -1:
         return 0
     if not isinstance(value, int) or value < least:

@@ -1,4 +1,4 @@
-"""Which quantisation scheme each linear layer of a checkpoint has, by its name. Knows neither torch nor any format."""
+"""Maps each linear layer of a checkpoint to its quantisation scheme by its name. Knows neither torch nor any format."""
 
 import re
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from mini_infer_engine.config.quantization.integer import IntegerScheme
 
 Strategy = Literal["tensor", "channel", "block"]
 ALL_LINEAR = "Linear"
-"""The target that is every linear layer: torch's class, in compressed-tensors' words."""
+"""The target that stands for every linear layer: torch's class, in compressed-tensors' words."""
 PATTERN = "re:"
-"""What a target begins with that is a regular expression."""
+"""Prefix of a target that is a regular expression."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,15 +21,15 @@ class Fp8Scheme:
     """Weights in float8 e4m3fn with scales; activations stay in the model's dtype."""
 
     strategy: Strategy
-    """One scale a tensor, one a row of the weight, or one a block."""
+    """The part of a weight that shares a scale: the tensor, a row, or a block."""
     block: tuple[int, int]
     """Rows and columns that share a scale, with strategy "block"."""
     scale_name: str
-    """Of the scales beside `weight` in the checkpoint."""
+    """Name of the scales beside `weight` in the checkpoint."""
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The scheme's name in messages."""
         return f"fp8 by {self.strategy}"
 
 
@@ -43,10 +43,10 @@ class Rule:
     target: str
     """`ALL_LINEAR`, a layer's name in the checkpoint, or "re:" and a regular expression that matches its beginning."""
     scheme: Scheme | None
-    """None: these layers are not quantised."""
+    """The scheme; None if these layers are not quantised."""
 
     def is_of(self, layer: str) -> bool:
-        """Whether the layer of this name is meant."""
+        """True if the target names the layer of this name."""
         if self.target.startswith(PATTERN):
             return re.match(self.target.removeprefix(PATTERN), layer) is not None
         return self.target in (ALL_LINEAR, layer)
@@ -54,30 +54,30 @@ class Rule:
 
 @dataclass(frozen=True)
 class Schemes:
-    """Of a checkpoint's linear layers; nearly always one for all."""
+    """The schemes of a checkpoint's linear layers; nearly always one for all."""
 
     rules: tuple[Rule, ...]
-    """The one whose target is a layer's name is the layer's, else the first that means it."""
+    """Rules in order: a layer's is the one whose target is its name, else the first that matches it."""
     ignored: tuple[str, ...] = ()
     """Layers that are not quantised, whatever the rules say: names, beginnings of names, or patterns."""
 
     @classmethod
     def of_all(cls, scheme: Scheme, ignored: tuple[str, ...]) -> "Schemes":
-        """One for all linear layers but those that are ignored."""
+        """Returns one scheme for all linear layers but those that are ignored."""
         return cls((Rule(ALL_LINEAR, scheme),), ignored)
 
     @property
     def name(self) -> str:
-        """For people: those of all schemes."""
+        """The names of all schemes, for messages."""
         return ", ".join(dict.fromkeys(rule.scheme.name for rule in self.rules if rule.scheme is not None))
 
     def scheme_of(self, layer: str) -> Scheme | None:
-        """Of the layer that the checkpoint calls so; None: it is not quantised."""
+        """Returns the scheme of the layer that has this name in the checkpoint; None if it is not quantised."""
         rule = self._rule_of(layer)
         return None if rule is None else rule.scheme
 
     def reason_of(self, layer: str) -> str:
-        """Why the layer has its scheme, for people: the target that names it."""
+        """Says why the layer has its scheme: the target that names it."""
         if self._ignores(layer):
             return "ignored"
         rule = self._rule_of(layer)
@@ -104,7 +104,7 @@ class Schemes:
 
     @cached_property
     def _ignored_patterns(self) -> list[re.Pattern[str]]:
-        """Each regular expression, and one for all names, beginnings of names and patterns with wildcards."""
+        """Returns each regular expression, and one for all names, beginnings of names and patterns with wildcards."""
         named = [f"{re.escape(name)}(\\.|$)|{translate(name)}" for name in self.ignored if not name.startswith(PATTERN)]
         expressions = [name.removeprefix(PATTERN) for name in self.ignored if name.startswith(PATTERN)]
         return [re.compile(expression) for expression in (*expressions, *(["|".join(named)] if named else []))]

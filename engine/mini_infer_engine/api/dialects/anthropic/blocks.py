@@ -1,4 +1,4 @@
-"""The content blocks of a whole message, and what stands in them beside text. Knows no request and no stream."""
+"""Builds the content blocks of a whole message: text, thinking and calls of tools. Knows no request and no stream."""
 
 import hashlib
 from typing import Any
@@ -10,34 +10,34 @@ from mini_infer_engine.parsing.base import ToolCall
 
 
 def text_blocks(text: str) -> list[dict[str, Any]]:
-    """One block, or none where there is no text."""
+    """Returns one block, or none if there is no text."""
     return [{"type": "text", "text": text}] if text else []
 
 
 def thinking_blocks(thinking: str, *, omitted: bool) -> list[dict[str, Any]]:
-    """One block, or none where there was no thinking. `omitted`: that there was some is told, and not what it was."""
+    """Returns one block, or none if there was no thinking. If `omitted`, the block is there without its text."""
     if not thinking:
         return []
     return [{"type": "thinking", "thinking": "" if omitted else thinking, "signature": signature(thinking)}]
 
 
 def signature(thinking: str) -> str:
-    """What stands where Anthropic signs thinking: clients want it to be there, and nobody checks it."""
+    """Returns a value for the field where Anthropic signs thinking: clients expect it, and nobody checks it."""
     return hashlib.sha256(thinking.encode("utf-8", "replace")).hexdigest()
 
 
 def tool_use_block(call: ToolCall) -> dict[str, Any]:
-    """A call of a tool."""
+    """Returns the block of a call of a tool."""
     return {"type": "tool_use", "id": tool_use_id(call.id), "name": call.name, "input": _input(call.arguments)}
 
 
 def tool_use_id(call_id: str) -> str:
-    """The id of a call as Anthropic's clients know it: "toolu_" where OpenAI's have "call_"."""
+    """Returns the id of a call as Anthropic's clients know it: "toolu_" where OpenAI's have "call_"."""
     return f"toolu_{call_id.removeprefix('call_')}"
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """Arguments that an answer's limit has cut are no JSON."""
+    """Returns the arguments as an object; arguments that an answer's limit has cut are no JSON, and are wrapped."""
     try:
         value = msgspec.json.decode(arguments or "{}")
     except (msgspec.DecodeError, UnicodeError, RecursionError):

@@ -1,4 +1,4 @@
-"""The content blocks of a message in Anthropic's stream: which one is open, and the events that make, fill and end it.
+"""Emits the content blocks of a message in Anthropic's stream: the events that open, fill and end each.
 
 Pure: pieces of text in, bytes out. Knows no request and no tokens.
 """
@@ -16,28 +16,28 @@ PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
 def ids_event(token_ids: list[int]) -> bytes:
-    """The token ids of the events before it since the last of its kind. Clients pass over pings."""
+    """Returns an event with the token ids of the events before it since the last of its kind. Clients ignore pings."""
     return event({"type": "ping", "token_ids": token_ids})
 
 
 def event(content: dict[str, Any]) -> bytes:
-    """One server-sent event, named by its type."""
+    """Returns one server-sent event, named by its type."""
     return b"event: %b\ndata: %b\n\n" % (content["type"].encode(), _encode(content))
 
 
 class BlockEvents:
-    """Of one message. Calls come one after the other: the open one is the one whose arguments come."""
+    """The block events of one message. Calls come one after the other: the open one is the one whose arguments come."""
 
     def __init__(self, *, omits_thinking: bool) -> None:
-        """`omits_thinking`: that there was some is told, and not what it was."""
+        """If `omits_thinking`, a block of thinking is sent without its text."""
         self._omits_thinking = omits_thinking
         self._open: str | None = None
-        """The type of the block that is open."""
+        """Type of the block that is open."""
         self._index = -1
         self._thinking: list[str] = []
 
     def part(self, part: Part) -> bytes:
-        """More of whatever it is."""
+        """Returns the events of a part of any kind."""
         if isinstance(part, Content):
             return self.text(part.text)
         if isinstance(part, Reasoning):
@@ -45,27 +45,27 @@ class BlockEvents:
         return self.tool_use(part.id, part.name) if isinstance(part, ToolCallBegin) else self.tool_input(part.text)
 
     def text(self, piece: str) -> bytes:
-        """More of the answer."""
+        """Returns the events of a piece of the answer."""
         if not piece:
             return b""
         return self._in_block("text", {"text": ""}) + self._delta({"type": "text_delta", "text": piece})
 
     def thinking(self, piece: str) -> bytes:
-        """More of the thinking."""
+        """Returns the events of a piece of thinking."""
         begun = self._in_block("thinking", {"thinking": "", "signature": ""})
         self._thinking.append(piece)
         return begun if self._omits_thinking else begun + self._delta({"type": "thinking_delta", "thinking": piece})
 
     def tool_use(self, call_id: str, name: str) -> bytes:
-        """A call begins."""
+        """Returns the events that begin a call."""
         return self.close() + self._in_block("tool_use", {"id": tool_use_id(call_id), "name": name, "input": {}})
 
     def tool_input(self, piece: str) -> bytes:
-        """More of the open call's input."""
+        """Returns the event of a piece of the open call's input."""
         return self._delta({"type": "input_json_delta", "partial_json": piece})
 
     def close(self) -> bytes:
-        """The open block, if there is one, ends."""
+        """Returns the events that end the open block; none if no block is open."""
         if self._open is None:
             return b""
         signed = b""
@@ -76,7 +76,7 @@ class BlockEvents:
         return signed + event({"type": "content_block_stop", "index": self._index})
 
     def _in_block(self, kind: str, beginning: dict[str, Any]) -> bytes:
-        """Whatever it takes for a block of this type to be open."""
+        """Returns the events that are needed for a block of this type to be open."""
         if self._open == kind:
             return b""
         closed = self.close()

@@ -1,4 +1,4 @@
-"""Anthropic's /v1/messages: a chat in other words (see contract/dialects/anthropic), and what the answer looks like."""
+"""Anthropic's /v1/messages: a chat in other words (mini_infer_apis.dialects.anthropic), and the form of its answer."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,12 +20,12 @@ from mini_infer_web.body_fields import UnknownFields
 
 
 class MessagesDialect:
-    """A `Dialect`, of one request."""
+    """The `Dialect` of one request to /v1/messages."""
 
     _request: MessagesRequest
 
     def parse(self, body: dict[str, Any], unknown: UnknownFields | None = None) -> GenerationSpec:
-        """See `Dialect`."""
+        """Parses the body as the chat that it is equivalent to; errors name the client's fields."""
         self._request = parse_request(body, MessagesRequest, unknown)
         chat = chat_of(self._request)
         try:
@@ -39,12 +39,12 @@ class MessagesDialect:
     def renderer(
         self, spec: GenerationSpec, request_id: str, model: str, decoder: Decoder | None
     ) -> "MessagesRenderer":
-        """See `Dialect`."""
+        """Returns the renderer of a message."""
         return MessagesRenderer(self._request, request_id, model)
 
 
 class MessagesRenderer:
-    """A `Renderer`: a message, whole or in events."""
+    """A `Renderer` of a message, whole or in events."""
 
     def __init__(self, request: MessagesRequest, request_id: str, model: str) -> None:
         self._request_id = request_id
@@ -56,7 +56,7 @@ class MessagesRenderer:
         self._tells_ids = bool(request.return_token_ids)
 
     def whole(self, replies: Sequence[OutputText]) -> bytes:
-        """See `Renderer`."""
+        """Renders the message with its content and usage."""
         reply = replies[0]
         message = self._head | {"content": self._content(reply)} | self._end(reply) | _NOT_HERE
         ids: dict[str, Any] = {}
@@ -74,7 +74,7 @@ class MessagesRenderer:
         return [*thinking, *text_blocks(parsed.content), *map(tool_use_block, parsed.tool_calls)]
 
     def begin(self, replies: Sequence[OutputText]) -> bytes:
-        """See `Renderer`."""
+        """Renders `message_start`; nothing for a resumed stream, whose client has it."""
         self._is_parsed = replies[0].parsed is not None
         if replies[0].resumed is not None:
             self._event(replies[0].resumed)  # Told by another engine: here, only which block is open.
@@ -84,7 +84,7 @@ class MessagesRenderer:
         return event({"type": "message_start", "message": self._head | nothing | _NOT_HERE | {"usage": usage}}) + PING
 
     def render(self, deltas: Sequence[Delta]) -> bytes:
-        """See `Renderer`."""
+        """Renders deltas as events of content blocks."""
         if not self._max_tokens:
             return b""
         events = b"".join([self._event(delta) for delta in deltas])
@@ -98,13 +98,13 @@ class MessagesRenderer:
         return b"".join([self._blocks.part(part) for part in delta.parts])
 
     def end(self, replies: Sequence[OutputText]) -> bytes:
-        """See `Renderer`."""
+        """Renders the end of the open block, then `message_delta` and `message_stop`."""
         reply = replies[0]
         last = {"type": "message_delta", "delta": self._end(reply), "usage": self._usage(reply)}
         return self._blocks.close() + event(last) + event({"type": "message_stop"})
 
     def broken(self, error: ApiError) -> bytes:
-        """See `Renderer`."""
+        """Renders an error as Anthropic's event."""
         return ANTHROPIC_ERRORS.event(error, self._request_id)
 
     def _end(self, reply: OutputText) -> dict[str, Any]:
@@ -130,7 +130,7 @@ class MessagesRenderer:
 
 
 _NOT_HERE: dict[str, Any] = {"container": None}
-"""Of a message: what clients expect to be told of, and what is never there."""
+"""Fields of a message that clients expect, and that are never set here."""
 
 
 def _prompt_usage(reply: OutputText) -> dict[str, Any]:
@@ -138,13 +138,14 @@ def _prompt_usage(reply: OutputText) -> dict[str, Any]:
 
 
 def _settled(usage: dict[str, Any]) -> dict[str, Any]:
-    """With what is known of a message before its end, and not told again there."""
+    """Adds the fields of a message's usage that are known before its end, and are not repeated there."""
     lifetimes = {"ephemeral_5m_input_tokens": usage["cache_creation_input_tokens"], "ephemeral_1h_input_tokens": 0}
     return usage | {"cache_creation": lifetimes, "server_tool_use": None, "service_tier": "standard"}
 
 
 def message_usage(prompt_tokens: int, cached_tokens: int) -> dict[str, Any]:
-    """A prompt's tokens as Anthropic counts them: read from the cache, put into it, and neither; together all of them.
+    """Returns a prompt's tokens as Anthropic counts them: read from the cache, put into it, and neither; together all
+    of them.
 
     All whole blocks of a prompt go into the cache, whatever `cache_control` says.
     """

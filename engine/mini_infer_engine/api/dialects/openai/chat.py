@@ -1,4 +1,4 @@
-"""OpenAI's /v1/chat/completions. Which fields are known, what they ask for, and what the answer looks like."""
+"""OpenAI's /v1/chat/completions: its fields, their meaning, and the form of its answer."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,7 +26,7 @@ from mini_infer_web.api_errors import ApiError
 from mini_infer_web.body_fields import UnknownFields
 
 MAX_THINKING_TOKENS = 1_000_000
-"""More than any context has."""
+"""Most tokens of reasoning: more than any context has."""
 
 
 class ChatRequest(GenerationFields, kw_only=True):
@@ -57,17 +57,17 @@ class ChatRequest(GenerationFields, kw_only=True):
 
     @property
     def output_limit(self) -> OutputLimit:
-        """Of each choice."""
+        """The limit of each choice's tokens."""
         if self.max_completion_tokens is not None:
             return OutputLimit("max_completion_tokens", self.max_completion_tokens, True)
         return OutputLimit("max_tokens", self.max_tokens, self.max_tokens is not None)
 
 
 class ChatDialect:
-    """A `Dialect`."""
+    """The `Dialect` of /v1/chat/completions."""
 
     def parse(self, body: dict[str, Any], unknown: UnknownFields | None = None) -> GenerationSpec:
-        """See `Dialect`."""
+        """Parses the body, whose messages become one prompt."""
         request = parse_fields(body, ChatRequest, unknown)
 
         def prompt_ids(encoder: PromptEncoder | None, limits: PromptLimits | None) -> Sliced[list[list[int]]]:
@@ -96,20 +96,17 @@ class ChatDialect:
         )
 
     def renderer(self, spec: GenerationSpec, request_id: str, model: str, decoder: Decoder | None) -> "ChatRenderer":
-        """See `Dialect`."""
+        """Returns the renderer of a chat's answer."""
         return ChatRenderer(spec, request_id, model, decoder)
 
 
-"""Of OpenAI's service tiers, among requests that name none."""
-
-
 def _priority(request: ChatRequest) -> int:
-    """A number that the client sends goes before a tier."""
+    """Returns the priority of a request; a number that the client sends wins over a service tier."""
     return SERVICE_TIER_PRIORITIES.get(request.service_tier or "", 0) if request.priority is None else request.priority
 
 
 def _continued(request: ChatRequest) -> Sequence[str]:
-    """With `echo`: the last message's text, where the answer goes on in its role."""
+    """Returns the text to echo: the last message's, if the answer goes on in its role."""
     last = request.messages[-1]
     if not request.echo or last.get("role") != "assistant" or not isinstance(last.get("content"), str):
         return ()
@@ -117,7 +114,7 @@ def _continued(request: ChatRequest) -> Sequence[str]:
 
 
 def _parsing(request: ChatRequest) -> OutputParsing:
-    """What is to be read out of the output."""
+    """Returns the parts to parse from the output."""
     parsing = tool_parsing(request.tools, request.tool_choice, request.parallel_tool_calls)
     budget, content = request.thinking_token_budget, request.messages[-1].get("content")
     if budget is not None and budget >= 0:
@@ -128,28 +125,30 @@ def _parsing(request: ChatRequest) -> OutputParsing:
 
 
 def _num_logprobs(request: ChatRequest) -> int | None:
-    """Most likely tokens to tell of each; None: no log probabilities."""
+    """Returns the number of most likely tokens to report at each position; None for no log probabilities."""
     if request.top_logprobs and not request.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs = true", param="top_logprobs", code="invalid_value")
     return (request.top_logprobs or 0) if request.logprobs else None
 
 
 class ChatRenderer(OpenAIRenderer):
-    """chat.completion and chat.completion.chunk."""
+    """Renders chat.completion and chat.completion.chunk."""
 
     id_prefix = "chatcmpl-"
     object_name = "chat.completion"
     chunk_object_name = "chat.completion.chunk"
 
     def message(self, reply: OutputText) -> dict[str, Any]:
-        """The assistant's."""
+        """Returns the assistant's message."""
         message = chat_message(reply, include_reasoning=self._spec.include_reasoning)
         if self._spec.prompt_texts:
             message["content"] = f"{self._spec.prompt_texts[0]}{message['content'] or ''}"
         return {"message": message}
 
     def whole(self, replies: Sequence[OutputText]) -> bytes:
-        """VLLM tells a prompt's log probabilities beside the choices, null where none are asked for."""
+        """Renders the answer. As in vLLM, a prompt's log probabilities stand beside the choices, null if none are
+        requested.
+        """
         self.extra = {"prompt_logprobs": None, "prompt_token_ids": None}
         if self._spec.sampling.get("prompt_logprobs") is not None:
             self.extra["prompt_logprobs"] = prompt_logprobs(replies[0].prompt_logprobs, self._decoder)
@@ -158,25 +157,27 @@ class ChatRenderer(OpenAIRenderer):
         return super().whole(replies)
 
     def whole_logprobs(self, reply: OutputText) -> dict[str, Any]:
-        """Of all tokens."""
+        """Returns the log probabilities of all tokens in a chat's shape."""
         return chat_logprobs(reply.logprobs, self._names)
 
     def delta_logprobs(self, delta: Delta) -> dict[str, Any]:
-        """Of a delta's."""
+        """Returns the log probabilities of a delta's tokens in a chat's shape."""
         return chat_logprobs(delta.logprobs, self._names)
 
     def text_delta(self, text: str) -> bytes:
-        """A piece of the content."""
+        """Returns a piece of the content."""
         return b'"delta":{"content":' + encode_json(text) + b"}"
 
     def end_reason(self, reason: EndReason | None) -> str | None:
-        """After a call that the request has forced, OpenAI's answers end with "stop", and vLLM's do."""
+        """Returns the finish reason. After a call that the request has forced it is "stop", as in OpenAI's and vLLM's
+        answers.
+        """
         parsing = self._spec.parsing
         is_forced = parsing is not None and parsing.tool_choice == "named"
         return "stop" if reason == "tool_calls" and is_forced else reason
 
     def begin(self, replies: Sequence[OutputText]) -> bytes:
-        """Each choice begins with its role."""
+        """Renders the first event of each choice, which has its role."""
         super().begin(replies)
         if self._spec.resume_token_ids:
             return b""
@@ -192,7 +193,7 @@ class ChatRenderer(OpenAIRenderer):
         return b"".join(roles + echoes)
 
     def event(self, delta: Delta) -> bytes:
-        """The end of a choice is apart from its text."""
+        """Renders a delta; the end of a choice is apart from its text."""
         body = chat_delta(delta.parts, include_reasoning=self._spec.include_reasoning)
         if delta.finish_reason is None:
             if not body and not self._spec.tells_all:

@@ -1,6 +1,6 @@
 """vLLM's /v1/chat/completions/batch: many conversations with one set of fields, one choice each.
 
-What is not possible for many at once is refused by name: streams, tools, beams, several choices, an echo.
+Features that are not possible for many at once are refused by name: streams, tools, beams, several choices, an echo.
 """
 
 from collections.abc import Iterator
@@ -44,10 +44,10 @@ class BatchChatRequest(ChatRequest, kw_only=True):
 
 
 class BatchChatDialect:
-    """A `Dialect`."""
+    """The `Dialect` of /v1/chat/completions/batch."""
 
     def parse(self, body: dict[str, Any], unknown: UnknownFields | None = None) -> GenerationSpec:
-        """See `Dialect`."""
+        """Parses the body; each conversation becomes a prompt."""
         request = parse_fields(body, BatchChatRequest, unknown)
         chats = [body | {"messages": messages} for messages in request.messages]
         specs = []
@@ -65,13 +65,13 @@ class BatchChatDialect:
         return replace(specs[0], prompt_ids=prompt_ids, num_prompts=len(specs))
 
     def renderer(self, spec: GenerationSpec, request_id: str, model: str, decoder: Decoder | None) -> ChatRenderer:
-        """See `Dialect`."""
+        """Returns the renderer of a chat's answer, with one choice for each conversation."""
         return ChatRenderer(spec, request_id, model, decoder)
 
 
 @contextmanager
 def _of_conversation(index: int) -> Iterator[None]:
-    """Errors of one conversation name it."""
+    """Adds the index of a conversation to the errors within the block."""
     rename = renaming({("messages",): ("messages", index)})
     try:
         yield

@@ -1,6 +1,6 @@
 """Parts of an output as OpenAI's chat shapes: the assistant's message, and the deltas of a stream.
 
-Thinking stands in `reasoning`, vLLM's name, and in `reasoning_content`, which DeepSeek's API and older clients read.
+Reasoning stands in `reasoning`, vLLM's name, and in `reasoning_content`, which DeepSeek's API and older clients read.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from mini_infer_engine.text.output_text import OutputText
 
 
 def chat_message(reply: OutputText, *, include_reasoning: bool) -> dict[str, Any]:
-    """The whole message. `content` is null where there are only calls or thinking."""
+    """Returns the whole message. `content` is null if there are only calls or reasoning."""
     parsed = reply.parsed
     if parsed is None:
         return {"role": "assistant", "content": reply.text, "refusal": None}
@@ -31,7 +31,7 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 
 def chat_delta(parts: list[Part], *, include_reasoning: bool) -> bytes:
-    """`"delta":{...}` of a chunk; empty where there is nothing to tell."""
+    """Returns `"delta":{...}` of a chunk; empty if there is nothing to send."""
     if len(parts) == 1 and isinstance(parts[0], Content):  # most of them
         return b'"delta":{"content":' + encode_json(parts[0].text) + b"}"
     delta = _joined(parts, include_reasoning)
@@ -39,7 +39,7 @@ def chat_delta(parts: list[Part], *, include_reasoning: bool) -> bytes:
 
 
 def _joined(parts: list[Part], include_reasoning: bool) -> dict[str, Any]:
-    """What a step made is one delta; in it, each call has one entry."""
+    """Joins the parts of one step into one delta; in it, each call has one entry."""
     delta: dict[str, Any] = {}
     calls: dict[int, dict[str, Any]] = {}
     for part in parts:

@@ -1,4 +1,4 @@
-"""OpenAI's /v1/completions. Which fields are known, what they ask for, and what the answer looks like."""
+"""OpenAI's /v1/completions: its fields, their meaning, and the form of its answer."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,7 +22,7 @@ from mini_infer_web.api_errors import ApiError
 from mini_infer_web.body_fields import UnknownFields
 
 DEFAULT_MAX_TOKENS = 16
-"""OpenAI's."""
+"""OpenAI's default of max_tokens."""
 
 
 class CompletionRequest(GenerationFields, kw_only=True):
@@ -38,7 +38,7 @@ class CompletionRequest(GenerationFields, kw_only=True):
 
     @property
     def output_limit(self) -> OutputLimit:
-        """Of each choice."""
+        """The limit of each choice's tokens."""
         if self.max_tokens is None:
             return OutputLimit("max_tokens", DEFAULT_MAX_TOKENS, False)
         # An echo alone: the engine makes a token that nobody is told of.
@@ -46,10 +46,10 @@ class CompletionRequest(GenerationFields, kw_only=True):
 
 
 class CompletionDialect:
-    """A `Dialect`."""
+    """The `Dialect` of /v1/completions."""
 
     def parse(self, body: dict[str, Any], unknown: UnknownFields | None = None) -> GenerationSpec:
-        """See `Dialect`."""
+        """Parses the body, which has one prompt or several."""
         request = parse_fields(body, CompletionRequest, unknown)
         prompt = request.prompt
         are_several = isinstance(prompt, list) and not is_token_ids(prompt)
@@ -86,17 +86,19 @@ class CompletionDialect:
     def renderer(
         self, spec: GenerationSpec, request_id: str, model: str, decoder: Decoder | None
     ) -> "CompletionRenderer":
-        """See `Dialect`."""
+        """Returns the renderer of a completion."""
         return CompletionRenderer(spec, request_id, model, decoder)
 
 
 def _is_sent_whole(prompt: str | list[int], request: CompletionRequest) -> bool:
-    """Whether the text of a prompt is what the model sees of it; else that is made of its token ids."""
+    """True if the model sees the whole text of a prompt; else the echoed text is made of its token ids."""
     return isinstance(prompt, str) and request.truncate_prompt_tokens is None
 
 
 def _copies(request: CompletionRequest) -> int:
-    """Texts to be made of each prompt. ApiError: `best_of` does not go with what else is asked for."""
+    """Returns the number of texts to make of each prompt. Raises ApiError if `best_of` does not go with
+    other fields.
+    """
     wanted, best_of = request.n or 1, request.best_of
     if best_of is None or best_of == wanted:
         return wanted
@@ -118,12 +120,12 @@ def _keeping_the_best(spec: GenerationSpec, keep: int) -> GenerationSpec:
 
 
 def _by_likelihood(reply: OutputText) -> float:
-    """Log probability a token, as OpenAI ranks `best_of`."""
+    """Returns the log probability a token, by which OpenAI ranks `best_of`."""
     return sum(position.logprob for position in reply.logprobs) / max(1, len(reply.logprobs))
 
 
 class CompletionRenderer(OpenAIRenderer):
-    """text_completion, whole and in chunks of the same name."""
+    """Renders text_completion, whole and in chunks of the same name."""
 
     id_prefix = "cmpl-"
     object_name = chunk_object_name = "text_completion"
@@ -131,15 +133,15 @@ class CompletionRenderer(OpenAIRenderer):
     def __init__(self, spec: GenerationSpec, request_id: str, model: str, decoder: Decoder | None) -> None:
         super().__init__(spec, request_id, model, decoder)
         self._logprobs: list[CompletionLogprobs] = []
-        """Of each choice of a stream."""
+        """Log probabilities of each choice of a stream."""
         self._prompt_positions: dict[int, list[TokenLogprobs]] = {}
-        """Of choices whose prompt is still to be echoed: its log probabilities so far."""
+        """Log probabilities so far of prompts that are still to be echoed, by choice."""
         self._prompt_ids: list[Sequence[int]] = []
         self._made: Sequence[OutputText] = ()
-        """All of a whole answer, those that are not told too."""
+        """All choices of a whole answer, those that are not sent included."""
 
     def whole(self, replies: Sequence[OutputText]) -> bytes:
-        """See `Renderer`; the best of each prompt's, where that is asked for. Usage counts all."""
+        """Renders the answer, with the best choices of each prompt if the request has `best_of`. Usage counts all."""
         spec, self._made = self._spec, replies
         if spec.keep is None:
             return super().whole(replies)
@@ -148,7 +150,7 @@ class CompletionRenderer(OpenAIRenderer):
         return super().whole([reply for group in best for reply in group])
 
     def message(self, reply: OutputText) -> dict[str, Any]:
-        """The text, after its prompt where that is asked for; vLLM tells the prompt's log probabilities here."""
+        """Returns the text, after its prompt if that is echoed; as in vLLM, the prompt's log probabilities are here."""
         text = "" if self._spec.echo_alone else reply.text
         found: dict[str, Any] = {"text": text, "prompt_logprobs": None, "prompt_token_ids": None}
         if self._asks_prompt_logprobs:
@@ -184,26 +186,26 @@ class CompletionRenderer(OpenAIRenderer):
         )
 
     def whole_logprobs(self, reply: OutputText) -> dict[str, Any]:
-        """Made in `_choice`, which knows the choice's place."""
+        """Returns nothing: log probabilities are made in `_choice`, which knows the choice's place."""
         return {}
 
     def delta_logprobs(self, delta: Delta) -> dict[str, Any]:
-        """Of a delta's tokens."""
+        """Returns the log probabilities of a delta's tokens in a completion's shape."""
         return self._logprobs[delta.index].of_output(delta.logprobs)
 
     def usage(self, replies: Sequence[OutputText]) -> dict[str, Any]:
-        """Of an echo alone, nothing was made."""
+        """Returns the usage; an echo without text has no completion tokens."""
         found = super().usage(self._made or replies)
         if self._spec.echo_alone:
             found |= {"completion_tokens": 0, "total_tokens": found["prompt_tokens"]}
         return found
 
     def text_delta(self, text: str) -> bytes:
-        """A piece of it."""
+        """Returns a piece of the text."""
         return b'"text":' + encode_json(text)
 
     def begin(self, replies: Sequence[OutputText]) -> bytes:
-        """See `Renderer`."""
+        """Prepares log probabilities, prompt ids and echoes of a stream."""
         super().begin(replies)
         if self._tells_logprobs:
             self._logprobs = [self._logprobs_of(reply) for reply in replies]
@@ -216,7 +218,7 @@ class CompletionRenderer(OpenAIRenderer):
         return b""
 
     def event(self, delta: Delta) -> bytes:
-        """A choice's prompt goes out with its first token: by then its log probabilities are known."""
+        """Renders a delta. A choice's prompt is sent with its first token: by then its log probabilities are known."""
         positions = self._prompt_positions.get(delta.index)
         if positions is None:
             return super().event(self._told(delta))

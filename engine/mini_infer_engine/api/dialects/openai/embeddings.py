@@ -1,4 +1,4 @@
-"""OpenAI's /v1/embeddings: each input becomes a prompt of which the engine tells the hidden state, and no text."""
+"""OpenAI's /v1/embeddings: each input becomes a prompt whose hidden state the engine returns, and no text."""
 
 import base64
 import math
@@ -21,7 +21,7 @@ from mini_infer_web.body_fields import UnknownFields
 
 EMBEDDINGS_PATH = "/v1/embeddings"
 MAX_INPUTS = 2048
-"""Of one request; OpenAI's."""
+"""Most inputs of one request, OpenAI's limit."""
 
 
 class EmbeddingRequest(Body, kw_only=True):
@@ -45,13 +45,13 @@ class EmbeddingRequest(Body, kw_only=True):
 
 
 class EmbeddingDialect:
-    """A `Dialect`, of one request."""
+    """The `Dialect` of one request to /v1/embeddings."""
 
     def __init__(self) -> None:
         self._encoding = "float"
 
     def parse(self, body: dict[str, Any], unknown: UnknownFields | None = None) -> GenerationSpec:
-        """See `Dialect`."""
+        """Parses the body; each input becomes a prompt."""
         request = parse_fields(body, EmbeddingRequest, unknown)
         self._encoding = request.encoding_format or "float"
         given = request.input
@@ -86,19 +86,19 @@ class EmbeddingDialect:
     def renderer(
         self, spec: GenerationSpec, request_id: str, model: str, decoder: Decoder | None
     ) -> "EmbeddingRenderer":
-        """See `Dialect`."""
+        """Returns the renderer of embeddings."""
         return EmbeddingRenderer(request_id, model, self._encoding, spec.dimensions)
 
 
 class EmbeddingRenderer:
-    """A `Renderer`; there are no streams of embeddings."""
+    """A `Renderer` of embeddings, which have no streams."""
 
     def __init__(self, request_id: str, model: str, encoding: str, dimensions: int | None) -> None:
         self._head = {"object": "list", "id": f"embd-{request_id}", "model": model}
         self._encoding, self._dimensions = encoding, dimensions
 
     def whole(self, replies: Sequence[OutputText]) -> bytes:
-        """See `Renderer`."""
+        """Renders the embeddings of all inputs."""
         data = [
             {"object": "embedding", "index": index, "embedding": self._encoded(reply.embedding)}
             for index, reply in enumerate(replies)
@@ -112,7 +112,7 @@ class EmbeddingRenderer:
 
 
 def shortened(embedding: bytes, dimensions: int | None) -> "array[float]":
-    """The first so many numbers, of length 1 again: for models trained so that these mean something alone."""
+    """Returns the first so many numbers, of length 1 again: for models trained so that these mean something alone."""
     vector = array("f", embedding)
     if dimensions is None or dimensions >= len(vector):
         return vector
@@ -122,4 +122,4 @@ def shortened(embedding: bytes, dimensions: int | None) -> "array[float]":
 
 
 _own_path = renaming({("prompt",): ("input",)})
-"""Prompts are inputs here."""
+"""Renames prompts to inputs, which they are here."""

@@ -1,4 +1,4 @@
-"""Whether an object is a JSON schema as far as its keywords have the right form. Knows no tools and no grammars."""
+"""Checks that an object is a JSON schema as far as its keywords have the right form. Knows no tools and no grammars."""
 
 from typing import Any
 
@@ -14,16 +14,16 @@ _PARTS: dict[str, type] = {
     **dict.fromkeys(_LIST_OF_SCHEMAS, list),
     **dict.fromkeys(_TABLE_OF_SCHEMAS, dict),
 }
-"""What stands in place of schemas, by keyword: one, a list of them, or a table."""
+"""Types of keywords that contain schemas: one, a list of them, or a table."""
 
 Fault = tuple[FieldPath, str]
-"""Where, and what is wrong there: the sentence behind the field's name."""
+"""A place, and what is wrong there: the sentence behind the field's name."""
 
 
 def fault_in_schema(schema: object) -> Fault | None:
-    """Returns the first keyword of the wrong form; None: all are right. Schemas may be nested up to Python's limit.
+    """Returns the first keyword of the wrong form; None if all are right. Schemas may be nested up to Python's limit.
 
-    A place is only put together where something is wrong: a request may have twenty thousand schemas, and others wait.
+    A place is only put together if something is wrong: a request may have twenty thousand schemas, and others wait.
     """
     try:
         return _fault(schema)
@@ -32,7 +32,7 @@ def fault_in_schema(schema: object) -> Fault | None:
 
 
 def _fault(schema: object) -> Fault | None:
-    """The place is the part of it that comes after this schema's own."""
+    """Returns the first fault; its place is the part that comes after this schema's own."""
     if isinstance(schema, bool):
         return None
     if not isinstance(schema, dict):

@@ -9,11 +9,11 @@ from mini_infer_engine.text.detokenizer import Decoder, Detokenizer
 from mini_infer_engine.text.token_bytes import TokenBytes
 
 LEAST_LOGPROB = -9999.0
-"""For minus infinity, which JSON has not; OpenAI's and vLLM's number."""
+"""Number for minus infinity, which JSON has not; OpenAI's and vLLM's."""
 
 
 class TokenNames:
-    r"""Tokens as answers write them: their text, or their ids where a client asks for these.
+    r"""Names of tokens in answers: their text, or their ids if a client requests these.
 
     A token that is part of a character is written as its bytes, as OpenAI writes it: "\xe6\x97".
     """
@@ -43,7 +43,7 @@ class TokenNames:
 
 
 def chat_logprobs(positions: Sequence[TokenLogprobs], names: TokenNames) -> dict[str, Any]:
-    """Of a chat's tokens: `logprobs` of a choice, or of a delta."""
+    """Returns the `logprobs` of a chat's choice, or of a delta."""
     return {"content": [_chat_position(position, names) for position in positions], "refusal": None}
 
 
@@ -60,7 +60,7 @@ def _named(named: tuple[str, bytes], logprob: float) -> dict[str, Any]:
 
 
 class CompletionLogprobs:
-    """`logprobs` of a completion's choice, whose offsets go on from chunk to chunk.
+    """The `logprobs` of a completion's choice, whose offsets go on from chunk to chunk.
 
     Offsets count characters of the choice's text: each token begins where the text of those before it ends.
     """
@@ -68,7 +68,7 @@ class CompletionLogprobs:
     def __init__(
         self, names: TokenNames, prompt: Sequence[int], told: Sequence[int] = (), *, skip_special_tokens: bool = True
     ) -> None:
-        """`told`: token ids of the output that another engine has told of; the offsets go on behind them."""
+        """Takes in `told` the token ids of output that another engine has sent; the offsets go on behind them."""
         self._names = names
         self._prompt = prompt
         self._detokenizer = None
@@ -79,7 +79,7 @@ class CompletionLogprobs:
             self._advance(token_id)
 
     def of_prompt(self, positions: Sequence[TokenLogprobs], text: str) -> dict[str, Any]:
-        """An echoed prompt's: there is none of its first token. `text`: the prompt as it is echoed."""
+        """Returns those of an echoed prompt, whose first token has none. `text`: the prompt as it is echoed."""
         offsets = prompt_offsets(self._names.decoder, self._prompt, text)
         self._offset = len(text)
         known: list[TokenLogprobs | None] = [None, *positions]
@@ -91,13 +91,13 @@ class CompletionLogprobs:
         )
 
     def of_output(self, positions: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        """The next tokens'."""
+        """Returns those of the next tokens."""
         return _joined(
             [self._entry(position.token_id, position, self._advance(position.token_id)) for position in positions]
         )
 
     def _advance(self, token_id: int) -> int:
-        """Where this token of the output begins."""
+        """Returns the offset at which this token of the output begins."""
         offset = self._offset
         if self._detokenizer is not None:
             self._offset += len(self._detokenizer.push(token_id))
@@ -128,7 +128,9 @@ def _completion_name(named: tuple[str, bytes]) -> str:
 
 
 def prompt_offsets(decoder: Decoder | None, token_ids: Sequence[int], text: str) -> list[int]:
-    """Where each token of a prompt begins in its text, which may lack spaces and special tokens that were added."""
+    """Returns the offset of each token of a prompt in its text, which may lack spaces and special tokens that were
+    added.
+    """
     if decoder is None:
         return [0] * len(token_ids)
     own, unfinished, offset, offsets = TokenBytes(decoder), codecs.getincrementaldecoder("utf-8")("replace"), 0, []
@@ -145,7 +147,7 @@ def prompt_offsets(decoder: Decoder | None, token_ids: Sequence[int], text: str)
 
 
 def joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """Two parts of a completion's log probabilities, one after the other."""
+    """Returns two parts of a completion's log probabilities, one after the other."""
     return {name: first[name] + second[name] for name in first}
 
 
@@ -160,7 +162,7 @@ def _joined(entries: Sequence[tuple[int, str, float | None, Any]]) -> dict[str, 
 
 
 def prompt_logprobs(positions: Sequence[TokenLogprobs], decoder: Decoder | None) -> list[Any]:
-    """VLLM's `prompt_logprobs`: null for the first token, then a table by token id for each."""
+    """Returns vLLM's `prompt_logprobs`: null for the first token, then a table by token id for each."""
     own = None if decoder is None else TokenBytes(decoder)
     return [None, *(_by_token_id(position, own) for position in positions)]
 

@@ -1,4 +1,5 @@
-"""What OpenAI's answers have in common, as bytes: heads, chunks of a stream, usage. Knows no chats, no completions.
+"""Renders the parts that OpenAI's answers share, as bytes: heads, chunks of a stream, usage. Knows no chats, no
+completions.
 
 Chunks are put together from parts that are encoded once a request: a stream costs one small encoding a chunk.
 """
@@ -25,7 +26,7 @@ encode_json = msgspec.json.Encoder().encode
 
 
 class OpenAIRenderer(ABC):
-    """A `Renderer`; a dialect says what is in a choice and in a chunk."""
+    """A `Renderer`; a dialect defines the content of a choice and of a chunk."""
 
     id_prefix: str
     object_name: str
@@ -48,40 +49,40 @@ class OpenAIRenderer(ABC):
         self._chunk_tail = b',"usage":null}\n\n' if spec.include_usage else b"}\n\n"
 
         self.extra: dict[str, Any] = {}
-        """Beside the choices of a whole answer."""
+        """Fields of a whole answer beside its choices."""
         self.once = b""
-        """What the next event tells beside its choice, and no other."""
+        """Fields of the next event beside its choice, which no other event has."""
         self.once_in_choice: dict[int, bytes] = {}
-        """What the next event of a choice tells in it, and no other."""
+        """Fields in the next event's choice, by the choice's index, which no other event has."""
         self._usage: dict[str, Any] = {}
-        """So far, for events that tell it."""
+        """Usage so far, for events that have it."""
 
     def usage(self, replies: Sequence[OutputText]) -> dict[str, Any]:
-        """Tokens of the request."""
+        """Returns the tokens of the request."""
         return usage(replies)
 
     def end_reason(self, reason: EndReason | None) -> str | None:
-        """Why a choice ended, as clients are told."""
+        """Returns the finish reason of a choice as clients see it."""
         return reason
 
     @abstractmethod
     def message(self, reply: OutputText) -> dict[str, Any]:
-        """What a choice of a whole answer has beside its ends."""
+        """Returns the fields of a whole answer's choice beside the reasons of its end."""
 
     @abstractmethod
     def whole_logprobs(self, reply: OutputText) -> dict[str, Any]:
-        """Of all tokens of a choice."""
+        """Returns the log probabilities of all tokens of a choice."""
 
     @abstractmethod
     def delta_logprobs(self, delta: Delta) -> dict[str, Any]:
-        """Of a delta's tokens."""
+        """Returns the log probabilities of a delta's tokens."""
 
     @abstractmethod
     def text_delta(self, text: str) -> bytes:
-        """The same of a chunk, as an object's inside."""
+        """Returns the fields of a chunk's choice that carry its text, as the inside of a JSON object."""
 
     def whole(self, replies: Sequence[OutputText]) -> bytes:
-        """See `Renderer`."""
+        """Renders the answer: choices, usage, timings if requested, and `extra`."""
         choices = [self._choice(index, reply) for index, reply in enumerate(replies)]
         head = self._head | {"object": self.object_name}
         more = {"metrics": timings_of(replies[0])} if self._tells_timings else {}
@@ -91,7 +92,7 @@ class OpenAIRenderer(ABC):
 
     @property
     def _tells_timings(self) -> bool:
-        """Those of several choices at once would mean nothing."""
+        """True if the answer has timings: those of several choices at once would mean nothing."""
         return self._spec.tells_timings and self._spec.num_prompts * self._spec.copies == 1
 
     def _choice(self, index: int, reply: OutputText) -> dict[str, Any]:
@@ -103,7 +104,7 @@ class OpenAIRenderer(ABC):
         return choice
 
     def begin(self, replies: Sequence[OutputText]) -> bytes:
-        """See `Renderer`."""
+        """Resets the usage; there are no events before the first delta."""
         self._usage = self.usage(replies)
         # Counted as events go out: replies may be ahead of them.
         self._usage["completion_tokens"] = len(self._spec.resume_token_ids)
@@ -111,15 +112,15 @@ class OpenAIRenderer(ABC):
         return b""
 
     def render(self, deltas: Sequence[Delta]) -> bytes:
-        """See `Renderer`."""
+        """Renders an event for each delta."""
         return b"".join([self.event(delta) for delta in deltas])
 
     def event(self, delta: Delta) -> bytes:
-        """One delta; the last one of a choice carries its end."""
+        """Renders one delta; the last one of a choice has its finish reason."""
         return self.chunk(delta, self.text_delta(delta.text))
 
     def chunk(self, delta: Delta, body: bytes, logprobs: bytes = b"null") -> bytes:
-        """One event with one choice."""
+        """Renders one event with one choice."""
         end = b"null"
         if self._tells_logprobs and delta.logprobs:
             logprobs = encode_json(self.delta_logprobs(delta))
@@ -149,7 +150,7 @@ class OpenAIRenderer(ABC):
         return b',"usage":' + encode_json(self._usage) + b"}\n\n"
 
     def end(self, replies: Sequence[OutputText]) -> bytes:
-        """See `Renderer`."""
+        """Renders the usage, if requested, and [DONE]."""
         if not self._spec.include_usage:
             return DONE
         timings = b',"metrics":' + encode_json(timings_of(replies[0])) if self._tells_timings else b""
@@ -157,29 +158,29 @@ class OpenAIRenderer(ABC):
         return b'%b,"choices":[],"usage":%b%b}\n\n' % (self._chunk_head, usage, timings) + DONE
 
     def broken(self, error: ApiError) -> bytes:
-        """See `Renderer`; no [DONE] follows."""
+        """Renders an error as an event; no [DONE] follows."""
         return b"data: " + encode_json(error.body()) + b"\n\n"
 
 
 _PADDED_TO = 64
-"""Bytes: lengths of events are multiples of it."""
+"""Divisor of the lengths of padded events, in bytes."""
 
 
 def obfuscated(event: bytes) -> bytes:
-    """An event with random characters, as OpenAI's have: so its length tells little of the text that is in it."""
+    """Adds random characters to an event, as OpenAI does, so that its length reveals little of its text."""
     begin, end = event[: -len(b"}\n\n")], b"}\n\n"
     return begin + obfuscation(len(begin) + len(end)) + end
 
 
 def obfuscation(size_bytes: int) -> bytes:
-    """The field that makes the length of an event of so many bytes such a multiple."""
+    """Returns the field that makes the length of an event of so many bytes a multiple of `_PADDED_TO`."""
     name, end = b',"obfuscation":"', b'"'
     missing = -(size_bytes + len(name) + len(end)) % _PADDED_TO
     return name + secrets.token_urlsafe(_PADDED_TO)[:missing].encode() + end
 
 
 def timings_of(reply: OutputText) -> dict[str, float | None]:
-    """How long one choice took, under vLLM's names; what is not known yet, or was not there, is null."""
+    """Returns the timings of one choice under vLLM's names; those that are not known yet, or not measured, are null."""
     first_s, last_s, tokens = reply.first_token_s, reply.last_token_s, len(reply.token_ids)
     queue_s = reply.queue_time_s
     if first_s is None or last_s is None or queue_s is None:
@@ -199,7 +200,7 @@ _TIMINGS = ("time_to_first_token_ms", "generation_time_ms", "queue_time_ms", "me
 
 
 def usage(replies: Sequence[OutputText]) -> dict[str, Any]:
-    """Tokens of a request; the choices of one prompt share its list of token ids, which counts once."""
+    """Returns the tokens of a request; the choices of one prompt share its list of token ids, which counts once."""
     prompts = {id(reply.request.prompt_token_ids): reply for reply in reversed(replies)}.values()
     prompt_tokens = sum(len(reply.request.prompt_token_ids) for reply in prompts)
     completion_tokens = sum(len(reply.token_ids) for reply in replies)

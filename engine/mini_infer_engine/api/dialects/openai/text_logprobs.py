@@ -1,7 +1,7 @@
 """Finds the tokens of a text among those that were generated: together they are the text, byte for byte.
 
-Others were generated beside them: markers of thinking and calls, white space around these, the end of the turn, a stop
-string. Knows no parser: the text is what was made of the tokens, so it is found among them.
+Others were generated beside them: markers of reasoning and calls, white space around these, the end of the turn, a stop
+string. Knows no parser: the text was made of the tokens, so it is found among them.
 """
 
 from collections.abc import Sequence
@@ -16,11 +16,11 @@ class TextLogprobs:
 
     def __init__(self) -> None:
         self._pending: list[Logprob] = []
-        """Tokens of which no text has come, or not all."""
+        """Tokens whose text has not come, or not completely."""
         self._skipped = 0
         """Bytes of the first pending token that come before the text."""
         self._shown = 0
-        """Bytes of it that are in the text."""
+        """Bytes of the first pending token that are in the text."""
 
     def push(self, logprobs: Sequence[Logprob]) -> None:
         """Adds tokens that were generated; their text comes now or later, if ever."""
@@ -55,7 +55,7 @@ class TextLogprobs:
         return told
 
     def _first(self, more: int) -> Logprob:
-        """The first pending token, cut to what of it is in the text: what was shown and `more` bytes."""
+        """Returns the first pending token, cut to the part that is in the text: the bytes shown before and `more`."""
         token = self._pending[0]
         kept = _bytes(token)[self._skipped : self._skipped + self._shown + more]
         if len(kept) == len(_bytes(token)):
@@ -63,7 +63,7 @@ class TextLogprobs:
         return token | {"token": kept.decode("utf-8", "replace"), "bytes": list(kept)}
 
     def _find(self, data: bytes) -> bool:
-        """Drops the pending tokens before the text that begins with `data`. False: it begins in none of them.
+        """Drops the pending tokens before the text that begins with `data`. Returns False if it begins in none of them.
 
         It begins where a token does, or behind a token's white space; rather where it also ends where a token does.
         """

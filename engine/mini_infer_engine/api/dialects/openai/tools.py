@@ -1,4 +1,4 @@
-"""`tools` and `tool_choice` of a chat: what they may be, and what they ask of the output. Knows no model's format."""
+"""Checks `tools` and `tool_choice` of a chat, and derives what to parse from the output. Knows no model's format."""
 
 from typing import Annotated, Any, Literal, NamedTuple, cast
 
@@ -38,15 +38,17 @@ Tools = Annotated[list[FunctionTool], Meta(min_length=1, max_length=_MAX_TOOLS)]
 
 
 class Choice(NamedTuple):
-    """A `tool_choice`, read."""
+    """A parsed `tool_choice`."""
 
     mode: ToolChoice | Literal["none"]
     names: dict[FieldPath, str]
-    """Where each function is named that may be called, and its name; empty: all may be."""
+    """Names of the functions that may be called, by the place where each is named; if empty, all may be."""
 
 
 def tool_parsing(tools: list[FunctionTool] | None, tool_choice: object, parallel: bool | None) -> OutputParsing:
-    """What is to be read out of an output where the model has these tools. ApiError: they do not go together."""
+    """Returns the parts to parse from an output of a model with these tools. Raises ApiError if they do not go
+    together.
+    """
     choice = _choice(tool_choice)
     if not tools:
         if choice.mode != "none" and tool_choice is not None:

@@ -1,4 +1,4 @@
-"""Parts of a model's output as the items of a response: which is open, and what its end says. Knows no request."""
+"""Writes parts of a model's output as the items of a response: opens, fills and ends each. Knows no request."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ from mini_infer_engine.parsing.base import Content, ParsedOutput, Part, Reasonin
 
 
 class ResponseOutput:
-    """The items so far. Methods return the events of what they add."""
+    """The items of a response so far. Methods return the events of the parts that they add."""
 
     def __init__(
         self,
@@ -29,12 +29,13 @@ class ResponseOutput:
         summary: bool = False,
         sealed: bool = False,
     ) -> None:
-        """`namespaces`: of a function's name, its namespace and its name there; `summary`: thinking is told as one.
+        """Takes `namespaces`, the namespace and the name there of a function by its name. If `summary`, reasoning is
+        sent as one.
 
-        `sealed`: it also has `encrypted_content`.
+        If `sealed`, it also has `encrypted_content`.
         """
         self.items: list[dict[str, Any]] = []
-        """Those that are complete."""
+        """Items that are complete."""
         self._events = events
         self._custom_tools, self._summary, self._sealed = custom_tools, summary, sealed
         self._namespaces = namespaces or {}
@@ -42,9 +43,11 @@ class ResponseOutput:
         self._logprobs = TextLogprobs()
 
     def push(self, parts: Sequence[Part], logprobs: Logprobs) -> bytes:
-        """What is new; `logprobs` are of the tokens that made it, and emitted with the text that they are of.
+        """Returns the events of new parts; `logprobs` of the tokens that made them are emitted with the text that they
+        belong to.
 
-        Without text among the parts they are of thinking or of a call; without any part, of text that may still come.
+        Without text among the parts they belong to reasoning or to a call; without any part, to text that may still
+        come.
         """
         if logprobs:
             self._logprobs.push(logprobs)
@@ -65,12 +68,12 @@ class ResponseOutput:
                 return self._piece(text)
 
     def end(self, status: str) -> bytes:
-        """No more will come: what is open ends with this status; an answer without anything is an empty message."""
+        """Ends the open item with this status; an answer without anything is an empty message."""
         nothing = self._in(MessageItem) if not self.items and self._open is None else b""
         return nothing + self._close(status)
 
     def _in(self, kind: type[OutputItem]) -> bytes:
-        """Events until an item of this kind is open."""
+        """Returns the events until an item of this kind is open."""
         if isinstance(self._open, kind):
             return b""
         if kind is MessageItem:
@@ -113,7 +116,7 @@ class ResponseOutput:
 
 
 def parts_of(parsed: ParsedOutput) -> list[Part]:
-    """A whole output as parts, in the order of OpenAI's items: thinking, answer, calls."""
+    """Returns a whole output as parts, in the order of OpenAI's items: reasoning, answer, calls."""
     parts: list[Part] = []
     if parsed.reasoning:
         parts.append(Reasoning(parsed.reasoning))

@@ -1,4 +1,4 @@
-"""One response as its client gets it: whole, or as events. Knows no fields that are not told again, and no chat."""
+"""Renders one response, whole or as events. Knows no fields that are not in the answer, and no chat."""
 
 import time
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from mini_infer_web.api_errors import ApiError
 
 
 class ResponsesRenderer:
-    """A `Renderer`: one response, whole or as events."""
+    """A `Renderer` of one response, whole or as events."""
 
     def __init__(
         self, spec: GenerationSpec, body: dict[str, Any], kept: KeptRequest, model: str, decoder: Decoder | None
@@ -43,7 +43,7 @@ class ResponsesRenderer:
         )
 
     def whole(self, replies: Sequence[OutputText]) -> bytes:
-        """See `Renderer`."""
+        """Renders the complete response object."""
         reply = replies[0]
         if reply.parsed is None:
             self._output.push([Content(reply.text)], self._logprobs(reply.logprobs))
@@ -59,7 +59,9 @@ class ResponsesRenderer:
         return encode_json(self._response)
 
     def begin(self, replies: Sequence[OutputText]) -> bytes:
-        """See `Renderer`."""
+        """Renders `response.created` and `response.in_progress`; nothing for a resumed stream, whose
+        client has them.
+        """
         self._take_sampling(replies[0])
         if replies[0].resumed is not None:  # Told by another engine: here, only which item is open.
             self._output.push(self._told(replies[0].resumed.parts), [])
@@ -74,7 +76,7 @@ class ResponsesRenderer:
         return created + self._events.write("response.in_progress", response=self._response)
 
     def render(self, deltas: Sequence[Delta]) -> bytes:
-        """See `Renderer`."""
+        """Renders deltas as events of items."""
         events = b"".join([self._render(delta) for delta in deltas])
         if not self._spec.return_token_ids:
             return events
@@ -90,19 +92,19 @@ class ResponsesRenderer:
         return [part for part in parts if not isinstance(part, Reasoning)]
 
     def end(self, replies: Sequence[OutputText]) -> bytes:
-        """See `Renderer`. Such a stream has no [DONE]."""
+        """Renders the end of the open item and of the response. Such a stream has no [DONE]."""
         events = self._finish(replies[0])
         return events + self._events.write(f"response.{self._response['status']}", response=self._response)
 
     def broken(self, error: ApiError) -> bytes:
-        """See `Renderer`."""
+        """Renders the end of the open item, an error and `response.failed`."""
         events = self._output.end("incomplete") if self._has_begun else self._begin()
         failed = with_error(self._response | {"output": self._output.items}, error.status, error.code, error.message)
         told = {"code": error.code, "message": error.message, "param": error.param}
         return events + self._events.write("error", **told) + self._events.write("response.failed", response=failed)
 
     def _finish(self, reply: OutputText) -> bytes:
-        """Events that end the output; the response is complete then."""
+        """Returns the events that end the output; the response is complete then."""
         self._take_sampling(reply)
         status = "incomplete" if reply.finish_reason == "length" else "completed"
         events = self._output.end(status)
@@ -114,7 +116,7 @@ class ResponsesRenderer:
         return events
 
     def _take_sampling(self, reply: OutputText) -> None:
-        """What is in force, which may be the model's own."""
+        """Sets the sampling parameters in force, which may be the model's own, in the response."""
         sampling = reply.request.sampling
         self._response |= {"temperature": sampling.temperature, "top_p": sampling.top_p}
         self._response |= {
@@ -127,7 +129,7 @@ class ResponsesRenderer:
         return content
 
     def _raw_messages(self, reply: OutputText) -> dict[str, Any]:
-        """VLLM's `input_messages` and `output_messages`."""
+        """Returns vLLM's `input_messages` and `output_messages`."""
         return {
             "input_messages": [self._raw(reply.request.prompt_token_ids)],
             "output_messages": [self._raw(reply.token_ids)],
@@ -139,7 +141,7 @@ class ResponsesRenderer:
 
 
 def _usage(reply: OutputText) -> dict[str, Any]:
-    """Tokens of a response."""
+    """Returns the tokens of a response."""
     input_tokens, output_tokens = len(reply.request.prompt_token_ids), len(reply.token_ids)
     reasoning_tokens = reply.parsed.reasoning_tokens if reply.parsed is not None else 0
     return {

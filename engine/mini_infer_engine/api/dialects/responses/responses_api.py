@@ -1,7 +1,7 @@
-"""OpenAI's /v1/responses for one conversation: which fields are known, and what they ask for.
+"""OpenAI's /v1/responses for one conversation: its fields, and their meaning.
 
-The conversation is that of a chat (contract's `chat_body`), and what has to be generated is what the chat asks for.
-Stored responses are not known here: fields that are about them are checked, told, and have no effect.
+The conversation is that of a chat (`chat_body` of mini_infer_apis), and the output is generated as the chat's. Stored
+responses are not known here: fields that are about them are checked, returned, and have no effect.
 """
 
 from dataclasses import replace
@@ -36,11 +36,11 @@ Includable = Literal[
 
 
 _OF_CHATS = ("structured_outputs", "thinking_token_budget", "include_reasoning")
-"""vLLM's fields that are a chat's and no completion's: checked there."""
+"""Fields of vLLM's that are a chat's and no completion's: the chat checks them."""
 
 
 class ResponsesStreamOptions(Body):
-    """What a stream tells beside its events."""
+    """The parts of a stream beside its events."""
 
     include_obfuscation: bool | None = None
 
@@ -58,17 +58,17 @@ class ResponsesRequest(GenerationFields, kw_only=True):
     include: list[Includable] | None = None
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
     max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
-    """Of tools that a server runs itself: there is none here."""
+    """Limit of calls of tools that a server runs itself: there is none here."""
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     client_metadata: dict[str, str] | None = None
-    """Codex's: which session and turn it is, for OpenAI's records. No effect."""
+    """Codex's session and turn, for OpenAI's records. No effect."""
     parallel_tool_calls: bool | None = None
     stream_options: ResponsesStreamOptions | None = None  # type: ignore[assignment]  # other options than a chat's
     chat_template_kwargs: dict[str, Any] | None = None
     enable_response_messages: bool | None = None
-    """vLLM's: the answer has the prompt and the output as the model saw them."""
+    """A field of vLLM's: if true, the answer has the prompt and the output as the model saw them."""
     # Checked where the chat is made of them.
     reasoning: Any = None
     text: Any = None
@@ -83,15 +83,15 @@ class ResponsesRequest(GenerationFields, kw_only=True):
 
 
 class ResponsesDialect:
-    """A `Dialect`, of one request."""
+    """The `Dialect` of one request to /v1/responses."""
 
     def __init__(self, kept: KeptRequest) -> None:
-        """`kept`: what is told of the response by whoever keeps it."""
+        """Takes in `kept` the fields that the server that keeps the response decides."""
         self._kept = kept
         self._body: dict[str, Any] = {}
 
     def parse(self, body: dict[str, Any], unknown: UnknownFields | None = None) -> GenerationSpec:
-        """See `Dialect`."""
+        """Parses the body as the chat that it is equivalent to; errors name the client's fields."""
         unknown = unknown or UnknownFields()
         parse_fields(body, ResponsesRequest, unknown)
         self._body = body | msgspec.structs.asdict(self._kept)
@@ -111,7 +111,7 @@ class ResponsesDialect:
         )
 
     def renderer(self, spec: GenerationSpec, request_id: str, model: str, decoder: Decoder | None) -> ResponsesRenderer:
-        """See `Dialect`."""
+        """Returns the renderer of a response."""
         return ResponsesRenderer(spec, self._body, self._kept, model, decoder)
 
 
@@ -119,12 +119,13 @@ _PASSED = (*(set(GenerationFields.__struct_fields__) - {"stream_options"}), *_OF
 
 
 def _chat_body(body: dict[str, Any], unknown: UnknownFields) -> dict[str, Any]:
-    """The chat, with what else it is asked for: fields of generation beside OpenAI's mean the same there."""
+    """Returns the chat with its other fields: fields of generation beside OpenAI's mean the same there."""
     return {name: body[name] for name in _PASSED if body.get(name) is not None} | chat_body(body, unknown)
 
 
 def _own_path(tools: object) -> Rename:
-    """Returns what names the client's field that a field of the chat was made of, given the client's `tools`.
+    """Returns a function that names the client's field from which a field of the chat was made, given the client's
+    `tools`.
 
     Items are named as a whole: several make one message.
     """
