@@ -454,13 +454,15 @@ SECTIONS: dict[str, Sequence[Limit]] = {
             "deletions that are remembered", f"{_OPERATOR}.objects.cache:MOST_TOMBSTONES", as_count, "the oldest go"
         ),
         constant(
-            "until a new list heals the cache", f"{_OPERATOR}.controller.reflector:RELIST_S", as_seconds, "listed again"
+            "until a new list heals the cache", f"{_OPERATOR}.controller.feed:RELIST_S", as_seconds, "listed again"
         ),
-        constant("a watch without a word", f"{_OPERATOR}.controller.reflector:SILENCE_S", as_seconds, "watched anew"),
-        constant("a request", "mini_infer_contract.kubernetes_client:REQUEST_TIMEOUT_S", as_seconds, "tried again"),
+        constant(
+            "a watch without a word", f"{_OPERATOR}.controller.kopf_settings:SILENCE_S", as_seconds, "watched anew"
+        ),
+        constant("a request", "mini_infer_contract.kubernetes_api:REQUEST_TIMEOUT_S", as_seconds, "tried again"),
         constant(
             "a credential plugin",
-            "mini_infer_contract.kubernetes_access:PLUGIN_LIMIT_S",
+            "mini_infer_contract.kubernetes_api:CREDENTIALS_LIMIT_S",
             as_seconds,
             "killed, tried again",
         ),

@@ -29,7 +29,7 @@ OPTIONAL = {
     "triton": "comes with torch for a GPU",
 }
 BROUGHT_BY = {"starlette": "fastapi", "pydantic_core": "pydantic"}
-OF_USERS = {"aiohttp", "httptools", "uvicorn", "websockets", "zmq", "zstandard"}
+OF_USERS = {"aiohttp", "httptools", "kubernetes", "uvicorn", "websockets", "zmq", "zstandard"}
 """Imported in libraries for those of their users that declare it."""
 
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from mini_infer_contract.kubernetes_access import find_access
-from mini_infer_contract.kubernetes_client import ApiError, KubernetesClient
+from mini_infer_contract.kubernetes_api import ApiError, ApiServer
 from mini_infer_operator.objects.kinds import path_of
+from tests.support.api_servers import server_of
 from tests.support.control_plane import ControlPlane
 from tests.support.services import VALID, changed, failing_examples
 
@@ -16,23 +16,23 @@ EXAMPLES = failing_examples()
 
 
 @pytest.fixture
-async def api(control_plane: ControlPlane) -> AsyncIterator[KubernetesClient]:
-    async with KubernetesClient(find_access(str(control_plane.kubeconfig))) as api:
+async def api(control_plane: ControlPlane) -> AsyncIterator[ApiServer]:
+    async with server_of(control_plane.kubeconfig) as api:
         yield api
 
 
-async def create(api: KubernetesClient, document: dict[str, Any]) -> None:
+async def create(api: ApiServer, document: dict[str, Any]) -> None:
     """As kubectl does it: unknown fields are errors. Nothing is stored."""
     query = {"dryRun": "All", "fieldValidation": "Strict"}
     await api.request("POST", path_of("InferenceService", "default"), body=document, query=query)
 
 
-async def test_a_valid_service_is_taken(api: KubernetesClient) -> None:
+async def test_a_valid_service_is_taken(api: ApiServer) -> None:
     await create(api, VALID)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=[str(example["change"])[:100] for example in EXAMPLES])
-async def test_a_broken_rule_is_refused(api: KubernetesClient, example: dict[str, Any]) -> None:
+async def test_a_broken_rule_is_refused(api: ApiServer, example: dict[str, Any]) -> None:
     with pytest.raises(ApiError) as caught:
         await create(api, changed(example["change"]))
     answer = caught.value.message

@@ -16,8 +16,6 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from mini_infer_contract import metrics as names
-from mini_infer_contract.kubernetes_access import find_access
-from mini_infer_contract.kubernetes_client import KubernetesClient
 from mini_infer_contract.peer_auth import PeerSecret
 from mini_infer_operator.controller.settings import OperatorSettings
 from mini_infer_operator.objects.api import KubernetesApi
@@ -25,6 +23,7 @@ from mini_infer_operator.objects.backend import ClusterBackend
 from mini_infer_operator.objects.cache import ObjectCache
 from mini_infer_operator.objects.kinds import KINDS
 from mini_infer_operator.reconcile import reconcile
+from tests.support.api_servers import server_of
 from tests.support.control_plane import ControlPlane
 from tests.support.operator_process import CHILDREN, LABEL, Cluster, OperatorProcess, wait
 from tests.support.services import changed
@@ -112,11 +111,11 @@ async def test_an_operator_that_renders_differently_rolls_nothing(cluster: Clust
     wait(lambda: cluster.ready("upgrade").get("status") == "True")
     (before,) = cluster.children("upgrade", "deployments")
     newer = OperatorSettings(engine_image="engine:1", engine_image_pull_policy="Always")
-    async with KubernetesClient(find_access(str(cluster.plane.kubeconfig))) as client:
+    async with server_of(cluster.plane.kubeconfig) as client:
         api, cache = KubernetesApi(client), ObjectCache()
         for kind in KINDS:
             if "watch" in kind.verbs and not kind.optional:
-                cache.replace(kind.name, None, await api.list(kind.name, None))
+                cache.replace(kind.name, None, (await api.list(kind.name, None))[0])
         await reconcile(ClusterBackend(api, cache, newer, "default", "upgrade"))
     (after,) = cluster.children("upgrade", "deployments")
     assert after["metadata"]["generation"] == before["metadata"]["generation"]

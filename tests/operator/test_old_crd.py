@@ -84,3 +84,21 @@ def test_applying_the_crd_without_rights_is_told(cluster: Cluster, tmp_path: Pat
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert done.returncode == 1
     assert "cannot patch resource" in done.stderr
+
+
+def test_services_are_served_when_the_crd_is_installed_after_the_operator_has_started(
+    plane_with_pods: ControlPlane, tmp_path: Path
+) -> None:
+    assert plane_with_pods.kubectl("delete", "infsvc", "--all", "--all-namespaces").returncode == 0
+    assert plane_with_pods.kubectl("delete", "crd", CRD.removeprefix("crd/")).returncode == 0
+    try:
+        with OperatorProcess(plane_with_pods, tmp_path) as operator:
+            cluster = Cluster(plane_with_pods, operator.url)
+            wait(lambda: any("the CRD is not installed" in p for p in ask(cluster, "/readyz")[1].get("problems", ())))
+            apply_crd(plane_with_pods, ROOT / "crds")
+            wait(lambda: ask(cluster, "/readyz")[0] == 200)
+            cluster.apply("late")
+            wait(lambda: cluster.ready("late").get("status") == "True")
+            plane_with_pods.kubectl("delete", "infsvc", "late")
+    finally:
+        apply_crd(plane_with_pods, ROOT / "crds")

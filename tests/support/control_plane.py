@@ -38,6 +38,7 @@ class ControlPlane:
         self.kubeconfig = folder / "kubeconfig"
         self.audit_log = folder / "audit.log"
         self._children: list[subprocess.Popen[bytes]] = []
+        self._api_server_flags: list[str] = []
         self._reader: tuple[str, dict[str, str], ssl.SSLContext] | None = None
         self._kept = threading.local()
         """Each thread's connection to the API server: to greet it anew takes both sides longer than a list."""
@@ -70,8 +71,7 @@ class ControlPlane:
         token = secrets.token_hex(16)
         tokens.touch(mode=0o600)
         tokens.write_text(f'{token},admin,admin,"system:masters"\n')
-        server = self._spawn(
-            "kube-apiserver",
+        self._api_server_flags = [
             f"--etcd-servers={etcd}",
             "--bind-address=127.0.0.1",
             "--advertise-address=127.0.0.1",
@@ -87,7 +87,8 @@ class ControlPlane:
             "--enable-aggregator-routing=true",  # APIServices of tests are reached at their endpoints: nothing proxies
             f"--audit-policy-file={self._write_audit_policy()}",
             f"--audit-log-path={self.audit_log}",
-        )
+        ]
+        server = self._spawn("kube-apiserver", *self._api_server_flags)
         url = f"https://127.0.0.1:{api_port}"
         self._wait_until_ready(url, token, server)
         context = ssl.create_default_context(cafile=str(self.folder / "certs" / "apiserver.crt"))
@@ -95,6 +96,18 @@ class ControlPlane:
         self._reader = f"127.0.0.1:{api_port}", headers, context
         self._write_kubeconfig(url, token)
         self._start_controllers(key)
+
+    def restart_api_server(self) -> None:
+        """Ends it as a crash does, for it drains watches for a minute else, and returns when the next one is ready."""
+        (old,) = [child for child in self._children if str(child.args[0]).endswith("kube-apiserver")]  # type: ignore[index]
+        place = self._children.index(old)
+        old.kill()
+        old.wait()
+        server = self._spawn("kube-apiserver", *self._api_server_flags)
+        self._children[place] = self._children.pop()
+        assert self._reader is not None
+        address, headers, _ = self._reader
+        self._wait_until_ready(f"https://{address}", headers["authorization"].removeprefix("Bearer "), server)
 
     def stop(self) -> None:
         """End everything, in the order that lets nobody wait for another."""

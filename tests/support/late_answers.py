@@ -9,7 +9,7 @@ from typing import Any, Self
 import yaml
 from aiohttp import ClientSession, ClientTimeout, TCPConnector, web
 
-_HOP_BY_HOP = {"host", "connection", "transfer-encoding", "content-length", "content-encoding", "keep-alive"}
+HOP_BY_HOP = {"host", "connection", "transfer-encoding", "content-length", "content-encoding", "keep-alive"}
 _WRITES = {"POST", "PATCH", "PUT", "DELETE"}
 
 
@@ -52,11 +52,11 @@ class LateAnswers:
             await runner.cleanup()
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
-        headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP_BY_HOP}
+        headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP}
         headers["Accept-Encoding"] = "identity"
         url, body = self._server + request.path_qs, await request.read()
         async with self._session.request(
-            request.method, url, data=body, headers=headers, timeout=ClientTimeout(total=None)
+            request.method, url, data=body or None, headers=headers, timeout=ClientTimeout(total=None)
         ) as answer:
             response = web.StreamResponse(status=answer.status, headers={"Content-Type": answer.content_type})
             if request.method in _WRITES and self._except_for not in request.path:

@@ -13,8 +13,8 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from mini_infer_contract.kubernetes_access import find_access
-from mini_infer_contract.kubernetes_client import ApiError, KubernetesClient
+from mini_infer_contract.kubernetes_api import ApiError, ApiServer
+from tests.support.api_servers import server_of
 
 Object = dict[str, Any]
 LABEL = "leaderworkerset.sigs.k8s.io"
@@ -37,7 +37,7 @@ def leader_worker_sets(kubeconfig: Path) -> Iterator[None]:
 
 
 async def _run(kubeconfig: Path, ended: threading.Event) -> None:
-    async with KubernetesClient(find_access(str(kubeconfig))) as client:
+    async with server_of(kubeconfig) as client:
         while not ended.is_set():
             with contextlib.suppress(
                 ApiError
@@ -47,7 +47,7 @@ async def _run(kubeconfig: Path, ended: threading.Event) -> None:
             await asyncio.sleep(POLL_S)
 
 
-async def _reconcile(client: KubernetesClient, found: Object) -> None:
+async def _reconcile(client: ApiServer, found: Object) -> None:
     metadata, spec = found["metadata"], found["spec"]
     pods_path = f"/api/v1/namespaces/{metadata['namespace']}/pods"
     selector = {"labelSelector": f"{LABEL}/name={metadata['name']}"}
@@ -124,7 +124,7 @@ def _ends_its_group(pod: Mapping[str, Any]) -> bool:
     return restarted or "deletionTimestamp" in pod["metadata"]
 
 
-async def _create(client: KubernetesClient, path: str, manifest: Object) -> None:
+async def _create(client: ApiServer, path: str, manifest: Object) -> None:
     try:
         await client.request("POST", path, body=manifest)
     except ApiError as error:
@@ -132,7 +132,7 @@ async def _create(client: KubernetesClient, path: str, manifest: Object) -> None
             raise
 
 
-async def _delete(client: KubernetesClient, path: str) -> None:
+async def _delete(client: ApiServer, path: str) -> None:
     try:
         await client.request("DELETE", path)
     except ApiError as error:

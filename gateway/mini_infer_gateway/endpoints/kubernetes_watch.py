@@ -5,17 +5,13 @@ pod may write any annotation on it. Nothing is published before both are known.
 """
 
 import asyncio
-import logging
 
-from mini_infer_contract.kubernetes_access import AccessError, ClusterAccess, find_access
-from mini_infer_contract.kubernetes_client import KubernetesClient
+from mini_infer_contract.kubernetes_api import ApiServer, load_configuration
 from mini_infer_contract.resource_names import GROUP, LABEL_SERVICE, PLURAL, VERSION
 from mini_infer_gateway.endpoints.base import Publish
-from mini_infer_gateway.endpoints.list_watch import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, ListWatch
+from mini_infer_gateway.endpoints.list_watch import ListWatch
 from mini_infer_gateway.endpoints.pods import listed_from_manifest
 from mini_infer_gateway.endpoints.services import service_of
-
-log = logging.getLogger(__name__)
 
 
 class KubernetesWatch:
@@ -27,7 +23,7 @@ class KubernetesWatch:
 
     async def run(self, publish: Publish) -> None:
         """Lists and watches until cancelled; errors only delay."""
-        async with KubernetesClient(await self._access()) as api:
+        async with ApiServer(lambda: load_configuration(self._kubeconfig)) as api:
 
             def changed() -> None:
                 if pods.synced and services.synced:
@@ -39,14 +35,3 @@ class KubernetesWatch:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(pods.run())
                 tasks.create_task(services.run())
-
-    async def _access(self) -> ClusterAccess:
-        """How to reach the API server, in a thread: it may run a credential plugin. A failure is tried again."""
-        pause_s = FIRST_BACKOFF_S
-        while True:
-            try:
-                return await asyncio.to_thread(find_access, self._kubeconfig)
-            except AccessError as error:
-                log.warning("no way to the API server: %s; trying again in %.1f s", error, pause_s)
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_BACKOFF_S)

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 import aiohttp
 import msgspec
 
-from mini_infer_contract.kubernetes_client import ApiError, KubernetesClient, Object, lines
+from mini_infer_contract.kubernetes_api import REQUEST_ERRORS, ApiError, ApiServer, Object, lines
 
 WATCH_S = 60
 SILENCE_S = WATCH_S + 10
@@ -55,7 +55,7 @@ class _Event(msgspec.Struct):
     object: Object
 
 
-_FAILURES = (ApiError, aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError)
+_FAILURES = (*REQUEST_ERRORS, msgspec.MsgspecError)
 
 _list_decoder = msgspec.json.Decoder(_List)
 _event_decoder = msgspec.json.Decoder(_Event)
@@ -66,7 +66,7 @@ class ListWatch(Generic[Stored]):
 
     def __init__(
         self,
-        api: KubernetesClient,
+        api: ApiServer,
         path: str,
         convert: Callable[[Object], Stored | None],
         changed: Callable[[], None],

@@ -5,7 +5,7 @@ them.
 from collections.abc import Mapping
 from typing import Any
 
-from mini_infer_contract.kubernetes_client import ApiError, KubernetesClient
+from mini_infer_contract.kubernetes_api import ApiError
 from mini_infer_operator.objects.kinds import path_of
 from mini_infer_operator.resource import GROUP, KIND, LABEL_SERVICE, PLURAL, VERSION
 
@@ -19,9 +19,9 @@ class NotFoundError(Exception):
 
 
 async def services(client: KubernetesClient, namespace: str | None) -> list[Object]:
-    """Returns all services of a namespace, or of all namespaces."""
+    """All services of a namespace, or of all."""
     try:
-        return list((await client.request("GET", path_of(KIND, namespace)))["items"])
+        return list((await server.request("GET", path_of(KIND, namespace)))["items"])
     except ApiError as error:
         if error.status != 404:
             raise
@@ -31,9 +31,9 @@ async def services(client: KubernetesClient, namespace: str | None) -> list[Obje
 
 
 async def service(client: KubernetesClient, namespace: str, name: str) -> Object:
-    """Returns one service."""
+    """One service."""
     try:
-        return await client.request("GET", path_of(KIND, namespace, name))
+        return await server.request("GET", path_of(KIND, namespace, name))
     except ApiError as error:
         if error.status != 404:
             raise
@@ -43,32 +43,32 @@ async def service(client: KubernetesClient, namespace: str, name: str) -> Object
 
 
 async def children(client: KubernetesClient, kind: str, namespace: str, name: str) -> list[Object]:
-    """Returns the objects of a kind that belong to a service, by its label."""
+    """What belongs to a service, by its label."""
     query = {"labelSelector": f"{LABEL_SERVICE}={name}"}
-    return list((await client.request("GET", path_of(kind, namespace), query=query))["items"])
+    return list((await server.request("GET", path_of(kind, namespace), query=query))["items"])
 
 
 async def warnings(client: KubernetesClient, namespace: str, names: set[str]) -> list[Object]:
-    """Returns the Events of a namespace about the named objects; none if the reader may not list Events."""
+    """Events of a namespace about the objects named; none where the reader may not list Events."""
     try:
-        found = (await client.request("GET", f"/api/v1/namespaces/{namespace}/events"))["items"]
+        found = (await server.request("GET", f"/api/v1/namespaces/{namespace}/events"))["items"]
     except ApiError:
         return []
     return [event for event in found if event["involvedObject"].get("name") in names]
 
 
 async def log_tail(client: KubernetesClient, namespace: str, pod: str, *, lines: int, previous: bool) -> str:
-    """Returns the last lines of a pod's engine log, or the reason for which they cannot be read."""
+    """The last lines of a pod's engine; says why where they cannot be had."""
     query = {"tailLines": str(lines), "container": "engine", **({"previous": "true"} if previous else {})}
     try:
-        async with await client.open("GET", f"/api/v1/namespaces/{namespace}/pods/{pod}/log", query=query) as response:
+        async with await server.open("GET", f"/api/v1/namespaces/{namespace}/pods/{pod}/log", query=query) as response:
             return (await response.read()).decode(errors="replace")
     except ApiError as error:
         return f"(no log: {error.message})"
 
 
 async def change_spec(client: KubernetesClient, namespace: str, name: str, change: Mapping[str, Any]) -> Object:
-    """Merges `change` into a service's spec (RFC 7396)."""
+    """Merge `change` over a service's spec (RFC 7396)."""
     return await client.request(
         "PATCH",
         path_of(KIND, namespace, name),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from mini_infer_contract.kubernetes_client import KubernetesClient
+from mini_infer_contract.kubernetes_api import ApiServer
 from mini_infer_operator.cli import cluster
 from mini_infer_operator.cli.cluster import NotFoundError
 from mini_infer_operator.cli.status_command import NOT_READY, in_cluster
@@ -22,10 +22,10 @@ RESTARTED_AT = "kubectl.kubernetes.io/restartedAt"
 def status(name: str, namespace: str, timeout_s: float) -> int:
     """Follows a rollout to its end. Returns the exit code: 0 if the spec runs, 1 if it cannot go on or time is up."""
 
-    async def follow(client: KubernetesClient) -> int:
+    async def follow(server: ApiServer) -> int:
         told, deadline = "", time.monotonic() + timeout_s
         while True:
-            service = await cluster.service(client, namespace, name)
+            service = await cluster.service(server, namespace, name)
             generation = service["metadata"].get("generation", 0)
             seen = (service.get("status") or {}).get("observedGeneration", -1)
             if sentence(service) != told:
@@ -46,9 +46,9 @@ def status(name: str, namespace: str, timeout_s: float) -> int:
 def history(name: str, namespace: str) -> int:
     """Prints the kept revisions, and what each changed."""
 
-    async def read(client: KubernetesClient) -> int:
-        service = await cluster.service(client, namespace, name)
-        revisions = await cluster.children(client, "ControllerRevision", namespace, name)
+    async def read(server: ApiServer) -> int:
+        service = await cluster.service(server, namespace, name)
+        revisions = await cluster.children(server, "ControllerRevision", namespace, name)
         print("\n".join(history_lines(revisions, (service.get("status") or {}).get("revision", ""))))
         return 0
 
@@ -58,9 +58,9 @@ def history(name: str, namespace: str) -> int:
 def undo(name: str, namespace: str, number: int | None) -> int:
     """Writes the spec of an earlier revision; replicas and rollout limits stay as they are."""
 
-    async def write(client: KubernetesClient) -> int:
-        service = await cluster.service(client, namespace, name)
-        revisions = await cluster.children(client, "ControllerRevision", namespace, name)
+    async def write(server: ApiServer) -> int:
+        service = await cluster.service(server, namespace, name)
+        revisions = await cluster.children(server, "ControllerRevision", namespace, name)
         target = target_of(revisions, (service.get("status") or {}).get("revision", ""), number)
         kept = spec_of(target)
         if kept is None:
@@ -73,7 +73,7 @@ def undo(name: str, namespace: str, number: int | None) -> int:
         if not changes:
             print(f"{name} is at revision {target['revision']} already")
             return 0
-        await cluster.change_spec(client, namespace, name, change_to(service["spec"], wanted))
+        await cluster.change_spec(server, namespace, name, change_to(service["spec"], wanted))
         print("\n".join([f"{name} goes back to revision {target['revision']}:", *(f"  {line}" for line in changes)]))
         return 0
 
@@ -83,12 +83,12 @@ def undo(name: str, namespace: str, number: int | None) -> int:
 def restart(name: str, namespace: str) -> int:
     """Replaces every engine by a new one of the same spec, as a rollout."""
 
-    async def write(client: KubernetesClient) -> int:
-        service = await cluster.service(client, namespace, name)
+    async def write(server: ApiServer) -> int:
+        service = await cluster.service(server, namespace, name)
         stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         template = {"template": {"metadata": {"annotations": {RESTARTED_AT: stamp}}}}
         roles = [role for role in ("unified", "prefill", "decode") if service["spec"].get(role) is not None]
-        await cluster.change_spec(client, namespace, name, dict.fromkeys(roles, template))
+        await cluster.change_spec(server, namespace, name, dict.fromkeys(roles, template))
         print(f"{name} restarts: mini-infer rollout status {name} -n {namespace} follows it")
         return 0
 
@@ -98,9 +98,9 @@ def restart(name: str, namespace: str) -> int:
 def pause(name: str, namespace: str, *, paused: bool) -> int:
     """Pauses or resumes a service's rollouts: edits wait while it is paused."""
 
-    async def write(client: KubernetesClient) -> int:
-        await cluster.service(client, namespace, name)
-        await cluster.change_spec(client, namespace, name, {"rollout": {"paused": True if paused else None}})
+    async def write(server: ApiServer) -> int:
+        await cluster.service(server, namespace, name)
+        await cluster.change_spec(server, namespace, name, {"rollout": {"paused": True if paused else None}})
         print(f"{name}: edits wait until `mini-infer rollout resume {name}`" if paused else f"{name}: edits roll out")
         return 0
 

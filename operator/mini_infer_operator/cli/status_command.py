@@ -7,10 +7,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 
-import aiohttp
-
-from mini_infer_contract.kubernetes_access import AccessError, find_access
-from mini_infer_contract.kubernetes_client import ApiError, KubernetesClient
+from mini_infer_contract.kubernetes_api import NETWORK_ERRORS, AccessError, ApiError, ApiServer
 from mini_infer_operator.cli import cluster
 from mini_infer_operator.cli.views import LOG_LINES, condition, explanation, status_table, troubled_pods
 from mini_infer_operator.local.status_file import ROOT, log_tails, read_statuses
@@ -24,12 +21,12 @@ def show_status(name: str | None, namespace: str, *, everywhere: bool, local: bo
     found = [item for item in read_statuses() if name in {None, item["metadata"]["name"]}]
     if not local:
 
-        async def read(client: KubernetesClient) -> int:
+        async def read(server: ApiServer) -> int:
             nonlocal found
             if name is not None:
-                found += [await cluster.service(client, namespace, name)]
+                found += [await cluster.service(server, namespace, name)]
             else:
-                found += await cluster.services(client, None if everywhere else namespace)
+                found += await cluster.services(server, None if everywhere else namespace)
             return 0
 
         failed = in_cluster("status", read, quiet=bool(found))
@@ -58,16 +55,16 @@ def show_why(name: str, namespace: str, *, local: bool) -> int:
         print(f"mini-infer why: no `mini-infer up` of {name} runs from this folder", file=sys.stderr)
         return FAILED
 
-    async def read(client: KubernetesClient) -> int:
-        service = await cluster.service(client, namespace, name)
-        pods = await cluster.children(client, "Pod", namespace, name)
-        deployments = await cluster.children(client, "Deployment", namespace, name)
+    async def read(server: ApiServer) -> int:
+        service = await cluster.service(server, namespace, name)
+        pods = await cluster.children(server, "Pod", namespace, name)
+        deployments = await cluster.children(server, "Deployment", namespace, name)
         logs = {
-            pod: await cluster.log_tail(client, namespace, pod, lines=LOG_LINES, previous=previous)
+            pod: await cluster.log_tail(server, namespace, pod, lines=LOG_LINES, previous=previous)
             for pod, previous in troubled_pods(pods)
         }
         about = {name, *(item["metadata"]["name"] for item in (*pods, *deployments))}
-        events = await cluster.warnings(client, namespace, about)
+        events = await cluster.warnings(server, namespace, about)
         print("\n".join(explanation(service, pods, logs, events, datetime.now(UTC))))
         return 0 if condition(service, "Ready").get("status") == "True" else NOT_READY
 
@@ -75,11 +72,12 @@ def show_why(name: str, namespace: str, *, local: bool) -> int:
 
 
 def in_cluster(command: str, work: Callable[[KubernetesClient], Awaitable[int]], *, quiet: bool = False) -> int:
-    """Runs `work` with a connection; errors become one line. Returns the exit code."""
+    """Run `work` with a connection; errors become one line. The exit code."""
 
     async def connected() -> int:
-        async with KubernetesClient(await asyncio.to_thread(find_access)) as client:
-            return await work(client)
+        async with ApiServer() as server:
+            await server.connect()
+            return await work(server)
 
     try:
         return asyncio.run(connected())
@@ -89,7 +87,7 @@ def in_cluster(command: str, work: Callable[[KubernetesClient], Awaitable[int]],
         message = str(error)
     except ApiError as error:
         message = f"the API server says: {error.message}"
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+    except NETWORK_ERRORS as error:
         message = f"the API server does not answer: {error or type(error).__name__}"
     if not quiet:
         print(f"mini-infer {command}: {message}", file=sys.stderr)

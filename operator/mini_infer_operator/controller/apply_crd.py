@@ -4,10 +4,7 @@ import asyncio
 import sys
 from typing import Any
 
-import aiohttp
-
-from mini_infer_contract.kubernetes_access import find_access
-from mini_infer_contract.kubernetes_client import ApiError, KubernetesClient
+from mini_infer_contract.kubernetes_api import REQUEST_ERRORS, ApiServer
 from mini_infer_operator.crd import custom_resource_definitions
 from mini_infer_operator.resource import FIELD_MANAGER
 
@@ -18,26 +15,26 @@ def apply_crd() -> int:
     """Apply them and wait until they are served; the exit code."""
     try:
         asyncio.run(_apply())
-    except (ApiError, aiohttp.ClientError, OSError, TimeoutError) as error:
+    except REQUEST_ERRORS as error:
         print(f"mini-infer-operator --apply-crd: {error or type(error).__name__}", file=sys.stderr)
         return 1
     return 0
 
 
 async def _apply() -> None:
-    async with KubernetesClient(await asyncio.to_thread(find_access)) as client:
+    async with ApiServer() as server:
         for crd in custom_resource_definitions():
-            await _apply_one(client, crd)
+            await _apply_one(server, crd)
 
 
-async def _apply_one(client: KubernetesClient, crd: dict[str, Any]) -> None:
+async def _apply_one(server: ApiServer, crd: dict[str, Any]) -> None:
     path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd['metadata']['name']}"
     query = {"fieldManager": FIELD_MANAGER, "force": "true"}
-    live = await client.request("PATCH", path, query=query, body=crd, content_type="application/apply-patch+yaml")
+    live = await server.request("PATCH", path, query=query, body=crd, content_type="application/apply-patch+yaml")
     async with asyncio.timeout(ESTABLISHED_WITHIN_S):
         while not any(
             c["type"] == "Established" and c["status"] == "True" for c in live.get("status", {}).get("conditions", ())
         ):
             await asyncio.sleep(0.2)
-            live = await client.request("GET", path)
+            live = await server.request("GET", path)
     print(f"{crd['metadata']['name']}: applied")

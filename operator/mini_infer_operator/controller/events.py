@@ -1,131 +1,87 @@
 """Kubernetes Events about what the operator decides: `kubectl describe` and `kubectl events` show them.
 
-Callers say what they decided and go on; posting happens beside, and never fails a reconcile. Decides nothing.
+Callers say what they decided and go on; kopf posts beside them, and never fails a reconcile. Decides only what is news.
 """
 
-import asyncio
-import hashlib
-import logging
+import contextvars
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
-from mini_infer_contract.kubernetes_client import ApiError
-from mini_infer_operator.objects.api import KubernetesApi
-from mini_infer_operator.resource import FIELD_MANAGER
+import kopf
+
 from mini_infer_operator.status import EventType
 
-log = logging.getLogger(__name__)
-
 SAME_AGAIN_S = 600.0
-"""The same sentence about the same object is counted up at most this often; in between it is dropped."""
+"""The same sentence about the same object is posted again at most this often; in between it is dropped."""
 REMEMBERED_S = 3600.0
 """The API server forgets an Event after an hour by default, so do we."""
 MOST_PER_OBJECT = 20
 """New sentences about one object in SAME_AGAIN_S; more is a fault that repeats in ever new words."""
 WAITING_LIMIT = 1000
-"""Events that wait for a slow API server; more are dropped."""
-_LONGEST_MESSAGE = 1024  # characters; the API server refuses more
+"""Events that wait for kopf's first handler; older ones are dropped."""
+
+Post = Callable[[Mapping[str, Any], EventType, str, str], None]
+"""About what, its type, reason and message."""
 
 
-@dataclass(slots=True)
-class _Told:
-    """One sentence about one object."""
+class KopfPoster:
+    """Posts by kopf, whose queue of Events is known only in the context of one of its handlers of objects."""
 
-    name: str
-    first: str
-    last_s: float
-    count: int = 1
+    def __init__(self) -> None:
+        self._context: contextvars.Context | None = None
+        self._waiting: deque[tuple[Mapping[str, Any], EventType, str, str]] = deque(maxlen=WAITING_LIMIT)
+
+    def enter(self) -> None:
+        """Takes the context of the handler that calls this. Only the first call has an effect."""
+        if self._context is None:
+            self._context = contextvars.copy_context()
+            while self._waiting:
+                self.post(*self._waiting.popleft())
+
+    def post(self, about: Mapping[str, Any], event_type: EventType, reason: str, message: str) -> None:
+        """Queues an Event, and returns at once."""
+        if self._context is None:
+            self._waiting.append((about, event_type, reason, message))
+        else:
+            body = kopf.Body(about)  # type: ignore[arg-type]  # of which apiVersion, kind and metadata are read
+            self._context.run(kopf.event, body, type=event_type, reason=reason, message=message)
 
 
 class EventRecorder:
-    """Posts Events, each sentence once. `run` must run; `record_event` may be called from anywhere on its loop."""
+    """Posts Events, each sentence once in SAME_AGAIN_S."""
 
-    def __init__(self, api: KubernetesApi, now_s: Callable[[], float] = time.monotonic) -> None:
-        self._api = api
+    def __init__(self, post: Post, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._post = post
         self._now_s = now_s
-        self._told: dict[tuple[str, str, str], _Told] = {}  # uid, reason, message
-        self._waiting: asyncio.Queue[tuple[dict[str, Any], _Told]] = asyncio.Queue(WAITING_LIMIT)
+        self._posted: dict[str, dict[tuple[str, str], float]] = {}
+        """By uid, and reason and message, when it was posted last."""
+        self._forgets_s = now_s() + REMEMBERED_S
 
     def record_event(
         self, about: Mapping[str, Any], reason: str, message: str, event_type: EventType = "Normal"
     ) -> None:
-        """Tell users of `about` (a manifest with apiVersion, kind and metadata) what was decided; returns at once.
+        """Tells users of `about` (a manifest with apiVersion, kind and metadata) what was decided; returns at once.
 
         `reason` is one word in CamelCase. The message should not hold numbers that change from look to look.
         """
-        metadata, message, now_s = about["metadata"], message[:_LONGEST_MESSAGE], self._now_s()
-        self._told = {key: told for key, told in self._told.items() if now_s - told.last_s < REMEMBERED_S}
-        key = (str(metadata.get("uid", "")), reason, message)
-        stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        told = self._told.get(key)
-        if told is not None:
-            if now_s - told.last_s < SAME_AGAIN_S:
-                return
-            told.last_s, told.count = now_s, told.count + 1
-        else:
-            recent = [t for (uid, *_), t in self._told.items() if uid == key[0] and now_s - t.last_s < SAME_AGAIN_S]
-            if len(recent) >= MOST_PER_OBJECT:
-                return
-            digest = hashlib.sha256("\0".join(key).encode()).hexdigest()[:16]
-            told = self._told[key] = _Told(f"{metadata['name']}.{digest}", stamp, now_s)
-        try:
-            self._waiting.put_nowait((_event(about, reason, message, event_type, told, stamp), told))
-        except asyncio.QueueFull:
-            log.warning("an event is dropped, too many wait: %s: %s", reason, message)
+        now_s, sentence = self._now_s(), (reason, message)
+        self._forget(now_s)
+        posted = self._posted.setdefault(str(about["metadata"].get("uid", "")), {})
+        is_recent = now_s - posted.get(sentence, -SAME_AGAIN_S) < SAME_AGAIN_S
+        is_new = sentence not in posted
+        if is_recent or (is_new and sum(now_s - at_s < SAME_AGAIN_S for at_s in posted.values()) >= MOST_PER_OBJECT):
+            return
+        posted[sentence] = now_s
+        self._post(about, event_type, reason, message)
 
-    async def run(self) -> None:
-        """Post what is recorded until cancelled."""
-        while True:
-            manifest, told = await self._waiting.get()
-            try:
-                await self._post(manifest, told)
-            except Exception as error:  # an Event is worth no retry: the status says the same
-                log.warning("an event was not posted: %s: %s", manifest["reason"], str(error).split("\n", 1)[0])
-            finally:
-                self._waiting.task_done()
-
-    async def settle(self) -> None:
-        """Wait until everything recorded so far was tried."""
-        await self._waiting.join()
-
-    async def _post(self, manifest: dict[str, Any], told: _Told) -> None:
-        namespace = manifest["metadata"]["namespace"]
-        if told.count > 1:
-            again = {"count": told.count, "lastTimestamp": manifest["lastTimestamp"]}
-            if await self._api.merge("Event", namespace, told.name, again) is not None:
-                return  # else the API server has forgotten it
-        try:
-            await self._api.create(manifest)
-        except ApiError as error:
-            if error.status != 409:  # told by the operator before us
-                raise
-
-
-def _event(
-    about: Mapping[str, Any], reason: str, message: str, event_type: EventType, told: _Told, stamp: str
-) -> dict[str, Any]:
-    metadata = about["metadata"]
-    return {
-        "apiVersion": "v1",
-        "kind": "Event",
-        "metadata": {"name": told.name, "namespace": metadata["namespace"]},
-        "involvedObject": {
-            "apiVersion": about["apiVersion"],
-            "kind": about["kind"],
-            "name": metadata["name"],
-            "namespace": metadata["namespace"],
-            "uid": metadata.get("uid", ""),
-        },
-        "reason": reason,
-        "message": message,
-        "type": event_type,
-        "count": told.count,
-        "firstTimestamp": told.first,
-        "lastTimestamp": stamp,
-        "source": {"component": FIELD_MANAGER},
-        "reportingComponent": FIELD_MANAGER,
-        "reportingInstance": "",
-    }
+    def _forget(self, now_s: float) -> None:
+        """Forgets what was posted long ago, now and then."""
+        if now_s < self._forgets_s:
+            return
+        self._forgets_s = now_s + REMEMBERED_S
+        for uid, posted in list(self._posted.items()):
+            self._posted[uid] = {sentence: at_s for sentence, at_s in posted.items() if now_s - at_s < REMEMBERED_S}
+            if not self._posted[uid]:
+                del self._posted[uid]

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from mini_infer_contract import metrics as names
 from mini_infer_operator import __version__
+from mini_infer_operator.controller.feed import Feed
 from mini_infer_operator.controller.metrics import Gauge
-from mini_infer_operator.controller.reflector import Reflector
 from mini_infer_operator.objects.cache import ObjectCache, ServiceKey
 from mini_infer_operator.resource import KIND
 
@@ -61,14 +61,14 @@ def oldest_unsynced(queue: Callable[[], Queue | None]) -> Gauge:
     return names.OPERATOR_OLDEST_UNSYNCED, "How long the first of those waits.", (), read
 
 
-def watch_age(reflectors: Sequence[Reflector]) -> Gauge:
+def watch_age(feeds: Sequence[Feed]) -> Gauge:
     """The age of each kind's oldest watch."""
 
     def read() -> Values:
         ages: Values = {}
-        for watch in reflectors:
-            key = (watch.kind.plural,)
-            ages[key] = max(ages.get(key, 0.0), time.monotonic() - watch.heard_s)
+        for feed in feeds:
+            key = (feed.kind.plural,)
+            ages[key] = max(ages.get(key, 0.0), time.monotonic() - feed.heard_s)
         return ages
 
     return names.OPERATOR_WATCH_AGE, "Since a watch last heard something.", (names.LABEL_KIND,), read

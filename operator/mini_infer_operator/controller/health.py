@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 
 from aiohttp import web
 
-from mini_infer_operator.controller.reflector import Reflector
+from mini_infer_operator.controller.feed import RELIST_S, Feed
 
-DEAF_AFTER_S = 300.0
-"""A watch that neither heard nor tried anything for this long hangs; a healthy one ends its silence after 100 s."""
+DEAF_AFTER_S = RELIST_S + 300.0
+"""A kind of which nothing was heard or listed for this long is lost: it is listed at least every RELIST_S."""
 STUCK_AFTER_S = 300.0
 """A service that changed and was not even tried for this long: the longest pause is 60 s, the longest pass 120 s."""
 
@@ -18,20 +18,20 @@ class Health:
 
     def __init__(
         self,
-        reflectors: Sequence[Reflector],
+        feeds: Sequence[Feed],
         untried_s: Callable[[], float] = lambda: 0.0,
         crd_problem: Callable[[], str] = lambda: "",
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """`untried_s`: the longest that the queue left a changed service untried. `crd_problem`: "" if none."""
-        self._reflectors = reflectors
+        self._feeds = feeds
         self._untried_s = untried_s
         self._crd_problem = crd_problem
         self._now = now
 
     def ill(self) -> list[str]:
         """What only a restart can mend."""
-        deaf = {watch.kind.plural for watch in self._reflectors if self._now() - watch.heard_s > DEAF_AFTER_S}
+        deaf = {feed.kind.plural for feed in self._feeds if self._now() - feed.heard_s > DEAF_AFTER_S}
         told = [f"the watch of {plural} hangs" for plural in sorted(deaf)]
         if (untried_s := self._untried_s()) > STUCK_AFTER_S:
             told.append(f"the queue hangs: a changed service was not tried for {untried_s:.0f} s")
@@ -39,20 +39,20 @@ class Health:
 
     def unready(self) -> list[str]:
         """What is missing for work."""
-        unsynced = {watch.kind.plural for watch in self._reflectors if not watch.synced.is_set()}
+        unsynced = {feed.kind.plural for feed in self._feeds if not feed.synced.is_set()}
         told = [f"{plural} are not listed yet" for plural in sorted(unsynced)]
         return [*told, *filter(None, [self._crd_problem()])]
 
 
-async def serve_health(health: Health, metrics: Callable[[], bytes], port: int) -> web.AppRunner:
+async def serve_health(health: Callable[[], Health], metrics: Callable[[], bytes], port: int) -> web.AppRunner:
     """Serve the three paths until `.cleanup()` of what is returned."""
 
     async def healthz(_: web.Request) -> web.Response:
-        ill = health.ill()
+        ill = health().ill()
         return web.json_response({"ok": not ill, "problems": ill}, status=503 if ill else 200)
 
     async def readyz(_: web.Request) -> web.Response:
-        unready = health.unready()
+        unready = health().unready()
         return web.json_response({"ready": not unready, "problems": unready}, status=503 if unready else 200)
 
     async def scrape(_: web.Request) -> web.Response:

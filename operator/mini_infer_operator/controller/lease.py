@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 
-from mini_infer_contract.kubernetes_client import ApiError, KubernetesClient
+from mini_infer_contract.kubernetes_api import REQUEST_ERRORS, ApiError, ApiServer
 
 DURATION_S = 10.0
 """A holder that is silent for this long has lost the Lease: after at most this and RETRY_S another one works."""
@@ -48,14 +48,14 @@ class LeaderLease:
 
     def __init__(
         self,
-        client: KubernetesClient,
+        server: ApiServer,
         namespace: str,
         name: str,
         me: str,
         gained: Callable[[], None],
         lost: Callable[[], Awaitable[None]],
     ) -> None:
-        self._client = client
+        self._server = server
         self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._metadata = {"name": name, "namespace": namespace}
         self._me = me
@@ -84,7 +84,7 @@ class LeaderLease:
                 asked_s = time.monotonic()
                 self._see(await self._write(self._me))
                 self._renewed_s = asked_s
-        except (ApiError, aiohttp.ClientError, TimeoutError, OSError) as error:
+        except REQUEST_ERRORS as error:
             taken = isinstance(error, ApiError) and error.status == 409
             if taken and self.held:
                 log.warning("another operator took the lease %s", self._metadata["name"])
@@ -132,7 +132,7 @@ class LeaderLease:
 
     async def _request(self, method: str, path: str, **options: Any) -> dict[str, Any]:
         timeouts = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
-        return await self._client.request(method, path, timeouts=timeouts, **options)
+        return await self._server.request(method, path, timeouts=timeouts, **options)
 
     def _see(self, lease: dict[str, Any] | None) -> None:
         if lease is None:
@@ -149,5 +149,5 @@ class LeaderLease:
         await self._lost()
         try:
             await self._write("")
-        except (ApiError, aiohttp.ClientError, TimeoutError, OSError) as error:
+        except REQUEST_ERRORS as error:
             log.warning("lease %s was not given back: %s", self._metadata["name"], error or type(error).__name__)

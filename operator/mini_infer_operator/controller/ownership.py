@@ -3,7 +3,7 @@
 import logging
 import time
 
-from mini_infer_contract.kubernetes_client import ApiError
+from mini_infer_contract.kubernetes_api import ApiError
 from mini_infer_operator.controller.claims import Claims, Step
 from mini_infer_operator.controller.events import EventRecorder
 from mini_infer_operator.controller.settings import OperatorSettings

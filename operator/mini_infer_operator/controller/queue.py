@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 Key = TypeVar("Key", bound=Hashable)
 
-SETTLE_S = 0.05
+SETTLE_S = 0.1
 """Events come in bursts (a Deployment's status changes several times a second): one look serves a burst."""
 FIRST_BACKOFF_S = 0.5
 LONGEST_BACKOFF_S = 60.0

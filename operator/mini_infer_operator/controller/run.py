@@ -1,194 +1,121 @@
-"""`mini-infer-operator`: watches fill a cache and put keys into a queue, which runs `reconcile`. Decides nothing."""
+"""`mini-infer-operator`: kopf with our handlers, and beside it `/healthz`, `/readyz` and `/metrics`.
+
+What ends kopf (an error in a watch other than 410, a resource that is gone) does not end the process: kopf starts
+anew, from whole lists, after a pause. It also does when a resource appears that it did not find at its start, such as
+a LeaderWorkerSet: to be told of those it would need to watch the CRDs and namespaces of the whole cluster.
+"""
 
 import asyncio
+import contextlib
 import logging
-import secrets
 import signal
-import socket
 import sys
-import time
-from collections.abc import Callable
-from datetime import UTC, datetime
 
-import aiohttp
+import kopf
 
-from mini_infer_contract.kubernetes_access import AccessError, ClusterAccess, find_access
-from mini_infer_contract.kubernetes_client import ApiError, KubernetesClient
-from mini_infer_operator.controller import gauges
+from mini_infer_contract.kubernetes_api import AccessError, load_configuration
 from mini_infer_operator.controller.apply_crd import apply_crd
-from mini_infer_operator.controller.events import EventRecorder
-from mini_infer_operator.controller.failed_passes import FailedPasses
-from mini_infer_operator.controller.health import Health, serve_health
-from mini_infer_operator.controller.lease import LeaderLease
-from mini_infer_operator.controller.metrics import OperatorMetrics
-from mini_infer_operator.controller.ownership import ServiceOwnership
-from mini_infer_operator.controller.pacing import ImageTurns
-from mini_infer_operator.controller.queue import WorkQueue
-from mini_infer_operator.controller.reflector import Reflector
-from mini_infer_operator.controller.served_crd import ServedCrd
+from mini_infer_operator.controller.health import serve_health
+from mini_infer_operator.controller.operator import Operator
 from mini_infer_operator.controller.settings import OperatorSettings, parse_settings
-from mini_infer_operator.objects.api import KubernetesApi, RefusedError
-from mini_infer_operator.objects.backend import ClusterBackend
-from mini_infer_operator.objects.cache import ObjectCache, ServiceKey
-from mini_infer_operator.objects.kinds import KINDS
-from mini_infer_operator.objects.peer_secrets import PeerSecrets
-from mini_infer_operator.objects.running_requests import RunningRequests
-from mini_infer_operator.plan.model_names import ModelNames
-from mini_infer_operator.resource import KIND, LABEL_SERVICE
-from mini_infer_operator.status import progress_ended
+from mini_infer_operator.handlers import REGISTRY
 from mini_infer_process.logs import configure_logging, show_crashes
+
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 30.0
+STEADY_AFTER_S = 300.0
+"""After a run of kopf's that lasted this long the next pause is the first again."""
 
 log = logging.getLogger(__name__)
 
-_ROOT_RETRY_S = 5.0
 
+class KopfRuns:
+    """Runs of kopf, one after the other, each with an `Operator` of its own."""
 
-def reflectors_of(
-    client: KubernetesClient, cache: ObjectCache, settings: OperatorSettings, changed: Callable[[ServiceKey], None]
-) -> list[Reflector]:
-    """One for each kind that is watched, in each namespace that is looked after."""
-    return [
-        Reflector(client, cache, kind, namespace, LABEL_SERVICE if kind.is_labelled else None, changed)
-        for kind in KINDS
-        if "watch" in kind.verbs
-        for namespace in settings.namespaces or (None,)
-    ]
-
-
-class Controller:
-    """The queue over the cache. It works only once everything was listed: an engine not seen yet is not a lost one."""
-
-    def __init__(
-        self,
-        api: KubernetesApi,
-        cache: ObjectCache,
-        settings: OperatorSettings,
-        events: EventRecorder,
-        metrics: OperatorMetrics,
-        running: RunningRequests,
-        peers: PeerSecrets | None = None,
-    ) -> None:
-        self._cache = cache
-        self._metrics = metrics
+    def __init__(self, settings: OperatorSettings) -> None:
+        """Must be called while an event loop runs."""
         self._settings = settings
-        self._turns = ImageTurns[ServiceKey](settings.max_rolling_services, settings.max_rolling_gpus, self.changed)
-        self._names = ModelNames()
-        peers = peers or PeerSecrets(api, settings.identity)
-        self._passes = FailedPasses[ServiceKey](
-            lambda key: ClusterBackend(api, cache, settings, *key, events, self._turns, running, self._names, peers)
-        )
-        self._ownership = ServiceOwnership(api, cache, settings, events)
-        self._queue: WorkQueue[ServiceKey] | None = None
+        self._stopped = asyncio.Event()
+        self._ends = asyncio.Event()
+        """Ends the run of now."""
+        self.current = Operator(settings, self._appeared)
 
-    @property
-    def queue(self) -> WorkQueue[ServiceKey] | None:
-        """None while another replica leads."""
-        return self._queue
+    async def run(self) -> None:
+        """Runs kopf until SIGINT or SIGTERM, or until a task of the operator's own fails, which `current` tells."""
+        loop, pause_s = asyncio.get_running_loop(), FIRST_PAUSE_S
+        while True:
+            begun_s = loop.time()
+            is_broken = not await self._run_once()
+            if self._stopped.is_set() or self.current.failure is not None or not (is_broken or self._ends.is_set()):
+                return
+            if is_broken:
+                pause_s = FIRST_PAUSE_S if loop.time() - begun_s >= STEADY_AFTER_S else pause_s
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause_s):
+                        await self._stopped.wait()
+                        return
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            self._ends = asyncio.Event()
+            self.current = Operator(self._settings, self._appeared)
 
-    def changed(self, key: ServiceKey) -> None:
-        """An object of this service is not what it was."""
-        if not key[1]:
-            return
-        others = self._names.update(key, self._cache.get(KIND, *key))
-        if self._queue is not None:
-            for each in (key, *others):
-                self._queue.add(each)
-
-    def start(self) -> None:
-        """Work on every service there is, and from now on on those that change."""
-        self._turns.restart()
-        self._queue = WorkQueue(self._work, resync_s=self._settings.resync_s)
-        for key in self._cache.keys(KIND):
-            self._queue.add(key)
-
-    async def stop(self) -> None:
-        """Cancel all work and wait for its end."""
-        queue, self._queue = self._queue, None
-        if queue is not None:
-            await queue.close()
-
-    async def _work(self, key: ServiceKey) -> float | None:
-        wait_s = await self._ownership.wait_s(key)
-        if wait_s is not None:
-            return wait_s
-        pause_s = await self._observed_pass(key)
-        if pause_s is None:
-            self._turns.release(key)
-        return pause_s
-
-    async def _observed_pass(self, key: ServiceKey) -> float | None:
-        before, begun_s, failure = gauges.stored_status(self._cache, key), time.monotonic(), None
+    async def _run_once(self) -> bool:
+        """Returns False if an error ended kopf."""
         try:
-            return await self._passes.reconcile(key)
+            await kopf.operator(
+                registry=REGISTRY,
+                memo=kopf.Memo(operator=self.current, embedded=self._take_signals),
+                clusterwide=not self._settings.namespaces,
+                namespaces=self._settings.namespaces,
+                standalone=True,
+                stop_flag=self._ends,
+            )
         except Exception as error:
-            failure = error
-            raise
-        finally:
-            self._metrics.pass_ended(time.monotonic() - begun_s, failure)
-            after = gauges.stored_status(self._cache, key)
-            if (ended := progress_ended(before, after, datetime.now(UTC))) is not None:
-                self._metrics.rollout_ended(*ended)
+            level = logging.INFO if self._stopped.is_set() else logging.ERROR
+            log.log(level, "kopf ended: %s: %s", type(error).__name__, error)
+            return False
+        return True
+
+    def _take_signals(self) -> None:
+        """Replaces kopf's handlers of signals, after which nobody could tell why it ended."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._stop)
+
+    def _stop(self) -> None:
+        self._stopped.set()
+        self._ends.set()
+
+    def _appeared(self, plural: str) -> None:
+        log.info("the cluster knows %s by now: kopf starts anew, to watch them too", plural)
+        self._ends.set()
 
 
-async def run_operator(settings: OperatorSettings, access: ClusterAccess) -> None:
-    """Run until SIGINT or SIGTERM. Owns every task that it starts."""
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    cache, metrics = ObjectCache(), OperatorMetrics()
-    async with KubernetesClient(access, metrics.request_seen) as client, aiohttp.ClientSession() as session:
-        crd = ServedCrd(client)
-        await crd.look()
-        api = KubernetesApi(client, crd.fit_status)
-        events = EventRecorder(api)
-        peers = PeerSecrets(api, settings.identity)
-        controller = Controller(api, cache, settings, events, metrics, RunningRequests(session), peers)
-        reflectors = reflectors_of(client, cache, settings, controller.changed)
-        metrics.gauges(
-            gauges.services(cache),
-            gauges.queue_depth(lambda: controller.queue),
-            gauges.oldest_unsynced(lambda: controller.queue),
-            gauges.watch_age(reflectors),
-            gauges.info(lambda: crd.state),
-        )
-        health = Health(reflectors, lambda: controller.queue.untried_s() if controller.queue else 0.0, crd.problem)
-        runner = await serve_health(health, metrics.exposition, settings.health_port)
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                running = [
-                    *(tasks.create_task(watch.run(), name=f"watch {watch.kind.plural}") for watch in reflectors),
-                    tasks.create_task(events.run(), name="post events"),
-                    tasks.create_task(crd.run(), name="look at the CRD"),
-                    tasks.create_task(_make_root_secret(peers), name="make the root secret of peers"),
-                    tasks.create_task(_work_once_synced(client, controller, reflectors, settings), name="work"),
-                ]
-                await stop.wait()
-                for task in running:
-                    task.cancel()
-        finally:
-            await controller.stop()
-            await runner.cleanup()
+async def run_operator(settings: OperatorSettings) -> bool:
+    """Runs until SIGINT or SIGTERM. Returns False if a task of the operator's own failed."""
+    runs = KopfRuns(settings)
+    runner = await serve_health(
+        lambda: runs.current.health, lambda: runs.current.metrics.exposition(), settings.health_port
+    )
+    try:
+        await runs.run()
+    finally:
+        await runner.cleanup()
+    return runs.current.failure is None
 
 
-async def _make_root_secret(peers: PeerSecrets) -> None:
-    """Makes it before there is any service: gateways mount it, and start when it is there."""
-    while True:
-        try:
-            await peers.root()
-            return
-        except (ApiError, RefusedError, aiohttp.ClientError, TimeoutError, OSError) as error:
-            log.warning("no root secret of peers yet, trying again in %.0f s: %s", _ROOT_RETRY_S, error)
-        await asyncio.sleep(_ROOT_RETRY_S)
+class _OneLine(logging.Filter):
+    """Leaves out the tracebacks of kopf's own tasks, which tell of kopf's inside; those of handlers stay."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Returns False for what asyncio says of kopf's tasks that nobody awaited: kopf has said it before."""
+        if record.name.startswith("kopf._core"):
+            record.exc_info = record.exc_text = None
+        return not (record.name == "asyncio" and "kopf/_cogs" in record.getMessage())
 
 
-async def _work_once_synced(
-    client: KubernetesClient, controller: Controller, reflectors: list[Reflector], settings: OperatorSettings
-) -> None:
-    for watch in reflectors:
-        await watch.synced.wait()
-    namespace, _, name = settings.identity.partition("/")
-    me = f"{socket.gethostname()}_{secrets.token_hex(4)}"
-    await LeaderLease(client, namespace, f"{name}-operator", me, controller.start, controller.stop).run()
+def _quieten_kopf() -> None:
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # or a line for each event: "Handler succeeded"
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_OneLine())
 
 
 def main() -> None:
@@ -198,11 +125,12 @@ def main() -> None:
         sys.exit(apply_crd())
     settings = parse_settings()
     configure_logging(settings.log_level)
+    _quieten_kopf()
     try:
-        access = find_access()
+        asyncio.run(load_configuration())
     except AccessError as error:
         sys.exit(f"mini-infer-operator: {error}")
-    asyncio.run(run_operator(settings, access))
+    sys.exit(0 if asyncio.run(run_operator(settings)) else 1)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,10 @@ type, and writes the status that the old schema takes. A newer one is told in th
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any
 
-import aiohttp
-
-from mini_infer_contract.kubernetes_client import ApiError, KubernetesClient
+from mini_infer_contract.kubernetes_api import NETWORK_ERRORS, ApiError, ApiServer
 from mini_infer_operator.crd import custom_resource_definition
 from mini_infer_operator.objects.served_schema import OPENAPI_PATH, Difference, Schema, compare, fitted, served_schema
 
@@ -26,8 +25,10 @@ _FIELDS_TOLD = 5
 class ServedCrd:
     """What was seen last."""
 
-    def __init__(self, client: KubernetesClient) -> None:
-        self._client = client
+    def __init__(self, server: ApiServer, appeared: Callable[[], None] = lambda: None) -> None:
+        """`appeared` is called when the CRD was missing and is there now."""
+        self._server = server
+        self._appeared = appeared
         (version,) = custom_resource_definition()["spec"]["versions"]
         self._ours: Schema = version["schema"]["openAPIV3Schema"]
         self._status: Schema | None = None
@@ -52,13 +53,13 @@ class ServedCrd:
     async def look(self) -> None:
         """Read the schema once; what was seen last stays where that fails."""
         try:
-            schema = served_schema(await self._client.request("GET", OPENAPI_PATH))
+            schema = served_schema(await self._server.request("GET", OPENAPI_PATH))
         except ApiError as error:
             if error.status != 404:
                 log.warning("the CRD's schema cannot be read: %s", error)
                 return
             schema = None
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except NETWORK_ERRORS as error:
             log.warning("the CRD's schema cannot be read: %s", error or type(error).__name__)
             return
         self._take(schema)
@@ -82,7 +83,9 @@ class ServedCrd:
                 "the CRD is newer than this operator, which does not know %s: services that use it are not changed",
                 _some(difference.unknown),
             )
-        self.state = state
+        was, self.state = self.state, state
+        if was == "missing" and state != "missing":
+            self._appeared()
 
 
 def _some(paths: tuple[str, ...]) -> str:

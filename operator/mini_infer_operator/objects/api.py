@@ -1,17 +1,17 @@
 """The few requests that the operator makes of the API server, on plain dictionaries. Knows no policy."""
 
-import asyncio
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
-from mini_infer_contract.kubernetes_access import find_access
-from mini_infer_contract.kubernetes_client import ApiError, KubernetesClient
-from mini_infer_operator.objects.kinds import path_of
+from kubernetes.aio.dynamic import Resource, Subresource
+
+from mini_infer_contract.kubernetes_api import ApiError, ApiServer, Object, Verb, call_options
+from mini_infer_operator.objects.kinds import BY_NAME, path_of
 from mini_infer_operator.resource import FIELD_MANAGER, STATUS_FIELD_MANAGER
 
-Object = dict[str, Any]
-
-
+PAGE = 500
+"""Objects an answer to a list; more are asked for in pages."""
 _REFUSALS = {400, 403, 413, 422}
 _NOT_IN_SCHEMA = "failed to create typed patch object"
 """What a server-side apply says with status 500 where a field is not in the schema: it will be said again."""
@@ -22,88 +22,123 @@ class RefusedError(Exception):
 
 
 class KubernetesApi:
-    """A connection to the API server. What passes by itself (409, 429, 5xx, network) is raised as it came."""
+    """Reads and writes by the dynamic client. What passes by itself (409, 429, 5xx, network) is raised as it came."""
 
-    def __init__(
-        self, client: KubernetesClient, fit_status: Callable[[Object], Object] = lambda status: status
-    ) -> None:
-        """`fit_status`: a status as the CRD in the cluster takes it."""
-        self._client = client
+    def __init__(self, server: ApiServer, fit_status: Callable[[Object], Object] = lambda status: status) -> None:
+        """`fit_status` returns a status as the CRD in the cluster takes it."""
+        self._server = server
         self.fit_status = fit_status
 
-    @classmethod
-    async def connect(cls) -> "KubernetesApi":
-        """By the pod's service account, else by KUBECONFIG or ~/.kube/config."""
-        return cls(KubernetesClient(await asyncio.to_thread(find_access)))
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._client.close()
-
     async def get(self, kind: str, namespace: str, name: str) -> Object | None:
-        """The object, or None if there is none."""
-        return await self._request("GET", path_of(kind, namespace, name), missing_ok=True)
+        """Returns the object, or None if there is none."""
+        resource, options = resource_of(kind), {"name": name, "namespace": namespace, **call_options()}
+        return await self._read_existing(f"GET {path_of(kind, namespace, name)}", _get(resource, options))
 
-    async def list(self, kind: str, namespace: str | None, selector: str | None = None) -> list[Object]:
-        """All objects of a kind that match a label selector."""
-        query = {"labelSelector": selector} if selector else None
-        answer = await self._request("GET", path_of(kind, namespace), query=query) or {}
-        return list(answer["items"])
+    async def list(self, kind: str, namespace: str | None, selector: str | None = None) -> tuple[list[Object], int]:
+        """Returns all objects of a kind that match a label selector, and the version at which these were all."""
+        resource, found = resource_of(kind), list[Object]()
+        options = {"namespace": namespace, "label_selector": selector, "limit": PAGE, **call_options()}
+        while True:
+            answer = await self._read(f"GET {path_of(kind, namespace)}", _get(resource, dict(options)))
+            found += answer["items"] or ()
+            options["_continue"] = answer["metadata"].get("continue")
+            if not options["_continue"]:
+                return found, int(answer["metadata"]["resourceVersion"])
 
     async def create(self, manifest: Object) -> Object:
-        """Make a new object; a conflict (409) if there is one of this name."""
-        path = path_of(manifest["kind"], manifest["metadata"]["namespace"])
-        return await self._request("POST", path, query={"fieldManager": FIELD_MANAGER}, body=manifest) or {}
+        """Makes a new object; raises an ApiError with status 409 if there is one of this name."""
+        kind, options = manifest["kind"], {"body": manifest, "field_manager": FIELD_MANAGER, **call_options()}
+        return await self._read(
+            f"POST {path_of(kind, manifest['metadata']['namespace'])}",
+            lambda client: client.create(resource_of(kind), **options),
+        )
 
     async def merge(self, kind: str, namespace: str, name: str, change: Object) -> Object | None:
-        """Merge `change` over the object (RFC 7396); None if there is none."""
-        path, content_type = path_of(kind, namespace, name), "application/merge-patch+json"
-        return await self._request("PATCH", path, body=change, content_type=content_type, missing_ok=True)
+        """Merges `change` over the object (RFC 7396); returns None if there is none."""
+        resource, options = resource_of(kind), {"name": name, "namespace": namespace, **call_options()}
+        options |= {"body": change, "content_type": "application/merge-patch+json"}
+        return await self._read_existing(
+            f"PATCH {path_of(kind, namespace, name)}", lambda client: client.patch(resource, **options)
+        )
 
     async def apply(self, manifest: Object) -> Object:
-        """Server-side apply: create the object, or make the fields in `manifest` so."""
-        metadata = manifest["metadata"]
-        path = path_of(manifest["kind"], metadata["namespace"], metadata["name"])
-        return await self._apply(path, manifest, FIELD_MANAGER)
+        """Creates the object by server-side apply, or makes the fields in `manifest` so."""
+        return await self._apply(manifest, FIELD_MANAGER)
 
     async def replace_spec(self, manifest: Object) -> Object:
-        """Make `spec` what the manifest says and nothing beside it but defaults, whoever set what."""
-        metadata = manifest["metadata"]
-        path = path_of(manifest["kind"], metadata["namespace"], metadata["name"])
+        """Makes `spec` what the manifest says and nothing beside it but defaults, whoever set what."""
+        kind, metadata = manifest["kind"], manifest["metadata"]
+        options = {"name": metadata["name"], "namespace": metadata["namespace"], "field_manager": FIELD_MANAGER}
+        options |= {"content_type": "application/strategic-merge-patch+json", **call_options()}
         change = {"spec": {"$patch": "replace", **manifest["spec"]}}
-        query, content_type = {"fieldManager": FIELD_MANAGER}, "application/strategic-merge-patch+json"
-        return await self._request("PATCH", path, query=query, body=change, content_type=content_type) or {}
+        return await self._read(
+            f"PATCH {path_of(kind, metadata['namespace'], metadata['name'])}",
+            lambda client: client.patch(resource_of(kind), body=change, **options),
+        )
 
     async def apply_status(
         self, manifest: Object, *, manager: str = STATUS_FIELD_MANAGER, force: bool = True
     ) -> Object:
-        """The same for the status subresource of an InferenceService, with a field manager of its own.
+        """Applies the status subresource of an InferenceService or a scaler, with a field manager of its own.
 
-        Without force an ApiError with status 409 where another manager wrote another value.
+        Without force, raises an ApiError with status 409 where another manager wrote another value.
         """
-        metadata = manifest["metadata"]
-        path = path_of(manifest["kind"], metadata["namespace"], metadata["name"], "status")
-        return await self._apply(path, manifest, manager, force=force)
+        return await self._apply(manifest, manager, "status", force=force)
 
     async def delete(self, kind: str, live: Mapping[str, Any]) -> None:
-        """Delete this very object (by uid) and what it owns; fine if it is gone already."""
+        """Deletes this very object (by uid) and what it owns; does nothing if it is gone already."""
         metadata = live["metadata"]
-        options = {"preconditions": {"uid": metadata["uid"]}, "propagationPolicy": "Background"}
-        path = path_of(kind, metadata["namespace"], metadata["name"])
-        await self._request("DELETE", path, body=options, missing_ok=True)
+        body = {"preconditions": {"uid": metadata["uid"]}, "propagationPolicy": "Background"}
+        options = {"name": metadata["name"], "namespace": metadata["namespace"], "body": body, **call_options()}
+        await self._read_existing(
+            f"DELETE {path_of(kind, metadata['namespace'], metadata['name'])}",
+            lambda client: client.delete(resource_of(kind), **options),
+        )
 
-    async def _apply(self, path: str, manifest: Object, manager: str, *, force: bool = True) -> Object:
-        query = {"fieldManager": manager, "force": "true" if force else "false"}
-        content_type = "application/apply-patch+yaml"  # JSON is YAML
-        return await self._request("PATCH", path, query=query, body=manifest, content_type=content_type) or {}
+    async def _apply(
+        self, manifest: Object, manager: str, subresource: str | None = None, *, force: bool = True
+    ) -> Object:
+        kind, metadata = manifest["kind"], manifest["metadata"]
+        options = {"body": manifest, "field_manager": manager, "force_conflicts": force, **call_options()}
+        return await self._read(
+            f"PATCH {path_of(kind, metadata['namespace'], metadata['name'], subresource)}",
+            lambda client: client.server_side_apply(resource_of(kind, subresource), **options),
+        )
 
-    async def _request(self, method: str, path: str, *, missing_ok: bool = False, **options: Any) -> Object | None:
+    async def _read_existing(self, what: str, verb: Verb) -> Object | None:
         try:
-            return await self._client.request(method, path, **options)
+            return await self._read(what, verb)
         except ApiError as error:
-            if error.status == 404 and missing_ok:
+            if error.status == 404:
                 return None
+            raise
+
+    async def _read(self, what: str, verb: Verb) -> Object:
+        """Returns the answer; `what` is told beside an error."""
+        try:
+            return await self._server.read(verb)
+        except ApiError as error:
             if error.status in _REFUSALS or _NOT_IN_SCHEMA in error.message:
                 raise RefusedError(error.message) from error
-            error.add_note(f"{method} {path}")
+            error.add_note(what)
             raise
+
+
+def _get(resource: Resource | Subresource, options: Mapping[str, Any]) -> Verb:
+    return lambda client: client.get(resource, **options)
+
+
+@cache
+def resource_of(kind: str, subresource: str | None = None) -> Resource | Subresource:
+    """The kind as the dynamic client wants it, from our table: its discovery would ask for every group."""
+    row = BY_NAME[kind]
+    resource = Resource(
+        prefix="apis" if row.group else "api",
+        group=row.group,
+        api_version=row.version,
+        kind=kind,
+        name=row.plural,
+        namespaced=True,
+        subresources={"status": {"kind": kind, "name": f"{row.plural}/status", "namespaced": True}},
+    )
+    return resource.subresources[subresource] if subresource else resource

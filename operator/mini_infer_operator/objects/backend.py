@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from mini_infer_contract.kubernetes_client import ApiError
+from mini_infer_contract.kubernetes_api import ApiError
 from mini_infer_contract.launch import HTTP_PORT
 from mini_infer_operator.controller.events import EventRecorder
 from mini_infer_operator.controller.pacing import ImageTurns
@@ -73,7 +73,7 @@ class ClusterBackend:
         self._peers = peers or PeerSecrets(api, settings.identity)
         self._api = api
         self._cache = cache
-        self._events = events or EventRecorder(api)
+        self._events = events or EventRecorder(lambda *_: None)
         self._settings = settings
         self._namespace = namespace
         self._name = name
@@ -193,6 +193,7 @@ class ClusterBackend:
         spanning = sorted({w.role for w in plan.workloads if w.launch is not None and w.launch.nodes > 1})
         if not spanning or "LeaderWorkerSet" not in self._cache.unserved:
             return None
+        self._cache.missed.add("LeaderWorkerSet")
         message = (
             f"{' and '.join(spanning)} engines span several nodes, and this cluster does not serve LeaderWorkerSet, "
             "which would run them: install it (https://lws.sigs.k8s.io/docs/installation/), or leave out "

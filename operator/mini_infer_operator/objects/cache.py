@@ -1,15 +1,16 @@
 """What the API server stores of our services, kept by watches, so that reconciling reads nothing. Sends no requests.
 
-Two sources write here. The feed (lists and watches) is complete: at any moment it has reported everything up to its
-version. Answers to the operator's own writes arrive beside it, early or late. An answer is kept only while it is newer
-than the feed, and must be confirmed by the feed; so an object that was deleted never comes back by a late answer.
-client-go's MutationCache follows the same rule.
+Two sources write here. The feed is the watches, which report each object's versions in order, and lists, each of
+which is complete at its version. Answers to the operator's own writes arrive beside it, early or late. An answer is
+kept only while it is newer than what the feed reported of the object, its deletion too, and than the last list; and
+it must be confirmed by the watch or by the next list. So an object that was deleted never comes back by a late
+answer. client-go's MutationCache follows the same rule.
 
 Objects are kept as JSON: as dictionaries they take eight times the memory, and most are not looked at for minutes.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +43,7 @@ class ObjectCache:
         self._of_service: dict[tuple[str, str, str], set[str]] = defaultdict(set)
         self._unrepairable: dict[tuple[str, str, str], int] = {}
         self._complete: dict[tuple[str, str | None], int] = {}
-        """Up to which version the feed of a kind, in a namespace or in all, has reported everything."""
+        """The version of the last list of a kind, in a namespace or in all."""
         self._unconfirmed: dict[str, set[tuple[str, str]]] = defaultdict(set)
         """By kind, the objects of which an answer is newer than what the feed reported."""
         self._tombstones: dict[tuple[str, str, str, str], int] = {}
@@ -50,6 +51,8 @@ class ObjectCache:
         self._buried: deque[tuple[str, str, str, str]] = deque()
         self.unserved: set[str] = set()
         """Kinds that this cluster does not know."""
+        self.missed: set[str] = set()
+        """Those of them that a service needs."""
 
     def put(self, kind: str, found: Mapping[str, Any]) -> ServiceKey | None:
         """Keeps a version that the feed reports, unless a newer one is known, or the object's deletion is.
@@ -64,9 +67,9 @@ class ObjectCache:
         return changed
 
     def written(self, kind: str, found: Mapping[str, Any]) -> ServiceKey | None:
-        """Keeps the answer to a write of our own until the feed reports the object, or passes its version without it.
+        """Keeps the answer to a write of our own until the feed reports the object, or a list passes it without it.
 
-        Returns None, and changes nothing, if the feed is as far as this version already: what the feed reported stands.
+        Returns None, and changes nothing, if the feed reported this version or a later one: what it reported stands.
         """
         key, _, version = _identity(found)
         known = self._entries[kind].get(key)
@@ -95,18 +98,25 @@ class ObjectCache:
         return self._remove(kind, (namespace, name))
 
     def replace(
-        self, kind: str, namespace: str | None, found: Iterable[Mapping[str, Any]], version: int | None = None
+        self,
+        kind: str,
+        namespace: str | None,
+        found: Iterable[Mapping[str, Any]],
+        version: int | None = None,
+        *,
+        besides: Container[tuple[str, str]] = (),
     ) -> set[ServiceKey]:
         """Makes a list the content: all there is at `version`, in one namespace or in all. Answers from later on stay.
 
+        `besides` are namespaces and names that the watch reported while the list was on its way: they stay as reported.
         Returns the services whose objects changed or are gone.
         """
-        listed = {_identity(item)[0]: item for item in found}
+        listed = {key: item for item in found if (key := _identity(item)[0]) not in besides}
         changed = set[ServiceKey | None]()
         for key in [key for key in self._entries[kind] if namespace is None or key[0] == namespace]:
             entry = self._entries[kind][key]
             is_newer = version is not None and entry.version > version
-            if is_newer and key in self._unconfirmed[kind]:
+            if key in besides or (is_newer and key in self._unconfirmed[kind]):
                 continue
             if key not in listed or is_newer:  # confirmed and newer than a list: the API server was restored
                 self._bury((kind, *key, entry.uid), entry.version if version is None else min(entry.version, version))
@@ -117,19 +127,6 @@ class ObjectCache:
         if version is not None:
             self._complete[kind, namespace] = version
         return {key for key in changed if key is not None}
-
-    def advance(self, kind: str, namespace: str | None, version: int) -> set[ServiceKey]:
-        """Notes that the feed has reported everything up to `version`; answers that it did not confirm are removed.
-
-        Returns the services whose objects were removed.
-        """
-        self._complete[kind, namespace] = max(version, self._complete.get((kind, namespace), 0))
-        passed = [
-            key
-            for key in self._unconfirmed[kind]
-            if (namespace is None or key[0] == namespace) and self._entries[kind][key].version <= version
-        ]
-        return {changed for key in passed if (changed := self._remove(kind, key)) is not None}
 
     def get(self, kind: str, namespace: str, name: str) -> Object | None:
         """A copy of the object, trimmed, or None if it is not known."""

@@ -50,7 +50,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("Deployment", "apps", "v1", "deployments", _OWNED, child=True),
     Kind("LeaderWorkerSet", "leaderworkerset.x-k8s.io", "v1", "leaderworkersets", _OWNED, optional=True, child=True),
     Kind("Pod", "", "v1", "pods", ("list", "watch", "patch")),
-    Kind("Event", "", "v1", "events", ("create", "patch")),
+    Kind("Event", "", "v1", "events", ("create",)),  # by kopf
     Kind("Secret", "", "v1", "secrets", ("create", "patch")),  # of peers; those of others are not read
 )
 """In the order in which children are written; they are deleted in the reverse order."""

@@ -58,16 +58,16 @@ def contains(live: Any, desired: Any, *, quantities: bool = False) -> bool:
     finds what was added to them. Quantities are compared by value (the API server turns 0.25 into 250m), and
     an empty value equals an absent one.
     """
-    if isinstance(desired, Mapping):
-        if not isinstance(live, Mapping):
+    if isinstance(desired, dict):  # as JSON has it; to ask for a Mapping takes a third of the time of all this
+        if not isinstance(live, dict):
             return not desired
         return all(
             contains(live.get(key), value, quantities=quantities or key in _QUANTITY_MAPS)
             for key, value in desired.items()
         )
-    if isinstance(desired, Sequence) and not isinstance(desired, str):
+    if isinstance(desired, list | tuple):
         live = live or []
-        if desired and all(isinstance(item, Mapping) and "name" in item for item in desired):
+        if desired and all(isinstance(item, dict) and "name" in item for item in desired):
             by_name = {item.get("name"): item for item in live}
             return all(item["name"] in by_name and contains(by_name[item["name"]], item) for item in desired)
         return len(live) == len(desired) and all(map(contains, live, desired))

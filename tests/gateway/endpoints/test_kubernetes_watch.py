@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from mini_infer_contract.kubernetes_access import find_access
-from mini_infer_contract.kubernetes_client import KubernetesClient
 from mini_infer_gateway.endpoints import list_watch
 from mini_infer_gateway.endpoints.base import Listed, Service
 from mini_infer_gateway.endpoints.kubernetes_watch import KubernetesWatch
 from mini_infer_operator.resource import GROUP
+from tests.support.api_servers import server_of
 from tests.support.running_gateway import until
 
 
@@ -301,7 +300,7 @@ def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.mark.cluster
 async def test_pods_of_a_real_api_server(api_server: str) -> None:
-    async with KubernetesClient(find_access(api_server)) as api, watching(api_server, "gw") as seen:
+    async with server_of(api_server) as api, watching(api_server, "gw") as seen:
         # The watch begins before the server does: it has to wait for it.
         await until(lambda: bool(seen.lists), timeout_s=60)
         await api.request("POST", "/api/v1/namespaces", body={"metadata": {"name": "gw"}})

@@ -1,128 +1,78 @@
-"""Each sentence once, counted up when it is said again much later, and nothing fails because of an Event."""
+"""Each sentence once, again when it is said much later, and posted by kopf whatever context decides it."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
+import contextvars
+from collections.abc import Mapping
 from typing import Any
 
-import pytest
+from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._core.engines import posting
 
-from mini_infer_contract.kubernetes_client import ApiError
-from mini_infer_operator.controller.events import MOST_PER_OBJECT, REMEMBERED_S, SAME_AGAIN_S, EventRecorder
+from mini_infer_operator.controller.events import (
+    MOST_PER_OBJECT,
+    REMEMBERED_S,
+    SAME_AGAIN_S,
+    EventRecorder,
+    KopfPoster,
+)
+from mini_infer_operator.status import EventType
 
-ABOUT = {"apiVersion": "g/v1", "kind": "K", "metadata": {"name": "demo", "namespace": "ns", "uid": "u1"}}
-
-
-class MemoryApi:
-    """Keeps Events by name, as the API server does."""
-
-    def __init__(self) -> None:
-        self.events: dict[str, dict[str, Any]] = {}
-        self.requests: list[str] = []
-        self.failure: Exception | None = None
-
-    async def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
-        self.requests.append("create")
-        if self.failure is not None:
-            raise self.failure
-        if manifest["metadata"]["name"] in self.events:
-            raise ApiError(409, "AlreadyExists", "exists")
-        self.events[manifest["metadata"]["name"]] = manifest
-        return manifest
-
-    async def merge(self, kind: str, namespace: str, name: str, change: dict[str, Any]) -> dict[str, Any] | None:
-        self.requests.append("merge")
-        if name not in self.events:
-            return None
-        self.events[name] |= change
-        return self.events[name]
+ABOUT: dict[str, Any] = {
+    "apiVersion": "g/v1",
+    "kind": "K",
+    "metadata": {"name": "demo", "namespace": "ns", "uid": "u1"},
+}
 
 
 class World:
     def __init__(self) -> None:
-        self.api, self.now_s = MemoryApi(), 0.0
-        self.recorder = self.restarted()
+        self.posted: list[tuple[str, str, str]] = []
+        self.now_s = 0.0
+        self.recorder = EventRecorder(self._post, lambda: self.now_s)
 
-    def restarted(self) -> EventRecorder:
-        return EventRecorder(self.api, lambda: self.now_s)  # type: ignore[arg-type]  # the two verbs it uses
-
-    @contextlib.asynccontextmanager
-    async def running(self, recorder: EventRecorder | None = None) -> AsyncIterator[EventRecorder]:
-        recorder = recorder or self.recorder
-        task = asyncio.create_task(recorder.run())
-        yield recorder
-        await asyncio.wait_for(recorder.settle(), 10)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    def told(self) -> list[tuple[str, str, str, int]]:
-        return [(e["type"], e["reason"], e["message"], e["count"]) for e in self.api.events.values()]
+    def _post(self, about: Mapping[str, Any], event_type: EventType, reason: str, message: str) -> None:
+        assert about["metadata"]["name"] == "demo"
+        self.posted.append((event_type, reason, message))
 
 
-async def test_a_decision_is_told_once() -> None:
+def test_a_decision_is_posted_once_when_it_is_recorded_again_and_again() -> None:
     world = World()
-    async with world.running() as recorder:
-        for _ in range(50):
-            recorder.record_event(ABOUT, "ScaledUp", "to 2")
-        recorder.record_event(ABOUT, "Refused", "quota", "Warning")
-    assert world.told() == [("Normal", "ScaledUp", "to 2", 1), ("Warning", "Refused", "quota", 1)]
-    assert world.api.requests == ["create", "create"]
-    event = next(iter(world.api.events.values()))
-    assert event["involvedObject"] == {
-        "apiVersion": "g/v1",
-        "kind": "K",
-        "name": "demo",
-        "namespace": "ns",
-        "uid": "u1",
-    }
-    assert event["metadata"]["namespace"] == "ns"
+    for _ in range(50):
+        world.recorder.record_event(ABOUT, "ScaledUp", "to 2")
+    world.recorder.record_event(ABOUT, "Refused", "quota", "Warning")
+    assert world.posted == [("Normal", "ScaledUp", "to 2"), ("Warning", "Refused", "quota")]
 
 
-async def test_much_later_it_is_counted_up_and_after_an_hour_told_anew() -> None:
+def test_a_decision_is_posted_again_when_it_is_recorded_much_later() -> None:
     world = World()
-    async with world.running() as recorder:
-        recorder.record_event(ABOUT, "R", "m")
-        world.now_s = SAME_AGAIN_S + 1
-        recorder.record_event(ABOUT, "R", "m")
-    assert world.told() == [("Normal", "R", "m", 2)]
-    world.api.events.clear()
-    world.now_s += SAME_AGAIN_S + 1
-    async with world.running() as recorder:
-        recorder.record_event(ABOUT, "R", "m")  # the API server has forgotten it, we have not
-    assert world.told() == [("Normal", "R", "m", 3)]
-    world.api.events.clear()
-    world.now_s += REMEMBERED_S + 1
-    async with world.running() as recorder:
-        recorder.record_event(ABOUT, "R", "m")
-    assert world.told() == [("Normal", "R", "m", 1)]
+    for now_s in (0.0, SAME_AGAIN_S - 1, SAME_AGAIN_S + 1, SAME_AGAIN_S + REMEMBERED_S + 2):
+        world.now_s = now_s
+        world.recorder.record_event(ABOUT, "R", "m")
+    assert world.posted == [("Normal", "R", "m")] * 3
 
 
-async def test_a_restarted_operator_does_not_repeat_what_was_told() -> None:
+def test_new_sentences_end_when_there_are_ever_more_about_one_object() -> None:
     world = World()
-    async with world.running() as recorder:
-        recorder.record_event(ABOUT, "R", "m")
-    async with world.running(world.restarted()) as recorder:
-        recorder.record_event(ABOUT, "R", "m")
-    assert world.told() == [("Normal", "R", "m", 1)]
+    for number in range(MOST_PER_OBJECT + 30):
+        world.recorder.record_event(ABOUT, "R", f"attempt {number}")
+    world.recorder.record_event({**ABOUT, "metadata": {**ABOUT["metadata"], "uid": "u2"}}, "R", "m")
+    assert len(world.posted) == MOST_PER_OBJECT + 1
 
 
-async def test_ever_new_words_about_one_object_end() -> None:
-    world = World()
-    async with world.running() as recorder:
-        for number in range(MOST_PER_OBJECT + 30):
-            recorder.record_event(ABOUT, "R", f"attempt {number}")
-        other = {**ABOUT, "metadata": {**ABOUT["metadata"], "uid": "u2"}}  # type: ignore[dict-item]
-        recorder.record_event(other, "R", "m")
-    assert len(world.api.events) == MOST_PER_OBJECT + 1
+async def test_an_event_is_queued_for_kopf_when_it_was_recorded_before_the_first_handler_and_outside_of_any() -> None:
+    poster, queue = KopfPoster(), asyncio.Queue[posting.K8sEvent]()
+    poster.post(ABOUT, "Normal", "Early", "before any object was seen")
+    assert queue.empty()
 
+    def handler() -> None:  # as kopf calls it
+        posting.settings_var.set(OperatorSettings())
+        posting.event_queue_var.set(queue)
+        posting.event_queue_loop_var.set(asyncio.get_running_loop())
+        poster.enter()
 
-@pytest.mark.parametrize("failure", [ApiError(403, "Forbidden", "no"), TimeoutError(), OSError("gone")])
-async def test_what_cannot_be_posted_is_dropped(failure: Exception) -> None:
-    world = World()
-    world.api.failure = failure
-    async with world.running() as recorder:
-        recorder.record_event(ABOUT, "R", "m")
-    world.api.failure = None
-    async with world.running() as recorder:
-        recorder.record_event(ABOUT, "R", "n")
-    assert [message for _, _, message, _ in world.told()] == ["n"]
+    contextvars.copy_context().run(handler)
+    poster.post(ABOUT, "Warning", "Late", "from the queue's own task")
+    queued = [queue.get_nowait() for _ in range(queue.qsize())]
+    assert [(event.type, event.reason) for event in queued] == [("Normal", "Early"), ("Warning", "Late")]
+    about = {"apiVersion": "g/v1", "kind": "K", "name": "demo", "namespace": "ns", "uid": "u1"}
+    assert [dict(event.ref) for event in queued] == [about, about]

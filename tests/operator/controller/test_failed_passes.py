@@ -1,6 +1,6 @@
 import pytest
 
-from mini_infer_contract.kubernetes_client import ApiError
+from mini_infer_contract.kubernetes_api import ApiError
 from mini_infer_operator.controller.failed_passes import TOLD_AFTER, FailedPasses, error_message
 from mini_infer_operator.observe import Observed
 from mini_infer_operator.resource import InferenceService

@@ -4,8 +4,8 @@ from typing import cast
 
 import aiohttp
 
+from mini_infer_operator.controller.feed import Feed
 from mini_infer_operator.controller.health import DEAF_AFTER_S, STUCK_AFTER_S, Health, serve_health
-from mini_infer_operator.controller.reflector import Reflector
 from mini_infer_operator.local.ports import free_ports
 from mini_infer_operator.objects.kinds import BY_NAME, Kind
 
@@ -20,10 +20,10 @@ class Watch:
 async def test_what_a_restart_mends_is_unhealthy_and_what_is_missing_is_unready() -> None:
     pods, services = Watch(BY_NAME["Pod"]), Watch(BY_NAME["Service"])
     now, untried_s, crd = 0.0, 0.0, ""
-    watches = cast("list[Reflector]", [pods, services])
+    watches = cast("list[Feed]", [pods, services])
     health = Health(watches, lambda: untried_s, lambda: crd, lambda: now)
     (port,) = free_ports(1)
-    runner = await serve_health(health, lambda: b"m 1\n", port)
+    runner = await serve_health(lambda: health, lambda: b"m 1\n", port)
     try:
         async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
 

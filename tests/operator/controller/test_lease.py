@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from mini_infer_contract.kubernetes_access import ClusterAccess
-from mini_infer_contract.kubernetes_client import KubernetesClient
+from mini_infer_contract.kubernetes_api import ApiServer as Connection
 from mini_infer_operator.controller import lease as lease_module
 from mini_infer_operator.controller.lease import DURATION_S, LeaderLease, LeaseView, may_take
+from tests.support.api_servers import server_at
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ class ApiServer:
 
 
 @pytest.fixture
-async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[ApiServer, KubernetesClient]]:
+async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[ApiServer, Connection]]:
     for name, value in {"DURATION_S": 0.5, "RENEW_EVERY_S": 0.05, "GIVE_UP_S": 0.3, "RETRY_S": 0.03}.items():
         monkeypatch.setattr(lease_module, name, value)
     api = ApiServer()
@@ -59,7 +59,7 @@ async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[ApiServ
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
-    async with KubernetesClient(ClusterAccess(f"http://127.0.0.1:{port}", lambda: None, None)) as client:
+    async with server_at(f"http://127.0.0.1:{port}") as client:
         yield api, client
     await runner.cleanup()
 
@@ -67,7 +67,7 @@ async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[ApiServ
 class Pod:
     """One that wants to work; `both` counts how many do at once."""
 
-    def __init__(self, client: KubernetesClient, name: str, working: set[str]) -> None:
+    def __init__(self, client: Connection, name: str, working: set[str]) -> None:
         self.name, self._working = name, working
         self.lease = LeaderLease(client, "n", "l", name, self._gained, self._lost)
         self.task = asyncio.create_task(self.lease.run())
@@ -90,7 +90,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_one_works_and_the_other_takes_over_when_it_ends(server: tuple[ApiServer, KubernetesClient]) -> None:
+async def test_one_works_and_the_other_takes_over_when_it_ends(server: tuple[ApiServer, Connection]) -> None:
     working: set[str] = set()
     first = Pod(server[1], "a", working)
     await until(lambda: working == {"a"})
@@ -103,7 +103,7 @@ async def test_one_works_and_the_other_takes_over_when_it_ends(server: tuple[Api
     assert working == set()
 
 
-async def test_who_cannot_renew_stops_before_another_may_begin(server: tuple[ApiServer, KubernetesClient]) -> None:
+async def test_who_cannot_renew_stops_before_another_may_begin(server: tuple[ApiServer, Connection]) -> None:
     working: set[str] = set()
     pod = Pod(server[1], "a", working)
     await until(lambda: working == {"a"})

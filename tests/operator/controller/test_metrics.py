@@ -3,7 +3,7 @@ from datetime import UTC, datetime
 import pytest
 
 from mini_infer_contract import metrics as names
-from mini_infer_contract.kubernetes_client import ApiError
+from mini_infer_contract.kubernetes_api import ApiError
 from mini_infer_operator.controller.metrics import OperatorMetrics, plural_of
 from mini_infer_operator.status import progress_ended
 

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from mini_infer_contract.kubernetes_client import ApiError
+from mini_infer_contract.kubernetes_api import ApiError
 from mini_infer_contract.peer_auth import PeerSecret
 from mini_infer_operator.launch import launch_of
 from mini_infer_operator.objects.api import KubernetesApi, RefusedError

@@ -1,0 +1,99 @@
+"""What runs `reconcile` for each service that changed, once this replica leads. Decides nothing."""
+
+import time
+from datetime import UTC, datetime
+
+from mini_infer_operator.controller import gauges
+from mini_infer_operator.controller.events import EventRecorder
+from mini_infer_operator.controller.failed_passes import FailedPasses
+from mini_infer_operator.controller.metrics import OperatorMetrics
+from mini_infer_operator.controller.ownership import ServiceOwnership
+from mini_infer_operator.controller.pacing import ImageTurns
+from mini_infer_operator.controller.queue import WorkQueue
+from mini_infer_operator.controller.settings import OperatorSettings
+from mini_infer_operator.objects.api import KubernetesApi
+from mini_infer_operator.objects.backend import ClusterBackend
+from mini_infer_operator.objects.cache import ObjectCache, ServiceKey
+from mini_infer_operator.objects.peer_secrets import PeerSecrets
+from mini_infer_operator.objects.running_requests import RunningRequests
+from mini_infer_operator.plan.model_names import ModelNames
+from mini_infer_operator.resource import KIND
+from mini_infer_operator.status import progress_ended
+
+
+class Controller:
+    """The queue over the cache. It works only once everything was listed: an engine not seen yet is not a lost one."""
+
+    def __init__(
+        self,
+        api: KubernetesApi,
+        cache: ObjectCache,
+        settings: OperatorSettings,
+        events: EventRecorder,
+        metrics: OperatorMetrics,
+        running: RunningRequests,
+        peers: PeerSecrets,
+    ) -> None:
+        self._cache = cache
+        self._metrics = metrics
+        self._settings = settings
+        self._turns = ImageTurns[ServiceKey](settings.max_rolling_services, settings.max_rolling_gpus, self.changed)
+        self._names = ModelNames()
+        self._passes = FailedPasses[ServiceKey](
+            lambda key: ClusterBackend(api, cache, settings, *key, events, self._turns, running, self._names, peers)
+        )
+        self._ownership = ServiceOwnership(api, cache, settings, events)
+        self._queue: WorkQueue[ServiceKey] | None = None
+
+    @property
+    def queue(self) -> WorkQueue[ServiceKey] | None:
+        """None while another replica leads."""
+        return self._queue
+
+    def untried_s(self) -> float:
+        """Returns the longest that the queue left a changed service untried; 0 while another replica leads."""
+        return self._queue.untried_s() if self._queue is not None else 0.0
+
+    def changed(self, key: ServiceKey) -> None:
+        """An object of this service is not what it was."""
+        if not key[1]:
+            return
+        others = self._names.update(key, self._cache.get(KIND, *key))
+        if self._queue is not None:
+            for each in (key, *others):
+                self._queue.add(each)
+
+    def start(self) -> None:
+        """Work on every service there is, and from now on on those that change."""
+        self._turns.restart()
+        self._queue = WorkQueue(self._work, resync_s=self._settings.resync_s)
+        for key in self._cache.keys(KIND):
+            self._queue.add(key)
+
+    async def stop(self) -> None:
+        """Cancel all work and wait for its end."""
+        queue, self._queue = self._queue, None
+        if queue is not None:
+            await queue.close()
+
+    async def _work(self, key: ServiceKey) -> float | None:
+        wait_s = await self._ownership.wait_s(key)
+        if wait_s is not None:
+            return wait_s
+        pause_s = await self._observed_pass(key)
+        if pause_s is None:
+            self._turns.release(key)
+        return pause_s
+
+    async def _observed_pass(self, key: ServiceKey) -> float | None:
+        before, begun_s, failure = gauges.stored_status(self._cache, key), time.monotonic(), None
+        try:
+            return await self._passes.reconcile(key)
+        except Exception as error:
+            failure = error
+            raise
+        finally:
+            self._metrics.pass_ended(time.monotonic() - begun_s, failure)
+            after = gauges.stored_status(self._cache, key)
+            if (ended := progress_ended(before, after, datetime.now(UTC))) is not None:
+                self._metrics.rollout_ended(*ended)

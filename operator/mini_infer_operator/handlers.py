@@ -1,0 +1,70 @@
+"""The operator's door: what kopf calls. Each handler hands over to the `Operator` behind it, and decides nothing.
+
+`kopf run -m mini_infer_operator.handlers --dev` works on a cluster from a checkout, and `mini-infer-operator` embeds
+the same handlers (controller/run.py). Every event puts a key into the queue, whatever happened: `kopf.on.event` is
+the one handler for resources that keeps no progress in annotations and sets no finalizers. (`kopf.timer` sets one on
+each object; the queue's resync is the level that it would be.)
+"""
+
+import asyncio
+import os
+from typing import Any
+
+import kopf
+
+from mini_infer_contract.kubernetes_api import AccessError
+from mini_infer_operator import __version__
+from mini_infer_operator.controller.kopf_settings import configure, watched
+from mini_infer_operator.controller.operator import Operator
+from mini_infer_operator.controller.settings import parse_settings
+
+LOGIN_AGAIN_S = 5.0
+REGISTRY = kopf.get_default_registry()
+"""Holds the handlers below; the registry that `kopf run` takes."""
+DEVELOPMENT = {"MINI_INFER_ENGINE_IMAGE": f"mini-infer-engine-cpu:{__version__}"}
+"""Flags come from the environment under `kopf run`; the one that has no default has this."""
+
+
+@kopf.on.startup()
+async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> None:
+    """Makes the operator, unless `mini-infer-operator` has made it, and starts its work."""
+    is_embedded = "embedded" in memo
+    if is_embedded:
+        await asyncio.sleep(0)  # kopf sets its handlers of signals after this one's first step
+        memo.embedded()
+    else:
+        memo.operator = Operator(parse_settings((), DEVELOPMENT | os.environ))
+    configure(settings, scans=not is_embedded)
+    await memo.operator.start()
+
+
+@kopf.on.login()
+async def log_in(memo: kopf.Memo, **_: Any) -> kopf.AiohttpSession:
+    """Gives kopf a session by the official client's configuration, at first and whenever credentials are refused."""
+    try:
+        return await memo.operator.session()  # type: ignore[no-any-return]  # a memo's attributes have no types
+    except AccessError as error:
+        raise kopf.TemporaryError(str(error), delay=LOGIN_AGAIN_S) from None
+
+
+async def observe(event: kopf.RawEvent, memo: kopf.Memo, param: Any = None, **_: Any) -> None:
+    """Reports an object as it was listed, or as a watch sent it."""
+    memo.operator.observe(param, event["type"], event["object"])
+
+
+for _kind in watched():
+    kopf.on.event(group=_kind.group, version=_kind.version, plural=_kind.plural, id=_kind.plural, param=_kind)(observe)
+
+
+@kopf.on.probe(id="problems")
+async def probe(memo: kopf.Memo, **_: Any) -> list[str]:
+    """Answers `kopf run --liveness`. Raises PermanentError, which is an HTTP error there, if only a restart helps."""
+    if ill := memo.operator.health.ill():
+        raise kopf.PermanentError("; ".join(ill))
+    return []
+
+
+@kopf.on.cleanup()
+async def stop(memo: kopf.Memo, **_: Any) -> None:
+    """Ends all work and gives the Lease back."""
+    await memo.operator.stop()
