@@ -459,10 +459,10 @@ SECTIONS: dict[str, Sequence[Limit]] = {
         constant(
             "a watch without a word", f"{_OPERATOR}.controller.kopf_settings:SILENCE_S", as_seconds, "watched anew"
         ),
-        constant("a request", "mini_infer_contract.kubernetes_api:REQUEST_TIMEOUT_S", as_seconds, "tried again"),
+        constant("a request", "mini_infer_web.kubernetes_api:REQUEST_TIMEOUT_S", as_seconds, "tried again"),
         constant(
             "a credential plugin",
-            "mini_infer_contract.kubernetes_api:CREDENTIALS_LIMIT_S",
+            "mini_infer_web.kubernetes_api:CREDENTIALS_LIMIT_S",
             as_seconds,
             "killed, tried again",
         ),

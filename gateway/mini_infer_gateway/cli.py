@@ -420,8 +420,8 @@ def make_source(settings: GatewaySettings) -> EndpointSource:
     if settings.endpoints_file is not None:
         return StaticFile(settings.endpoints_file)
     # Imported late: the client takes a fifth of a second that a static file need not wait for.
-    from mini_infer_contract.kubernetes_api import AccessError, load_configuration
     from mini_infer_gateway.endpoints.kubernetes_watch import KubernetesWatch
+    from mini_infer_web.kubernetes_api import AccessError, load_configuration
 
     try:
         asyncio.run(load_configuration(settings.kubeconfig))  # or the server would start, and never see an engine

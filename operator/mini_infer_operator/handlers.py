@@ -12,11 +12,11 @@ from typing import Any
 
 import kopf
 
-from mini_infer_contract.kubernetes_api import AccessError
 from mini_infer_operator import __version__
 from mini_infer_operator.controller.kopf_settings import configure, watched
 from mini_infer_operator.controller.operator import Operator
 from mini_infer_operator.controller.settings import parse_settings
+from mini_infer_web.kubernetes_api import AccessError
 
 LOGIN_AGAIN_S = 5.0
 REGISTRY = kopf.get_default_registry()

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from mini_infer_contract.kubernetes_api import ApiError, ApiServer
 from mini_infer_operator.objects.kinds import path_of
+from mini_infer_web.kubernetes_api import ApiError, ApiServer
 from tests.support.api_servers import server_of
 from tests.support.control_plane import ControlPlane
 from tests.support.services import VALID, changed, failing_examples

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from kubernetes.aio.client import Configuration
 
-from mini_infer_contract.kubernetes_api import ApiServer, RequestSeen, load_configuration
+from mini_infer_web.kubernetes_api import ApiServer, RequestSeen, load_configuration
 
 
 def server_at(url: str, token: Callable[[], str] = lambda: "t", seen: RequestSeen | None = None) -> ApiServer:

@@ -13,7 +13,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from mini_infer_contract.kubernetes_api import ApiError, ApiServer
+from mini_infer_web.kubernetes_api import ApiError, ApiServer
 from tests.support.api_servers import server_of
 
 Object = dict[str, Any]

@@ -6,12 +6,12 @@ pod may write any annotation on it. Nothing is published before both are known.
 
 import asyncio
 
-from mini_infer_contract.kubernetes_api import ApiServer, load_configuration
 from mini_infer_contract.resource_names import GROUP, LABEL_SERVICE, PLURAL, VERSION
 from mini_infer_gateway.endpoints.base import Publish
 from mini_infer_gateway.endpoints.list_watch import ListWatch
 from mini_infer_gateway.endpoints.pods import listed_from_manifest
 from mini_infer_gateway.endpoints.services import service_of
+from mini_infer_web.kubernetes_api import ApiServer, load_configuration
 
 
 class KubernetesWatch:

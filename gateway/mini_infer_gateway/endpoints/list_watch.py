@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 import aiohttp
 import msgspec
 
-from mini_infer_contract.kubernetes_api import REQUEST_ERRORS, ApiError, ApiServer, Object, lines
+from mini_infer_web.kubernetes_api import REQUEST_ERRORS, ApiError, ApiServer, Object, lines
 
 WATCH_S = 60
 SILENCE_S = WATCH_S + 10

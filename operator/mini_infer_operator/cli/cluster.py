@@ -1,24 +1,22 @@
-"""Sends the requests behind the commands of `mini-infer` that look at a cluster, with the rights of the user who types
-them.
-"""
+"""The requests behind the commands of `mini-infer` that look at a cluster, with the rights of whoever types them."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from mini_infer_contract.kubernetes_api import ApiError
 from mini_infer_operator.objects.kinds import path_of
 from mini_infer_operator.resource import GROUP, KIND, LABEL_SERVICE, PLURAL, VERSION
+from mini_infer_web.kubernetes_api import ApiError, ApiServer
 
 FIELD_MANAGER = "mini-infer"
-"""The field manager of changes that a user makes by a command."""
+"""Of what a person changes by a command."""
 Object = dict[str, Any]
 
 
 class NotFoundError(Exception):
-    """Raised if there is no such service, or no such kind; the message says what to type."""
+    """There is no such service, or no such kind; the message says what to type."""
 
 
-async def services(client: KubernetesClient, namespace: str | None) -> list[Object]:
+async def services(server: ApiServer, namespace: str | None) -> list[Object]:
     """All services of a namespace, or of all."""
     try:
         return list((await server.request("GET", path_of(KIND, namespace)))["items"])
@@ -30,7 +28,7 @@ async def services(client: KubernetesClient, namespace: str | None) -> list[Obje
         ) from error
 
 
-async def service(client: KubernetesClient, namespace: str, name: str) -> Object:
+async def service(server: ApiServer, namespace: str, name: str) -> Object:
     """One service."""
     try:
         return await server.request("GET", path_of(KIND, namespace, name))
@@ -42,13 +40,13 @@ async def service(client: KubernetesClient, namespace: str, name: str) -> Object
         ) from error
 
 
-async def children(client: KubernetesClient, kind: str, namespace: str, name: str) -> list[Object]:
+async def children(server: ApiServer, kind: str, namespace: str, name: str) -> list[Object]:
     """What belongs to a service, by its label."""
     query = {"labelSelector": f"{LABEL_SERVICE}={name}"}
     return list((await server.request("GET", path_of(kind, namespace), query=query))["items"])
 
 
-async def warnings(client: KubernetesClient, namespace: str, names: set[str]) -> list[Object]:
+async def warnings(server: ApiServer, namespace: str, names: set[str]) -> list[Object]:
     """Events of a namespace about the objects named; none where the reader may not list Events."""
     try:
         found = (await server.request("GET", f"/api/v1/namespaces/{namespace}/events"))["items"]
@@ -57,7 +55,7 @@ async def warnings(client: KubernetesClient, namespace: str, names: set[str]) ->
     return [event for event in found if event["involvedObject"].get("name") in names]
 
 
-async def log_tail(client: KubernetesClient, namespace: str, pod: str, *, lines: int, previous: bool) -> str:
+async def log_tail(server: ApiServer, namespace: str, pod: str, *, lines: int, previous: bool) -> str:
     """The last lines of a pod's engine; says why where they cannot be had."""
     query = {"tailLines": str(lines), "container": "engine", **({"previous": "true"} if previous else {})}
     try:
@@ -67,9 +65,9 @@ async def log_tail(client: KubernetesClient, namespace: str, pod: str, *, lines:
         return f"(no log: {error.message})"
 
 
-async def change_spec(client: KubernetesClient, namespace: str, name: str, change: Mapping[str, Any]) -> Object:
+async def change_spec(server: ApiServer, namespace: str, name: str, change: Mapping[str, Any]) -> Object:
     """Merge `change` over a service's spec (RFC 7396)."""
-    return await client.request(
+    return await server.request(
         "PATCH",
         path_of(KIND, namespace, name),
         query={"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"},

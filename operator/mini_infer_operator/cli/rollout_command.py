@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from mini_infer_contract.kubernetes_api import ApiServer
 from mini_infer_operator.cli import cluster
 from mini_infer_operator.cli.cluster import NotFoundError
 from mini_infer_operator.cli.status_command import NOT_READY, in_cluster
 from mini_infer_operator.cli.views import condition, sentence
 from mini_infer_operator.objects.history import change_to, differences, held_spec, spec_of
 from mini_infer_operator.resource import LABEL_REVISION
+from mini_infer_web.kubernetes_api import ApiServer
 
 POLL_S = 1.0
 RESTARTED_AT = "kubectl.kubernetes.io/restartedAt"

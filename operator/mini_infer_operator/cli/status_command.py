@@ -1,23 +1,21 @@
-"""Runs `mini-infer status` and `mini-infer why`, for services in a cluster or started by `mini-infer up` in this
-folder.
-"""
+"""`mini-infer status` and `mini-infer why`: what runs, and why not, in a cluster or by `mini-infer up` from here."""
 
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 
-from mini_infer_contract.kubernetes_api import NETWORK_ERRORS, AccessError, ApiError, ApiServer
 from mini_infer_operator.cli import cluster
 from mini_infer_operator.cli.views import LOG_LINES, condition, explanation, status_table, troubled_pods
 from mini_infer_operator.local.status_file import ROOT, log_tails, read_statuses
+from mini_infer_web.kubernetes_api import NETWORK_ERRORS, AccessError, ApiError, ApiServer
 
 NOT_READY = 1
 FAILED = 2
 
 
 def show_status(name: str | None, namespace: str, *, everywhere: bool, local: bool) -> int:
-    """Prints a table of services. Returns the exit code: 0 if all that is shown is ready."""
+    """Print a table; the exit code: 0 if all that is shown is ready."""
     found = [item for item in read_statuses() if name in {None, item["metadata"]["name"]}]
     if not local:
 
@@ -44,7 +42,7 @@ def show_status(name: str | None, namespace: str, *, everywhere: bool, local: bo
 
 
 def show_why(name: str, namespace: str, *, local: bool) -> int:
-    """Prints all that is known of why a service is as it is. Returns the exit code: 0 if it is ready."""
+    """Print all that is known of why a service is as it is; the exit code: 0 if it is ready."""
     here = [item for item in read_statuses() if item["metadata"]["name"] == name]
     if here:
         (service,) = here
@@ -71,7 +69,7 @@ def show_why(name: str, namespace: str, *, local: bool) -> int:
     return in_cluster("why", read)
 
 
-def in_cluster(command: str, work: Callable[[KubernetesClient], Awaitable[int]], *, quiet: bool = False) -> int:
+def in_cluster(command: str, work: Callable[[ApiServer], Awaitable[int]], *, quiet: bool = False) -> int:
     """Run `work` with a connection; errors become one line. The exit code."""
 
     async def connected() -> int:

@@ -4,9 +4,9 @@ import asyncio
 import sys
 from typing import Any
 
-from mini_infer_contract.kubernetes_api import REQUEST_ERRORS, ApiServer
 from mini_infer_operator.crd import custom_resource_definitions
 from mini_infer_operator.resource import FIELD_MANAGER
+from mini_infer_web.kubernetes_api import REQUEST_ERRORS, ApiServer
 
 ESTABLISHED_WITHIN_S = 60.0
 

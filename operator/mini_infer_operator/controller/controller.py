@@ -8,7 +8,7 @@ from mini_infer_operator.controller.events import EventRecorder
 from mini_infer_operator.controller.failed_passes import FailedPasses
 from mini_infer_operator.controller.metrics import OperatorMetrics
 from mini_infer_operator.controller.ownership import ServiceOwnership
-from mini_infer_operator.controller.pacing import ImageTurns
+from mini_infer_operator.controller.pacing import RolloutThrottle
 from mini_infer_operator.controller.queue import WorkQueue
 from mini_infer_operator.controller.settings import OperatorSettings
 from mini_infer_operator.objects.api import KubernetesApi
@@ -37,7 +37,9 @@ class Controller:
         self._cache = cache
         self._metrics = metrics
         self._settings = settings
-        self._turns = ImageTurns[ServiceKey](settings.max_rolling_services, settings.max_rolling_gpus, self.changed)
+        self._turns = RolloutThrottle[ServiceKey](
+            settings.max_rolling_services, settings.max_rolling_gpus, self.changed
+        )
         self._names = ModelNames()
         self._passes = FailedPasses[ServiceKey](
             lambda key: ClusterBackend(api, cache, settings, *key, events, self._turns, running, self._names, peers)

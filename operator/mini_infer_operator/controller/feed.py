@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mini_infer_contract.kubernetes_api import REQUEST_ERRORS, ApiError
 from mini_infer_operator.objects.api import KubernetesApi, RefusedError
 from mini_infer_operator.objects.cache import ObjectCache, ServiceKey
 from mini_infer_operator.objects.kinds import Kind, path_of
 from mini_infer_operator.resource import KIND, LABEL_SERVICE
+from mini_infer_web.kubernetes_api import REQUEST_ERRORS, ApiError
 
 RELIST_S = 600.0
 """At the latest after this long everything is listed anew."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 
-from mini_infer_contract.kubernetes_api import REQUEST_ERRORS, ApiError, ApiServer
+from mini_infer_web.kubernetes_api import REQUEST_ERRORS, ApiError, ApiServer
 
 DURATION_S = 10.0
 """A holder that is silent for this long has lost the Lease: after at most this and RETRY_S another one works."""

@@ -12,7 +12,6 @@ import aiohttp
 import kopf
 from kubernetes.aio.client.rest import RESTClientObject
 
-from mini_infer_contract.kubernetes_api import REQUEST_ERRORS, ApiServer, load_configuration, traced
 from mini_infer_operator.controller import gauges
 from mini_infer_operator.controller.controller import Controller
 from mini_infer_operator.controller.events import EventRecorder, KopfPoster
@@ -28,6 +27,7 @@ from mini_infer_operator.objects.cache import ObjectCache
 from mini_infer_operator.objects.kinds import Kind
 from mini_infer_operator.objects.peer_secrets import PeerSecrets
 from mini_infer_operator.objects.running_requests import RunningRequests
+from mini_infer_web.kubernetes_api import REQUEST_ERRORS, ApiServer, load_configuration, traced
 
 log = logging.getLogger(__name__)
 

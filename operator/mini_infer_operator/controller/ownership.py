@@ -3,13 +3,13 @@
 import logging
 import time
 
-from mini_infer_contract.kubernetes_api import ApiError
 from mini_infer_operator.controller.claims import Claims, Step
 from mini_infer_operator.controller.events import EventRecorder
 from mini_infer_operator.controller.settings import OperatorSettings
 from mini_infer_operator.objects.api import KubernetesApi, RefusedError
 from mini_infer_operator.objects.cache import Object, ObjectCache, ServiceKey
 from mini_infer_operator.resource import GROUP, KIND, VERSION
+from mini_infer_web.kubernetes_api import ApiError
 
 log = logging.getLogger(__name__)
 

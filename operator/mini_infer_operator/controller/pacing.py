@@ -13,7 +13,7 @@ START_PAUSE_S = 10.0
 """After the start nobody gets a turn until those who had one before have been seen."""
 
 
-class ImageTurns(Generic[Key]):
+class RolloutThrottle(Generic[Key]):
     """Turns by key. `wake` is called with keys that wait when a turn becomes free."""
 
     def __init__(

@@ -13,13 +13,13 @@ import sys
 
 import kopf
 
-from mini_infer_contract.kubernetes_api import AccessError, load_configuration
 from mini_infer_operator.controller.apply_crd import apply_crd
 from mini_infer_operator.controller.health import serve_health
 from mini_infer_operator.controller.operator import Operator
 from mini_infer_operator.controller.settings import OperatorSettings, parse_settings
 from mini_infer_operator.handlers import REGISTRY
 from mini_infer_process.logs import configure_logging, show_crashes
+from mini_infer_web.kubernetes_api import AccessError, load_configuration
 
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 30.0

@@ -9,9 +9,9 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from mini_infer_contract.kubernetes_api import NETWORK_ERRORS, ApiError, ApiServer
 from mini_infer_operator.crd import custom_resource_definition
 from mini_infer_operator.objects.served_schema import OPENAPI_PATH, Difference, Schema, compare, fitted, served_schema
+from mini_infer_web.kubernetes_api import NETWORK_ERRORS, ApiError, ApiServer
 
 log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from kubernetes.aio.dynamic import Resource, Subresource
 
-from mini_infer_contract.kubernetes_api import ApiError, ApiServer, Object, Verb, call_options
 from mini_infer_operator.objects.kinds import BY_NAME, path_of
 from mini_infer_operator.resource import FIELD_MANAGER, STATUS_FIELD_MANAGER
+from mini_infer_web.kubernetes_api import ApiError, ApiServer, Object, Verb, call_options
 
 PAGE = 500
 """Objects an answer to a list; more are asked for in pages."""

@@ -5,10 +5,9 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from mini_infer_contract.kubernetes_api import ApiError
 from mini_infer_contract.launch import HTTP_PORT
 from mini_infer_operator.controller.events import EventRecorder
-from mini_infer_operator.controller.pacing import ImageTurns
+from mini_infer_operator.controller.pacing import RolloutThrottle
 from mini_infer_operator.controller.settings import OperatorSettings
 from mini_infer_operator.images import gpus_of_one_engine
 from mini_infer_operator.objects.api import KubernetesApi, RefusedError
@@ -42,6 +41,7 @@ from mini_infer_operator.resource import (
     Reason,
 )
 from mini_infer_operator.status import EventType, PermanentFailure
+from mini_infer_web.kubernetes_api import ApiError
 
 Object = dict[str, Any]
 
@@ -64,7 +64,7 @@ class ClusterBackend:
         namespace: str,
         name: str,
         events: EventRecorder | None = None,
-        turns: ImageTurns[ServiceKey] | None = None,
+        turns: RolloutThrottle[ServiceKey] | None = None,
         running: RunningRequests | None = None,
         names: ModelNames | None = None,
         peers: PeerSecrets | None = None,

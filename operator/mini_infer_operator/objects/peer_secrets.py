@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from mini_infer_contract.kubernetes_api import ApiError
 from mini_infer_contract.peer_auth import SECRET_BYTES, PeerSecret
 from mini_infer_operator.objects.api import KubernetesApi, RefusedError
 from mini_infer_operator.objects.peers import may_miss_secret, peers_secret
 from mini_infer_operator.resource import InferenceService
+from mini_infer_web.kubernetes_api import ApiError
 
 _KEY: Final = "key"
 AGAIN_S: Final = 60.0

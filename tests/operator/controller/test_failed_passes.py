@@ -1,9 +1,9 @@
 import pytest
 
-from mini_infer_contract.kubernetes_api import ApiError
 from mini_infer_operator.controller.failed_passes import TOLD_AFTER, FailedPasses, error_message
 from mini_infer_operator.observe import Observed
 from mini_infer_operator.resource import InferenceService
+from mini_infer_web.kubernetes_api import ApiError
 from tests.operator.test_reconcile import MemoryBackend, settle
 from tests.support.services import changed
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from mini_infer_contract.kubernetes_api import ApiError
 from mini_infer_operator.controller import feed as feed_module
 from mini_infer_operator.controller.feed import Feed
 from mini_infer_operator.objects.api import KubernetesApi
 from mini_infer_operator.objects.cache import ObjectCache, ServiceKey
 from mini_infer_operator.objects.kinds import BY_NAME, Kind
+from mini_infer_web.kubernetes_api import ApiError
 
 
 def pod(name: str, version: int) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from mini_infer_contract.kubernetes_api import ApiServer as Connection
 from mini_infer_operator.controller import lease as lease_module
 from mini_infer_operator.controller.lease import DURATION_S, LeaderLease, LeaseView, may_take
+from mini_infer_web.kubernetes_api import ApiServer as Connection
 from tests.support.api_servers import server_at
 
 

@@ -3,9 +3,9 @@ from datetime import UTC, datetime
 import pytest
 
 from mini_infer_contract import metrics as names
-from mini_infer_contract.kubernetes_api import ApiError
 from mini_infer_operator.controller.metrics import OperatorMetrics, plural_of
 from mini_infer_operator.status import progress_ended
+from mini_infer_web.kubernetes_api import ApiError
 
 NOON = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
 

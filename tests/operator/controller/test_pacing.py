@@ -1,11 +1,11 @@
-from mini_infer_operator.controller.pacing import START_PAUSE_S, ImageTurns
+from mini_infer_operator.controller.pacing import START_PAUSE_S, RolloutThrottle
 
 
 class Turns:
     def __init__(self, services: int, gpus: float = float("inf")) -> None:
         self.now = 0.0
         self.woken: list[str] = []
-        self.turns = ImageTurns[str](services, gpus, self.woken.append, lambda: self.now)
+        self.turns = RolloutThrottle[str](services, gpus, self.woken.append, lambda: self.now)
 
 
 def test_so_many_at_a_time_and_the_next_is_woken() -> None:

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp import web
 
-from mini_infer_contract.kubernetes_api import ApiError
 from mini_infer_operator.objects.api import KubernetesApi, RefusedError
 from mini_infer_operator.objects.kinds import path_of
+from mini_infer_web.kubernetes_api import ApiError
 from tests.support.api_servers import server_at
 
 MANIFEST = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "s", "namespace": "n"}}

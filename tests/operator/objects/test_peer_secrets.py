@@ -6,7 +6,6 @@ from typing import Any, cast
 
 import pytest
 
-from mini_infer_contract.kubernetes_api import ApiError
 from mini_infer_contract.peer_auth import PeerSecret
 from mini_infer_operator.launch import launch_of
 from mini_infer_operator.objects.api import KubernetesApi, RefusedError
@@ -21,6 +20,7 @@ from mini_infer_operator.objects.peers import (
 from mini_infer_operator.objects.pod import frozen_pods
 from mini_infer_operator.parse import parse_service
 from mini_infer_operator.resource import ANNOTATION_PEER_AUTH
+from mini_infer_web.kubernetes_api import ApiError
 from tests.support.services import changed
 
 SERVICE = parse_service(changed({"metadata": {"name": "chat", "namespace": "team", "uid": "u1"}}))

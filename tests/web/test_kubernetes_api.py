@@ -14,8 +14,8 @@ from aiohttp import web
 from kubernetes.aio.client import ApiClient, Configuration
 from kubernetes.aio.config import incluster_config
 
-from mini_infer_contract import kubernetes_api
-from mini_infer_contract.kubernetes_api import AccessError, ApiError, ApiServer, load_configuration
+from mini_infer_web import kubernetes_api
+from mini_infer_web.kubernetes_api import AccessError, ApiError, ApiServer, load_configuration
 from tests.support.api_servers import server_at
 
 
