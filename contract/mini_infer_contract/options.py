@@ -102,12 +102,3 @@ def _docstrings(struct: type) -> Iterator[tuple[str, str]]:
             is_text = isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and is_text:
                 yield field.target.id, inspect.cleandoc(str(text.value.value)).replace("\n", " ")  # type: ignore[attr-defined]  # an Expr with a Constant, see is_text
-
-
-def option_table(struct: type[msgspec.Struct]) -> str:
-    """Returns all options as a table of Markdown."""
-    lines = ["| flag | default | |", "|---|---|---|"]
-    for row in option_rows(struct):
-        where = " Field of `engine` in the resource." if row.option.in_resource else ""
-        lines.append(f"| `{row.flag}` | {row.shown_default} | {row.description}{where} |")
-    return "\n".join(lines) + "\n"

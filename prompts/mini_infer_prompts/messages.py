@@ -196,7 +196,7 @@ def _object_in(text: str) -> dict[str, Any] | None:
         value = json.loads(text, strict=False)  # raw line breaks in strings are what models write
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair is no text
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if value is None:
         return {}
@@ -204,17 +204,17 @@ def _object_in(text: str) -> dict[str, Any] | None:
 
 
 def _depth(text: str) -> int:
-    """Estimates the levels of nested objects and lists in a JSON text by its brackets, those within strings included.
-    Returns 0 if there are too few brackets for more than `_DEEPEST` levels.
-    """
+    """Returns the levels of nested objects and lists in a JSON text, or 0 if it has too few brackets to be too deep."""
     depth = deepest = 0
-    for bracket in _BRACKETS.findall(text) if text.count("{") + text.count("[") > _DEEPEST else ():
-        depth += 1 if bracket in "{[" else -1
-        deepest = max(deepest, depth)
+    for token in _BRACKETS.findall(text) if text.count("{") + text.count("[") > _DEEPEST else ():
+        if token[0] != '"':
+            depth += 1 if token in "{[" else -1
+            deepest = max(deepest, depth)
     return deepest
 
 
-_BRACKETS = re.compile(r"[][{}]")
+_BRACKETS = re.compile(r"""[][{}]|"(?:[^"\\]|\\.)*+"?""", re.DOTALL)
+"""Matches brackets, and strings as a whole: a bracket within a string nests nothing."""
 
 
 def _with_one_system_message(messages: list[Message], content_parts: bool) -> list[Message]:

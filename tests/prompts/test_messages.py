@@ -92,6 +92,21 @@ def test_history_is_shown_as_text_when_arguments_are_no_object(
     assert message["tool_calls"] == [call(shown(arguments))]
 
 
+@pytest.mark.parametrize(
+    "arguments", ["[" * 3000 + "]" * 3000, '{"a": "' + "]" * 4000 + '", "b": ' + "[" * 3000 + "]" * 3000 + "}"]
+)
+def test_arguments_are_shown_as_text_when_they_are_nested_too_deep(arguments: str) -> None:
+    """Brackets within strings nest nothing, and hide no depth."""
+    messages = [USER, {"role": "assistant", "content": None, "tool_calls": [call(arguments)]}]
+    shown = template_messages(messages)[1]["tool_calls"][0]["function"]["arguments"]
+    assert arguments in (shown, shown.get("arguments") if isinstance(shown, dict) else None)
+
+
+def test_arguments_are_an_object_when_a_string_has_many_brackets() -> None:
+    messages = [USER, {"role": "assistant", "content": None, "tool_calls": [call('{"a": "' + "[" * 500 + '"}')]}]
+    assert template_messages(messages)[1]["tool_calls"][0]["function"]["arguments"] == {"a": "[" * 500}
+
+
 def test_raw_control_characters_in_arguments_are_read_when_the_template_wants_an_object() -> None:
     [message] = template_messages([{"role": "assistant", "tool_calls": [call('{"a": "x\ty\nz"}')]}])
     assert message["tool_calls"] == [call({"a": "x\ty\nz"})]
