@@ -5,32 +5,36 @@ up`; tests check that the two give the same answers. Nothing here knows how a se
 """
 
 from mini_infer_contract.resource_names import (
-    ANNOTATION_DRAINING_SINCE,
-    ANNOTATION_IGNORE_MANAGERS,
     ANNOTATION_MODEL,
     ANNOTATION_PEER_AUTH,
-    ANNOTATION_SERVICE_CREATED,
-    ANSWERING_ROLES,
     GROUP,
     KIND,
     LABEL_DRAINING,
     LABEL_GROUP,
-    LABEL_GROUP_INDEX,
     LABEL_REVISION,
     LABEL_ROLE,
     LABEL_SERVICE,
     LABEL_WORKER_INDEX,
     PLURAL,
-    ROLES,
-    SCALER_KIND,
-    SCALER_PLURAL,
     VERSION,
 )
 from mini_infer_operator.resource.devices import is_gpu
 from mini_infer_operator.resource.environment import EnvironmentVariable
 from mini_infer_operator.resource.parallelism import Parallelism
 from mini_infer_operator.resource.quantity import QUANTITY_PATTERN, Quantity, parse_quantity
-from mini_infer_operator.resource.reserved import FIELD_MANAGER, RESERVED_ENGINE_FLAGS, STATUS_FIELD_MANAGER
+from mini_infer_operator.resource.reserved import (
+    ANNOTATION_DRAINING_SINCE,
+    ANNOTATION_IGNORE_MANAGERS,
+    ANNOTATION_SERVICE_CREATED,
+    ANSWERING_ROLES,
+    FIELD_MANAGER,
+    LABEL_GROUP_INDEX,
+    RESERVED_ENGINE_FLAGS,
+    ROLES,
+    SCALER_KIND,
+    SCALER_PLURAL,
+    STATUS_FIELD_MANAGER,
+)
 from mini_infer_operator.resource.rollout import DisruptionBudget, Rollout
 from mini_infer_operator.resource.rules import ApiModel, KubernetesType, Rule
 from mini_infer_operator.resource.scaler import InferenceScaler

@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic.alias_generators import to_camel
 
-from mini_infer_contract.resource_names import ROLES
+from mini_infer_operator.resource.reserved import ROLES
 from mini_infer_operator.resource.rules import Rule
 from mini_infer_operator.resource.spec import TRANSFER_OPTIONS
 

@@ -1,4 +1,21 @@
-"""Lists names that are reserved for the operator: field managers, engine flags, volumes and lengths of names."""
+"""Names that the operator alone uses: roles, annotations, field managers, and what it reserves in engines' pods."""
+
+from mini_infer_contract.resource_names import GROUP
+
+SCALER_KIND = "InferenceScaler"
+SCALER_PLURAL = "inferencescalers"
+LABEL_GROUP_INDEX = "leaderworkerset.sigs.k8s.io/group-index"
+"""A group's index within its LeaderWorkerSet: the highest is removed first."""
+ANNOTATION_DRAINING_SINCE = f"{GROUP}/draining-since"
+"""The time since when a pod with the draining label has it, RFC 3339."""
+ANNOTATION_IGNORE_MANAGERS = f"{GROUP}/ignore-managers"
+"""On an InferenceService: field managers, separated by commas, whose additions to Deployments are left alone."""
+ANNOTATION_SERVICE_CREATED = f"{GROUP}/service-created"
+"""RFC 3339: the oldest service owns a bare model name that several claim."""
+ROLES = ("unified", "prefill", "decode")
+"""Fields of `spec`, and values of the role label."""
+ANSWERING_ROLES = ("unified", "decode")
+"""The roles whose engines answer clients' requests."""
 
 FIELD_MANAGER = "mini-infer-operator"
 STATUS_FIELD_MANAGER = "mini-infer-operator-status"

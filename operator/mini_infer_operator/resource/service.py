@@ -6,9 +6,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
-from mini_infer_contract.resource_names import ROLES
 from mini_infer_operator.resource.not_yet import NOT_YET
-from mini_infer_operator.resource.reserved import LONGEST_NAME, LONGEST_NAME_OVER_NODES
+from mini_infer_operator.resource.reserved import LONGEST_NAME, LONGEST_NAME_OVER_NODES, ROLES
 from mini_infer_operator.resource.rules import ApiModel, Rule
 from mini_infer_operator.resource.spec import InferenceServiceSpec, RoleSpec
 from mini_infer_operator.resource.status import InferenceServiceStatus
