@@ -1,9 +1,9 @@
-"""The operator's door: what kopf calls. Each handler hands over to the `Operator` behind it, and decides nothing.
+"""Registers kopf's handlers. Each handler calls the `Operator` and decides nothing.
 
 `kopf run -m mini_infer_operator.handlers --dev` works on a cluster from a checkout, and `mini-infer-operator` embeds
-the same handlers (controller/run.py). Every event puts a key into the queue, whatever happened: `kopf.on.event` is
-the one handler for resources that keeps no progress in annotations and sets no finalizers. (`kopf.timer` sets one on
-each object; the queue's resync is the level that it would be.)
+the same handlers (controller/run.py). Every event puts a key into the queue, whatever happened: `kopf.on.event` is the
+one handler for resources that keeps no progress in annotations and sets no finalizers. (`kopf.timer` sets one on each
+object; the queue's resync does its work here.)
 """
 
 import asyncio
@@ -20,14 +20,14 @@ from mini_infer_web.kubernetes_api import AccessError
 
 LOGIN_AGAIN_S = 5.0
 REGISTRY = kopf.get_default_registry()
-"""Holds the handlers below; the registry that `kopf run` takes."""
+"""The registry of the handlers below; `kopf run` uses it."""
 DEVELOPMENT = {"MINI_INFER_ENGINE_IMAGE": f"mini-infer-engine-cpu:{__version__}"}
-"""Flags come from the environment under `kopf run`; the one that has no default has this."""
+"""Default of the one required flag under `kopf run`, where all flags come from the environment."""
 
 
 @kopf.on.startup()
 async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> None:
-    """Makes the operator, unless `mini-infer-operator` has made it, and starts its work."""
+    """Creates the operator, unless `mini-infer-operator` has created it, and starts its work."""
     is_embedded = "embedded" in memo
     if is_embedded:
         await asyncio.sleep(0)  # kopf sets its handlers of signals after this one's first step
@@ -40,7 +40,7 @@ async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> N
 
 @kopf.on.login()
 async def log_in(memo: kopf.Memo, **_: Any) -> kopf.AiohttpSession:
-    """Gives kopf a session by the official client's configuration, at first and whenever credentials are refused."""
+    """Returns a session with the official client's configuration, at first and whenever credentials are refused."""
     try:
         return await memo.operator.session()  # type: ignore[no-any-return]  # a memo's attributes have no types
     except AccessError as error:
@@ -48,7 +48,7 @@ async def log_in(memo: kopf.Memo, **_: Any) -> kopf.AiohttpSession:
 
 
 async def observe(event: kopf.RawEvent, memo: kopf.Memo, param: Any = None, **_: Any) -> None:
-    """Reports an object as it was listed, or as a watch sent it."""
+    """Reports an object that kopf listed or that a watch sent."""
     memo.operator.observe(param, event["type"], event["object"])
 
 

@@ -1,6 +1,6 @@
-"""Requests to a Kubernetes API server through the official client: JSON in and out, errors in the server's own words.
+"""Sends requests to a Kubernetes API server through the official client: JSON in and out, errors in the server's words.
 
-The one module through which gateway, operator and commands reach it. Credentials are those of
+Gateway, operator and commands reach the API server through this module alone. Credentials are those of
 `kubernetes.aio.config`: a pod's service account, or kubeconfig files with certificates, tokens, `exec` plugins, OIDC
 and proxies. Requests go through its dynamic client. The module knows no kinds, and repeats a request only if its
 credentials were refused.
@@ -28,21 +28,21 @@ from kubernetes.aio.dynamic import DynamicClient
 
 REQUEST_TIMEOUT_S = 30.0
 CREDENTIALS_LIMIT_S = 60.0
-"""A credential plugin that takes longer is killed."""
+"""Seconds after which a credential plugin is killed."""
 DEFAULT_KUBECONFIG = "~/.kube/config"
 UNAUTHORIZED = 401
 
 Object = dict[str, Any]
 RequestSeen = Callable[[str, str, Mapping[str, str], int | None], None]
-"""Method, path, query, and the status of the answer: None where none came."""
+"""Takes a request's method, path and query, and the status of its answer: None if no answer came."""
 Verb = Callable[[DynamicClient], Awaitable[aiohttp.ClientResponse]]
 """A call of the dynamic client with `serialize=False`."""
 
 
 class AccessError(ConnectionError):
-    """There is no usable way to an API server; the message says what is missing and what to write.
+    """No API server can be reached with the credentials found; the message says what is missing and what to write.
 
-    It is a ConnectionError because credentials come and go as networks do: what retries on one retries on the other.
+    It is a ConnectionError because credentials come and go as networks do: code that retries one retries the other.
     """
 
 
@@ -53,20 +53,20 @@ class ApiError(Exception):
         super().__init__(f"{status} {reason}: {message}" if reason else f"{status}: {message}")
         self.status = status
         self.reason = reason
-        """metav1.Status.reason, such as Forbidden, AlreadyExists or Expired; "" where the answer has none."""
+        """metav1.Status.reason, such as Forbidden, AlreadyExists or Expired; "" if the answer has none."""
         self.message = message
         """metav1.Status.message: the server's sentence, without the HTTP around it."""
 
 
 NETWORK_ERRORS = (aiohttp.ClientError, TimeoutError, OSError)
-"""No answer came, or credentials could not be had (AccessError). All of them may pass."""
+"""No answer came, or no credentials were found (AccessError). All of these errors may be transient."""
 REQUEST_ERRORS = (ApiError, *NETWORK_ERRORS)
 
 
 async def load_configuration(kubeconfig: str | None = None) -> Configuration:
-    """Finds the API server by the file that is named, else the pod's service account, else KUBECONFIG, else ~/.kube.
+    """Loads the configuration of `kubeconfig` if given, else the pod's service account, else KUBECONFIG, else ~/.kube.
 
-    Runs a credential plugin where the kubeconfig names one. Raises AccessError if none of them can be used.
+    Runs a credential plugin if the kubeconfig names one. Raises AccessError if none of them can be used.
     """
     configuration, source = Configuration(), "the pod's service account"
     configuration.client_go_retries = True  # reads that are put off (429, 503 with Retry-After) are repeated then
@@ -126,9 +126,9 @@ async def _load_files(files: str, source: str, configuration: Configuration) -> 
 
 
 def _bounded(user: Object, folder: Path) -> bool:
-    """Has a user's credential plugin killed, with all that it started, when it takes too long. Returns if it has one.
+    """Makes a user's credential plugin end with its children after CREDENTIALS_LIMIT_S. Returns True if it has one.
 
-    A command with a slash is relative to its kubeconfig, as kubectl has it; the loader knows neither.
+    A command with a slash is relative to its kubeconfig, as in kubectl; the client's loader does neither.
     """
     plugin = user.get("exec")
     if plugin:
@@ -154,10 +154,10 @@ def traced(seen: RequestSeen) -> aiohttp.TraceConfig:
 
 
 class _PlainClient(ApiClient):
-    """Sends what is plain JSON already as it is."""
+    """Sends plain JSON as it is."""
 
     def sanitize_for_serialization(self, obj: Any) -> Any:
-        """Returns `obj`, where the base class looks through all of it for models and dates."""
+        """Returns `obj` unchanged; the base class would search all of it for models and dates."""
         return obj
 
 
@@ -169,9 +169,9 @@ class ApiServer:
         load: Callable[[], Awaitable[Configuration]] = load_configuration,
         seen: RequestSeen | None = None,
     ) -> None:
-        """Loads the configuration with the first request, and anew once the API server refuses the credentials.
+        """Loads the configuration with the first request, and again once the API server refuses the credentials.
 
-        `seen` hears of each request.
+        `seen` is called for each request.
         """
         self._load = load
         self._traces = [traced(seen)] if seen is not None else None
@@ -191,7 +191,7 @@ class ApiServer:
         await self.close()
 
     async def connect(self) -> DynamicClient:
-        """Returns the client. Raises AccessError if there is no usable way to an API server."""
+        """Returns the client. Raises AccessError if no API server can be reached with the credentials found."""
         async with self._loading:
             if self._client is None:
                 configuration = await self._load()
@@ -201,7 +201,7 @@ class ApiServer:
             return self._client
 
     async def send(self, verb: Verb) -> aiohttp.ClientResponse:
-        """Returns the answer with its body unread; who calls releases it. Raises ApiError for a status from 400."""
+        """Returns the answer with its body unread; the caller releases it. Raises ApiError for a status from 400."""
         client = await self.connect()
         try:
             try:
@@ -234,7 +234,7 @@ class ApiServer:
         content_type: str = "application/json",
         timeouts: aiohttp.ClientTimeout | None = None,
     ) -> aiohttp.ClientResponse:
-        """Requests an absolute path, such as /api/v1/pods; like `send`.
+        """Requests an absolute path, such as /api/v1/pods. Returns and raises as `send` does.
 
         The default of `timeouts`, REQUEST_TIMEOUT_S, covers the body too.
         """
@@ -248,14 +248,14 @@ class ApiServer:
 
 
 def call_options(timeouts: aiohttp.ClientTimeout | None = None) -> dict[str, Any]:
-    """Returns the arguments that every call of the dynamic client gets here: a deadline, and the answer as it came."""
+    """Returns the options of every call of the dynamic client here: a deadline, and no decoding of the answer."""
     return {"serialize": False, "_request_timeout": timeouts or aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)}
 
 
 async def lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     """Yields the events of a watch, as lines of any length: an object may be longer than aiohttp's line limit.
 
-    `kubernetes.aio.watch` is not used: it asks for no bookmarks, and makes a TLS context for each watch.
+    `kubernetes.aio.watch` is not used: it requests no bookmarks, and creates a TLS context for each watch.
     """
     buffer = b""
     async for piece in response.content.iter_any():

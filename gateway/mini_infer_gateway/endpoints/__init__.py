@@ -1,1 +1,1 @@
-"""Where endpoints come from: a file, or a watch of pods; one source a file."""
+"""Finds endpoints, from a file or from a watch of pods; each source has its module."""

@@ -1,4 +1,4 @@
-"""What every source of endpoints gives: the whole list, each time it changes."""
+"""The interface of endpoint sources: each publishes the whole list whenever it changes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from mini_infer_contract.launch import Endpoint
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """An endpoint that exists, and whether its source says that it serves."""
+    """An existing endpoint, and whether its source reports it as ready."""
 
     endpoint: Endpoint
     ready: bool = True
@@ -17,25 +17,25 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """An InferenceService, as nobody but its owner can write it."""
+    """An InferenceService's identity and model name, from the object itself, which only its owner can write."""
 
     name: str
-    """namespace/name."""
+    """The service as namespace/name."""
     created: str
-    """RFC 3339: the oldest service owns a bare model name that several claim."""
+    """RFC 3339 time of creation: the oldest service owns a bare model name that several claim."""
     model: str
-    """The served model name that its spec claims."""
+    """The served model name that the service's spec claims."""
 
 
 class Publish(Protocol):
-    """Takes the whole list of endpoints, and of services where the source knows them apart from their endpoints."""
+    """Takes the whole list of endpoints, and of services if the source knows them independently of their endpoints."""
 
     def __call__(self, listed: Sequence[Listed], services: Sequence[Service] | None = None) -> None:
-        """`services` None: the endpoints' own word on their services is to be trusted."""
+        """Replaces the lists. `services` None: trust what endpoints say about their services."""
 
 
 class EndpointSource(Protocol):
-    """Runs until cancelled; the first call of `publish` means that the source has synced."""
+    """A source of endpoints. It runs until cancelled; its first call of `publish` means that it has synced."""
 
     async def run(self, publish: Publish) -> None:
         """Calls `publish` with all endpoints, once at the start and after each change."""

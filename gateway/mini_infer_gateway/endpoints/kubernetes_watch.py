@@ -1,7 +1,7 @@
-"""Endpoints from the pods that our operator labels, and their names from its InferenceServices.
+"""Watches the pods that our operator labels for endpoints, and its InferenceServices for model names.
 
-Pods say where engines are; which service owns a model name only the InferenceServices say, since whoever may create a
-pod may write any annotation on it. Nothing is published before both are known.
+Pods say where engines are. Only InferenceServices say which service owns a model name: any user who may create a pod
+may write any annotation on it. Nothing is published before both are known.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from mini_infer_web.kubernetes_api import ApiServer, load_configuration
 
 
 class KubernetesWatch:
-    """See base.EndpointSource."""
+    """An `EndpointSource` that watches pods and InferenceServices of a namespace, or of all namespaces."""
 
     def __init__(self, namespace: str | None, kubeconfig: str | None) -> None:
         self._scope = f"/namespaces/{namespace}" if namespace else ""

@@ -1,7 +1,7 @@
-"""One kind of Kubernetes objects kept up to date: list, then watch from there, for ever: client-go's reflector.
+"""Keeps one kind of Kubernetes objects up to date: a list, then a watch from its version on, as client-go's reflector.
 
 Does not know what the objects mean. Both sides time out: the server ends a watch after WATCH_S, and a connection that
-stays silent longer than that is dead. What was seen last stays while the API server is away.
+stays silent longer than that is dead. The last known objects stay while the API server is unreachable.
 """
 
 import asyncio
@@ -21,10 +21,12 @@ LIST_TIMEOUT_S = 30
 FIRST_BACKOFF_S = 0.5
 LONGEST_BACKOFF_S = 30.0
 RELIST_AFTER = 2
-"""Failures of a watch in a row before the version to go on from is given up."""
+"""Failures of a watch in a row after which the resource version is dropped and the objects are listed again."""
 GONE = 410
 NO_SUCH_KIND = 404
-"""A cluster without the custom resource has no objects of it, until it is installed."""
+"""Status of a list of an unknown kind: a cluster without the custom resource has no objects of it until it is
+installed.
+"""
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +40,7 @@ class _Metadata(msgspec.Struct, rename="camel"):
 
 
 class _Partial(msgspec.Struct):
-    """What any object, list and bookmark has; a bookmark of pods has `"containers": null` beside it."""
+    """The part that objects, lists and bookmarks have in common; a bookmark of pods also has `"containers": null`."""
 
     metadata: _Metadata
 
@@ -62,7 +64,7 @@ _event_decoder = msgspec.json.Decoder(_Event)
 
 
 class ListWatch(Generic[Stored]):
-    """The objects under `path`, by namespace/name, each as `convert` reads it (None: not of interest)."""
+    """Keeps the objects under `path`, by namespace/name, each as `convert` returns it; None leaves the object out."""
 
     def __init__(
         self,
@@ -75,9 +77,9 @@ class ListWatch(Generic[Stored]):
         self._api, self._path, self._convert, self._changed = api, path, convert, changed
         self._label_selector = label_selector
         self._version = ""
-        """Where the next watch begins; "": list first."""
+        """The resource version at which the next watch begins; "" if a list must come first."""
         self._failures = 0
-        """Since something went well: a whole list, or an event of a watch."""
+        """Failures since the last success: a whole list, or an event of a watch."""
         self.objects: dict[str, Stored] = {}
         self.synced = False
 
@@ -93,7 +95,7 @@ class ListWatch(Generic[Stored]):
                 await self._recover(error)
 
     async def _recover(self, error: Exception) -> None:
-        """Chooses how long to wait and whether the version still serves."""
+        """Waits after a failure, and drops the resource version if it may no longer be valid."""
         self._failures += 1
         gone = getattr(error, "status", None) == GONE
         if gone or isinstance(error, msgspec.MsgspecError) or self._failures >= RELIST_AFTER:
@@ -119,7 +121,7 @@ class ListWatch(Generic[Stored]):
         self._changed()
 
     async def _watch(self) -> None:
-        """One watch until the server ends it; leaves the version to go on from."""
+        """Watches until the server ends the watch, and keeps the version at which the next one continues."""
         query = {
             "watch": "true",
             "resourceVersion": self._version,
@@ -142,7 +144,7 @@ class ListWatch(Generic[Stored]):
                     self._changed()
 
     def _keep(self, item: Object, known: dict[str, Stored]) -> None:
-        """Stores an object; one that cannot be read stays as it was `known` and harms no other."""
+        """Stores an object. One that cannot be read keeps its value in `known`, and does not affect the others."""
         metadata = msgspec.convert(item, _Partial).metadata
         name = f"{metadata.namespace}/{metadata.name}"
         try:

@@ -1,4 +1,4 @@
-"""A pod as the API server stores it to an endpoint. Pure; the watch is in kubernetes_watch."""
+"""Converts a pod, as the API server stores it, to an endpoint. Pure; the watch is in kubernetes_watch."""
 
 from typing import Any
 
@@ -18,13 +18,14 @@ from mini_infer_contract.resource_names import (
 from mini_infer_gateway.endpoints.base import Listed
 
 DEFAULT_PORTS = {"http": HTTP_PORT, "events": EVENTS_PORT, "replay": REPLAY_PORT}
-
-"""Without names. The transfer port is only there where it is named: an engine that is unified does not listen on it."""
+"""Ports of a pod whose container ports have no names. The transfer port counts only if named: a unified engine does not
+listen on it.
+"""
 LEADER_INDEX = "0"
 
 
 class Metadata(msgspec.Struct, rename="camel"):
-    """What is read of the metadata."""
+    """The fields of a pod's metadata that the gateway reads."""
 
     name: str = ""
     namespace: str = ""
@@ -41,13 +42,13 @@ class ContainerPort(msgspec.Struct, rename="camel"):
 
 
 class Container(msgspec.Struct):
-    """What is read of a container."""
+    """The fields of a container that the gateway reads."""
 
     ports: list[ContainerPort] = []
 
 
 class PodSpec(msgspec.Struct):
-    """What is read of a spec."""
+    """The fields of a pod's spec that the gateway reads."""
 
     containers: list[Container] = []
 
@@ -60,7 +61,7 @@ class Condition(msgspec.Struct):
 
 
 class PodStatus(msgspec.Struct, rename="camel"):
-    """What is read of a status."""
+    """The fields of a pod's status that the gateway reads."""
 
     phase: str = ""
     pod_ip: str = msgspec.field(default="", name="podIP")
@@ -68,7 +69,7 @@ class PodStatus(msgspec.Struct, rename="camel"):
 
 
 class Pod(msgspec.Struct):
-    """What is read of a pod."""
+    """The fields of a pod that the gateway reads."""
 
     metadata: Metadata
     spec: PodSpec = msgspec.field(default_factory=PodSpec)
@@ -76,15 +77,15 @@ class Pod(msgspec.Struct):
 
 
 def listed_from_manifest(manifest: dict[str, Any]) -> Listed | None:
-    """The endpoint of a pod as the API server sends it. msgspec.ValidationError where it is no pod."""
+    """Returns the endpoint of a pod, as `listed_from_pod`. Raises msgspec.ValidationError if `manifest` is no pod."""
     return listed_from_pod(msgspec.convert(manifest, Pod))
 
 
 def listed_from_pod(pod: Pod) -> Listed | None:
-    """The pod's endpoint; None where it has none: no address yet, finished, no model annotation, a group's member.
+    """Returns the pod's endpoint. None if it has no address yet, is finished, names no model, or is a group's worker.
 
-    Of the pods of a group over several nodes only the leader answers requests. How old its service is, and so which
-    names it may answer to, is not the pod's to say.
+    Only the leader of a group over several nodes answers requests. The age of its service, which decides the names that
+    it may answer to, is not read from the pod.
     """
     labels, annotations = pod.metadata.labels, pod.metadata.annotations
     model = annotations.get(ANNOTATION_MODEL, "")

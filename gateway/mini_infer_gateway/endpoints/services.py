@@ -1,4 +1,4 @@
-"""An InferenceService as the gateway reads it: who it is, how old, and which model name it claims. Pure."""
+"""Converts an InferenceService to what the gateway reads of it: its name, age and claimed model name. Pure."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ class _InferenceService(msgspec.Struct):
 
 
 def service_of(manifest: dict[str, Any]) -> Service:
-    """The service that a stored InferenceService is. msgspec.ValidationError where it is none."""
+    """Returns the service of a stored InferenceService. Raises msgspec.ValidationError if `manifest` is none."""
     service = msgspec.convert(manifest, _InferenceService)
     name = f"{service.metadata.namespace}/{service.metadata.name}"
     return Service(name, service.metadata.creation_timestamp, service.spec.model.name or service.metadata.name)

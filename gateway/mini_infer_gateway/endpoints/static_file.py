@@ -1,6 +1,6 @@
-"""Endpoints from a file that somebody replaces: JSON or YAML of contract.launch.EndpointsFile.
+"""Reads endpoints from a file that is replaced from outside: JSON or YAML of contract.launch.EndpointsFile.
 
-A file that cannot be read keeps the last good list and says so once; it is looked at twice a second.
+The file is checked twice a second. If it cannot be read, the last good list stays, and the error is logged once.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ log = logging.getLogger(__name__)
 
 
 class EndpointsFileError(ValueError):
-    """The file is not what it should be; whoever wrote it must change it."""
+    """The endpoints file is invalid; its author must change it."""
 
 
 def read_endpoints(path: Path) -> list[Listed]:
-    """The file's endpoints. EndpointsFileError names the field at fault."""
+    """Returns the file's endpoints. Raises EndpointsFileError, which names the field at fault."""
     try:
         # YAML is a superset of JSON, so one decoder reads both.
         content = msgspec.yaml.decode(path.read_bytes(), type=EndpointsFile)
@@ -59,13 +59,13 @@ def _check_zmq_address(address: str) -> None:
 
 
 class StaticFile:
-    """See base.EndpointSource."""
+    """An `EndpointSource` that reads an endpoints file."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
 
     async def run(self, publish: Publish) -> None:
-        """Reads at once, then whenever the file is another one."""
+        """Reads the file at once, then whenever it has changed, until cancelled."""
         seen: tuple[int, int, int] | None = None
         synced = False
         complaint = ""

@@ -1,4 +1,4 @@
-"""The requests behind the commands of `mini-infer` that look at a cluster, with the rights of whoever types them."""
+"""Sends the requests of the `mini-infer` commands that look at a cluster, with the rights of the user who runs them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,16 +8,16 @@ from mini_infer_operator.resource import GROUP, KIND, LABEL_SERVICE, PLURAL, VER
 from mini_infer_web.kubernetes_api import ApiError, ApiServer
 
 FIELD_MANAGER = "mini-infer"
-"""Of what a person changes by a command."""
+"""Field manager of fields that a user changes by a command."""
 Object = dict[str, Any]
 
 
 class NotFoundError(Exception):
-    """There is no such service, or no such kind; the message says what to type."""
+    """The service or the kind does not exist; the message says what to type."""
 
 
 async def services(server: ApiServer, namespace: str | None) -> list[Object]:
-    """All services of a namespace, or of all."""
+    """Returns all services of a namespace, or of all namespaces. Raises NotFoundError if the CRD is not installed."""
     try:
         return list((await server.request("GET", path_of(KIND, namespace)))["items"])
     except ApiError as error:
@@ -29,7 +29,7 @@ async def services(server: ApiServer, namespace: str | None) -> list[Object]:
 
 
 async def service(server: ApiServer, namespace: str, name: str) -> Object:
-    """One service."""
+    """Returns one service. Raises NotFoundError if there is none of this name."""
     try:
         return await server.request("GET", path_of(KIND, namespace, name))
     except ApiError as error:
@@ -41,13 +41,13 @@ async def service(server: ApiServer, namespace: str, name: str) -> Object:
 
 
 async def children(server: ApiServer, kind: str, namespace: str, name: str) -> list[Object]:
-    """What belongs to a service, by its label."""
+    """Returns the objects of a kind that carry a service's label."""
     query = {"labelSelector": f"{LABEL_SERVICE}={name}"}
     return list((await server.request("GET", path_of(kind, namespace), query=query))["items"])
 
 
 async def warnings(server: ApiServer, namespace: str, names: set[str]) -> list[Object]:
-    """Events of a namespace about the objects named; none where the reader may not list Events."""
+    """Returns a namespace's events about the named objects; none if the user may not list Events."""
     try:
         found = (await server.request("GET", f"/api/v1/namespaces/{namespace}/events"))["items"]
     except ApiError:
@@ -56,7 +56,7 @@ async def warnings(server: ApiServer, namespace: str, names: set[str]) -> list[O
 
 
 async def log_tail(server: ApiServer, namespace: str, pod: str, *, lines: int, previous: bool) -> str:
-    """The last lines of a pod's engine; says why where they cannot be had."""
+    """Returns the last lines of a pod's engine container, or a line that says why there is no log."""
     query = {"tailLines": str(lines), "container": "engine", **({"previous": "true"} if previous else {})}
     try:
         async with await server.open("GET", f"/api/v1/namespaces/{namespace}/pods/{pod}/log", query=query) as response:
@@ -66,7 +66,7 @@ async def log_tail(server: ApiServer, namespace: str, pod: str, *, lines: int, p
 
 
 async def change_spec(server: ApiServer, namespace: str, name: str, change: Mapping[str, Any]) -> Object:
-    """Merge `change` over a service's spec (RFC 7396)."""
+    """Merges `change` into a service's spec (RFC 7396). Returns the service."""
     return await server.request(
         "PATCH",
         path_of(KIND, namespace, name),

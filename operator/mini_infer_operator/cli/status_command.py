@@ -1,4 +1,4 @@
-"""`mini-infer status` and `mini-infer why`: what runs, and why not, in a cluster or by `mini-infer up` from here."""
+"""Runs `mini-infer status` and `mini-infer why` on services in a cluster, or of `mini-infer up` in this folder."""
 
 import asyncio
 import sys
@@ -15,7 +15,7 @@ FAILED = 2
 
 
 def show_status(name: str | None, namespace: str, *, everywhere: bool, local: bool) -> int:
-    """Print a table; the exit code: 0 if all that is shown is ready."""
+    """Prints a table of services. Returns the exit code: 0 if all that are shown are ready."""
     found = [item for item in read_statuses() if name in {None, item["metadata"]["name"]}]
     if not local:
 
@@ -42,7 +42,7 @@ def show_status(name: str | None, namespace: str, *, everywhere: bool, local: bo
 
 
 def show_why(name: str, namespace: str, *, local: bool) -> int:
-    """Print all that is known of why a service is as it is; the exit code: 0 if it is ready."""
+    """Prints all known reasons for a service's state. Returns the exit code: 0 if the service is ready."""
     here = [item for item in read_statuses() if item["metadata"]["name"] == name]
     if here:
         (service,) = here
@@ -70,7 +70,7 @@ def show_why(name: str, namespace: str, *, local: bool) -> int:
 
 
 def in_cluster(command: str, work: Callable[[ApiServer], Awaitable[int]], *, quiet: bool = False) -> int:
-    """Run `work` with a connection; errors become one line. The exit code."""
+    """Runs `work` with a connection and prints errors as one line. Returns the exit code."""
 
     async def connected() -> int:
         async with ApiServer() as server:

@@ -12,7 +12,7 @@ ESTABLISHED_WITHIN_S = 60.0
 
 
 def apply_crd() -> int:
-    """Apply them and wait until they are served; the exit code."""
+    """Applies the CRDs and waits until they are served. Returns the exit code."""
     try:
         asyncio.run(_apply())
     except REQUEST_ERRORS as error:

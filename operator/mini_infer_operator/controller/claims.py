@@ -1,8 +1,9 @@
-"""Which installation of the operator looks after a service, where there are several. Pure; knows no requests.
+"""Decides which of several installations of the operator reconciles a service. Pure; sends no requests.
 
-`status.operator` names it. An installation that finds another one's name asks, by writing its own into
-`status.challenger`; the other one, if it lives, removes it. Without an answer in ANSWER_S it takes the service over. So
-two installations never both write, nothing is written at rest, and neither needs rights in the other's namespace.
+`status.operator` names that installation. An installation that finds another one's name there writes its own name into
+`status.challenger`; the other one removes it if it is alive. If it does not within ANSWER_S, the challenger takes the
+service over. So two installations never both write, an idle cluster sees no writes, and no installation needs rights in
+the other's namespace.
 """
 
 from collections.abc import Mapping
@@ -12,12 +13,13 @@ from typing import Any
 
 ANSWER_S = 15.0
 BELIEVED_S = 60.0
-"""For so long an answer, or the lack of one, holds for all services of that installation: one question a minute is what
-it costs, and one that is removed for good has a successor within this and ANSWER_S."""
+"""Seconds for which an answer, or the lack of one, counts for all services of that installation. So a challenge is sent
+once a minute at most, and an installation that was removed for good has a successor within BELIEVED_S + ANSWER_S.
+"""
 
 
 class Step(Enum):
-    """What to do before anything else about a service."""
+    """A step that ownership requires before a service is reconciled."""
 
     WORK = "it is ours"
     CLAIM = "nobody's: write our name, unless somebody was quicker"
@@ -35,14 +37,14 @@ class _Asked:
 
 
 class Claims:
-    """What this installation knows of others."""
+    """The last challenge to each other installation, and whether it was answered."""
 
     def __init__(self, me: str) -> None:
         self.me = me
         self._asked: dict[str, _Asked] = {}
 
     def step(self, key: tuple[str, str], status: Mapping[str, Any], now_s: float) -> tuple[Step, float]:
-        """What to do about the service, given its stored status, and after how many seconds to look again at most."""
+        """Returns the next step for a service with this stored status, and after how many seconds to check again."""
         owner, challenger = status.get("operator", ""), status.get("challenger", "")
         if owner == self.me:
             return (Step.ANSWER if challenger not in {"", self.me} else Step.WORK), 0.0
@@ -65,5 +67,5 @@ class Claims:
         return Step.TAKE, 0.0
 
     def forget(self, owner: str) -> None:
-        """A question to it could not be written."""
+        """Drops the challenge to `owner`, because it could not be written."""
         self._asked.pop(owner, None)

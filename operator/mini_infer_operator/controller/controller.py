@@ -1,4 +1,4 @@
-"""What runs `reconcile` for each service that changed, once this replica leads. Decides nothing."""
+"""Runs `reconcile` for each service that changed, while this replica is the leader. Decides nothing."""
 
 import time
 from datetime import UTC, datetime
@@ -22,7 +22,7 @@ from mini_infer_operator.status import progress_ended
 
 
 class Controller:
-    """The queue over the cache. It works only once everything was listed: an engine not seen yet is not a lost one."""
+    """Feeds the work queue from the cache. It must start after the first lists: an engine not seen yet is not lost."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Controller:
 
     @property
     def queue(self) -> WorkQueue[ServiceKey] | None:
-        """None while another replica leads."""
+        """The work queue, or None while another replica leads."""
         return self._queue
 
     def untried_s(self) -> float:
@@ -57,7 +57,7 @@ class Controller:
         return self._queue.untried_s() if self._queue is not None else 0.0
 
     def changed(self, key: ServiceKey) -> None:
-        """An object of this service is not what it was."""
+        """Queues a service of which an object changed, and the services whose model names that affects."""
         if not key[1]:
             return
         others = self._names.update(key, self._cache.get(KIND, *key))
@@ -66,14 +66,14 @@ class Controller:
                 self._queue.add(each)
 
     def start(self) -> None:
-        """Work on every service there is, and from now on on those that change."""
+        """Queues every service, and from now on each one that changes."""
         self._turns.restart()
         self._queue = WorkQueue(self._work, resync_s=self._settings.resync_s)
         for key in self._cache.keys(KIND):
             self._queue.add(key)
 
     async def stop(self) -> None:
-        """Cancel all work and wait for its end."""
+        """Cancels all work and waits for its end."""
         queue, self._queue = self._queue, None
         if queue is not None:
             await queue.close()

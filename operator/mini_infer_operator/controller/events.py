@@ -1,6 +1,7 @@
-"""Kubernetes Events about what the operator decides: `kubectl describe` and `kubectl events` show them.
+"""Records Kubernetes Events about the operator's decisions: `kubectl describe` and `kubectl events` show them.
 
-Callers say what they decided and go on; kopf posts beside them, and never fails a reconcile. Decides only what is news.
+Callers report a decision and go on. kopf posts the Event in the background, and a failed post never fails a reconcile.
+This module only decides which Events are new.
 """
 
 import contextvars
@@ -14,27 +15,27 @@ import kopf
 from mini_infer_operator.status import EventType
 
 SAME_AGAIN_S = 600.0
-"""The same sentence about the same object is posted again at most this often; in between it is dropped."""
+"""Seconds between two posts of one message about one object; repeats in between are dropped."""
 REMEMBERED_S = 3600.0
-"""The API server forgets an Event after an hour by default, so do we."""
+"""Seconds for which a posted message is remembered, as long as the API server keeps an Event by default."""
 MOST_PER_OBJECT = 20
-"""New sentences about one object in SAME_AGAIN_S; more is a fault that repeats in ever new words."""
+"""New messages about one object within SAME_AGAIN_S; more come from a fault that changes its words each time."""
 WAITING_LIMIT = 1000
-"""Events that wait for kopf's first handler; older ones are dropped."""
+"""Events that may wait for kopf's first handler; older ones are dropped."""
 
 Post = Callable[[Mapping[str, Any], EventType, str, str], None]
-"""About what, its type, reason and message."""
+"""Posts an Event: the object it is about, its type, its reason and its message."""
 
 
 class KopfPoster:
-    """Posts by kopf, whose queue of Events is known only in the context of one of its handlers of objects."""
+    """Posts Events through kopf, whose queue of Events exists only in the context of its object handlers."""
 
     def __init__(self) -> None:
         self._context: contextvars.Context | None = None
         self._waiting: deque[tuple[Mapping[str, Any], EventType, str, str]] = deque(maxlen=WAITING_LIMIT)
 
     def enter(self) -> None:
-        """Takes the context of the handler that calls this. Only the first call has an effect."""
+        """Copies the calling handler's context. Only the first call has an effect."""
         if self._context is None:
             self._context = contextvars.copy_context()
             while self._waiting:
@@ -50,21 +51,21 @@ class KopfPoster:
 
 
 class EventRecorder:
-    """Posts Events, each sentence once in SAME_AGAIN_S."""
+    """Posts Events, each message at most once in SAME_AGAIN_S."""
 
     def __init__(self, post: Post, now_s: Callable[[], float] = time.monotonic) -> None:
         self._post = post
         self._now_s = now_s
         self._posted: dict[str, dict[tuple[str, str], float]] = {}
-        """By uid, and reason and message, when it was posted last."""
+        """The time of the last post, by the object's uid, then by reason and message."""
         self._forgets_s = now_s() + REMEMBERED_S
 
     def record_event(
         self, about: Mapping[str, Any], reason: str, message: str, event_type: EventType = "Normal"
     ) -> None:
-        """Tells users of `about` (a manifest with apiVersion, kind and metadata) what was decided; returns at once.
+        """Posts an Event about `about` (a manifest with apiVersion, kind and metadata) and returns at once.
 
-        `reason` is one word in CamelCase. The message should not hold numbers that change from look to look.
+        `reason` is one word in CamelCase. The message should contain no numbers that change from pass to pass.
         """
         now_s, sentence = self._now_s(), (reason, message)
         self._forget(now_s)
@@ -77,7 +78,7 @@ class EventRecorder:
         self._post(about, event_type, reason, message)
 
     def _forget(self, now_s: float) -> None:
-        """Forgets what was posted long ago, now and then."""
+        """Forgets messages posted more than REMEMBERED_S ago; runs once in REMEMBERED_S."""
         if now_s < self._forgets_s:
             return
         self._forgets_s = now_s + REMEMBERED_S

@@ -1,4 +1,4 @@
-"""A reconcile that fails again and again is told in the service's status; a failure that passes is not."""
+"""Reports a reconcile that fails repeatedly in the service's status; a failure that passes is not reported."""
 
 import contextlib
 import logging
@@ -14,7 +14,9 @@ log = logging.getLogger(__name__)
 Key = TypeVar("Key", bound=Hashable)
 
 TOLD_AFTER = 3
-"""Failures in a row. With the queue's back-off the third comes two seconds after the first."""
+"""Failures in a row after which the status reports them. With the queue's back-off the third comes two seconds after
+the first.
+"""
 _LONGEST_MESSAGE = 2000
 
 
@@ -26,7 +28,7 @@ class FailedPasses(Generic[Key]):
         self._failures: dict[Key, int] = {}
 
     async def reconcile(self, key: Key) -> float | None:
-        """One pass. What it raises is raised, after the status says so where it was not the first time."""
+        """Runs one pass and raises its error; the status reports it from the third failure in a row (TOLD_AFTER)."""
         try:
             pause_s = await reconcile(self._backend(key))
         except Exception as error:
@@ -51,7 +53,7 @@ async def _tell(backend: Backend, error: Exception) -> None:
 
 
 def error_message(error: Exception) -> str:
-    """What failed, in the server's or the network's words; the request where it is known."""
+    """Returns a status message with the server's or the network's own words, and the failed request if it is known."""
     words = " ".join(str(error).split()) or type(error).__name__
     request = "; ".join(getattr(error, "__notes__", ()))
     told = f"{request}: {words}" if request else words

@@ -1,8 +1,9 @@
-"""One kind of objects from kopf's watch into the cache, and the lists that find what the watch could not report.
+"""Feeds one kind of objects from kopf's watch into the cache, and lists them to find what the watch could not report.
 
-kopf lists anew after a watch that broke, and reports what is there, never what went meanwhile. So each time it has
-listed, and at the latest every RELIST_S, the whole list is read once more, in pages, and what it lacks leaves the
-cache. What the watch reports while that list is on its way is newer, and stays. Decides nothing about services.
+kopf lists again after a watch that broke, and reports the objects that exist, never those deleted meanwhile. So after
+each of kopf's lists, and every RELIST_S at the latest, this module reads the whole list in pages, and removes from the
+cache every object that it lacks. Objects that the watch reports while the list is in flight are newer, and stay.
+Decides nothing about services.
 """
 
 import asyncio
@@ -20,20 +21,20 @@ from mini_infer_operator.resource import KIND, LABEL_SERVICE
 from mini_infer_web.kubernetes_api import REQUEST_ERRORS, ApiError
 
 RELIST_S = 600.0
-"""At the latest after this long everything is listed anew."""
+"""Longest time in seconds between two full lists."""
 FIRST_BACKOFF_S = 0.5
 LONGEST_BACKOFF_S = 10.0
 NOT_SERVED = 404
 SERVED_POLL_S = 120.0
-"""The operator looks this often whether the cluster knows an optional kind by now."""
+"""Seconds between two checks whether the cluster serves an optional kind by now."""
 MISSED_POLL_S = 30.0
-"""The same while a service needs the kind."""
+"""Seconds between two such checks while a service needs the optional kind."""
 
 log = logging.getLogger(__name__)
 
 
 class Feed:
-    """Keeps one kind, in one namespace or in all, in the cache; `changed` is told whose objects changed."""
+    """Keeps one kind, in one namespace or in all, in the cache; calls `changed` with services whose objects changed."""
 
     def __init__(
         self,
@@ -44,12 +45,12 @@ class Feed:
         changed: Callable[[ServiceKey], None],
         appeared: Callable[[Kind], None],
     ) -> None:
-        """`appeared` is told of an optional kind that the cluster did not know at first, and knows now."""
+        """`appeared` is called with an optional kind that the cluster did not serve at first and serves now."""
         self.kind = kind
         self.namespace = namespace
         self.path = path_of(kind.name, namespace)
         self.synced = asyncio.Event()
-        """Set once everything was listed."""
+        """Set once the first full list was read."""
         self.heard_s = time.monotonic()
         """time.monotonic() of the last event, request or list."""
         self._api = api
@@ -59,7 +60,7 @@ class Feed:
         self._appeared = appeared
         self._due = asyncio.Event()
         self._reported: set[tuple[str, str]] | None = None
-        """Namespaces and names that the watch reported since the list that is on its way began."""
+        """Namespaces and names that the watch reported since the list in flight began; None if no list is in flight."""
 
     def take(self, event_type: str | None, found: Mapping[str, Any]) -> None:
         """Takes an event of kopf's watch, or an object that kopf has listed (type None)."""
@@ -76,13 +77,13 @@ class Feed:
             self._changed(changed)
 
     def requested(self, *, listed: bool) -> None:
-        """Notes a request of kopf's: a watch that begins, or a list, after which one of ours is due."""
+        """Records a request of kopf's: the begin of a watch, or a list, after which a list of our own is due."""
         self.heard_s = time.monotonic()
         if listed:
             self._due.set()
 
     async def run(self) -> None:
-        """Lists whenever it is due, until cancelled; errors only delay."""
+        """Lists whenever a list is due, until cancelled; errors only delay it."""
         if self.kind.optional:
             await self._until_served()
         failures, pause_s = 0, RELIST_S
@@ -126,7 +127,7 @@ class Feed:
                 return
 
     def _take_none(self) -> None:
-        """The cluster does not know this kind, so there are none of it."""
+        """Marks the kind as unknown to this cluster, and drops all its objects from the cache."""
         self._cache.unserved.add(self.kind.name)
         for key in self._cache.replace(self.kind.name, self.namespace, ()):
             self._changed(key)

@@ -1,4 +1,4 @@
-"""What is read anew at each scrape of `/metrics`: services, queue, watches, the CRD."""
+"""Gauges that are computed at each scrape of `/metrics`: services, queue, watches and the CRD."""
 
 import time
 from collections import Counter
@@ -16,22 +16,22 @@ Values = dict[tuple[str, ...], float]
 
 
 class Queue(Protocol):
-    """What a queue tells of itself."""
+    """The measures of a work queue that gauges export."""
 
     def depth(self) -> int:
-        """See WorkQueue."""
+        """Returns the number of keys that changed and were not worked on successfully since."""
 
     def oldest_unsynced_s(self) -> float:
-        """See WorkQueue."""
+        """Returns the seconds that the first of those keys has waited; 0 if there are none."""
 
 
 def stored_status(cache: ObjectCache, key: ServiceKey) -> Mapping[str, Any]:
-    """The status of a service as last seen; empty if there is none."""
+    """Returns the status of a service as last seen; empty if there is none."""
     return (cache.get(KIND, *key) or {}).get("status") or {}
 
 
 def services(cache: ObjectCache) -> Gauge:
-    """InferenceServices by the reason of their Ready condition."""
+    """Counts InferenceServices by the reason of their Ready condition."""
 
     def read() -> Values:
         statuses = (stored_status(cache, key) for key in cache.keys(KIND))
@@ -42,7 +42,7 @@ def services(cache: ObjectCache) -> Gauge:
 
 
 def queue_depth(queue: Callable[[], Queue | None]) -> Gauge:
-    """Services that wait; 0 where another replica leads."""
+    """Counts the services that changed and were not reconciled since; 0 while another replica leads."""
 
     def read() -> Values:
         now = queue()
@@ -52,7 +52,7 @@ def queue_depth(queue: Callable[[], Queue | None]) -> Gauge:
 
 
 def oldest_unsynced(queue: Callable[[], Queue | None]) -> Gauge:
-    """How long the first of them waits."""
+    """Measures the seconds that the oldest unreconciled service has waited; 0 while another replica leads."""
 
     def read() -> Values:
         now = queue()
@@ -62,7 +62,7 @@ def oldest_unsynced(queue: Callable[[], Queue | None]) -> Gauge:
 
 
 def watch_age(feeds: Sequence[Feed]) -> Gauge:
-    """The age of each kind's oldest watch."""
+    """Measures, for each kind, the seconds since its most silent watch last received something."""
 
     def read() -> Values:
         ages: Values = {}
@@ -75,6 +75,6 @@ def watch_age(feeds: Sequence[Feed]) -> Gauge:
 
 
 def info(crd_state: Callable[[], str]) -> Gauge:
-    """Version of the operator, and what its CRD is beside it."""
+    """Exports the operator's version and the state of the served CRD as labels."""
     labels = (names.LABEL_VERSION, names.LABEL_CRD)
     return names.OPERATOR_INFO, "This operator and its CRD.", labels, lambda: {(__version__, crd_state()): 1.0}

@@ -1,4 +1,4 @@
-"""Whether the operator knows the cluster, still hears the API server, and works: `/healthz`, `/readyz`, `/metrics`."""
+"""Serves `/healthz`, `/readyz` and `/metrics`: the cluster is known, the API server is heard, and work goes on."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -8,13 +8,13 @@ from aiohttp import web
 from mini_infer_operator.controller.feed import RELIST_S, Feed
 
 DEAF_AFTER_S = RELIST_S + 300.0
-"""A kind of which nothing was heard or listed for this long is lost: it is listed at least every RELIST_S."""
+"""Seconds of silence after which a kind's watch counts as lost: the kind is listed at least every RELIST_S."""
 STUCK_AFTER_S = 300.0
-"""A service that changed and was not even tried for this long: the longest pause is 60 s, the longest pass 120 s."""
+"""Seconds that a changed service may stay untried: the longest pause is 60 s, the longest pass 120 s."""
 
 
 class Health:
-    """What watches, queue and CRD say of themselves; an API server that is away is no fault that a restart mends."""
+    """Judges watches, queue and CRD. An unreachable API server is no fault, since a restart does not help."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class Health:
         self._now = now
 
     def ill(self) -> list[str]:
-        """What only a restart can mend."""
+        """Returns the problems that only a restart can solve; /healthz fails with them."""
         deaf = {feed.kind.plural for feed in self._feeds if self._now() - feed.heard_s > DEAF_AFTER_S}
         told = [f"the watch of {plural} hangs" for plural in sorted(deaf)]
         if (untried_s := self._untried_s()) > STUCK_AFTER_S:
@@ -38,14 +38,14 @@ class Health:
         return told
 
     def unready(self) -> list[str]:
-        """What is missing for work."""
+        """Returns the reasons why the operator cannot work yet; /readyz fails with them."""
         unsynced = {feed.kind.plural for feed in self._feeds if not feed.synced.is_set()}
         told = [f"{plural} are not listed yet" for plural in sorted(unsynced)]
         return [*told, *filter(None, [self._crd_problem()])]
 
 
 async def serve_health(health: Callable[[], Health], metrics: Callable[[], bytes], port: int) -> web.AppRunner:
-    """Serve the three paths until `.cleanup()` of what is returned."""
+    """Serves the three paths until `.cleanup()` is called on the returned runner."""
 
     async def healthz(_: web.Request) -> web.Response:
         ill = health().ill()

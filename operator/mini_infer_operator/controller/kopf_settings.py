@@ -1,4 +1,4 @@
-"""How kopf watches for us, and what it must not do: keep progress, compare objects, post log lines, look for peers."""
+"""Configures kopf: how it watches. It keeps no progress, compares no objects, posts no log lines and has no peers."""
 
 import itertools
 import random
@@ -12,19 +12,21 @@ from mini_infer_operator.objects.kinds import KINDS, Kind
 from mini_infer_operator.resource import FIELD_MANAGER, LABEL_SERVICE
 
 WATCH_S = 1800  # whole seconds: kopf writes it into the query as it is
-"""The API server ends a watch after this long, and kopf begins the next where it ended. At rest this is all it asks."""
+"""Seconds after which the API server ends a watch; kopf begins the next one where it ended. An idle cluster costs no
+more requests than these.
+"""
 SILENCE_S = 100.0
-"""A watch without a word for this long is dead: the API server sends a bookmark about once a minute."""
+"""Seconds of silence after which a watch counts as dead: the API server sends a bookmark about once a minute."""
 REQUEST_TIMEOUT_S = 60.0
 CONNECT_TIMEOUT_S = 10.0
 FIRST_BACKOFF_S = 0.5
 LONGEST_BACKOFF_S = 10.0
 EVENT_BACKOFFS_S = (1.0, 5.0)
-"""Between attempts to post an Event, which is worth no more of them: the status says the same."""
+"""Pauses between attempts to post an Event. It is worth no more of them: the status says the same."""
 
 
 class Backoffs(Iterable[float]):
-    """Pauses without end: kopf ends the operator when they run out, which no restart would mend."""
+    """An endless sequence of pauses: kopf ends the operator when they run out, which no restart would solve."""
 
     def __iter__(self) -> Iterator[float]:
         for failures in itertools.count():
@@ -32,7 +34,7 @@ class Backoffs(Iterable[float]):
 
 
 class NoDiffBase(kopf.DiffBaseStorage):
-    """Keeps no last-seen state: there is no handler of changes. kopf's own copy each object at every event."""
+    """Keeps no last-seen state, as there are no change handlers. kopf's own would copy each object at every event."""
 
     def build(self, **_: Any) -> Any:
         """Returns nothing to compare."""
@@ -61,19 +63,19 @@ class NoProgress(kopf.ProgressStorage):
         """Writes nothing."""
 
     def clear(self, *, essence: Any) -> Any:
-        """Returns the essence, which holds no progress."""
+        """Returns the essence unchanged, as it contains no progress."""
         return essence
 
 
 def watched() -> tuple[Kind, ...]:
-    """Returns the kinds that come through kopf."""
+    """Returns the kinds that kopf watches."""
     return tuple(kind for kind in KINDS if "watch" in kind.verbs)
 
 
 def configure(settings: kopf.OperatorSettings, *, scans: bool) -> None:
     """Sets what differs from kopf's defaults.
 
-    `scans`: whether kopf looks for new resources and namespaces, which takes rights on all CRDs and namespaces.
+    `scans`: True if kopf looks for new resources and namespaces, which takes rights on all CRDs and namespaces.
     """
     settings.peering.standalone = True  # a Lease elects the leader: peers of one priority would all go on
     settings.scanning.disabled = not scans

@@ -1,7 +1,7 @@
-"""The Lease that lets one of an installation's operator pods work, while the others watch and wait.
+"""Elects one leader among an installation's operator pods by a Lease; the others watch and wait.
 
-The protocol is client-go's (k8s.io/client-go/tools/leaderelection): clocks of different machines are never compared; a
-Lease counts as expired when it did not change for its duration by our own clock.
+The protocol is client-go's (k8s.io/client-go/tools/leaderelection). Clocks of different machines are never compared: a
+Lease counts as expired if it did not change for its duration by our own clock.
 """
 
 import asyncio
@@ -17,10 +17,10 @@ import aiohttp
 from mini_infer_web.kubernetes_api import REQUEST_ERRORS, ApiError, ApiServer
 
 DURATION_S = 10.0
-"""A holder that is silent for this long has lost the Lease: after at most this and RETRY_S another one works."""
+"""Seconds of silence after which a holder has lost the Lease. A successor works at most RETRY_S later."""
 RENEW_EVERY_S = 4.0
 GIVE_UP_S = 7.0
-"""A holder that cannot renew for this long stops working, before anybody else may begin."""
+"""Seconds without a renewal after which a holder stops working, before any other pod may begin."""
 RETRY_S = 2.0
 REQUEST_TIMEOUT_S = 3.0
 
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LeaseView:
-    """What is known of the Lease, and since when it looks so, by our own monotonic clock."""
+    """The Lease as last seen, and since when it is unchanged by our own monotonic clock."""
 
     holder: str
     version: str
@@ -37,14 +37,14 @@ class LeaseView:
 
 
 def may_take(view: LeaseView | None, me: str, now_s: float) -> bool:
-    """Whether the Lease is free: there is none, it was given back, it is ours, or its holder is silent."""
+    """Returns True if the Lease is free: it does not exist, was given back, is ours, or its holder is silent."""
     if view is None or view.holder in {"", me}:
         return True
     return now_s - view.unchanged_since_s >= DURATION_S
 
 
 class LeaderLease:
-    """Holds the Lease whenever it can. `gained` and `lost` are called in turn, `gained` first."""
+    """Takes the Lease whenever it can. `gained` and `lost` are called alternately, `gained` first."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class LeaderLease:
         self.held = False
 
     async def run(self) -> None:
-        """Take it, renew it, and take it again, until cancelled; then it is given back."""
+        """Takes the Lease, renews it, and takes it again, until cancelled; then gives it back."""
         try:
             while True:
                 await self._step()
@@ -113,7 +113,7 @@ class LeaderLease:
             raise
 
     async def _write(self, holder: str) -> dict[str, Any]:
-        """Create it, or replace the version that we know: who comes second gets a 409."""
+        """Creates the Lease, or replaces the version that we know. A writer that comes second gets a 409."""
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         if self._view is None or self._view.holder != self._me:
             self._transitions += 1
@@ -144,7 +144,7 @@ class LeaderLease:
             self._view = LeaseView(spec.get("holderIdentity") or "", version, time.monotonic())
 
     async def _give_back(self) -> None:
-        """So that the next one need not wait; work must have ended before."""
+        """Stops work, then clears the holder so that the next leader need not wait."""
         self.held = False
         await self._lost()
         try:

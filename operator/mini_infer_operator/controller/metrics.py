@@ -1,4 +1,4 @@
-"""What the operator exports for Prometheus, under names of the contract. Decides nothing."""
+"""Exports the operator's metrics to Prometheus, under names of the contract. Decides nothing."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -12,11 +12,11 @@ ROLLOUT_BUCKETS_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
 Gauge = tuple[str, str, tuple[str, ...], Callable[[], Mapping[tuple[str, ...], float]]]
-"""Name, help, label names, and what is read at each scrape: values by label values."""
+"""A gauge's name, help text and label names, and a function that returns its values by label values."""
 
 
 class OperatorMetrics:
-    """One operator's numbers."""
+    """The metrics of one operator."""
 
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # A second series for each, which nothing of ours reads.
@@ -50,29 +50,29 @@ class OperatorMetrics:
             self._passes.labels(result)  # a rate needs a zero to begin with
 
     def pass_ended(self, seconds: float, error: Exception | None) -> None:
-        """One pass took so long, and raised `error` or nothing."""
+        """Records a pass over one service: its duration, and the error that it raised, or None."""
         self._duration.observe(seconds)
         self._passes.labels("error" if error else "ok").inc()
         if error is not None:
             self._errors.labels(getattr(error, "reason", "") or type(error).__name__).inc()
 
     def rollout_ended(self, reason: str, seconds: float) -> None:
-        """Nothing is left to do, after so long; `reason` is what went on."""
+        """Records a rollout that ended after `seconds`; `reason` is that of its Progressing condition."""
         self._rollouts.labels(reason).observe(seconds)
 
     def request_seen(self, method: str, path: str, query: Mapping[str, str], status: int | None) -> None:
-        """A request to the API server; see KubernetesClient."""
+        """Counts a request to the API server; `status` is None if no answer came."""
         plural, named = plural_of(path)
         verb = _VERBS.get(method, "get" if named else "list")
         verb = "watch" if query.get("watch") else verb
         self._requests.labels(verb, plural, "" if status is None else str(status)).inc()
 
     def gauges(self, *gauges: Gauge) -> None:
-        """Export what is read anew at each scrape."""
+        """Exports gauges that are computed at each scrape."""
         self.registry.register(_Gauges(gauges))
 
     def exposition(self) -> bytes:
-        """What `/metrics` answers."""
+        """Returns the body that `/metrics` answers."""
         return generate_latest(self.registry)
 
 
@@ -81,7 +81,7 @@ class _Gauges:
         self._gauges = gauges
 
     def collect(self) -> Iterator[Metric]:
-        """See prometheus_client."""
+        """Yields each gauge with its values of now, for prometheus_client's registry."""
         for name, text, labels, read in self._gauges:
             family = GaugeMetricFamily(name, text, labels=labels)
             for values, number in read().items():
@@ -90,7 +90,7 @@ class _Gauges:
 
 
 def plural_of(path: str) -> tuple[str, bool]:
-    """The plural in a path of the API server, and whether the path names one object: pods, False of /api/v1/pods."""
+    """Returns the plural in an API path, and True if the path names one object: ("pods", False) for /api/v1/pods."""
     parts = [part for part in path.split("/") if part]
     rest = parts[2:] if parts[:1] == ["api"] else parts[3:]
     if rest[:1] == ["namespaces"] and len(rest) > 2:

@@ -1,4 +1,4 @@
-"""What stands behind kopf's handlers: one cache, one queue, a Lease, and the tasks that keep them. Decides nothing."""
+"""Assembles the operator behind kopf's handlers: one cache, one queue, a Lease and their tasks. Decides nothing."""
 
 import asyncio
 import logging
@@ -35,16 +35,16 @@ _ROOT_RETRY_S = 5.0
 
 
 class Operator:
-    """One run of kopf's: made before it, `start`ed and `stop`ped by its handlers, and never used again."""
+    """The operator of one run of kopf: created before it, started and stopped by its handlers, and never reused."""
 
     def __init__(self, settings: OperatorSettings, appeared: Callable[[str], None] = lambda plural: None) -> None:
         """Must be called while an event loop runs.
 
-        `appeared` is told of a resource that the cluster did not know at the start, and knows now.
+        `appeared` is called with the plural of a resource that the cluster did not serve at the start and serves now.
         """
         self.metrics = OperatorMetrics()
         self.failure: BaseException | None = None
-        """What ended a task of ours that should have gone on."""
+        """The error that ended a task of the operator's own, or None."""
         self._settings = settings
         self._server = ApiServer(seen=self.metrics.request_seen)
         self._crd = ServedCrd(self._server, lambda: appeared("inferenceservices"))
@@ -76,7 +76,7 @@ class Operator:
         self.health = Health(feeds, self._controller.untried_s, self._crd.problem)
 
     async def start(self) -> None:
-        """Starts the tasks, as one: what ends any of them but `stop` ends the process."""
+        """Starts the tasks as one group: if any of them ends other than by `stop`, the process ends."""
         await self._crd.look()
         self._tasks = asyncio.create_task(self._run(), name="the operator's tasks")
 
@@ -97,9 +97,9 @@ class Operator:
             feed.take(event_type, found)
 
     async def session(self) -> kopf.AiohttpSession:
-        """Returns a session for kopf by the official client's configuration, whose requests are counted as ours are.
+        """Returns a session for kopf with the official client's configuration. Its requests are counted as ours are.
 
-        Raises AccessError if there is no usable way to an API server.
+        Raises AccessError if no API server can be reached with the credentials found.
         """
         configuration = await load_configuration()
         token = await configuration.get_api_key_with_prefix("BearerToken")
@@ -135,7 +135,7 @@ class Operator:
             signal.raise_signal(signal.SIGTERM)  # kopf's way to stop, embedded or not
 
     async def _make_root_secret(self) -> None:
-        """Makes it before there is any service: gateways mount it, and start when it is there."""
+        """Creates the root secret before there is any service: gateways mount it, and start only once it exists."""
         while True:
             try:
                 await self._peers.root()

@@ -1,4 +1,4 @@
-"""Whether this installation may work on a service: the requests behind claims.py. Decides nothing itself."""
+"""Claims services for this installation: sends the requests that claims.py decides on. Decides nothing itself."""
 
 import logging
 import time
@@ -14,12 +14,13 @@ from mini_infer_web.kubernetes_api import ApiError
 log = logging.getLogger(__name__)
 
 CLAIM_MANAGER = "mini-infer-operator-claim"
-"""With the installation's name behind it, the field manager of `status.operator`: only so does the API server refuse
-the second of two that claim at once."""
+"""Prefix of the field manager of `status.operator`; the installation's name follows. With a manager for each
+installation the API server refuses the second of two that claim at once.
+"""
 
 
 class ServiceOwnership:
-    """Claims, answers and takes over, as far as that is due."""
+    """Claims services, answers challenges and takes services over when due."""
 
     def __init__(
         self, api: KubernetesApi, cache: ObjectCache, settings: OperatorSettings, events: EventRecorder
@@ -32,7 +33,7 @@ class ServiceOwnership:
         self._manager = f"{CLAIM_MANAGER}:{settings.identity}"[:128]
 
     async def wait_s(self, key: ServiceKey) -> float | None:
-        """None: work on it. Else leave it alone, and look again after so many seconds."""
+        """Returns None if this installation may work on the service, else the seconds after which to check again."""
         stored = self._cache.get(KIND, *key)
         if stored is None:
             return None

@@ -1,6 +1,6 @@
-"""Whose turn it is to roll to a new default image: so many services, and so many GPUs beside theirs, at a time.
+"""Throttles rollouts of a new default image: at most N services and M extra GPUs at once.
 
-A rollout that does not get on keeps its turn, so an image that does not work stops after the first few services.
+A rollout that does not progress keeps its slot, so an image that does not work stops after the first few services.
 """
 
 import time
@@ -10,11 +10,11 @@ from typing import Generic, TypeVar
 Key = TypeVar("Key", bound=Hashable)
 
 START_PAUSE_S = 10.0
-"""After the start nobody gets a turn until those who had one before have been seen."""
+"""Seconds after the start in which no rollout may begin, so that all those already running are seen first."""
 
 
 class RolloutThrottle(Generic[Key]):
-    """Turns by key. `wake` is called with keys that wait when a turn becomes free."""
+    """Grants rollout slots by key. `wake` is called with keys that wait when a slot becomes free."""
 
     def __init__(
         self,
@@ -32,18 +32,18 @@ class RolloutThrottle(Generic[Key]):
         self._waiting: dict[Key, None] = {}  # in the order in which they came
 
     def restart(self) -> None:
-        """Begin anew: nobody holds a turn, and the pause after the start begins."""
+        """Frees all slots and begins the pause after the start again."""
         self._started_s = self._now_s()
         self._rolling.clear()
         self._waiting.clear()
 
     def hold(self, key: Key, gpus: float) -> None:
-        """It is rolling, whoever allowed it."""
+        """Gives `key` a slot without a check of the limits: its rollout has begun already."""
         self._waiting.pop(key, None)
         self._rolling[key] = gpus
 
     def may_start(self, key: Key, gpus: float) -> bool:
-        """Whether it is the turn of `key`, whose rollout needs `gpus` beside those that it has; if so, it holds it."""
+        """Returns True if `key` has or gets a slot, else queues it. Its rollout needs `gpus` extra GPUs."""
         if key in self._rolling:
             return True
         paused = self._now_s() - self._started_s < START_PAUSE_S
@@ -56,11 +56,11 @@ class RolloutThrottle(Generic[Key]):
         return True
 
     def look_again_s(self) -> float:
-        """For who waits: how long the pause after the start still lasts; 0 if it is over."""
+        """Returns the remaining seconds of the pause after the start, for keys that wait; 0 if it is over."""
         return max(0.0, self._started_s + START_PAUSE_S - self._now_s())
 
     def release(self, key: Key) -> None:
-        """It has rolled, or is gone, or need not roll any more."""
+        """Frees the slot of `key`, which has rolled, is gone, or need not roll any more."""
         self._waiting.pop(key, None)
         if self._rolling.pop(key, None) is not None:
             for waiting in list(self._waiting)[: self._most_services]:

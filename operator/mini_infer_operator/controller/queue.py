@@ -1,4 +1,4 @@
-"""Work by key, one at a time for each key, with back-off and a resync. Knows nothing of what the work is."""
+"""A work queue by key: one run at a time for each key, with back-off and a resync. Knows nothing of the work itself."""
 
 import asyncio
 import contextlib
@@ -13,21 +13,23 @@ log = logging.getLogger(__name__)
 Key = TypeVar("Key", bound=Hashable)
 
 SETTLE_S = 0.1
-"""Events come in bursts (a Deployment's status changes several times a second): one look serves a burst."""
+"""Seconds between an event and the run. Events come in bursts (a Deployment's status changes several times a second),
+and one run serves a burst.
+"""
 FIRST_BACKOFF_S = 0.5
 LONGEST_BACKOFF_S = 60.0
 WORK_LIMIT_S = 120.0
-"""One run that takes longer has lost an answer: it is cancelled and tried again."""
+"""Seconds after which a run is cancelled and tried again: it has lost an answer."""
 JITTER = 0.2
-"""Resyncs are spread over this share of their period, so that many keys do not run in one burst."""
+"""Share of a resync's period over which resyncs are spread, so that many keys do not run in one burst."""
 CONCURRENCY = 8
 
 
 class WorkQueue(Generic[Key]):
-    """Runs `work(key)` after every `add(key)`, never twice at once for a key, and again when its answer says so.
+    """Runs `work(key)` after each `add(key)`, one run at a time for each key, and again when its result says so.
 
-    `work` returns the seconds after which it wants to run again, or None when the key is done with. An exception is
-    logged and tried again after a growing pause; a new event cuts it short, but not below the first pause.
+    `work` returns the seconds after which it is to run again, or None when the key is done with. An exception is logged
+    and tried again after a growing pause; a new event cuts the pause short, but not below the first pause.
     """
 
     def __init__(
@@ -47,7 +49,7 @@ class WorkQueue(Generic[Key]):
         self._slots = asyncio.Semaphore(CONCURRENCY)
 
     def add(self, key: Key) -> None:
-        """Something happened to `key`."""
+        """Queues `key`, because something about it changed."""
         self._unsynced.setdefault(key, self._now_s())
         if key not in self._tasks:
             self._wakes[key] = asyncio.Event()
@@ -55,22 +57,22 @@ class WorkQueue(Generic[Key]):
         self._wakes[key].set()
 
     def depth(self) -> int:
-        """Keys that changed and were not worked on successfully since."""
+        """Returns the number of keys that changed and were not worked on successfully since."""
         return len(self._unsynced)
 
     def oldest_unsynced_s(self) -> float:
-        """How long the first of those has waited, whether or not it was tried; 0 if there are none."""
+        """Returns the seconds that the first of those keys has waited, tried or not; 0 if there are none."""
         now_s = self._now_s()
         return now_s - min(self._unsynced.values(), default=now_s)
 
     def untried_s(self) -> float:
-        """The longest that any of those was left without an attempt: where it grows, the queue itself hangs."""
+        """Returns the longest that any of those keys was left without an attempt. If it grows, the queue hangs."""
         now_s = self._now_s()
         tried = (max(since, self._tried.get(key, since)) for key, since in self._unsynced.items())
         return now_s - min(tried, default=now_s)
 
     async def close(self) -> None:
-        """Cancel all work and wait for its end."""
+        """Cancels all work and waits for its end."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -106,7 +108,7 @@ class WorkQueue(Generic[Key]):
             await self._wait(wake, min(pause_s or 0.0, self._resync_s * random.uniform(1 - JITTER, 1)))
 
     def _succeeded(self, key: Key, begun_s: float, *, again: bool) -> None:
-        """`again`: it changed while it was worked on."""
+        """Records a success. `again`: the key changed during the run, so it stays unsynced."""
         del self._tried[key]
         self._unsynced.pop(key, None)
         if again:

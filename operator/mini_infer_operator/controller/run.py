@@ -1,8 +1,8 @@
-"""`mini-infer-operator`: kopf with our handlers, and beside it `/healthz`, `/readyz` and `/metrics`.
+"""Runs `mini-infer-operator`: kopf with our handlers, and beside it `/healthz`, `/readyz` and `/metrics`.
 
-What ends kopf (an error in a watch other than 410, a resource that is gone) does not end the process: kopf starts
-anew, from whole lists, after a pause. It also does when a resource appears that it did not find at its start, such as
-a LeaderWorkerSet: to be told of those it would need to watch the CRDs and namespaces of the whole cluster.
+An error that ends kopf (in a watch, other than 410; a resource that is gone) does not end the process: kopf starts
+again, from whole lists, after a pause. It also restarts when a resource appears that it did not find at its start, such
+as LeaderWorkerSet: to notice those itself, it would need to watch the CRDs and namespaces of the whole cluster.
 """
 
 import asyncio
@@ -24,24 +24,24 @@ from mini_infer_web.kubernetes_api import AccessError, load_configuration
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 30.0
 STEADY_AFTER_S = 300.0
-"""After a run of kopf's that lasted this long the next pause is the first again."""
+"""Seconds after which a run of kopf counts as steady: the pause after it is the first one again."""
 
 log = logging.getLogger(__name__)
 
 
 class KopfRuns:
-    """Runs of kopf, one after the other, each with an `Operator` of its own."""
+    """Runs kopf repeatedly, each time with a new `Operator`."""
 
     def __init__(self, settings: OperatorSettings) -> None:
         """Must be called while an event loop runs."""
         self._settings = settings
         self._stopped = asyncio.Event()
         self._ends = asyncio.Event()
-        """Ends the run of now."""
+        """Ends the current run of kopf when set."""
         self.current = Operator(settings, self._appeared)
 
     async def run(self) -> None:
-        """Runs kopf until SIGINT or SIGTERM, or until a task of the operator's own fails, which `current` tells."""
+        """Runs kopf until SIGINT or SIGTERM, or until a task of the operator's own fails (`current.failure`)."""
         loop, pause_s = asyncio.get_running_loop(), FIRST_PAUSE_S
         while True:
             begun_s = loop.time()
@@ -76,7 +76,7 @@ class KopfRuns:
         return True
 
     def _take_signals(self) -> None:
-        """Replaces kopf's handlers of signals, after which nobody could tell why it ended."""
+        """Replaces kopf's signal handlers: after those, the reason why kopf ended would be unknown."""
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._stop)
 
@@ -103,10 +103,10 @@ async def run_operator(settings: OperatorSettings) -> bool:
 
 
 class _OneLine(logging.Filter):
-    """Leaves out the tracebacks of kopf's own tasks, which tell of kopf's inside; those of handlers stay."""
+    """Leaves out the tracebacks of kopf's own tasks, which show kopf's internals; those of handlers stay."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Returns False for what asyncio says of kopf's tasks that nobody awaited: kopf has said it before."""
+        """Returns False for asyncio's messages about kopf's tasks that nobody awaited: kopf has logged their errors."""
         if record.name.startswith("kopf._core"):
             record.exc_info = record.exc_text = None
         return not (record.name == "asyncio" and "kopf/_cogs" in record.getMessage())
@@ -119,7 +119,7 @@ def _quieten_kopf() -> None:
 
 
 def main() -> None:
-    """Entry point."""
+    """Runs the `mini-infer-operator` command."""
     show_crashes()
     if sys.argv[1:] == ["--apply-crd"]:
         sys.exit(apply_crd())

@@ -1,7 +1,8 @@
-"""Whether the CRD in the cluster is the one that this operator was made for, looked at for as long as it runs.
+"""Compares the CRD in the cluster with the one that this operator was made for, for as long as the operator runs.
 
-An older CRD refuses fields of the status, and forgets those of the spec: the operator is then not ready, says what to
-type, and writes the status that the old schema takes. A newer one is told in the log and in a metric.
+An older CRD refuses new fields of the status, and drops those of the spec. The operator is then not ready, prints the
+command that upgrades it, and writes only status fields that the old schema has. A newer CRD is reported in the log and
+in a metric.
 """
 
 import asyncio
@@ -17,13 +18,13 @@ log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 300.0
 LOOK_AGAIN_S = 5.0
-"""While it is not the right one, so that the operator is ready soon after it was upgraded."""
+"""Seconds between two checks while the CRD is not the right one, so that an upgrade makes the operator ready soon."""
 UPGRADE = "mini-infer-operator --apply-crd"
 _FIELDS_TOLD = 5
 
 
 class ServedCrd:
-    """What was seen last."""
+    """The served CRD as last seen."""
 
     def __init__(self, server: ApiServer, appeared: Callable[[], None] = lambda: None) -> None:
         """`appeared` is called when the CRD was missing and is there now."""
@@ -33,25 +34,25 @@ class ServedCrd:
         self._ours: Schema = version["schema"]["openAPIV3Schema"]
         self._status: Schema | None = None
         self.state = "unknown"
-        """current, older, newer, missing, or unknown where nothing was read yet."""
+        """State of the served CRD: current, older, newer, missing, or unknown if nothing was read yet."""
         self._problem = ""
 
     def problem(self) -> str:
-        """Why the operator cannot do all that it should, with the command to type; "" if it can."""
+        """Returns why the operator cannot work fully, with the command to type; "" if it can."""
         return self._problem
 
     def fit_status(self, status: dict[str, Any]) -> dict[str, Any]:
-        """The status as the served schema takes it."""
+        """Returns the status without the fields that the served schema does not know."""
         return dict(fitted(status, self._status))
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Checks the CRD periodically, until cancelled."""
         while True:
             await self.look()
             await asyncio.sleep(LOOK_EVERY_S if self.state in {"current", "newer"} else LOOK_AGAIN_S)
 
     async def look(self) -> None:
-        """Read the schema once; what was seen last stays where that fails."""
+        """Reads the schema once; keeps the last state if that fails."""
         try:
             schema = served_schema(await self._server.request("GET", OPENAPI_PATH))
         except ApiError as error:

@@ -1,4 +1,4 @@
-"""The flags and environment of `mini-infer-operator`, read once and frozen. No Kubernetes client here."""
+"""Reads the flags and environment of `mini-infer-operator` once, into a frozen object. Imports no Kubernetes client."""
 
 import argparse
 import json
@@ -15,59 +15,62 @@ from mini_infer_operator.pod_security import DEFAULT_SECRETS, PROFILES, PodSecur
 from mini_infer_process.command_line import parse_flags, port_number, seconds, whole_number
 
 ENVIRONMENT_PREFIX = "MINI_INFER_"
-"""MINI_INFER_ENGINE_IMAGE stands in for --engine-image, and so on; a flag wins."""
+"""Prefix of environment variables: MINI_INFER_ENGINE_IMAGE replaces --engine-image, and so on; a flag wins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorSettings:
-    """What the operator is started with."""
+    """The operator's settings."""
 
     engine_image: str
-    """Image of engines whose service names none. Part of a revision: changing it rolls those services."""
+    """Image of engines whose service names none. It is part of a revision: changing it rolls those services."""
     engine_cuda_image: str | None = None
-    """The same for services that ask for a GPU; None: those must name an image."""
+    """Image of engines that use a GPU and whose service names none. None: such services must name an image."""
     engine_image_pull_policy: str | None = None
-    """Always, IfNotPresent or Never; None: what Kubernetes chooses by the tag."""
+    """Always, IfNotPresent or Never. None: Kubernetes chooses by the tag."""
     gateway_url: str | None = None
-    """Written to status.url; None: the address of the engines' own Service."""
+    """URL that is written to status.url. None: the address of the engines' own Service."""
     namespaces: tuple[str, ...] = ()
-    """Namespaces to look after; empty: all."""
+    """Namespaces to watch. Empty: all."""
     identity: str = "default/mini-infer"
     """This installation, as namespace/name: its pods share a Lease there, and `status.operator` shows it."""
     operator_class: str = ""
-    """Look after services whose spec.operatorClass is this; empty: after those that name none."""
+    """Reconciles only services with this spec.operatorClass. Empty: only those without one."""
     allow_ingress_from: tuple[Mapping[str, Any], ...] = ()
-    """NetworkPolicyPeers of gateways, which may reach engines' HTTP, event and replay ports; empty: no NetworkPolicies
-    are made."""
+    """NetworkPolicyPeers of gateways, which may reach engines' HTTP, event and replay ports. Empty: no NetworkPolicies
+    are created.
+    """
     allow_http_from: tuple[Mapping[str, Any], ...] = ()
-    """NetworkPolicyPeers that may reach engines' HTTP port alone: the operator, and whoever reads metrics."""
+    """NetworkPolicyPeers that may reach engines' HTTP port alone: the operator, and scrapers of metrics."""
     max_rolling_services: int = 3
-    """Services that may roll to a new default image at a time; 0: none ever does, only edits bring it."""
+    """Services that may roll to a new default image at once. 0: none does, and only an edit brings the image to a
+    service.
+    """
     max_rolling_gpus: float = float("inf")
-    """GPUs that these may take beside those that they have."""
+    """GPUs that these rollouts may use at once beside those that the services have."""
     pod_security: PodSecurity = field(default_factory=PodSecurity)
-    """What new pods may do, and which Secrets and ServiceAccounts they may have."""
+    """Limits on new pods: their rights, and the Secrets and ServiceAccounts that they may use."""
     health_port: int = 8081
-    """Serves /healthz (alive: a watch event lately, queue not stuck) and /readyz."""
+    """Port of /healthz (fails if watches are silent or the queue is stuck), /readyz and /metrics."""
     resync_s: float = 300.0
-    """Every service is reconciled at least this often."""
+    """Longest time in seconds between two reconciles of a service."""
     log_level: str = "INFO"
 
     @property
     def engine_peers(self) -> EnginePeers:
-        """Who may reach engines over the network."""
+        """Peers that may reach engines over the network."""
         return EnginePeers(self.allow_ingress_from, self.allow_http_from)
 
     @property
     def images(self) -> EngineImages:
-        """Which image is whose default."""
+        """Default images of engines, with and without GPUs."""
         return EngineImages(self.engine_image, self.engine_cuda_image)
 
 
 def parse_settings(
     arguments: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ
 ) -> OperatorSettings:
-    """Read the command line; exits with a message if it is wrong."""
+    """Reads the command line. Exits with a message if it is wrong."""
     parser = argparse.ArgumentParser(
         usage="mini-infer-operator --engine-image IMAGE [--flag value ...]   (--help: all flags)",
         allow_abbrev=False,
@@ -227,7 +230,7 @@ def _identity(text: str) -> str:
 
 
 def _peers(text: str) -> tuple[Mapping[str, Any], ...]:
-    """NetworkPolicyPeers out of JSON; what is wrong inside one is for the API server to say."""
+    """Reads NetworkPolicyPeers from JSON. The API server validates each peer's content."""
     try:
         peers = json.loads(text)
     except ValueError as error:

@@ -1,1 +1,1 @@
-"""A plan as objects of the API server: what they look like, how they are read, written and compared."""
+"""Renders a plan as objects of the API server, and reads, writes and compares those objects."""

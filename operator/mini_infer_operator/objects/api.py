@@ -1,4 +1,4 @@
-"""The few requests that the operator makes of the API server, on plain dictionaries. Knows no policy."""
+"""Sends the operator's few requests to the API server, on plain dictionaries. Knows no policy."""
 
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -11,31 +11,33 @@ from mini_infer_operator.resource import FIELD_MANAGER, STATUS_FIELD_MANAGER
 from mini_infer_web.kubernetes_api import ApiError, ApiServer, Object, Verb, call_options
 
 PAGE = 500
-"""Objects an answer to a list; more are asked for in pages."""
+"""Objects in one page of a list."""
 _REFUSALS = {400, 403, 413, 422}
 _NOT_IN_SCHEMA = "failed to create typed patch object"
-"""What a server-side apply says with status 500 where a field is not in the schema: it will be said again."""
+"""Message of a server-side apply (status 500) that sets a field missing in the schema. A retry would get the same
+answer.
+"""
 
 
 class RefusedError(Exception):
-    """The API server understood and said no: the same request will be refused again. The message is the server's."""
+    """The API server refused the request and would refuse it again. The message is the server's."""
 
 
 class KubernetesApi:
-    """Reads and writes by the dynamic client. What passes by itself (409, 429, 5xx, network) is raised as it came."""
+    """Reads and writes objects by the dynamic client. Transient errors (409, 429, 5xx, network) are not converted."""
 
     def __init__(self, server: ApiServer, fit_status: Callable[[Object], Object] = lambda status: status) -> None:
-        """`fit_status` returns a status as the CRD in the cluster takes it."""
+        """`fit_status` removes from a status the fields that the CRD in the cluster does not have."""
         self._server = server
         self.fit_status = fit_status
 
     async def get(self, kind: str, namespace: str, name: str) -> Object | None:
-        """Returns the object, or None if there is none."""
+        """Returns the object, or None if it does not exist."""
         resource, options = resource_of(kind), {"name": name, "namespace": namespace, **call_options()}
         return await self._read_existing(f"GET {path_of(kind, namespace, name)}", _get(resource, options))
 
     async def list(self, kind: str, namespace: str | None, selector: str | None = None) -> tuple[list[Object], int]:
-        """Returns all objects of a kind that match a label selector, and the version at which these were all."""
+        """Returns all objects of a kind that match a label selector, and the resource version of that list."""
         resource, found = resource_of(kind), list[Object]()
         options = {"namespace": namespace, "label_selector": selector, "limit": PAGE, **call_options()}
         while True:
@@ -46,7 +48,7 @@ class KubernetesApi:
                 return found, int(answer["metadata"]["resourceVersion"])
 
     async def create(self, manifest: Object) -> Object:
-        """Makes a new object; raises an ApiError with status 409 if there is one of this name."""
+        """Creates an object. Raises an ApiError with status 409 if one of this name exists."""
         kind, options = manifest["kind"], {"body": manifest, "field_manager": FIELD_MANAGER, **call_options()}
         return await self._read(
             f"POST {path_of(kind, manifest['metadata']['namespace'])}",
@@ -54,7 +56,7 @@ class KubernetesApi:
         )
 
     async def merge(self, kind: str, namespace: str, name: str, change: Object) -> Object | None:
-        """Merges `change` over the object (RFC 7396); returns None if there is none."""
+        """Merges `change` over the object (RFC 7396). Returns None if the object does not exist."""
         resource, options = resource_of(kind), {"name": name, "namespace": namespace, **call_options()}
         options |= {"body": change, "content_type": "application/merge-patch+json"}
         return await self._read_existing(
@@ -62,11 +64,11 @@ class KubernetesApi:
         )
 
     async def apply(self, manifest: Object) -> Object:
-        """Creates the object by server-side apply, or makes the fields in `manifest` so."""
+        """Creates the object by server-side apply, or sets the fields in `manifest`."""
         return await self._apply(manifest, FIELD_MANAGER)
 
     async def replace_spec(self, manifest: Object) -> Object:
-        """Makes `spec` what the manifest says and nothing beside it but defaults, whoever set what."""
+        """Replaces `spec` by the manifest's; fields that others set are removed, and defaults are added."""
         kind, metadata = manifest["kind"], manifest["metadata"]
         options = {"name": metadata["name"], "namespace": metadata["namespace"], "field_manager": FIELD_MANAGER}
         options |= {"content_type": "application/strategic-merge-patch+json", **call_options()}
@@ -79,14 +81,14 @@ class KubernetesApi:
     async def apply_status(
         self, manifest: Object, *, manager: str = STATUS_FIELD_MANAGER, force: bool = True
     ) -> Object:
-        """Applies the status subresource of an InferenceService or a scaler, with a field manager of its own.
+        """Applies the status subresource of an InferenceService or a scaler, with its own field manager.
 
-        Without force, raises an ApiError with status 409 where another manager wrote another value.
+        Without `force`, raises an ApiError with status 409 if another manager wrote another value.
         """
         return await self._apply(manifest, manager, "status", force=force)
 
     async def delete(self, kind: str, live: Mapping[str, Any]) -> None:
-        """Deletes this very object (by uid) and what it owns; does nothing if it is gone already."""
+        """Deletes this very object (by uid) and its dependents. Does nothing if it is gone already."""
         metadata = live["metadata"]
         body = {"preconditions": {"uid": metadata["uid"]}, "propagationPolicy": "Background"}
         options = {"name": metadata["name"], "namespace": metadata["namespace"], "body": body, **call_options()}
@@ -114,7 +116,7 @@ class KubernetesApi:
             raise
 
     async def _read(self, what: str, verb: Verb) -> Object:
-        """Returns the answer; `what` is told beside an error."""
+        """Returns the answer as JSON. `what` is added to an error as a note."""
         try:
             return await self._server.read(verb)
         except ApiError as error:
@@ -130,7 +132,7 @@ def _get(resource: Resource | Subresource, options: Mapping[str, Any]) -> Verb:
 
 @cache
 def resource_of(kind: str, subresource: str | None = None) -> Resource | Subresource:
-    """The kind as the dynamic client wants it, from our table: its discovery would ask for every group."""
+    """Returns the kind for the dynamic client, from our table: its discovery would send a request for every group."""
     row = BY_NAME[kind]
     resource = Resource(
         prefix="apis" if row.group else "api",

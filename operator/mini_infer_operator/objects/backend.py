@@ -1,4 +1,4 @@
-"""A service's backend in a cluster: reads its objects, writes those that differ, deletes those that are over."""
+"""A service's backend in a cluster: reads its objects, writes those that differ, deletes those no longer planned."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -47,14 +47,16 @@ Object = dict[str, Any]
 
 _DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 CLAIM_FIELDS = {"operator", "challenger"}
-"""Of status, written apart from the rest (controller/ownership.py)."""
+"""Fields of the status that are written apart from the rest (controller/ownership.py)."""
 _APPLIED_TO_CREATE = {"ControllerRevision"}
-"""Created by server-side apply: a POST stores `data` with its keys as they come, and every later write, which sorts
-them, is then refused as a change of an immutable field. Nobody else has objects of such names."""
+"""Kinds that are created by server-side apply. A POST stores a ControllerRevision's `data` with its keys in their
+order; every later apply sorts them, and is then refused as a change of an immutable field. Other kinds are created by
+POST, which fails if the name is taken; no other software has ControllerRevisions of our names.
+"""
 
 
 class ClusterBackend:
-    """One InferenceService of a cluster, for one run of `reconcile`: what is read stands for the whole run."""
+    """One InferenceService of a cluster, for one run of `reconcile`: objects are read once for the whole run."""
 
     def __init__(
         self,
@@ -69,7 +71,7 @@ class ClusterBackend:
         names: ModelNames | None = None,
         peers: PeerSecrets | None = None,
     ) -> None:
-        """Without `turns` a new default image reaches the service at once; without `names` a model name is its own."""
+        """`turns` None: a new default image rolls out at once. `names` None: no other service claims a model name."""
         self._peers = peers or PeerSecrets(api, settings.identity)
         self._api = api
         self._cache = cache
@@ -84,7 +86,7 @@ class ClusterBackend:
         self._pods: list[Object] = []  # as well
 
     async def read(self) -> Mapping[str, Any] | None:
-        """The service as stored; None once it is gone or being deleted."""
+        """Returns the service as stored, with the replicas of its scalers. None once it is gone or being deleted."""
         stored = self._cache.get(KIND, self._namespace, self._name)
         if stored is None or "deletionTimestamp" in stored["metadata"]:
             return None
@@ -92,7 +94,7 @@ class ClusterBackend:
         return {**stored, "spec": scaled_spec(spec, self._scalers())}
 
     async def observe(self, service: InferenceService) -> Observed:
-        """Counts and times from workloads and pods, reasons for failure from the pods."""
+        """Returns counts and times of the service's workloads and pods, and the reasons why engines are not ready."""
         for kind in CHILD_KINDS:
             found = self._cache.of_service(kind.name, self._namespace, self._name)
             self._children[kind.name] = {child["metadata"]["name"]: child for child in found}
@@ -107,7 +109,11 @@ class ClusterBackend:
         return replace(observed, claimants=claimants, look_again_s=look_again_s)
 
     async def apply(self, service: InferenceService, plan: Plan) -> PermanentFailure | None:
-        """Write what differs, then delete what is over. A refusal stops it: no old engine goes without a successor."""
+        """Writes objects that differ, then deletes those no longer planned.
+
+        A refused write ends it before the deletions, so that no old engine goes without a successor. Returns that
+        failure.
+        """
         failure = self._settings.images.failure(service) or self._unserved(plan)
         if failure is not None:
             return failure
@@ -143,12 +149,12 @@ class ClusterBackend:
         return None
 
     def url(self, service: InferenceService) -> str:
-        """The gateway, where the operator was told of one; else the Service of the engines."""
+        """Returns the gateway's URL if the operator's settings name one, or else that of the engines' Service."""
         name, namespace = service.metadata.name, service.metadata.namespace
         return self._settings.gateway_url or f"http://{engines_service_name(name)}.{namespace}.svc:{HTTP_PORT}"
 
     async def report(self, stored: Mapping[str, Any], status: Object) -> None:
-        """Write the status, if it says something else than the stored one, and that of the service's scalers."""
+        """Writes the status if it differs from the stored one, and the status of the service's scalers."""
         await self._report_scalers(stored["spec"], status)
         status = self._api.fit_status(status)
         before = {key: value for key, value in (stored.get("status") or {}).items() if key not in CLAIM_FIELDS}
@@ -181,7 +187,7 @@ class ClusterBackend:
     def record_event(
         self, about: Mapping[str, Any], reason: str, message: str, event_type: EventType = "Normal"
     ) -> None:
-        """By the operator's recorder."""
+        """Records an Event about an object by the operator's recorder."""
         about = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, **about}  # items of a list do not say what they are
         self._events.record_event(about, reason, message, event_type)
 
@@ -189,7 +195,7 @@ class ClusterBackend:
         return [*self._ours("Deployment", service), *self._ours("LeaderWorkerSet", service)]
 
     def _unserved(self, plan: Plan) -> PermanentFailure | None:
-        """Whether engines are to span nodes in a cluster that has nobody to run them."""
+        """Returns a failure if engines span nodes and the cluster does not serve LeaderWorkerSet, or else None."""
         spanning = sorted({w.role for w in plan.workloads if w.launch is not None and w.launch.nodes > 1})
         if not spanning or "LeaderWorkerSet" not in self._cache.unserved:
             return None
@@ -202,7 +208,7 @@ class ClusterBackend:
         return PermanentFailure(Reason.NO_LEADER_WORKER_SET, message)
 
     def _default_image(self, service: InferenceService, workloads: Sequence[Object]) -> tuple[str, float]:
-        """The image in force for a service that names none, and when to look again."""
+        """Returns the image in force for a service that names none, and the seconds after which to check again."""
         default, turns = self._settings.images.default_for(service), self._turns
         change = image_change(service, default, running_images(workloads))
         if turns is None:
@@ -228,7 +234,7 @@ class ClusterBackend:
         return running, turns.look_again_s() or float("inf")
 
     def _held(self, stored: Object) -> Object:
-        """The spec that a paused service goes on with: that of its last revision, as far as it was kept."""
+        """Returns the spec of a paused service's last revision, or the stored one if that revision's was not kept."""
         revision = (stored.get("status") or {}).get("revision")
         for item in self._cache.of_service("ControllerRevision", self._namespace, self._name):
             if item["metadata"].get("labels", {}).get(LABEL_REVISION) == revision:
@@ -240,7 +246,7 @@ class ClusterBackend:
         return [child for child in self._children[kind].values() if belongs(child, service)]
 
     async def _label_draining(self, draining: frozenset[str]) -> None:
-        """Engines that are to go get the label and the lowest deletion cost; those that stay after all lose them."""
+        """Sets the draining label and the lowest deletion cost on engines that are to go; removes both from others."""
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         for pod in self._pods:
             metadata = pod["metadata"]
@@ -284,7 +290,7 @@ class ClusterBackend:
         return None
 
     async def _repair(self, service: InferenceService, live: Object, manifest: Object) -> None:
-        """Remove what others added. What a write does not change (somebody owns a default) is not tried again."""
+        """Removes fields that others added. A write that changes nothing (a default has an owner) is not repeated."""
         ignored = service.metadata.annotations.get(ANNOTATION_IGNORE_MANAGERS, "").replace(" ", "").split(",")
         drifts = additions(live, manifest, ignored)
         version = live["metadata"]["resourceVersion"]

@@ -1,10 +1,10 @@
-"""What the API server stores of our services, kept by watches, so that reconciling reads nothing. Sends no requests.
+"""Caches the API server's objects of our services, fed by watches, so that reconciling reads nothing. Requests nothing.
 
-Two sources write here. The feed is the watches, which report each object's versions in order, and lists, each of
-which is complete at its version. Answers to the operator's own writes arrive beside it, early or late. An answer is
-kept only while it is newer than what the feed reported of the object, its deletion too, and than the last list; and
-it must be confirmed by the watch or by the next list. So an object that was deleted never comes back by a late
-answer. client-go's MutationCache follows the same rule.
+Two sources write here. The feed is the watches, which report each object's versions in order, and lists, each of which
+is complete at its version. Answers to the operator's own writes arrive beside it, early or late. An answer is kept only
+while it is newer than the object's version (or deletion) that the feed reported, and than the last list; and it must be
+confirmed by the watch or by the next list. So a late answer never brings a deleted object back. client-go's
+MutationCache follows the same rule.
 
 Objects are kept as JSON: as dictionaries they take eight times the memory, and most are not looked at for minutes.
 """
@@ -24,7 +24,8 @@ ServiceKey = tuple[str, str]
 """Namespace and name of an InferenceService."""
 MOST_TOMBSTONES = 10_000
 """Deleted objects that are remembered, over all kinds. An answer is at most 30 s late (the client's time-out), and a
-cluster does not delete this many of our objects in that time."""
+cluster does not delete this many of our objects in that time.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,28 +37,28 @@ class _Entry:
 
 
 class ObjectCache:
-    """Objects by kind, namespace and name, and by the service that they belong to."""
+    """Objects by kind, namespace and name, with an index by the service that they belong to."""
 
     def __init__(self) -> None:
         self._entries: dict[str, dict[tuple[str, str], _Entry]] = defaultdict(dict)
         self._of_service: dict[tuple[str, str, str], set[str]] = defaultdict(set)
         self._unrepairable: dict[tuple[str, str, str], int] = {}
         self._complete: dict[tuple[str, str | None], int] = {}
-        """The version of the last list of a kind, in a namespace or in all."""
+        """The resource version of the last list of a kind, in a namespace or in all (None)."""
         self._unconfirmed: dict[str, set[tuple[str, str]]] = defaultdict(set)
-        """By kind, the objects of which an answer is newer than what the feed reported."""
+        """Objects by kind that were kept from an answer, and that the feed has not confirmed yet."""
         self._tombstones: dict[tuple[str, str, str, str], int] = {}
-        """By kind, namespace, name and uid, the version at which the object was deleted."""
+        """The version at which an object was deleted, by kind, namespace, name and uid."""
         self._buried: deque[tuple[str, str, str, str]] = deque()
         self.unserved: set[str] = set()
-        """Kinds that this cluster does not know."""
+        """Kinds that this cluster does not serve."""
         self.missed: set[str] = set()
-        """Those of them that a service needs."""
+        """Unserved kinds that a service needs."""
 
     def put(self, kind: str, found: Mapping[str, Any]) -> ServiceKey | None:
-        """Keeps a version that the feed reports, unless a newer one is known, or the object's deletion is.
+        """Keeps a version that the feed reports, unless a newer one, or the object's deletion, is known.
 
-        Returns the service whose object it is, or None if nothing changed.
+        Returns the service that the object belongs to, or None if nothing changed.
         """
         key, uid, version = _identity(found)
         changed = self._keep(kind, found)
@@ -67,9 +68,9 @@ class ObjectCache:
         return changed
 
     def written(self, kind: str, found: Mapping[str, Any]) -> ServiceKey | None:
-        """Keeps the answer to a write of our own until the feed reports the object, or a list passes it without it.
+        """Keeps the answer to a write of our own until the feed confirms it, or until a newer list lacks the object.
 
-        Returns None, and changes nothing, if the feed reported this version or a later one: what it reported stands.
+        Returns None and changes nothing if the feed has reported this version or a later one.
         """
         key, _, version = _identity(found)
         known = self._entries[kind].get(key)
@@ -84,9 +85,9 @@ class ObjectCache:
     def drop(
         self, kind: str, namespace: str, name: str, *, uid: str | None = None, version: int | None = None
     ) -> ServiceKey | None:
-        """Removes an object that was deleted: the one with this uid, at this version, where they are given.
+        """Removes a deleted object; if `uid` or `version` are given, only the object that matches them.
 
-        Returns the service whose object it was, or None if it was not known, or if a newer object has its name.
+        Returns the service that the object belonged to, or None if it was unknown or a newer object has its name.
         """
         entry = self._entries[kind].get((namespace, name))
         if entry is not None:
@@ -106,10 +107,10 @@ class ObjectCache:
         *,
         besides: Container[tuple[str, str]] = (),
     ) -> set[ServiceKey]:
-        """Makes a list the content: all there is at `version`, in one namespace or in all. Answers from later on stay.
+        """Replaces the content, in one namespace or in all, by a list complete at `version`. Later answers stay.
 
-        `besides` are namespaces and names that the watch reported while the list was on its way: they stay as reported.
-        Returns the services whose objects changed or are gone.
+        `besides` are namespaces and names that the watch reported while the list was in flight: they stay as reported.
+        Returns the services of which objects changed or are gone.
         """
         listed = {key: item for item in found if (key := _identity(item)[0]) not in besides}
         changed = set[ServiceKey | None]()
@@ -129,28 +130,28 @@ class ObjectCache:
         return {key for key in changed if key is not None}
 
     def get(self, kind: str, namespace: str, name: str) -> Object | None:
-        """A copy of the object, trimmed, or None if it is not known."""
+        """Returns a copy of the trimmed object, or None if it is not known."""
         entry = self._entries[kind].get((namespace, name))
         return None if entry is None else dict(msgspec.json.decode(entry.content))
 
     def of_service(self, kind: str, namespace: str, service: str) -> list[Object]:
-        """Copies of all objects of a kind that carry the service's label, by name."""
+        """Returns copies of all objects of a kind that belong to the service, sorted by name."""
         names = self._of_service.get((kind, namespace, service), ())
         return [msgspec.json.decode(self._entries[kind][namespace, name].content) for name in sorted(names)]
 
     def set_unrepairable(self, kind: str, namespace: str, name: str) -> None:
-        """A repair of this very version changed nothing."""
+        """Records that a repair of the object's current version changed nothing."""
         entry = self._entries[kind].get((namespace, name))
         if entry is not None:
             self._unrepairable[kind, namespace, name] = entry.version
 
     def is_unrepairable(self, kind: str, namespace: str, name: str) -> bool:
-        """Whether a repair of this very version was tried, and changed nothing."""
+        """Returns True if a repair of the object's current version was tried and changed nothing."""
         entry = self._entries[kind].get((namespace, name))
         return entry is not None and self._unrepairable.get((kind, namespace, name)) == entry.version
 
     def keys(self, kind: str) -> list[tuple[str, str]]:
-        """Namespaces and names of all objects of a kind."""
+        """Returns the namespaces and names of all objects of a kind."""
         return list(self._entries[kind])
 
     def _keep(self, kind: str, found: Mapping[str, Any]) -> ServiceKey | None:
@@ -185,13 +186,13 @@ class ObjectCache:
 
 
 def _identity(found: Mapping[str, Any]) -> tuple[tuple[str, str], str, int]:
-    """Namespace and name, uid and version of an object."""
+    """Returns the namespace and name, the uid and the version of an object."""
     metadata = found["metadata"]
     return (metadata["namespace"], metadata["name"]), metadata["uid"], int(metadata["resourceVersion"])
 
 
 def service_of(kind: str, found: Mapping[str, Any]) -> str:
-    """The name of the service that an object belongs to; "" if it says none."""
+    """Returns the name of the service that an object belongs to; "" if it names none."""
     metadata = found["metadata"]
     if kind == KIND:
         return str(metadata["name"])

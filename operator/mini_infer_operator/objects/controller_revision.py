@@ -10,7 +10,7 @@ from mini_infer_operator.resource import InferenceService
 
 
 def controller_revision(service: InferenceService, workload: Workload, frozen: Mapping[str, Any]) -> Manifest:
-    """For one role and revision; `frozen` as pod.py makes it."""
+    """Returns the ControllerRevision of one role and revision; `frozen` is the result of `pod.frozen_pods`."""
     name = workload_name(service.metadata.name, workload.role, workload.revision)
     return {
         "apiVersion": "apps/v1",

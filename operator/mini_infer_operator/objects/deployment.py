@@ -13,7 +13,7 @@ from mini_infer_operator.resource import InferenceService
 def deployment(
     service: InferenceService, workload: Workload, template: Mapping[str, Any], times: RolloutTimes
 ) -> Manifest:
-    """For one role and revision."""
+    """Returns the Deployment of one role and revision."""
     labels = selector(service, workload.role, workload.revision)
     return {
         "apiVersion": "apps/v1",

@@ -1,4 +1,4 @@
-"""PodDisruptionBudgets over a service's engines: what `kubectl drain` may take at a time."""
+"""Renders PodDisruptionBudgets for a service's engines: they limit how many `kubectl drain` evicts at once."""
 
 from mini_infer_operator.objects.metadata import Manifest, child_metadata
 from mini_infer_operator.objects.names import engines_service_name, role_name
@@ -8,12 +8,14 @@ DEFAULT_MAX_UNAVAILABLE = 1
 
 
 def disruption_budgets(service: InferenceService) -> list[Manifest]:
-    """One over all revisions of each role, so a rollout and an eviction together stay within it. [] if unwanted.
+    """Returns one budget for each role, over all its revisions; [] if the spec disables them.
 
-    An engine that is not ready may be evicted at any time: it serves nobody, and would keep its node from draining.
-    Of an engine over several nodes any pod may be evicted, and the engine is lost with it; pods of the others are then
-    safe until it is whole again. Kubernetes counts pods, and each may be of another engine: a percentage of the engines
-    is divided by the pods of one.
+    A budget over all revisions keeps a rollout and an eviction together within the limit. An engine that is not ready
+    may be evicted at any time: it serves no one, and would keep its node from draining.
+
+    Any pod of an engine over several nodes may be evicted, and the engine is lost with it. Pods of the other engines
+    are then safe until it is whole again. Kubernetes counts pods, and each evicted pod may be of another engine: so a
+    percentage of the engines is divided by the pods of one engine.
     """
     wanted = service.spec.disruption_budget or DisruptionBudget()
     if wanted.enabled is False:
@@ -30,7 +32,7 @@ def disruption_budgets(service: InferenceService) -> list[Manifest]:
 
 
 def _of_pods(allowed: int | str, nodes: int) -> int | str:
-    """Of the pods, what is `allowed` of the engines of so many pods each; a percentage is 1 at least, as 0 is none."""
+    """Converts a limit on engines of `nodes` pods each to one on pods. A percentage above 0 stays 1 at least."""
     if isinstance(allowed, int) or nodes == 1:
         return allowed
     percent = int(allowed.removesuffix("%"))

@@ -1,7 +1,7 @@
-"""What somebody else changed in an object's spec, or added to a Deployment's, beside what the operator applied. Pure.
+"""Finds fields that others changed in an object's spec, or added to a Deployment's, since the operator's apply. Pure.
 
-Server-side apply puts back the fields that it sets, and says nothing of others: a variable, a sidecar or `paused: true`
-would stay for ever. `metadata.managedFields` says who set what.
+Server-side apply restores the fields that it sets and ignores others: a variable, a sidecar or `paused: true` would
+stay for ever. `metadata.managedFields` says who set what.
 https://kubernetes.io/docs/reference/using-api/server-side-apply/#field-management
 """
 
@@ -15,26 +15,28 @@ from mini_infer_operator.objects.observed_objects import contains
 Object = Mapping[str, Any]
 
 LEFT_ALONE = ("spec.template.metadata.",)
-"""Annotations and labels of pods: GitOps tools, injectors and `kubectl rollout restart` speak through them."""
+"""Path prefixes that are no drift: GitOps tools, injectors and `kubectl rollout restart` set pods' annotations and
+labels.
+"""
 
 
 SOMEBODY = "somebody"
-"""The manager of a field that was removed: Kubernetes keeps no record of who did."""
+"""Manager of a field that was removed: Kubernetes does not record who removed it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """One field that somebody set, changed or removed."""
+    """One field that another manager set, changed or removed."""
 
     manager: str
     path: str
-    """Such as spec.template.spec.containers[engine].env[FOO]."""
+    """Path of the field, such as spec.template.spec.containers[engine].env[FOO]."""
 
 
 def additions(live: Object, manifest: Object, ignored: Iterable[str] = ()) -> list[Drift]:
-    """Fields of `live` that others than the operator set and `manifest` does not have; `live` is trimmed (trim.py).
+    """Returns fields of the trimmed `live` (trim.py) that others set and that `manifest` does not have.
 
-    Managers in `ignored` may add what they like. What a webhook added to the operator's own request counts as its own.
+    Managers in `ignored` may add any field. Fields that a webhook added to the operator's own request count as its own.
     """
     skipped = frozenset(ignored)
     found = [
@@ -48,10 +50,10 @@ def additions(live: Object, manifest: Object, ignored: Iterable[str] = ()) -> li
 
 
 def changes(live: Object, manifest: Object) -> list[Drift]:
-    """Fields of `manifest` that others set to another value in `live`, or removed from its pods; `live` is trimmed.
+    """Returns fields of `manifest` that others changed in the trimmed `live`, or removed from its pods.
 
-    A field that the operator still owns differs because the operator decided so, and is no drift. Nobody owns a field
-    that was removed, and what a revision's pods are made from never changes: there a missing field is drift.
+    A field that the operator still owns differs because the operator decided so, and is no drift. A removed field has
+    no owner; since a revision's pod template never changes, a field missing there is drift.
     """
     own = live["metadata"].get("ownFields", ())
     found = [
@@ -88,7 +90,7 @@ def _is_quantity(path: str) -> bool:
 
 
 def _missing(live: Any, desired: Any, path: str) -> Iterator[str]:
-    """Fields and named items of `desired` that `live` lacks."""
+    """Yields fields and named items of `desired` that `live` lacks."""
     if isinstance(desired, Mapping) and isinstance(live, Mapping):
         for name, value in desired.items():
             if name in live:
@@ -124,6 +126,6 @@ def _added(fields: Object, desired: Any, path: str) -> Iterator[str]:
 
 
 def _item(desired: Any, keys: Mapping[str, Any]) -> Any:
-    """The item of a list with these keys; a key that the manifest leaves out has its default."""
+    """Returns the item of a list with these keys; a key that the manifest leaves out has its default."""
     items = desired if isinstance(desired, Sequence) and not isinstance(desired, str) else ()
     return next((item for item in items if all(item.get(name, value) == value for name, value in keys.items())), None)

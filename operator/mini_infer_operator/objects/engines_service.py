@@ -8,9 +8,10 @@ from mini_infer_operator.resource import ANSWERING_ROLES, LABEL_ROLE, LABEL_SERV
 
 
 def engines_service(service: InferenceService, plan: Plan) -> Manifest:
-    """Over all revisions of the role that answers; over all roles while an edit replaces that role by another.
+    """Returns a Service over all revisions of the role that answers requests.
 
-    Workers of groups have no port of this name, so nothing is sent to them.
+    It covers all roles while an edit replaces that role by another. Workers of groups have no port of this name, so
+    they get no requests.
     """
     answering = {w.role for w in plan.workloads} & set(ANSWERING_ROLES)
     role = {LABEL_ROLE: "decode"} if answering == {"decode"} else {}

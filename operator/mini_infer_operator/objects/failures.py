@@ -1,4 +1,4 @@
-"""Why engines are not ready, read from workloads and pods: a reason and a sentence each. Pure; sends no request."""
+"""Explains why engines are not ready, from workloads and pods: a reason and a sentence each. Pure; sends no request."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ Object = Mapping[str, Any]
 
 MOST_TOLD = 3
 LONGEST_QUOTE = 600
-"""Characters of one quotation; a traceback's last line and a scheduler's sentence fit."""
+"""Characters of one quotation: a traceback's last line and a scheduler's sentence fit."""
 
 _IMAGE_WAITS = {
     "ErrImagePull",
@@ -40,14 +40,14 @@ _OOM = "OOMKilled"
 
 @dataclass(frozen=True, slots=True)
 class _Fault:
-    """What is wrong with one object; pods with the same fault are told together."""
+    """A fault of one object; pods with the same fault are reported together."""
 
     reason: str
     words: str
 
 
 def failures_of(workloads: Iterable[Object], pods: Iterable[Object]) -> list[Failure]:
-    """All that is wrong, the most telling first, pods with the same fault in one sentence, MOST_TOLD at most."""
+    """Returns MOST_TOLD failures at most, the most specific first; pods with the same fault share one sentence."""
     by_fault: dict[_Fault, list[str]] = {}
     templates: dict[tuple[str, str], Object] = {}
     for workload in workloads:
@@ -62,7 +62,7 @@ def failures_of(workloads: Iterable[Object], pods: Iterable[Object]) -> list[Fai
 
 
 def deployment_fault(deployment: Object) -> _Fault | None:
-    """Why no pods can be made: what the API server said to the ReplicaSet controller."""
+    """Returns why no pods can be created, as the API server answered the ReplicaSet controller, or None."""
     for condition in deployment.get("status", {}).get("conditions", ()):
         if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
             return _Fault(Reason.PODS_REFUSED, _quote(condition.get("message", "")) or "its pods cannot be made")
@@ -70,9 +70,9 @@ def deployment_fault(deployment: Object) -> _Fault | None:
 
 
 def pod_fault(pod: Object, template: Object) -> _Fault | None:
-    """What is wrong with a pod; None while it starts as it should, while it is ready, and when it is on its way out.
+    """Returns a pod's fault, or None while it starts normally, is ready, or is being removed.
 
-    `template` is the pod spec that its Deployment holds: the pod's own may be known in part only.
+    `template` is the pod spec of its Deployment, since the pod's own is cached in part only.
     """
     if "deletionTimestamp" in pod["metadata"] or LABEL_DRAINING in pod["metadata"].get("labels", {}):
         return None
@@ -159,7 +159,7 @@ def _revision(item: Object) -> tuple[str, str]:
 
 
 def _subject(names: list[str]) -> str:
-    """`a`, `a and b`, `a, b and 5 more`."""
+    """Joins names: `a`, `a and b`, or `a, b and 5 more`."""
     if len(names) <= 2:
         return " and ".join(names)
     return f"{names[0]}, {names[1]} and {len(names) - 2} more"

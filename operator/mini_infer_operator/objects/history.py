@@ -1,6 +1,6 @@
-"""The kept revisions of a service: their numbers, what was written for each, and which are forgotten. Pure.
+"""Numbers a service's revisions, records the spec that began each, and decides which are kept. Pure.
 
-A ControllerRevision is never changed but for its number: the one that the spec asks for has the highest.
+A ControllerRevision never changes except for its number: the one that the spec asks for has the highest.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,15 +11,15 @@ from mini_infer_operator.objects.metadata import Manifest
 Object = Mapping[str, Any]
 
 KEPT = 10
-"""Revisions that are kept beside those that run, as many as a Deployment keeps."""
+"""Revisions that are kept beside the current one, as many as a Deployment keeps."""
 
 
 def with_history(
     manifests: Sequence[Manifest], live: Iterable[Object], current: str | None, spec: Mapping[str, Any]
 ) -> list[Manifest]:
-    """The manifests with each ControllerRevision's number, and with `spec` in those that are new.
+    """Returns the manifests with each ControllerRevision's number, and with `spec` in those that are new.
 
-    `live` are the ControllerRevisions there are, `current` is the revision that the spec asks for.
+    `live` are the existing ControllerRevisions; `current` is the revision that the spec asks for.
     """
     known = {item["metadata"]["name"]: item for item in live}
     highest = max((int(item["revision"]) for item in known.values()), default=0)
@@ -38,9 +38,9 @@ def with_history(
 
 
 def remembered(live: Iterable[Object], owner_uid: str) -> set[str]:
-    """Names of the ControllerRevisions that are kept although nothing runs from them: the newest that are owned.
+    """Returns the names of the newest owned ControllerRevisions, which are kept although nothing runs from them.
 
-    One that was left behind by a deleted service has no owner, and would be left behind again.
+    One that a deleted service left behind has no owner, and would be left behind again.
     """
     owned = [i for i in live if any(o.get("uid") == owner_uid for o in i["metadata"].get("ownerReferences", ()))]
     newest = sorted(owned, key=lambda item: int(item["revision"]), reverse=True)
@@ -48,13 +48,13 @@ def remembered(live: Iterable[Object], owner_uid: str) -> set[str]:
 
 
 def spec_of(revision: Object) -> Mapping[str, Any] | None:
-    """What a user had written when the revision began; None for one of an operator that did not keep it."""
+    """Returns the spec that began the revision; None for a revision of an older operator, which did not record it."""
     spec = revision["data"].get("spec")
     return dict(spec) if spec is not None else None
 
 
 def held_spec(spec: Mapping[str, Any], kept: Mapping[str, Any]) -> dict[str, Any]:
-    """The spec of a kept revision, with what restarts no engine as it is in `spec` now: replicas, rollout, budget."""
+    """Returns a kept revision's spec with the fields of `spec` that restart no engine: replicas, rollout, budget."""
     live = {name: spec[name] for name in ("rollout", "disruptionBudget", "operatorClass") if name in spec}
     held = {**{k: v for k, v in kept.items() if k not in {"rollout", "disruptionBudget", "operatorClass"}}, **live}
     for role in ("unified", "prefill", "decode"):
@@ -65,7 +65,7 @@ def held_spec(spec: Mapping[str, Any], kept: Mapping[str, Any]) -> dict[str, Any
 
 
 def change_to(before: Any, after: Any) -> Any:
-    """The merge patch (RFC 7396) that makes `before` into `after`."""
+    """Returns the merge patch (RFC 7396) that turns `before` into `after`."""
     if not isinstance(before, Mapping) or not isinstance(after, Mapping):
         return after
     gone: dict[str, Any] = {key: None for key in before if key not in after}
@@ -74,7 +74,7 @@ def change_to(before: Any, after: Any) -> Any:
 
 
 def differences(before: Any, after: Any, path: str = "") -> list[str]:
-    """`image: engine:1 -> engine:2`, one for each field that differs."""
+    """Returns a line for each field that differs, such as `image: engine:1 -> engine:2`."""
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         names = sorted({*before, *after})
         return [

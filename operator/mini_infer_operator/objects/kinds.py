@@ -1,4 +1,4 @@
-"""The kinds of objects that the operator reads and writes, one row each; paths, watches, rights and order follow."""
+"""Lists the kinds of objects that the operator uses, one row each. Paths, watches, rights and order derive from it."""
 
 from dataclasses import dataclass
 
@@ -7,38 +7,40 @@ from mini_infer_operator.resource import GROUP, KIND, PLURAL, SCALER_KIND, SCALE
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One row."""
+    """A kind of Kubernetes objects."""
 
     name: str
     group: str
-    """"" is Kubernetes' core group."""
+    """API group; "" is Kubernetes' core group."""
     version: str
     plural: str
     verbs: tuple[str, ...]
-    """What the operator may do; the chart's ClusterRole equals this by test."""
+    """Verbs that the operator uses; a test checks that the chart's ClusterRole grants exactly these."""
     optional: bool = False
-    """Whether a cluster may be without it: then there are none of it, and nothing is wrong."""
+    """True if a cluster need not serve this kind; it then has no objects of it, which is no error."""
     child: bool = False
-    """Made for a service: labelled, owned, watched, put back when it changes, deleted when it is over."""
+    """True if objects are created for a service: labelled, owned, watched, restored on change, deleted once not
+    planned.
+    """
 
     @property
     def is_labelled(self) -> bool:
-        """Whether those that matter have the service's label: all that the operator makes, or makes others make."""
+        """True if all relevant objects have the service's label: the operator creates them, directly or indirectly."""
         return self.group != GROUP
 
     @property
     def prefix(self) -> str:
-        """Of its paths."""
+        """The beginning of the kind's API paths."""
         return f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
 
     @property
     def api_version(self) -> str:
-        """As manifests write it."""
+        """The `apiVersion` of the kind's manifests."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
 
 _OWNED = ("get", "list", "watch", "create", "patch", "delete")
-"""A server-side apply that creates needs create and patch."""
+"""Verbs for kinds that the operator owns. A server-side apply that creates an object needs create and patch."""
 
 KINDS: tuple[Kind, ...] = (
     Kind(KIND, GROUP, VERSION, PLURAL, ("get", "list", "watch")),
@@ -53,13 +55,13 @@ KINDS: tuple[Kind, ...] = (
     Kind("Event", "", "v1", "events", ("create",)),  # by kopf
     Kind("Secret", "", "v1", "secrets", ("create", "patch")),  # of peers; those of others are not read
 )
-"""In the order in which children are written; they are deleted in the reverse order."""
+"""All kinds. Children are written in this order and deleted in the reverse order."""
 CHILD_KINDS: tuple[Kind, ...] = tuple(kind for kind in KINDS if kind.child)
 BY_NAME: dict[str, Kind] = {kind.name: kind for kind in KINDS}
 
 
 def path_of(kind: str, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
-    """The path of an object, or of a list; without a namespace: of the list over all namespaces."""
+    """Returns the path of an object, or of a list; without a namespace, of the list over all namespaces."""
     row = BY_NAME[kind]
     parts = [row.prefix, *(("namespaces", namespace) if namespace else ()), row.plural]
     return "/".join([*parts, *(part for part in (name, subresource) if part)])

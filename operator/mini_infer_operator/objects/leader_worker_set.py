@@ -1,8 +1,9 @@
-"""The LeaderWorkerSet that runs the engines of one role and revision where each spans several nodes.
+"""Renders the LeaderWorkerSet that runs the engines of one role and revision if each spans several nodes.
 
-A group is one engine: a leader, which answers requests, and a worker on each further node. Its controller (not ours)
-makes the pods, their environment and the headless Service by which they find their leader, and makes all of a group
-anew when one of them restarts. It is scaled, and never rolled in place. https://lws.sigs.k8s.io/
+A group is one engine: a leader, which answers requests, and a worker on each further node. The LeaderWorkerSet
+controller (not ours) creates the pods, their environment and the headless Service by which workers find their leader,
+and recreates the whole group when one pod restarts. The object is scaled, and never rolled in place.
+https://lws.sigs.k8s.io/
 """
 
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from mini_infer_operator.resource import InferenceService
 
 
 def leader_worker_set(service: InferenceService, workload: Workload, frozen: Mapping[str, Any]) -> Manifest:
-    """For one role and revision; `frozen` as pod.py makes it."""
+    """Returns the LeaderWorkerSet of one role and revision; `frozen` is the result of `pod.frozen_pods`."""
     labels = selector(service, workload.role, workload.revision)
     name = workload_name(service.metadata.name, workload.role, workload.revision)
     return {

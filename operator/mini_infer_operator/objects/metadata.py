@@ -1,4 +1,4 @@
-"""The metadata of every child: name, labels, and the service that owns it."""
+"""Renders the metadata of every child: name, labels, and the service that owns it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ Manifest = dict[str, Any]
 
 
 def child_metadata(service: InferenceService, name: str, labels: Mapping[str, str]) -> Manifest:
-    """For a child called `name`; `labels` come beside those that every child has."""
+    """Returns the metadata of a child called `name`; `labels` are added to those that every child has."""
     metadata = {"name": name, "namespace": service.metadata.namespace, "labels": {**service_labels(service), **labels}}
     if not service.metadata.uid:  # not stored in a cluster: `mini-infer plan` shows what would be
         return metadata

@@ -7,25 +7,25 @@ _COMMON = {"app.kubernetes.io/name": "mini-infer", MANAGED_BY: "mini-infer-opera
 
 
 def workload_name(service: str, role: str, revision: str) -> str:
-    """Of a revision's Deployment or LeaderWorkerSet, and ControllerRevision."""
+    """Returns the name of a revision's Deployment or LeaderWorkerSet, and of its ControllerRevision."""
     return f"{service}-{role}-{revision}"
 
 
 def engines_service_name(service: str) -> str:
-    """Of the Service that reaches any engine of the service."""
+    """Returns the name of the Service that reaches any engine of the service."""
     return f"{service}-engines"
 
 
 def role_name(service: str, role: str) -> str:
-    """Of what there is one of for each role of a service."""
+    """Returns the name of an object that exists once for each role of a service."""
     return f"{service}-{role}"
 
 
 def service_labels(service: InferenceService) -> dict[str, str]:
-    """On every child."""
+    """Returns the labels that every child of a service has."""
     return {**_COMMON, "app.kubernetes.io/instance": service.metadata.name, LABEL_SERVICE: service.metadata.name}
 
 
 def selector(service: InferenceService, role: str, revision: str) -> dict[str, str]:
-    """Labels that single out the pods of one revision."""
+    """Returns the labels that select the pods of one revision."""
     return {LABEL_SERVICE: service.metadata.name, LABEL_ROLE: role, LABEL_REVISION: revision}

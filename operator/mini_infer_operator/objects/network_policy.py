@@ -1,4 +1,4 @@
-"""The NetworkPolicy of a service's engines: the gateways and each other reach them, and nobody else's pods do."""
+"""Renders the NetworkPolicy of a service's engines: only the allowed peers and the service's own engines reach them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,21 +16,23 @@ PORTS = ("http", "events", "replay")
 
 @dataclass(frozen=True, slots=True)
 class EnginePeers:
-    """Who beside engines of the same service may open connections to engines."""
+    """Peers that may open connections to engines, beside engines of the same service."""
 
     gateways: Sequence[Peer] = ()
-    """They reach HTTP, events and replays; empty: no policy is made."""
+    """Peers that reach HTTP, events and replays. Empty: no policy is created."""
     http: Sequence[Peer] = ()
-    """They reach HTTP alone: the operator counts what drains there, and Prometheus reads metrics."""
+    """Peers that reach HTTP alone: the operator counts running requests of draining engines, and Prometheus reads
+    metrics.
+    """
 
 
 NOBODY = EnginePeers()
 
 
 def network_policy(service: InferenceService, allowed: EnginePeers) -> Manifest | None:
-    """The policy over all roles and revisions, or None without gateways.
+    """Returns the policy over all roles and revisions, or None without gateways.
 
-    Probes come from the node's kubelet, which no policy keeps away. A plug-in that enforces policies is the cluster's.
+    Probes come from the node's kubelet, which no policy blocks. The cluster's network plug-in must enforce policies.
     """
     if not allowed.gateways:
         return None
@@ -57,6 +59,6 @@ def _ports(*names: str) -> list[dict[str, Any]]:
 
 
 def _engines_talk(service: InferenceService) -> bool:
-    """Whether engines of the service, or pods of one engine, exchange data: NCCL, gloo and UCX choose their ports."""
+    """Returns True if engines of the service, or pods of one engine, exchange data; NCCL, gloo and UCX choose ports."""
     spans = any(role.parallelism is not None and (role.parallelism.nodes or 1) > 1 for role in service.roles.values())
     return spans or any(moves_cache(name, role) for name, role in service.roles.items())

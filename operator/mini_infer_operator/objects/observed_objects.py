@@ -1,4 +1,4 @@
-"""What the API server holds, read: observed counts, frozen templates, and comparison. Pure."""
+"""Reads the API server's objects: observed counts, frozen templates, and comparison with manifests. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -23,10 +23,10 @@ def observed_of(
     min_ready: timedelta,
     now: datetime,
 ) -> Observed:
-    """Counts and times from workloads and pods; reasons why engines are not ready from both.
+    """Returns counts and times of workloads and pods, and the reasons why engines are not ready.
 
-    `workloads` are Deployments and LeaderWorkerSets. `running` is how many requests pods say that they run, for those
-    that were asked.
+    `workloads` are Deployments and LeaderWorkerSets. `running` is the number of running requests by the name of the
+    pod, for draining pods that reported it.
     """
     staying = [workload for workload in workloads if "deletionTimestamp" not in workload["metadata"]]
     seen = observed_workloads(staying, pods, running, min_ready=min_ready, now=now)
@@ -34,29 +34,29 @@ def observed_of(
 
 
 def frozen_templates(workloads: Iterable[Object], revisions: Iterable[Object]) -> dict[tuple[str, str], Object]:
-    """What each revision's pods are made from (pod.py): as frozen, or as it runs where the frozen one was deleted."""
+    """Returns each revision's pod templates (pod.py): as frozen, or as running if the ControllerRevision is gone."""
     templates: dict[tuple[str, str], Object] = {revision_key(workload): pods_of(workload) for workload in workloads}
     kept = {revision_key(r): {name: r["data"][name] for name in r["data"] if name != "spec"} for r in revisions}
     return templates | kept
 
 
 def running_images(workloads: Iterable[Object]) -> dict[str, str]:
-    """The image of each revision that there is."""
+    """Returns the image of each existing revision."""
     staying = [workload for workload in workloads if "deletionTimestamp" not in workload["metadata"]]
     return {revision_key(w)[1]: pods_of(w)["template"]["spec"]["containers"][0]["image"] for w in staying}
 
 
 def is_applied(live: Object, manifest: Object) -> bool:
-    """Whether applying `manifest` would change nothing. Items of a list lack `kind` and `apiVersion`."""
+    """Returns True if applying `manifest` would change nothing. Items of a list lack `kind` and `apiVersion`."""
     return contains(live, {key: value for key, value in manifest.items() if key not in {"kind", "apiVersion"}})
 
 
 def contains(live: Any, desired: Any, *, quantities: bool = False) -> bool:
-    """Whether writing `desired` would change nothing: all it says is in `live`, which may say more.
+    """Returns True if writing `desired` would change nothing: `live` contains all of it, and may contain more.
 
-    Lists must agree in length and order, those with named items only in what is said of each name: drift.py
-    finds what was added to them. Quantities are compared by value (the API server turns 0.25 into 250m), and
-    an empty value equals an absent one.
+    Lists must agree in length and order. In lists of named items only items named in `desired` are compared: drift.py
+    finds added ones. Quantities are compared by value (the API server turns 0.25 into 250m), and an empty value equals
+    an absent one.
     """
     if isinstance(desired, dict):  # as JSON has it; to ask for a Mapping takes a third of the time of all this
         if not isinstance(live, dict):

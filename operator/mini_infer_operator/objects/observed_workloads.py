@@ -1,6 +1,6 @@
-"""Deployments, LeaderWorkerSets and pods as the counts and times that planning reads. Pure.
+"""Converts Deployments, LeaderWorkerSets and pods to the counts and times that planning reads. Pure.
 
-Of a group of pods the leader tells how it is: it is ready when all of them work.
+A group's leader shows the state of the whole group: it is ready when all its pods work.
 """
 
 from collections import defaultdict
@@ -24,8 +24,9 @@ from mini_infer_operator.resource import (
 Object = Mapping[str, Any]
 
 AFTER_SCHEDULING = timedelta(seconds=5)
-"""A pod whose readiness changed this long after it got its node was ready before: kubelet writes the first value at
-once, and a container that never gets ready does not change it."""
+"""Delay after scheduling from which a change of a pod's readiness shows that the pod was ready before: kubelet writes
+the first value at once, and a container that never gets ready does not change it.
+"""
 
 
 def observed_workloads(
@@ -36,9 +37,10 @@ def observed_workloads(
     min_ready: timedelta,
     now: datetime,
 ) -> list[ObservedWorkload]:
-    """One for each Deployment and LeaderWorkerSet that is not being deleted.
+    """Returns one item for each Deployment and LeaderWorkerSet that is not being deleted.
 
-    `running` is what draining pods say, by name. `min_ready` is for LeaderWorkerSets, which do not count it themselves.
+    `running` is the number of running requests that draining pods reported, by name. `min_ready` applies to
+    LeaderWorkerSets, which have no minReadySeconds of their own.
     """
     pods_by_key: dict[tuple[str, str], list[Object]] = defaultdict(list)
     leaving = False
@@ -60,12 +62,12 @@ def observed_workloads(
 
 
 def is_of_groups(workload: Object) -> bool:
-    """Whether it is a LeaderWorkerSet."""
+    """Returns True if the workload is a LeaderWorkerSet."""
     return "leaderWorkerTemplate" in workload["spec"]
 
 
 def pods_of(workload: Object) -> dict[str, Any]:
-    """What its pods are made from, as pod.py freezes it."""
+    """Returns the workload's pod templates in the format of `pod.frozen_pods`."""
     if not is_of_groups(workload):
         return {"template": workload["spec"].get("template", {})}
     group = workload["spec"]["leaderWorkerTemplate"]
@@ -74,7 +76,7 @@ def pods_of(workload: Object) -> dict[str, Any]:
 
 
 def worker_index(pod: Object) -> int:
-    """Of a pod in its group; 0 for a leader, and for a pod that is no group's."""
+    """Returns the pod's index in its group; 0 for a leader, and for a pod that is not in a group."""
     return int(pod["metadata"].get("labels", {}).get(LABEL_WORKER_INDEX, "0"))
 
 
@@ -143,12 +145,12 @@ def _engine(pod: Object, running: Mapping[str, int], *, groups: bool) -> Observe
 
 
 def is_ready(pod: Object) -> bool:
-    """As the condition says."""
+    """Returns True if the pod's Ready condition is true."""
     return _condition(pod, "Ready").get("status") == "True"
 
 
 def time_of(text: str | None) -> datetime | None:
-    """RFC 3339, as the API server writes it."""
+    """Parses the API server's RFC 3339 time."""
     return datetime.fromisoformat(text) if text else None
 
 

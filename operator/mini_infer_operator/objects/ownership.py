@@ -1,7 +1,7 @@
-"""Whose a live object is, and which revision it belongs to. Pure.
+"""Determines the service that a live object belongs to, and its revision. Pure.
 
-As all controllers of Kubernetes do, ours adopts an object without a controller that carries its labels and selector:
-that is what `kubectl delete --cascade=orphan` leaves, and what `mini-infer plan | kubectl apply` makes.
+Like all controllers of Kubernetes, ours adopts an object without a controller that has its labels and selector:
+`kubectl delete --cascade=orphan` leaves such objects, and `mini-infer plan | kubectl apply` creates them.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ Object = Mapping[str, Any]
 
 
 def belongs(live: Object, service: InferenceService) -> bool:
-    """Whether `live` is this service's, or nobody's and may be adopted by it."""
+    """Returns True if `live` belongs to this service, or has no controller and the service may adopt it."""
     owners = live["metadata"].get("ownerReferences", ())
     if any(owner.get("uid") == service.metadata.uid for owner in owners):
         return True
@@ -23,16 +23,16 @@ def belongs(live: Object, service: InferenceService) -> bool:
 
 
 def revision_key(live: Object) -> tuple[str, str]:
-    """Role and revision of a Deployment, a LeaderWorkerSet or a ControllerRevision."""
+    """Returns the role and revision of a Deployment, a LeaderWorkerSet or a ControllerRevision."""
     labels = identity_labels(live)
     return str(labels.get(LABEL_ROLE, "")), str(labels.get(LABEL_REVISION, ""))
 
 
 def identity_labels(live: Object) -> Mapping[str, Any]:
-    """The labels that say what an object is, read where nobody can change them; its own labels where it has no such.
+    """Returns the labels that identify an object, from an immutable place if it has one, or else its own labels.
 
-    A Deployment's selector and a ControllerRevision's data are immutable. Of a LeaderWorkerSet, the labels of its pods:
-    to change these would make its pods anew.
+    A Deployment's selector and a ControllerRevision's data are immutable. A LeaderWorkerSet's are the labels of its
+    pods: changing these would recreate the pods.
     """
     selector = live.get("spec", {}).get("selector") or {}
     if "matchLabels" in selector:

@@ -1,4 +1,4 @@
-"""Writes the Secrets of peers: the installation's root secret once, and for each service the one derived from it."""
+"""Writes the Secrets of peers: the installation's root secret once, and for each service one derived from it."""
 
 import asyncio
 import secrets
@@ -16,11 +16,11 @@ from mini_infer_web.kubernetes_api import ApiError
 
 _KEY: Final = "key"
 AGAIN_S: Final = 60.0
-"""Between two writes of a service's Secret while pods seem to wait for it."""
+"""Seconds between two writes of a service's Secret while pods seem to wait for it."""
 
 
 class PeerSecrets:
-    """One for all services of an operator's process. It may read the root secret, and no other."""
+    """Writes the Secrets of all services of an operator's process. It may read the root secret, and no other."""
 
     def __init__(self, api: KubernetesApi, identity: str, clock: Callable[[], float] = time.monotonic) -> None:
         """`identity`: the installation, as namespace/name; the root secret is `NAME-peer-root` in that namespace."""
@@ -30,7 +30,7 @@ class PeerSecrets:
         self._root: PeerSecret | None = None
         self._lock = asyncio.Lock()
         self._written: dict[str, float] = {}
-        """By the service's uid, when its Secret was written last."""
+        """The time of the last write of a service's Secret, by the service's uid."""
 
     async def ensure(self, service: InferenceService, pods: Sequence[Mapping[str, Any]]) -> None:
         """Writes the service's Secret if this process has not yet, or if pods seem to wait for it.
@@ -47,7 +47,7 @@ class PeerSecrets:
         self._written[uid] = now_s
 
     async def root(self) -> PeerSecret:
-        """Returns the root secret, which is made if there is none."""
+        """Returns the root secret, and creates it if there is none."""
         async with self._lock:
             if self._root is None:
                 self._root = await self._read() or await self._make()

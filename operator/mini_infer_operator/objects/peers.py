@@ -1,4 +1,4 @@
-"""The Secret with which the peers of one service prove that they belong to it, and how engine pods mount it. Pure."""
+"""Renders the Secret with which the peers of one service authenticate to each other, and its mount in pods. Pure."""
 
 from base64 import b64encode
 from collections.abc import Iterable, Mapping
@@ -16,22 +16,22 @@ PEER_KEY_FILE: Final = f"{_MOUNT_PATH}/{_KEY}"
 PEERS_MOUNT: Final = {"name": _VOLUME, "mountPath": _MOUNT_PATH, "readOnly": True}
 
 MISSED_AFTER: Final = timedelta(seconds=30)
-"""A pod that was scheduled so long ago and has not made its containers may wait for the Secret."""
+"""Age from which a pod that has not created its containers may be waiting for the Secret."""
 _MAKING: Final = ("ContainerCreating", "CreateContainerConfigError", "PodInitializing")
 
 
 def peers_secret_name(service: str) -> str:
-    """Of the Secret of one service, in its namespace."""
+    """Returns the name of the Secret of one service, in the service's namespace."""
     return f"{service}-peers"
 
 
 def peers_volume(service: InferenceService) -> dict[str, Any]:
-    """The volume of an engine pod; without the Secret its containers are not started."""
+    """Returns the volume for an engine pod; without the Secret the pod's containers do not start."""
     return {"name": _VOLUME, "secret": {"secretName": peers_secret_name(service.metadata.name)}}
 
 
 def peers_secret(service: InferenceService, root: PeerSecret) -> Manifest:
-    """The Secret, whose value depends on the root secret and on the service's name alone."""
+    """Returns the Secret; its key depends only on the root secret and on the service's namespace and name."""
     namespace, name = service.metadata.namespace, service.metadata.name
     key = root.for_service(f"{namespace}/{name}").hex()
     return {
@@ -50,7 +50,7 @@ def wants_peers_secret(manifests: Iterable[Manifest]) -> bool:
 
 
 def may_miss_secret(pod: Mapping[str, Any], now: datetime) -> bool:
-    """Returns True if the pod may wait for the Secret: it does not say what a volume that cannot be mounted lacks."""
+    """Returns True if the pod may wait for the Secret; a pod's status does not say which volume is missing."""
     if ANNOTATION_PEER_AUTH not in pod["metadata"].get("annotations", {}):
         return False
     created = datetime.fromisoformat(pod["metadata"]["creationTimestamp"])

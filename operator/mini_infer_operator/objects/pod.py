@@ -1,4 +1,4 @@
-"""The pods of one engine: the operator's part, with the user's template merged over it."""
+"""Renders the pods of one engine: the operator's part, with the user's template merged over it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -28,8 +28,9 @@ from mini_infer_process.listening import ANY_HOST
 
 CONTAINER = "engine"
 _COMMAND = ["env", "--block-signal=TERM", "mini-infer-serve"]
-"""A SIGTERM that comes before Python has a handler waits for it: the kernel drops it where a container's first process
-has none, and the pod would stay until its grace period ends, which a group that starts anew waits for."""
+"""The engine's command. SIGTERM is blocked until Python has a handler: the kernel drops it if a container's first
+process has none, and the pod would stay until its grace period ends, while a group that restarts waits for it.
+"""
 DEFAULT_REQUESTS = {"cpu": "250m", "memory": "512Mi"}
 MODEL_MOUNT = "/model"
 MODEL_VOLUME = "mini-infer-model"
@@ -37,27 +38,31 @@ SCRATCH_VOLUME = "mini-infer-tmp"
 SHARED_MEMORY = "/dev/shm"
 SHARED_MEMORY_VOLUME = "mini-infer-shm"
 GPU_TOLERATION = {"key": "nvidia.com/gpu", "operator": "Exists"}
-"""For the taint that GPU nodes usually have: a pod that asks for a GPU belongs there."""
+"""Toleration of the taint that GPU nodes usually have: a pod that requests a GPU belongs there."""
 SCRAPE = {"prometheus.io/scrape": "true", "prometheus.io/port": str(HTTP_PORT), "prometheus.io/path": "/metrics"}
-"""Where Prometheus finds pods by annotation; the user's own annotations win."""
+"""Annotations by which Prometheus finds pods; the user's own annotations take precedence."""
 
 UNROUTE_S = 5
-"""preStop waits this long before SIGTERM, so that every gateway has seen the pod go and the engine refuses nobody."""
+"""Seconds that preStop waits before SIGTERM, so that every gateway has seen the pod go and the engine refuses no
+request.
+"""
 EXIT_S = 3
-"""Left of the grace period for the process to end after its drain."""
+"""Seconds of the grace period reserved for the process to end after its drain."""
 HUNG_GRACE_S = 15
-"""In place of the grace period where the liveness probe fails: an engine that is dead or hangs has nothing to finish,
-and would hold its GPU for as long as a drain may take."""
+"""Grace period in seconds if the liveness probe fails: an engine that is dead or hangs has nothing to finish, and would
+occupy its GPU for as long as a drain may take.
+"""
 START_LIMIT_S = 3600
-"""A start longer than this (weights from a hub, then into memory) counts as hung."""
+"""Seconds after which a start (weights from a hub, then into memory) counts as hung."""
 
 
 def frozen_pods(
     service: InferenceService, role: str, revision: str, launch: Launch, pull_policy: str | None
 ) -> dict[str, Any]:
-    """What a revision's pods are made from, stored once, then never rendered again: `template`, a PodTemplateSpec.
+    """Returns a revision's pod templates, which are stored once and never rendered again.
 
-    Of an engine over several nodes that is the leader's; beside it stand `workerTemplate` and `size`, pods of a group.
+    `template` is a PodTemplateSpec. If an engine spans several nodes it is the leader's; `workerTemplate` is that of
+    the other pods of a group, and `size` is the number of pods in a group.
     """
     template = _pod_template(service, role, revision, launch, pull_policy, is_worker=False)
     if launch.nodes == 1:
@@ -166,9 +171,9 @@ def _container(launch: Launch, pull_policy: str | None, *, is_worker: bool) -> d
 
 
 def _serving(launch: Launch) -> dict[str, Any]:
-    """What a container has that answers requests.
+    """Returns the ports and the preStop hook of a container that answers requests.
 
-    A worker of a group tells its health alone, at a port without a name: Services and gateways find ports by name.
+    A worker of a group serves its health alone, at a port without a name: Services and gateways find ports by name.
     """
     ports = {"http": HTTP_PORT, "events": EVENTS_PORT, "replay": REPLAY_PORT}
     if launch.moves_cache:
@@ -194,7 +199,7 @@ def _probes(overrides: Mapping[str, Any], port: int | str) -> dict[str, Any]:
 
 
 def _spread_over_nodes(labels: Mapping[str, str]) -> dict[str, Any]:
-    """A node that is lost should not take all engines; where there is one node only, they run all the same."""
+    """Spreads engines over nodes, so that a lost node does not take all of them; on a single node they still run."""
     return {
         "maxSkew": 1,
         "topologyKey": "kubernetes.io/hostname",
@@ -204,7 +209,7 @@ def _spread_over_nodes(labels: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _with_default_requests(resources: dict[str, Any]) -> dict[str, Any]:
-    """The user's, and small requests where he says nothing: a pod without any is the first that a full node kills."""
+    """Adds small requests where the user sets none: a full node kills pods without requests first."""
     requests, limits = resources.get("requests", {}), resources.get("limits", {})
     missing = {name: value for name, value in DEFAULT_REQUESTS.items() if name not in requests and name not in limits}
     return {**resources, "requests": {**missing, **requests}} if missing or requests else resources
@@ -216,7 +221,7 @@ def _tolerating_gpus(tolerations: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _needs_shared_memory(launch: Launch) -> bool:
-    """NCCL, ranks of one engine, and engines that move KV cache exchange data there; runtimes give it 64 MB."""
+    """Returns True if NCCL, ranks or KV transfer need shared memory and the user mounts none: runtimes give 64 MB."""
     container = launch.template.container
     mounts = (container.volume_mounts if container else None) or ()
     exchanges = gpu_resources(launch.resources) or launch.parallelism.ranks > 1 or launch.moves_cache
@@ -228,7 +233,7 @@ def _unprivileged() -> dict[str, Any]:
 
 
 def _hardened(container: dict[str, Any]) -> dict[str, Any]:
-    """A container beside the engine's: with fewer rights than Kubernetes' default, unless the user says otherwise."""
+    """Gives a sidecar container fewer rights than Kubernetes' default, unless the user sets them."""
     return {**container, "securityContext": {**_unprivileged(), **container.get("securityContext", {})}}
 
 

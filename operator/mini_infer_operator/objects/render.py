@@ -1,4 +1,4 @@
-"""A plan as manifests: ControllerRevision and workload for each role and revision; Service, budgets, policy for all."""
+"""Renders a plan as manifests: ControllerRevision and workload of each role and revision; Service, budgets, policy."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,7 @@ from mini_infer_operator.plan.plan import Plan
 from mini_infer_operator.resource import InferenceService
 
 Frozen = Mapping[tuple[str, str], Mapping[str, Any]]
-"""What pods are made from, as once rendered (pod.py), by role and revision."""
+"""Pod templates as first rendered (pod.py), by role and revision."""
 
 
 def render(
@@ -25,9 +25,10 @@ def render(
     pull_policy: str | None,
     allowed: EnginePeers = NOBODY,
 ) -> list[Manifest]:
-    """Everything that should exist, in the order in which it is to be written.
+    """Returns all manifests that should exist, in the order in which they are to be written.
 
-    A revision that has a frozen template keeps it, so a newer operator that would render it differently rolls nothing.
+    A revision that has a frozen template keeps it, so an upgraded operator that would render it differently rolls
+    nothing.
     """
     manifests = [engines_service(service, plan), *disruption_budgets(service)]
     policy = network_policy(service, allowed)

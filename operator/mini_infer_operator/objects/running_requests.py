@@ -1,4 +1,4 @@
-"""How many requests an engine still runs, asked of the engine itself. The one request that is not the API server's."""
+"""Asks engines how many requests they still run. These are the operator's only requests not to the API server."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -9,17 +9,17 @@ import aiohttp
 from mini_infer_contract.launch import DRAIN_PATH, HTTP_PORT
 
 TIMEOUT_S = 1.0
-"""An engine that does not answer by then is not known to run anything: a network policy may keep us away."""
+"""Seconds until an engine's count is given up: a network policy may block the operator."""
 
 
 class RunningRequests:
-    """Asks engines by their pods' addresses."""
+    """Queries engines at their pods' addresses."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
 
     async def ask(self, pods: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-        """By name of the pod; those that do not answer are left out."""
+        """Returns the number of running requests by the pod's name; pods that do not answer are left out."""
         asked = [pod for pod in pods if pod.get("status", {}).get("podIP")]
         answers = await asyncio.gather(*(self._of(str(pod["status"]["podIP"])) for pod in asked))
         return {pod["metadata"]["name"]: n for pod, n in zip(asked, answers, strict=True) if n is not None}

@@ -1,4 +1,4 @@
-"""InferenceScalers: whose number of engines they set, and what they are told. Pure; knows no requests."""
+"""Resolves InferenceScalers: which role's replicas each one sets, and its status. Pure; sends no requests."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ Object = Mapping[str, Any]
 
 
 def scaled_spec(spec: Mapping[str, Any], scalers: Sequence[Object]) -> dict[str, Any]:
-    """A service's spec with the numbers of its scalers in place of its roles' own."""
+    """Returns a service's spec with its scalers' replicas in place of the roles' own."""
     scaled = dict(spec)
     for role, scaler in _by_role(scalers).items():
         replicas = scaler["spec"].get("replicas")
@@ -19,9 +19,9 @@ def scaled_spec(spec: Mapping[str, Any], scalers: Sequence[Object]) -> dict[str,
 
 
 def initial_replicas(scaler: Object, spec: Mapping[str, Any]) -> int | None:
-    """What a scaler that says no number begins with: its role's. None where it says one, or has no role to count.
+    """Returns the replicas that a scaler without a number starts with: its role's. None if it has one, or no such role.
 
-    Autoscalers take an object without a number for one that is switched off.
+    Autoscalers treat an object without a number as switched off.
     """
     role = spec.get(scaler["spec"]["role"])
     if scaler["spec"].get("replicas") is not None or not isinstance(role, Mapping):
@@ -32,7 +32,7 @@ def initial_replicas(scaler: Object, spec: Mapping[str, Any]) -> int | None:
 def scaler_status(
     scaler: Object, scalers: Sequence[Object], spec: Mapping[str, Any], status: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What one of the `scalers` of a service with this spec and status is told."""
+    """Returns the status of `scaler`, one of the `scalers` of a service with this spec and status."""
     service, role = scaler["spec"]["service"], scaler["spec"]["role"]
     if not isinstance(spec.get(role), Mapping):
         return {"message": f"InferenceService {service} has no {role} engines"}
@@ -44,6 +44,6 @@ def scaler_status(
 
 
 def _by_role(scalers: Sequence[Object]) -> dict[str, Object]:
-    """Of several for one role the oldest counts."""
+    """Returns the scaler in force for each role: the oldest if there are several."""
     order = sorted(scalers, key=lambda s: (s["metadata"].get("creationTimestamp", ""), s["metadata"]["name"]))
     return {scaler["spec"]["role"]: scaler for scaler in reversed(order)}

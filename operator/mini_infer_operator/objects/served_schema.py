@@ -1,4 +1,4 @@
-"""The schema that the API server holds for InferenceServices beside ours: which is older, and what fits. Pure."""
+"""Compares the schema that the API server has for InferenceServices with ours: which is older, and what fits. Pure."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -8,29 +8,31 @@ from mini_infer_operator.resource import GROUP, KIND, VERSION
 
 Schema = Mapping[str, Any]
 OPENAPI_PATH = f"/openapi/v3/apis/{GROUP}/{VERSION}"
-"""Where any service account may read it (system:discovery), also one that has rights in one namespace only."""
+"""Path of the served schema. Any service account may read it (system:discovery), even with rights in one namespace
+only.
+"""
 _NOT_OURS = {"apiVersion", "kind", "metadata"}
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Between the served schema and ours: paths of fields, `path=value` for values of an enumeration."""
+    """Differences between the served schema and ours, as paths of fields, or `path=value` for values of an enum."""
 
     missing: tuple[str, ...] = ()
-    """Ours has them, the served one does not."""
+    """Paths that our schema has and the served one lacks."""
     unknown: tuple[str, ...] = ()
-    """The served one has them, ours does not."""
+    """Paths that the served schema has and ours lacks."""
 
     @property
     def state(self) -> Literal["current", "older", "newer"]:
-        """What the served CRD is, beside this operator."""
+        """Age of the served CRD relative to this operator."""
         if self.missing:
             return "older"
         return "newer" if self.unknown else "current"
 
 
 def served_schema(openapi: Mapping[str, Any]) -> Schema | None:
-    """Our kind's schema in the document at OPENAPI_PATH; None if it is not there."""
+    """Returns our kind's schema from the document at OPENAPI_PATH; None if it is not there."""
     for schema in openapi.get("components", {}).get("schemas", {}).values():
         named = schema.get("x-kubernetes-group-version-kind", ())
         if any((item.get("group"), item.get("version"), item.get("kind")) == (GROUP, VERSION, KIND) for item in named):
@@ -39,13 +41,13 @@ def served_schema(openapi: Mapping[str, Any]) -> Schema | None:
 
 
 def compare(served: Schema, ours: Schema) -> Difference:
-    """What either has that the other lacks; a field that is missing is told without the fields below it."""
+    """Returns the paths that only one of the schemas has, without the fields below a missing field."""
     there, here = set(_parts(served, "")), set(_parts(ours, ""))
     return Difference(_topmost(here - there), _topmost(there - here))
 
 
 def fitted(value: Any, schema: Schema | None) -> Any:
-    """`value` without what `schema` does not know: fields, and items of lists that hold an unknown value of an enum."""
+    """Returns `value` without fields that `schema` does not know, and without list items with an unknown enum value."""
     if schema is None or schema.get("x-kubernetes-preserve-unknown-fields"):
         return value
     if isinstance(value, Mapping) and "properties" in schema:

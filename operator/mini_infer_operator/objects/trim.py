@@ -1,4 +1,4 @@
-"""Which part of an object is kept in memory: what reconciling reads. Pure."""
+"""Trims objects to the parts that reconciling reads, before they are kept in memory. Pure."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,11 +13,11 @@ _NO_COPY = {"managedFields", "annotations"}
 
 
 def trimmed(kind: str, found: Mapping[str, Any]) -> dict[str, Any]:
-    """The object without what nobody reads.
+    """Returns the object without the parts that are never read.
 
-    Of `managedFields` there stays, for the kinds that drift.py looks at, what others than the operator wrote into
-    `spec`, and beside it, as `metadata.ownFields`, what the operator owns there. For all kinds there stays the time of
-    the operator's own last write, as `metadata.lastApplied`.
+    For kinds that drift.py examines, `managedFields` keeps the fields of `spec` that managers other than the operator
+    wrote, and `metadata.ownFields` lists those that the operator owns. For all kinds `metadata.lastApplied` is the time
+    of the operator's own last write.
     """
     metadata = found["metadata"]
     if kind == "Pod":
