@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Turn:
-    """What one step has made and done so far."""
+    """Collects the outputs of one step, and notes what its stages did."""
 
     outputs: list[Output] = field(default_factory=list)
     has_launched: bool = False

@@ -21,9 +21,7 @@ def trimmed(kind: str, found: Mapping[str, Any]) -> dict[str, Any]:
     """
     metadata = found["metadata"]
     if kind == "Pod":
-        spec = {
-            key: found["spec"][key] for key in ("nodeName", "terminationGracePeriodSeconds") if key in found["spec"]
-        }
+        spec = {key: found["spec"][key] for key in _POD_SPEC if key in found["spec"]}
         short = {key: metadata[key] for key in _POD_METADATA if key in metadata}
         short["annotations"] = _annotations(metadata)
         return {"metadata": short, "spec": spec, "status": found.get("status", {})}
