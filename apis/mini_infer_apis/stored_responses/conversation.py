@@ -5,8 +5,9 @@ from typing import Any
 
 import msgspec
 
-from mini_infer_apis.dialects.response_items import Item, input_items
+from mini_infer_apis.dialects.response_items import input_items
 from mini_infer_apis.dialects.response_object import new_id
+from mini_infer_apis.dialects.responses_request import Item
 from mini_infer_apis.stored_responses.query import PageQuery, read_query
 from mini_infer_apis.stored_responses.store import LostResponseError, Owners, ResponseStore, StoredResponse
 from mini_infer_web.api_errors import ApiError

@@ -5,11 +5,12 @@ from typing import Any
 
 import msgspec
 
-from mini_infer_apis.dialects.response_items import Item
 from mini_infer_apis.dialects.response_object import RESPONSE_PREFIX, new_id
+from mini_infer_apis.dialects.responses_request import Item
 from mini_infer_apis.stored_responses.conversation import history, output_items, turn_items
 from mini_infer_apis.stored_responses.store import Owners, ResponseStore, StoredResponse
 from mini_infer_web.api_errors import ApiError
+from mini_infer_web.body_fields import parse_body
 
 KEPT_HEADER = "x-mini-infer-response"
 """Header from the server that keeps responses to the one that generates them: the request is complete, and the header's
@@ -94,9 +95,8 @@ def begin_turn(body: dict[str, Any], view: StoreView) -> tuple[Turn, bytes]:
 
     Raises ApiError 400 if a field is malformed, or the response that it continues is lost.
     """
-    previous_id = _typed(body, "previous_response_id", str, "a string")
-    store = _typed(body, "store", bool, "true or false") is not False
-    background = bool(_typed(body, "background", bool, "true or false"))
+    sent = parse_body({name: body[name] for name in _FOR_KEEPERS if name in body}, _KeepersFields)
+    previous_id, store, background = sent.previous_response_id, sent.store is not False, bool(sent.background)
     if background and not store:
         raise ApiError(400, "background can only be used when `store` is true", param="background")
     owner = view.owner if store else view.connection or None
@@ -112,12 +112,12 @@ def begin_turn(body: dict[str, Any], view: StoreView) -> tuple[Turn, bytes]:
     return Turn(kept, owner, previous_id if is_linked else None, items), msgspec.json.encode(passed)
 
 
-_FOR_KEEPERS = ("previous_response_id", "store", "background")
-"""Fields that mean nothing to the server that generates."""
+class _KeepersFields(msgspec.Struct):
+    """The fields that mean nothing to the server that generates."""
+
+    previous_response_id: str | None = None
+    store: bool | None = None
+    background: bool | None = None
 
 
-def _typed(body: dict[str, Any], name: str, kind: type, described: str) -> Any:
-    value = body.get(name)
-    if value is not None and not isinstance(value, kind):
-        raise ApiError(400, f"{name} must be {described}", param=name, code="invalid_value")
-    return value
+_FOR_KEEPERS = _KeepersFields.__struct_fields__

@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
-from mini_infer_apis.dialects.response_items import Item
 from mini_infer_apis.dialects.response_object import new_response
 from mini_infer_apis.dialects.responses import RESPONSES_PATH
+from mini_infer_apis.dialects.responses_request import Item
 from mini_infer_apis.stored_responses.background import BackgroundResponse
 from mini_infer_apis.stored_responses.broken_stream import StreamErrors
 from mini_infer_apis.stored_responses.conversation import not_found, page_of

@@ -6,6 +6,8 @@ from typing import Any
 
 from mini_infer_apis.dialects.response_object import new_response, with_error
 from mini_infer_apis.dialects.response_tools import custom_names, namespaced_names
+from mini_infer_apis.dialects.responses_request import Reasoning as ReasoningOptions
+from mini_infer_apis.dialects.responses_request import ResponsesConversation
 from mini_infer_apis.stored_responses.request import KeptRequest
 from mini_infer_engine.api.dialects.base import GenerationSpec
 from mini_infer_engine.api.dialects.openai.logprobs import TokenNames, chat_logprobs
@@ -23,7 +25,13 @@ class ResponsesRenderer:
     """A `Renderer` of one response, whole or as events."""
 
     def __init__(
-        self, spec: GenerationSpec, body: dict[str, Any], kept: KeptRequest, model: str, decoder: Decoder | None
+        self,
+        spec: GenerationSpec,
+        body: dict[str, Any],
+        conversation: ResponsesConversation,
+        kept: KeptRequest,
+        model: str,
+        decoder: Decoder | None,
     ) -> None:
         self._spec, self._body, self._decoder = spec, body, decoder
         self._names = TokenNames(decoder, as_ids=False)
@@ -33,13 +41,13 @@ class ResponsesRenderer:
         options = body.get("stream_options") or {}
         self._events = EventWriter(kept.id, obfuscates=bool(options.get("include_obfuscation")))
         self._has_begun = False
-        reasoning = body.get("reasoning") or {}
+        reasoning = conversation.reasoning or ReasoningOptions()
         self._output = ResponseOutput(
             self._events,
-            custom_tools=custom_names(body.get("tools")),
-            namespaces=namespaced_names(body.get("tools")),
-            summary=bool(reasoning.get("summary") or reasoning.get("generate_summary")),
-            sealed="reasoning.encrypted_content" in (body.get("include") or ()),
+            custom_tools=custom_names(conversation.tools or ()),
+            namespaces=namespaced_names(conversation.tools or ()),
+            summary=bool(reasoning.summary or reasoning.generate_summary),
+            sealed="reasoning.encrypted_content" in (conversation.include or ()),
         )
 
     def whole(self, replies: Sequence[OutputText]) -> bytes:

@@ -4,6 +4,7 @@ The conversation is that of a chat (`chat_body` of mini_infer_apis), and the out
 responses are not known here: fields that are about them are checked, returned, and have no effect.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -11,7 +12,8 @@ import msgspec
 from msgspec import Meta
 
 from mini_infer_apis.dialects.response_tools import tool_paths
-from mini_infer_apis.dialects.responses import chat_body
+from mini_infer_apis.dialects.responses import chat_of
+from mini_infer_apis.dialects.responses_request import ResponsesConversation, Tool, parse_conversation
 from mini_infer_apis.stored_responses.request import KeptRequest
 from mini_infer_engine.api.dialects.base import GenerationSpec, OutputLimit
 from mini_infer_engine.api.dialects.fields import Body, GenerationFields, parse_fields
@@ -50,7 +52,6 @@ class ResponsesRequest(GenerationFields, kw_only=True):
 
     neutral: ClassVar[Neutral] = RESPONSES
 
-    input: str | list[dict[str, Any]]
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
@@ -69,7 +70,8 @@ class ResponsesRequest(GenerationFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     enable_response_messages: bool | None = None
     """A field of vLLM's: if true, the answer has the prompt and the output as the model saw them."""
-    # Checked where the chat is made of them.
+    # Checked as a `ResponsesConversation`.
+    input: str | list[dict[str, Any]]
     reasoning: Any = None
     text: Any = None
     tools: Any = None
@@ -89,14 +91,16 @@ class ResponsesDialect:
         """Takes in `kept` the fields that the server that keeps the response decides."""
         self._kept = kept
         self._body: dict[str, Any] = {}
+        self._conversation = ResponsesConversation(input="")
 
     def parse(self, body: dict[str, Any], unknown: UnknownFields | None = None) -> GenerationSpec:
         """Parses the body as the chat that it is equivalent to; errors name the client's fields."""
         unknown = unknown or UnknownFields()
         parse_fields(body, ResponsesRequest, unknown)
         self._body = body | msgspec.structs.asdict(self._kept)
-        chat, of_chat = _chat_body(body, unknown), UnknownFields(unknown.mode)
-        rename = _own_path(body.get("tools"))
+        self._conversation = parse_conversation(body, unknown)
+        chat, of_chat = _chat_body(self._conversation, body), UnknownFields(unknown.mode)
+        rename = _own_path(self._conversation.tools or ())
         try:
             spec = ChatDialect().parse(chat, of_chat)
         except ApiError as error:
@@ -112,18 +116,18 @@ class ResponsesDialect:
 
     def renderer(self, spec: GenerationSpec, request_id: str, model: str, decoder: Decoder | None) -> ResponsesRenderer:
         """Returns the renderer of a response."""
-        return ResponsesRenderer(spec, self._body, self._kept, model, decoder)
+        return ResponsesRenderer(spec, self._body, self._conversation, self._kept, model, decoder)
 
 
 _PASSED = (*(set(GenerationFields.__struct_fields__) - {"stream_options"}), *_OF_CHATS)
 
 
-def _chat_body(body: dict[str, Any], unknown: UnknownFields) -> dict[str, Any]:
+def _chat_body(conversation: ResponsesConversation, body: dict[str, Any]) -> dict[str, Any]:
     """Returns the chat with its other fields: fields of generation beside OpenAI's mean the same there."""
-    return {name: body[name] for name in _PASSED if body.get(name) is not None} | chat_body(body, unknown)
+    return {name: body[name] for name in _PASSED if body.get(name) is not None} | chat_of(conversation, body)
 
 
-def _own_path(tools: object) -> Rename:
+def _own_path(tools: Sequence[Tool]) -> Rename:
     """Returns a function that names the client's field from which a field of the chat was made, given the client's
     `tools`.
 
