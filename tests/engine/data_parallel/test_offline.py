@@ -13,9 +13,9 @@ from mini_infer_engine.data_parallel.offline import OfflineEngines
 PROMPTS = [f"{number} times the same, and more" for number in range(20)]
 
 
-def children() -> list[int]:
+def children() -> set[int]:
     found = subprocess.run(["ps", "-o", "pid=,comm=", "--ppid", str(os.getpid())], capture_output=True, text=True)
-    return [int(line.split()[0]) for line in found.stdout.splitlines() if "python" in line]
+    return {int(line.split()[0]) for line in found.stdout.splitlines() if "python" in line}
 
 
 def test_texts_are_those_of_one_engine_and_no_process_is_left() -> None:
@@ -30,7 +30,7 @@ def test_texts_are_those_of_one_engine_and_no_process_is_left() -> None:
     with pytest.raises(ValueError, match="prompt 0"):
         several.generate([""], use_tqdm=False)
     del several
-    assert children() == before
+    assert children() <= before  # other tests' children may have ended meanwhile
 
 
 def test_the_end_of_an_engine_is_told_to_whoever_waits() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import psutil
 import pytest
 
 from mini_infer_gateway.prompts.template_workers import FAILURES_LIMIT, SUSPENDED_S, RenderFailedError, TemplateWorkers
@@ -70,16 +71,16 @@ async def test_other_models_wait_for_no_queue_when_one_models_template_is_slow()
 
 async def test_processes_get_no_secrets_when_they_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINI_INFER_API_KEY", "secret")
+    others = set(psutil.Process().children())
     workers = TemplateWorkers(Clock())
     await render(workers, "good", GOOD)
-    import psutil
 
-    def living() -> list[psutil.Process]:
-        """Other tests of this process may have left children that nobody has waited for yet."""
-        return [one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE]
+    def started() -> set[psutil.Process]:
+        """Returns the running children of this test; other tests of this process may have children of their own."""
+        return {one for one in set(psutil.Process().children()) - others if one.status() != psutil.STATUS_ZOMBIE}
 
-    environments = [child.environ() for child in living()]
+    environments = [child.environ() for child in started()]
     assert environments
     assert not any("MINI_INFER_API_KEY" in one for one in environments)
     await workers.close()
-    assert not living()
+    assert not started()
