@@ -8,17 +8,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import zmq
-from msgspec.structs import replace
 
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory, Span
-from mini_infer_engine.kv_transfer.staging_slots import RECEIVE_SLOTS, SEND_SLOTS, StagingBuffer, chunks
+from mini_infer_engine.kv_transfer.staging_slots import StagingBuffer
 from mini_infer_engine.kv_transfer.transport import (
     Motion,
     Motions,
     Progress,
     TransportChoice,
-    TransportError,
 )
 from mini_infer_engine.kv_transfer.transports import nixl_transport
 from mini_infer_engine.kv_transfer.transports.group_transport import GroupTransport, open_group_transport, serve_rank
@@ -75,98 +73,6 @@ def ended(motion: Motion) -> Progress:
     while (progress := motion.progress()) == "busy" and time.monotonic() < limit_s:
         time.sleep(0.001)
     return progress
-
-
-def test_each_rank_writes_and_reads_its_own_heads(groups: Callable[[str, KVLayout], Group]) -> None:
-    ours, theirs = groups("ours", LAYOUT), groups("theirs", LAYOUT)
-    ours.meet(theirs)
-    for rank, pool in enumerate(ours.pools):
-        pool[:] = np.arange(pool.size, dtype=np.int32).reshape(pool.shape) + 1000 * rank + 1
-    motion = ours.transport.start("theirs", "write", Span([3, 1], [0, 2], 0, 32))
-    assert ended(motion) == "done"
-    assert motion.num_bytes == 2 * LAYOUT.page_bytes * LAYOUT.tp_size
-    for mine, other in zip(ours.pools, theirs.pools, strict=True):
-        assert (other[[0, 2]] == mine[[3, 1]]).all()
-        assert not other[[1, 3]].any()
-        mine[:] = 0
-    assert ended(ours.transport.start("theirs", "read", Span([1], [2], 0, 16))) == "done"
-    for mine, other in zip(ours.pools, theirs.pools, strict=True):
-        assert (mine[1] == other[2]).all()
-
-
-def test_groups_of_other_sizes_cut_by_heads(groups: Callable[[str, KVLayout], Group]) -> None:
-    whole = KVLayout(num_layers=2, halves=2, page_size=16, num_heads=4, head_bytes=4, dtype="int32")
-    two, one = groups("two", LAYOUT), groups("one", whole)
-    two.meet(one)
-    for rank, pool in enumerate(two.pools):
-        pool[:] = rank + 1
-    assert ended(two.transport.start("one", "write", Span([0], [3], 0, 16))) == "done"
-    assert (one.pools[0][3] == [1, 1, 2, 2]).all()
-
-
-def test_groups_of_other_sizes_and_dtypes_move_through_slots(groups: Callable[[str, KVLayout], Group]) -> None:
-    """Both ways: heads of two ranks are put together in one, and those of one are dealt out to two."""
-    wide = replace(LAYOUT, dtype="float32", head_bytes=4)
-    whole = KVLayout(num_layers=2, halves=2, page_size=32, num_heads=4, head_bytes=2, dtype="float16")
-    two, one = groups("two", wide), groups("one", whole)
-    two.meet(one)
-    one.meet(two)
-    for rank, pool in enumerate(two.pools):
-        pool.view(np.float32)[:] = np.arange(pool.size).reshape(pool.shape) % 1000 + 0.5 + rank
-    sizes = (NUM_PAGES, whole.num_layers, whole.halves, whole.page_size, whole.num_heads)
-    cells = one.pools[0].view(np.float16).reshape(-1)[: int(np.prod(sizes))].reshape(sizes)
-    area = two.transport.way("one", Span([], [], 0, 48))
-    assert area == "host"
-    span = Span([2, 0, 3], [], 0, 48)
-    for part in chunks(wide, whole, span, two.transport.slot_bytes("one", area)):
-        assert ended(two.transport.stage("one", area, 1, part)) == "done"
-        assert ended(two.transport.push("one", area, 1, 9, part)) == "done"
-        taken = one.transport.place("two", area, 9, Span([1, 3], [], part.begin, part.end, part.layers))
-        assert ended(taken) == "done"
-    for token in range(48):
-        there = np.concatenate(
-            [pool.view(np.float32)[span.our_pages[token // 16], :, :, token % 16] for pool in two.pools], -1
-        )
-        assert (cells[[1, 3][token // 32], :, :, token % 32] == there.astype(np.float16)).all()
-    before = [pool.copy() for pool in two.pools]
-    for pool in two.pools:
-        pool[:] = 0
-    for part in chunks(whole, wide, Span([1, 3], [], 0, 48), one.transport.slot_bytes("two", area)):
-        assert ended(one.transport.stage("two", area, 0, part)) == "done"
-        assert ended(one.transport.push("two", area, 0, 15, part)) == "done"
-        back = two.transport.place("one", area, 15, Span(span.our_pages, [], part.begin, part.end, part.layers))
-        assert ended(back) == "done"
-    for pool, old in zip(two.pools, before, strict=True):
-        rounded = old.view(np.float32).astype(np.float16).astype(np.float32)
-        assert (pool.view(np.float32)[span.our_pages] == rounded[span.our_pages]).all()
-
-
-def test_slots_are_written_to_at_once(groups: Callable[[str, KVLayout], Group]) -> None:
-    ours, theirs = groups("ours", LAYOUT), groups("theirs", LAYOUT)
-    ours.meet(theirs)
-    theirs.meet(ours)
-    for rank, pool in enumerate(theirs.pools):
-        pool[:] = np.arange(NUM_PAGES)[:, None, None, None, None] + 10 * rank + 5
-    slots = list(zip(range(NUM_PAGES), SEND_SLOTS, RECEIVE_SLOTS, strict=False))
-    spans = [Span([page], [], 0, 16, (1, 2)) for page in range(NUM_PAGES)]  # what a slot holds
-    given = [theirs.transport.stage("ours", "host", slot, span) for span, slot in zip(spans, SEND_SLOTS, strict=False)]
-    assert [ended(motion) for motion in given] == ["done"] * NUM_PAGES
-    pushed = [theirs.transport.push("ours", "host", slot, other, spans[page]) for page, slot, other in slots]
-    assert [ended(motion) for motion in pushed] == ["done"] * NUM_PAGES
-    taken = [ours.transport.place("theirs", "host", other, spans[page]) for page, _, other in slots]
-    assert [ended(motion) for motion in taken] == ["done"] * NUM_PAGES
-    for mine, other in zip(ours.pools, theirs.pools, strict=True):
-        assert (mine[:, 1] == other[:, 1]).all()
-        assert not mine[:, 0].any()
-
-
-def test_a_slot_that_is_not_lent_is_not_written_to(groups: Callable[[str, KVLayout], Group]) -> None:
-    ours, theirs = groups("ours", LAYOUT), groups("theirs", LAYOUT)
-    ours.meet(theirs)
-    span = Span([0], [], 0, 16)
-    assert ended(ours.transport.stage("theirs", "host", 0, span)) == "done"
-    with pytest.raises(TransportError, match="NIXL cannot write at theirs"):
-        ours.transport.push("theirs", "host", 0, 1 << 20, span)
 
 
 def test_a_rank_that_does_not_reach_the_peer_fails_the_whole(groups: Callable[[str, KVLayout], Group]) -> None:

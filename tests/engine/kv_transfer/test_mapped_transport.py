@@ -17,7 +17,7 @@ from mini_infer_engine.kv_transfer.topology.peer_process import this_process
 from mini_infer_engine.kv_transfer.transport import TransportError
 from mini_infer_engine.kv_transfer.transports.mapped_transport import MappedTransport
 from mini_infer_engine.kv_transfer.transports.shared_memory import HostMemory, SharedArray
-from tests.engine.kv_transfer.shared_pool import LAYOUT, NUM_PAGES, SharedPool, held_elsewhere
+from tests.engine.kv_transfer.shared_pool import LAYOUT, SharedPool, held_elsewhere
 
 HALVED = replace(LAYOUT, num_heads=2, tp_size=2)
 
@@ -58,25 +58,6 @@ def test_nothing_is_kept_of_copies_that_have_ended() -> None:
     del motions
     gc.collect()
     assert len(kept) <= 1, "the last one, until the next begins"
-
-
-@pytest.mark.parametrize("how", ["write", "read"])
-def test_pages_and_heads_may_be_cut_otherwise(how: Any) -> None:
-    ours = SharedPool()
-    ranks = [SharedPool(replace(HALVED, page_size=32), rank) for rank in range(2)]
-    meet(ours, *ranks)
-    for pool in (ours, *ranks):
-        pool.pages[:] = np.random.default_rng(0).integers(0, 1 << 30, pool.pages.shape)
-    before = [pool.pages.copy() for pool in (ours, *ranks)]
-    pages, theirs = [6, 0, 3], [2, 1]
-    assert ours.transport.start("theirs", how, Span(pages, theirs, 0, 41)).progress() == "done"
-    for token in range(41):
-        mine = ours.pages[pages[token // 16], :, :, token % 16]
-        others = np.concatenate([rank.pages[theirs[token // 32], :, :, token % 32] for rank in ranks], -1)
-        assert (mine == others).all(), token
-    untouched = ranks if how == "read" else [ours]
-    for pool in untouched:
-        assert (pool.pages == before[[ours, *ranks].index(pool)]).all()
 
 
 def test_a_peer_that_is_killed_is_written_to_without_harm_and_then_unmapped() -> None:
@@ -137,17 +118,6 @@ def test_what_is_still_copied_keeps_its_memory_mapped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("our_pages", "their_pages"), [([0], [NUM_PAGES]), ([0], [-1]), ([NUM_PAGES], [0]), ([0], [1 << 40])]
-)
-def test_pages_beside_a_pool_are_neither_read_nor_written(our_pages: list[int], their_pages: list[int]) -> None:
-    ours, theirs = SharedPool(), SharedPool()
-    meet(ours, theirs)
-    for how in ("write", "read"):
-        with pytest.raises(TransportError, match="of a pool of"):
-            ours.transport.start("theirs", how, Span(our_pages, their_pages, 0, 16))
-
-
-@pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"kind": "cuda-ipc"}, "does not share its pages by shm"),
@@ -190,14 +160,6 @@ def test_a_pool_that_is_not_shared_has_no_such_transport() -> None:
     for changes in ({"file": None}, {"device": "cuda"}):
         with pytest.raises(ModelError, match="--kv-transport shm"):
             HostMemory(replace(pool.memory, **changes))
-
-
-def test_nothing_is_staged() -> None:
-    ours, theirs = SharedPool(), SharedPool()
-    meet(ours, theirs)
-    assert ours.transport.way("theirs", Span([0], [0], 0, 16)) is None
-    with pytest.raises(TransportError, match="no staging buffers"):
-        ours.transport.slot_bytes("theirs", "host")
 
 
 def test_shared_memory_cannot_be_cut_short_under_those_who_map_it() -> None:
