@@ -52,16 +52,24 @@ class GuardedConnector:
     @property
     def falls_back(self) -> bool:
         """True if a prompt that does not come is computed here."""
-        return self.connector is None or self.connector.falls_back
+        connector = self.connector
+        return connector is None or self._call("falls_back", lambda: connector.falls_back, otherwise=True)
 
     def refuses(self, request: Request) -> str:
-        """Returns why a request's keys and values are computed here, or an empty string if they may come."""
+        """Returns why a request's keys and values are computed here, or an empty string if they may come. A
+        request that is refused is counted as skipped.
+        """
         if (connector := self.connector) is None:
             return "no_transfer"
         reason = self._call("refuses", lambda: connector.refuses(request), FAULT)
         if reason:
-            self._runs("skip", lambda: connector.skip(reason))
+            self.skip(reason)
         return reason
+
+    def skip(self, reason: str) -> None:
+        """Counts a sequence that is computed here instead."""
+        if (connector := self.connector) is not None:
+            self._runs("skip", lambda: connector.skip(reason))
 
     def receive(self, sequence: Sequence) -> None:
         """Requests a sequence's keys and values. If that fails, the next `take` reports it."""
