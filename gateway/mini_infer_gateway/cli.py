@@ -25,6 +25,7 @@ from mini_infer_gateway.memory import parse_size
 from mini_infer_gateway.routing.policies import POLICIES
 from mini_infer_gateway.settings import GatewaySettings
 from mini_infer_process.command_line import parse_flags, port_number, seconds, whole_number
+from mini_infer_process.heap import map_large_blocks
 from mini_infer_process.interpreter import favour_event_loop
 from mini_infer_process.listening import bound_socket
 from mini_infer_process.logs import FORMATS, configure_logging, show_crashes
@@ -448,6 +449,7 @@ def listen(host: str, port: int) -> socket.socket:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the gateway until it is stopped."""
     show_crashes()
+    map_large_blocks()
     # Prompts are spread over threads of ours, of low priority, and never over the library's own.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     settings = parse(arguments)

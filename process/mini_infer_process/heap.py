@@ -1,6 +1,7 @@
 """Gives free memory of the C heap back to the kernel. glibc keeps what is freed between two blocks that are in use.
 
-On other C libraries nothing happens.
+Servers, whose large blocks are requests' bodies, map these apart from the heap. Cores, which allocate large blocks all
+the time, trim their heap instead. On other C libraries nothing happens.
 """
 
 import contextlib
@@ -10,6 +11,11 @@ TRIM_EVERY_S = 60.0
 """A trim reads the whole heap: some milliseconds, for which an idle process has time once a minute."""
 MIN_FREE_BYTES = 64 << 20
 """A busy process trims its heap only if at least this much of it is free."""
+LARGE_BLOCK_BYTES = 1 << 20
+"""A server maps blocks of this size and more, so that they go back to the kernel as soon as they are freed."""
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""Parameters of mallopt(3)."""
+_TRIM_THRESHOLD_BYTES = 8 << 20
 
 
 class _MallocInfo(ctypes.Structure):
@@ -22,6 +28,18 @@ class _MallocInfo(ctypes.Structure):
             *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
         )
     )
+
+
+def map_large_blocks() -> None:
+    """Has large blocks of this process mapped apart from the heap from now on, and free memory at its end given back.
+
+    Otherwise glibc raises its threshold to the largest block freed so far, up to 32 MiB: later blocks of that size are
+    then in the heap, which keeps them when they are freed.
+    """
+    with contextlib.suppress(AttributeError, OSError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES)
 
 
 def trim_heap() -> None:

@@ -37,6 +37,7 @@ from mini_infer_engine.model_path import resolve_model
 from mini_infer_engine.server.admin_socket import admin_socket
 from mini_infer_engine.server.flags import add_flags, options_from
 from mini_infer_engine.server.vllm_flags import split_flags, vllm_flags
+from mini_infer_process.heap import map_large_blocks
 from mini_infer_process.interpreter import import_to_stay
 from mini_infer_process.listening import bound_socket, is_loopback, usable_host
 from mini_infer_process.logs import configure_logging, show_crashes
@@ -70,6 +71,7 @@ class StartError(Exception):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command, and returns the exit status."""
     show_crashes()
+    map_large_blocks()
     parser = make_parser()
     own, vllms = split_flags(sys.argv[1:] if arguments is None else arguments, parser)
     options, others = parser.parse_known_args(own)
