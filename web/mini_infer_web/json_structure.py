@@ -1,7 +1,8 @@
-"""Limits how many objects, fields and values a JSON body may hold. Texts are not counted: those are read in slices.
+"""Limits how many objects, fields and values a JSON body may hold. Texts have no limit of their own.
 
-A server that streams to many reads a body's structure between two tokens of theirs, in one go. A text of megabytes does
-not delay them; a million small objects would, for seconds.
+A server that streams to many decodes a body between two tokens of theirs, in one go: the decoder keeps the GIL, so a
+thread would not help. 16 MiB of ASCII take 6 ms, and of escapes or other letters up to 65 ms; a million small objects
+would take seconds.
 """
 
 import asyncio

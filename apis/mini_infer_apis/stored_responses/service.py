@@ -25,7 +25,7 @@ from mini_infer_apis.stored_responses.query import RetrieveQuery, read_query
 from mini_infer_apis.stored_responses.recorder import Recorder
 from mini_infer_apis.stored_responses.request import KEPT_HEADER, StoreView, Turn, begin_turn
 from mini_infer_apis.stored_responses.store import LostResponseError, Owners, ResponseStore, StoredResponse
-from mini_infer_web.api_errors import ApiError
+from mini_infer_web.api_errors import ApiError, read_json_object
 from mini_infer_web.asgi import (
     STREAM_HEADERS,
     Application,
@@ -40,7 +40,6 @@ from mini_infer_web.asgi import (
     send_json,
     with_body,
 )
-from mini_infer_web.sliced_json import read_large_json_object
 
 COUNT_PATH = f"{RESPONSES_PATH}/input_tokens"
 COMPACT_PATH = f"{RESPONSES_PATH}/compact"
@@ -150,7 +149,7 @@ class ResponsesService:
         if self.generator.may_be_second and any(name == _KEPT for name, _ in scope["headers"]):
             await self.generator.answer(scope, receive, send)  # It is kept by whoever has sent it on.
             return
-        body = await read_large_json_object(await self.generator.read(scope, receive))
+        body = read_json_object(await self.generator.read(scope, receive))
         if await self.generator.elsewhere(scope, body, receive, send):
             return
         turn, passed = self.begin(body, owner_of(scope))

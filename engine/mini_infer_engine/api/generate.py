@@ -46,10 +46,9 @@ from mini_infer_engine.text.validation import (
     check_sampling,
 )
 from mini_infer_prompts.prompt import PromptEncoder
-from mini_infer_web.api_errors import ApiError
+from mini_infer_web.api_errors import ApiError, read_json_object
 from mini_infer_web.api_keys import SALTED_BY_KEY, KeyGrant, salted
 from mini_infer_web.request_timeout import request_timeout_s, timed_out
-from mini_infer_web.sliced_json import read_large_json_object
 
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -108,7 +107,7 @@ class GenerationResponse(Response):
         state = self._state
         raw = await read_json(self._request, state.options.max_body_bytes, state.options.body_timeout_s)
         with state.admission.body(len(raw)):
-            body, unknown = await read_large_json_object(raw), state.unknown_fields()
+            body, unknown = read_json_object(raw), state.unknown_fields()
             spec = _with_options(self._dialect.parse(body, unknown), state.options)
             spec = _of_key(spec, self._request.scope.get("state", {}).get(GRANT), state.options)
             state.ignored_fields.note(unknown.names)

@@ -18,7 +18,7 @@ from mini_infer_engine.api.state import ApiServerState
 from mini_infer_engine.core.request import SamplingParams
 from mini_infer_engine.text.text_model import TextModel
 from mini_infer_engine.text.validation import ParameterError
-from mini_infer_web.sliced_json import read_large_json_object
+from mini_infer_web.api_errors import read_json_object
 
 _OF_THE_TEXT_SIDE = frozenset(("bad_words_token_ids", "grammar", "detokenize"))
 """Sampling parameters that are made of others."""
@@ -40,7 +40,7 @@ async def _rendered(
 ) -> list[dict[str, Any]]:
     raw = await read_json(http_request, state.options.max_body_bytes, state.options.body_timeout_s)
     with state.admission.body(len(raw)):
-        spec = dialect.parse(await read_large_json_object(raw), state.unknown_fields())
+        spec = dialect.parse(read_json_object(raw), state.unknown_fields())
         model = state.admit(spec.model)
         try:
             prompts, sampling = await checked(state, model, spec, len(raw), client_of(http_request, state.peer_secret))

@@ -19,8 +19,7 @@ from mini_infer_engine.api.http import error_response, json_response, read_json
 from mini_infer_engine.api.state import ApiServerState
 from mini_infer_engine.parsing.parser import check_parsing
 from mini_infer_engine.text.validation import ParameterError
-from mini_infer_web.api_errors import ApiError
-from mini_infer_web.sliced_json import read_large_json_object
+from mini_infer_web.api_errors import ApiError, read_json_object
 
 
 def responses_service(front: ApiServerState, app: ASGIApp) -> ResponsesService:
@@ -105,7 +104,7 @@ async def _count(front: ApiServerState, request: Request) -> Response:
     """Answers with the number of tokens of the prompt that a response would be generated from."""
     raw = await read_json(request, front.options.max_body_bytes, front.options.body_timeout_s)
     with front.admission.body(len(raw)):
-        spec = ResponsesDialect(KeptRequest("")).parse(await read_large_json_object(raw), front.unknown_fields())
+        spec = ResponsesDialect(KeptRequest("")).parse(read_json_object(raw), front.unknown_fields())
         front.check_model(spec.model)
         model = front.core.model
         if front.text.encoder is None or model is None:

@@ -13,8 +13,7 @@ from mini_infer_engine.api.http import json_response, read_json
 from mini_infer_engine.api.state import ApiServerState
 from mini_infer_engine.text.tokenizing import Sliced, chat_ids, text_ids, text_of_ids
 from mini_infer_prompts.prompt import PromptEncoder, PromptText
-from mini_infer_web.api_errors import ApiError
-from mini_infer_web.sliced_json import read_large_json_object
+from mini_infer_web.api_errors import ApiError, read_json_object
 
 
 class TokenizeRequest(Body):
@@ -44,7 +43,7 @@ async def tokenize(state: ApiServerState, http_request: HttpRequest) -> Response
     """Answers with the token ids of a text or of messages, however many they are."""
     raw = await read_json(http_request, state.options.max_body_bytes, state.options.body_timeout_s)
     with state.admission.body(len(raw)):
-        body = await read_large_json_object(raw)
+        body = read_json_object(raw)
         request = parse_fields(body, TokenizeRequest, state.unknown_fields())
         state.check_model(request.model)
         encoder = _encoder(state)
@@ -67,7 +66,7 @@ async def count_tokens(state: ApiServerState, http_request: HttpRequest) -> Resp
     """Answers with the number of tokens of a message's prompt, however many they are."""
     raw = await read_json(http_request, state.options.max_body_bytes, state.options.body_timeout_s)
     with state.admission.body(len(raw)):
-        chat = chat_body(await read_large_json_object(raw), COUNT_TOKENS_PATH, state.unknown_fields())
+        chat = chat_body(read_json_object(raw), COUNT_TOKENS_PATH, state.unknown_fields())
         try:
             state.check_model(ChatDialect().parse(chat).model)
         except ApiError as error:
@@ -80,7 +79,7 @@ async def detokenize(state: ApiServerState, http_request: HttpRequest) -> Respon
     """Answers with the text of token ids, special tokens shown, as vLLM does."""
     raw = await read_json(http_request, state.options.max_body_bytes, state.options.body_timeout_s)
     with state.admission.body(len(raw)):
-        request = parse_fields(await read_large_json_object(raw), DetokenizeRequest, state.unknown_fields())
+        request = parse_fields(read_json_object(raw), DetokenizeRequest, state.unknown_fields())
         state.check_model(request.model)
         text = await state.text.in_slices(text_of_ids(_encoder(state).tokenizer, request.tokens), len(raw))
     return json_response({"prompt": text})

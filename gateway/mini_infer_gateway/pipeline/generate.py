@@ -57,7 +57,6 @@ from mini_infer_web.asgi import Headers, Receive, Scope, Send
 from mini_infer_web.http_server.client_link import CLIENT_LINK, ClientLink
 from mini_infer_web.json_structure import check_structure
 from mini_infer_web.request_timeout import request_timeout_s, timed_out
-from mini_infer_web.sliced_json import read_large_json_object
 
 BYTES_PER_TOKEN = 4
 """Bytes per token, to estimate the tokens of a prompt that was not tokenised."""
@@ -213,7 +212,7 @@ class Generate:
         """Returns the fields of a JSON body, or of the query if the method is GET."""
         if not held.grow(len(body) + VALUE_BYTES * await check_structure(body)):
             raise no_room()
-        return _in_query(scope) if scope["method"] == "GET" else await read_large_json_object(body, _fields_at_once)
+        return _in_query(scope) if scope["method"] == "GET" else _fields(body)
 
     def _call(
         self,
@@ -569,7 +568,7 @@ def _with_model(call: _Call, model: str) -> bytes:
     return with_model(call.client_body, model)
 
 
-def _fields_at_once(body: bytes) -> dict[str, Any]:
+def _fields(body: bytes) -> dict[str, Any]:
     try:
         fields = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
