@@ -200,18 +200,6 @@ class PromptEncoder(ChatTemplates):
             if after:
                 yield Piece(after, len(text), False)
 
-    def encode_chat(
-        self,
-        messages: list[dict[str, Any]],
-        tools: list[dict[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        template_kwargs: dict[str, Any] | None = None,
-    ) -> list[int]:
-        """Returns the token ids of the rendered conversation."""
-        text = self.render(messages, tools, add_generation_prompt, continue_final_message, template_kwargs)
-        return self.encode(text, add_special_tokens=False)
-
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Returns the text of token ids."""
         text: str = self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
@@ -249,21 +237,6 @@ def chat_prompt_text(encoder: ChatTemplates, body: dict[str, Any]) -> PromptText
         template_kwargs=_template_kwargs(body),
     )
     return PromptText(text, _flag(body, "add_special_tokens", False))
-
-
-def completion_prompt_ids(encoder: PromptEncoder | None, body: dict[str, Any]) -> list[list[int]]:
-    """Returns the token ids of each prompt of a /v1/completions body; see `completion_prompts`."""
-    prompts = []
-    for index, prompt in enumerate(completion_prompts(body)):
-        where = prompt_path(body, index)
-        if isinstance(prompt, PromptText):
-            if encoder is None:
-                refuse_field(where, "is text, but this server has no tokenizer: send token ids")
-            prompt = encoder.encode(*prompt)
-        if not prompt:
-            refuse_field(where, "is empty: send at least one token")
-        prompts.append(prompt)
-    return prompts
 
 
 def completion_prompts(body: dict[str, Any]) -> list[PromptText | list[int]]:

@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from mini_infer_prompts.prompt import PromptAssets, PromptEncoder, chat_prompt_ids, completion_prompt_ids
+from mini_infer_prompts.prompt import PromptAssets, PromptEncoder, chat_prompt_ids
 from mini_infer_web.api_errors import ApiError
 from tests.prompts.conversations import json_values, quick
 from tests.prompts.folders import TOKENIZERS, write_folder
 from tests.prompts.templates import CHATML, QWEN_THINKING, RAG
+from tests.support.prompt_ids import completion_prompt_ids
 
 USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}

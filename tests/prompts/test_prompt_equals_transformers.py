@@ -15,6 +15,7 @@ from mini_infer_web.api_errors import ApiError
 from tests.prompts import conversations
 from tests.prompts.folders import SPLITTING, TOKENIZERS, write_folder
 from tests.prompts.templates import STYLES
+from tests.support.prompt_ids import encode_chat
 
 
 @functools.cache
@@ -49,7 +50,7 @@ def test_chats(
         return
     assert encoder.render(messages, tools, **flags, template_kwargs=kwargs) == text
     ids = reference.apply_chat_template(messages, tools=tools, tokenize=True, return_dict=False, **flags, **kwargs)
-    assert encoder.encode_chat(messages, tools, **flags, template_kwargs=kwargs) == ids
+    assert encode_chat(encoder, messages, tools, **flags, template_kwargs=kwargs) == ids
     assert encoder.decode(ids, skip_special_tokens=True) == reference.decode(ids, skip_special_tokens=True)
 
 

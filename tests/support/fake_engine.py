@@ -30,8 +30,9 @@ from mini_infer_contract.events import (
 )
 from mini_infer_contract.launch import DRAINING_HEADER, Endpoint
 from mini_infer_gateway.paths import FORM_PATHS, OTHER_SERVERS_PATHS
-from mini_infer_prompts.prompt import PromptAssets, PromptEncoder, chat_prompt_ids, completion_prompt_ids
+from mini_infer_prompts.prompt import PromptAssets, PromptEncoder, chat_prompt_ids
 from tests.support.fake_cache import FakeCache
+from tests.support.prompt_ids import completion_prompt_ids
 
 ROOT = root_key("a revision of the engine's own", "", "")
 BLOCK = 16

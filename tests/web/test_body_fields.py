@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec import Meta, Struct
 
 from mini_infer_web.api_errors import MAX_QUOTED, ApiError, field_name, renaming
-from mini_infer_web.body_fields import UnknownFields, parse_body, quoted, read_body
+from mini_infer_web.body_fields import UnknownFields, quoted, read_body
 
 
 class Text(Struct, tag_field="type", tag="text"):
@@ -31,6 +31,14 @@ class Request(Struct, forbid_unknown_fields=True, kw_only=True):
     options: Options | None = None
     metadata: Annotated[dict[Annotated[str, Meta(max_length=3)], str], Meta(max_length=2)] | None = None
     container: None = None
+
+
+def parse_body(body: dict[str, Any], kind: type[Any], unknown: UnknownFields | None = None) -> Any:
+    """The body as `kind`, or the error that names all faulty fields."""
+    parsed, found = read_body(body, kind, unknown)
+    if parsed is None:
+        raise ApiError.of_faults(found)
+    return parsed
 
 
 def faults(body: dict[str, Any], mode: Literal["refuse", "warn"] = "refuse") -> dict[str, str | None]:

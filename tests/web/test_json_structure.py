@@ -32,29 +32,6 @@ def counted(value: Any) -> tuple[int, int, int, int]:
     return objects + 1, fields + more_fields, texts + fields, max(0, len(inner) - 1) + commas
 
 
-@given(VALUES, st.booleans(), st.integers(1, 8), st.integers(0, 20))
-def test_what_is_outside_of_strings_is_bounded_from_above(
-    value: Any, ascii_only: bool, backslashes: int, enough: int
-) -> None:
-    """Whatever stands there, and whatever texts hold: no comma, bracket or colon of the structure is missed."""
-    body = json.dumps(value, ensure_ascii=ascii_only).encode()
-    with (
-        patch.object(json_structure, "LONG_STRING_BYTES", 1),
-        patch.object(json_structure, "MOST_BACKSLASHES", backslashes),
-        patch.object(json_structure, "MAX_OBJECTS", enough),
-    ):
-        bound = json_structure._bytes_outside_of_long_strings(body)
-    rest = b"".join(json_structure._outside_of_strings(body)).replace(b'"', b"")
-    assert len(rest) <= bound <= len(body)
-
-
-async def test_a_chat_of_long_texts_is_not_counted() -> None:
-    texts = ['a, "quoted" word: {and [so on]} ' * 40, "x, [y]: {z}. " * 10_000, "\\" * 30 + "é"]
-    body = json.dumps({"messages": [{"role": "user", "content": text} for text in texts * 5]}).encode()
-    with patch.object(json_structure, "_check_counts", side_effect=AssertionError):
-        assert 19 <= await check_structure(body) <= MAX_OBJECTS
-
-
 @given(VALUES, st.booleans(), st.integers(4, 40))
 def test_what_texts_hold_is_not_counted(value: Any, ascii_only: bool, slice_bytes: int) -> None:
     body = json.dumps(value, ensure_ascii=ascii_only).encode()
@@ -109,5 +86,4 @@ async def test_texts_of_any_length_may_be_sent(body: Any) -> None:
     text = json.dumps(body).encode()
     await check_structure(text)
     beside.cancel()
-    if json_structure._bytes_outside_of_long_strings(text) > MAX_OBJECTS:
-        assert turns >= len(text) // (1 << 20), "others had their turns"
+    assert turns >= len(text) // (1 << 20), "others had their turns"

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from mini_infer_web.api_errors import MAX_QUOTED, ApiError, Fault, FieldPath, field_name, shortened
+from mini_infer_web.api_errors import MAX_QUOTED, Fault, FieldPath, field_name, shortened
 
 UnknownFieldsMode = Literal["refuse", "warn"]
 """Policy for a field that this server does not know."""
@@ -35,14 +35,6 @@ class UnknownFields:
     def names(self) -> list[str]:
         """Returns the names of the fields that were ignored."""
         return [field_name(path) for path in self.ignored]
-
-
-def parse_body(body: dict[str, Any], kind: type[StructType], unknown: UnknownFields | None = None) -> StructType:
-    """Returns the body as `kind`. ApiError 400 names all faulty fields."""
-    parsed, faults = read_body(body, kind, unknown)
-    if parsed is None:
-        raise ApiError.of_faults(faults)
-    return parsed
 
 
 def read_body(

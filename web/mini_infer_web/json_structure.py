@@ -28,17 +28,7 @@ _SLICE_BYTES = 1 << 17
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _WHOLE_STRINGS = re.compile(rb'(?:[^"]++|"(?:[^"\\]++|\\.)*+")++', re.DOTALL)
 _IN_STRING = re.compile(rb"(?:[^\"\\]++|\\.)*+", re.DOTALL)
-_QUOTE, _BACKSLASH = b'"', 0x5C
-LONG_STRING_BYTES = 512
-"""Average length from which on it is quicker to jump over strings than to count what they hold."""
-MOST_JUMPS = 4096
-"""Most jumps over strings, which take a millisecond."""
-FIRST_JUMPS, BYTES_A_JUMP = 8, 4096
-"""Strings that are jumped over before their length is looked at: some, and one more for so many bytes of the body,
-which take a tenth of what counting takes.
-"""
-MOST_BACKSLASHES = 64
-"""Most backslashes in a row before a quote that are looked at."""
+_QUOTE = b'"'
 Limit = tuple[str, bytes, int]
 """The name of the limited thing, the signs that are counted for it, and how many there may be."""
 _LIMITS: Sequence[Limit] = (
@@ -56,45 +46,6 @@ async def check_structure(body: bytes) -> int:
     """
     if len(body) <= MAX_OBJECTS:
         return body.count(b",")
-    if (outside := _bytes_outside_of_long_strings(body)) <= MAX_OBJECTS:
-        return outside
-    await _check_counts(body)
-    return body.count(b",")
-
-
-def _bytes_outside_of_long_strings(body: bytes) -> int:
-    """Returns an upper bound of the bytes that are no text: all of the body's if its texts are short or many.
-
-    A chat of a megabyte is a few dozen long texts, and to jump from quote to quote takes a twentieth of counting it.
-    """
-    outside = position = jumps = 0
-    at_first = FIRST_JUMPS + len(body) // BYTES_A_JUMP
-    enough = len(body) - MAX_OBJECTS  # of text: all the rest may be structure
-    while jumps < min(MOST_JUMPS, at_first + position // LONG_STRING_BYTES):
-        begin = body.find(_QUOTE, position)
-        if begin < 0:
-            return outside + len(body) - position
-        outside += begin - position
-        end = body.find(_QUOTE, begin + 1)
-        while end > 0 and body[end - 1] == _BACKSLASH and jumps < MOST_JUMPS:
-            before = body[max(begin + 1, end - MOST_BACKSLASHES) : end]
-            backslashes = len(before) - len(before.rstrip(b"\\"))
-            if backslashes == MOST_BACKSLASHES:
-                return len(body)
-            if backslashes % 2 == 0:
-                break
-            end = body.find(_QUOTE, end + 1)
-            jumps += 1
-        if end < 0:
-            return len(body)
-        position = end + 1
-        jumps += 1
-        if position - outside >= enough:
-            return outside + len(body) - position
-    return len(body)
-
-
-async def _check_counts(body: bytes) -> None:
     whole = (body[start : start + _COUNTED_BYTES] for start in range(0, len(body), _COUNTED_BYTES))
     possible = [kind for kind in _LIMITS if kind[2] < len(body)]
     # Nearly every body is within the limits even where both quotes of a text, and what it holds, are counted.
@@ -102,6 +53,7 @@ async def _check_counts(body: bytes) -> None:
         what, _, limit = kind
         message = f"the JSON of the request body holds more than {limit} {what}: send less of it at once"
         raise ApiError(400, message, code="too_many_values")
+    return body.count(b",")
 
 
 async def _above(parts: Iterator[bytes], limits: Sequence[Limit]) -> Limit | None:

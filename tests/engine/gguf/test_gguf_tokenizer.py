@@ -16,6 +16,7 @@ from mini_infer_engine.gguf.word_rules import WORD_RULES
 from mini_infer_engine.model_path import DEMO_DIRECTORY
 from mini_infer_engine.text.token_bytes import byte_level_alphabet
 from mini_infer_prompts.prompt import PromptAssets, PromptEncoder
+from tests.support.prompt_ids import encode_chat
 
 TEXTS = [
     "def f(x):\r\n\treturn x  # 12345\n\n\n  ",
@@ -62,7 +63,7 @@ def test_byte_level_bpe_and_template_are_those_that_were_converted() -> None:
         ids = expected.encode(text, True)
         assert made.encode(text, True) == ids
         assert made.decode(ids) == expected.decode(ids)
-    assert made.encode_chat(CONVERSATION) == expected.encode_chat(CONVERSATION)
+    assert encode_chat(made, CONVERSATION) == encode_chat(expected, CONVERSATION)
     assert made.special_token_id("eos_token") == expected.special_token_id("eos_token")
 
 

@@ -20,9 +20,10 @@ from mini_infer_engine.text.tokenizing import (
     whole,
 )
 from mini_infer_engine.text.validation import ParameterError
-from mini_infer_prompts.prompt import PromptEncoder, PromptText, chat_prompt_ids, completion_prompt_ids
+from mini_infer_prompts.prompt import PromptEncoder, PromptText, chat_prompt_ids
 from mini_infer_web.api_errors import ApiError
 from tests.engine.text.test_detokenizer import BYTE_LEVEL, LLAMA_LIKE
+from tests.support.prompt_ids import completion_prompt_ids
 
 LONG = "the quick brown fox jumps over the lazy dog, 12 times; " * 4_000
 

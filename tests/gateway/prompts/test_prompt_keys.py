@@ -17,11 +17,12 @@ from mini_infer_gateway.prompts.prompt_keys import chat_prompts, embedding_promp
 from mini_infer_gateway.prompts.remembered import RememberedPrompts
 from mini_infer_gateway.routing.base import PromptKeys
 from mini_infer_prompts import text_slices
-from mini_infer_prompts.prompt import PromptAssets, PromptEncoder, chat_prompt_ids, completion_prompt_ids
+from mini_infer_prompts.prompt import PromptAssets, PromptEncoder, chat_prompt_ids
 from mini_infer_web.api_errors import ApiError
 from tests.prompts import conversations
 from tests.prompts.folders import TOKENIZERS, write_folder
 from tests.prompts.templates import STYLES
+from tests.support.prompt_ids import completion_prompt_ids
 
 Body = dict[str, Any]
 
