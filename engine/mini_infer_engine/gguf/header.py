@@ -1,7 +1,7 @@
 """Reads the header of a GGUF file: metadata, and tensors' places (llama.cpp's docs/gguf.md, versions 2 and 3).
 
-This is not the package `gguf`, which takes seconds with a large vocabulary, and does not detect truncated files. It
-knows neither architectures nor the content of tensors. No torch, no numpy: the HTTP process reads tokenizers from it.
+This is not `gguf.GGUFReader`, which takes seconds with a large vocabulary, and does not detect truncated files. It
+knows neither architectures nor the content of tensors. No torch: the HTTP process reads tokenizers from it.
 """
 
 import math
@@ -22,35 +22,12 @@ _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """Maps GGUF's value types to struct's."""
 
-ENCODINGS: dict[int, tuple[str, int, int]] = {
-    0: ("F32", 1, 4),
-    1: ("F16", 1, 2),
-    2: ("Q4_0", 32, 18),
-    3: ("Q4_1", 32, 20),
-    6: ("Q5_0", 32, 22),
-    7: ("Q5_1", 32, 24),
-    8: ("Q8_0", 32, 34),
-    10: ("Q2_K", 256, 84),
-    11: ("Q3_K", 256, 110),
-    12: ("Q4_K", 256, 144),
-    13: ("Q5_K", 256, 176),
-    14: ("Q6_K", 256, 210),
-    16: ("IQ2_XXS", 256, 66),
-    17: ("IQ2_XS", 256, 74),
-    18: ("IQ3_XXS", 256, 98),
-    19: ("IQ1_S", 256, 50),
-    20: ("IQ4_NL", 32, 18),
-    21: ("IQ3_S", 256, 110),
-    22: ("IQ2_S", 256, 82),
-    23: ("IQ4_XS", 256, 136),
-    29: ("IQ1_M", 256, 56),
-    30: ("BF16", 1, 2),
-    34: ("TQ1_0", 256, 54),
-    35: ("TQ2_0", 256, 66),
-    39: ("MXFP4", 32, 17),
-}
-"""The supported tensor types of ggml, by id: name, weights in a block, bytes in a block."""
-_OTHER_ENCODINGS = {9: "Q8_1", 15: "Q8_K", 28: "F64", 40: "NVFP4", 41: "Q1_0"}
+ENCODINGS = (
+    *("F32", "F16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+    *("IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S", "IQ2_S", "IQ4_XS", "IQ1_M"),
+    *("BF16", "TQ1_0", "TQ2_0", "MXFP4"),
+)
+"""The supported tensor types, by ggml's names; the package `gguf` has their ids and the sizes of their blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +69,7 @@ class GgufHeader:
 class _Reader:
     def __init__(self, path: Path, content: mmap.mmap) -> None:
         self.path, self.content, self.at = path, content, len(MAGIC)
+        self.sizes = _block_sizes(path)
 
     def header(self) -> GgufHeader:
         version = self.scalar("I")
@@ -111,11 +89,9 @@ class _Reader:
         return GgufHeader(self.path, metadata, tensors)
 
     def placed(self, name: str, shape: tuple[int, ...], kind: int, begin: int) -> GgufTensor:
-        if kind not in ENCODINGS:
-            told = _OTHER_ENCODINGS.get(kind, f"number {kind}")
-            known = ", ".join(encoding for encoding, _, _ in ENCODINGS.values())
-            raise ModelError(f"{self.path}: tensor {name} is of type {told}: supported are {known}.")
-        encoding, block, block_bytes = ENCODINGS[kind]
+        encoding, block, block_bytes = self.sizes.get(kind, (f"number {kind}", 0, 0))
+        if encoding not in ENCODINGS:
+            raise ModelError(f"{self.path}: tensor {name} is of type {encoding}: supported are {', '.join(ENCODINGS)}.")
         if not shape or shape[-1] % block:
             raise self.broken(f"tensor {name} of shape {list(shape)} is not made of {encoding}'s blocks of {block}")
         size = math.prod(shape) // block * block_bytes
@@ -171,3 +147,15 @@ class _Reader:
 
     def cut_short(self, what: str) -> ModelError:
         return ModelError(f"{self.path} is cut short: {what}; download it again.")
+
+
+def _block_sizes(path: Path) -> dict[int, tuple[str, int, int]]:
+    """Returns the name, weights and bytes of a block of each of ggml's tensor types, by id.
+
+    Raises ModelError if the package that knows them is missing. It takes a while to import, so only GGUF files pay.
+    """
+    try:
+        from gguf import GGML_QUANT_SIZES
+    except ImportError:
+        raise ModelError(f"{path}: reading GGUF files needs the package gguf: pip install gguf.") from None
+    return {int(kind): (kind.name, *sizes) for kind, sizes in GGML_QUANT_SIZES.items()}

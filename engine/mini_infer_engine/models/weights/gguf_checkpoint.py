@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.gguf.architectures import EXPERT, Change, architecture_of, change_of, checkpoint_name
-from mini_infer_engine.gguf.header import ENCODINGS, GgufHeader, GgufTensor
+from mini_infer_engine.gguf.header import GgufHeader, GgufTensor
 from mini_infer_engine.layers.placement import Part
 from mini_infer_engine.models.weights.checkpoint import StoredTensor
 
@@ -27,7 +26,7 @@ class GgufCheckpoint:
     missing_remedy = "has no counterpart in the GGUF file"
 
     def __init__(self, path: Path, head_dim: int) -> None:
-        """Raises ModelError if the file cannot be read, or the package that dequantises is missing."""
+        """Raises ModelError if the file cannot be read, or the package `gguf` is missing."""
         header = GgufHeader.read(path)
         architecture = architecture_of(header)
         self._sources: dict[str, tuple[GgufTensor, Change]] = {}
@@ -41,14 +40,13 @@ class GgufCheckpoint:
             for name, (tensor, _) in self._sources.items()
         }
         self._head_dim = head_dim
-        self._dequantize = _dequantizer(path)
 
     def read(self, file: Path, parts: Mapping[str, Part | None], place: Callable[[str, Tensor], None]) -> None:
         """Dequantises each tensor, undoes the converter's change, and calls `place` with the part."""
         content = np.memmap(file, mode="r")
         for name, part in parts.items():
             tensor, change = self._sources[name]
-            values = self._dequantize(content[tensor.begin : tensor.begin + tensor.size], tensor)
+            values = _dequantized(content[tensor.begin : tensor.begin + tensor.size], tensor)
             weight = undone(torch.from_numpy(values), change, self._head_dim)
             place(name, weight if part is None else part.of(weight))
 
@@ -76,17 +74,10 @@ def undone(weight: Tensor, change: Change, head_dim: int) -> Tensor:
     return weight
 
 
-def _dequantizer(path: Path) -> Callable[[np.ndarray, GgufTensor], np.ndarray]:
-    """Returns a function that converts a tensor's bytes to float32 in its shape, in writable memory."""
-    try:
-        from gguf import GGMLQuantizationType, dequantize
-    except ImportError:
-        raise ModelError(f"{path}: reading GGUF files needs the package gguf: pip install gguf.") from None
+def _dequantized(content: np.ndarray, tensor: GgufTensor) -> np.ndarray:
+    """Returns a tensor's bytes as float32 in its shape, in writable memory."""
+    from gguf import GGMLQuantizationType, dequantize, quant_shape_to_byte_shape
 
-    def run(content: np.ndarray, tensor: GgufTensor) -> np.ndarray:
-        _, block, block_bytes = next(entry for entry in ENCODINGS.values() if entry[0] == tensor.encoding)
-        rows = content.reshape(*tensor.shape[:-1], tensor.shape[-1] // block * block_bytes)
-        values = dequantize(np.ascontiguousarray(rows), GGMLQuantizationType[tensor.encoding])
-        return np.array(values, dtype=np.float32).reshape(tensor.shape)
-
-    return run
+    encoding = GGMLQuantizationType[tensor.encoding]
+    rows = content.reshape(quant_shape_to_byte_shape(tensor.shape, encoding))
+    return np.array(dequantize(np.ascontiguousarray(rows), encoding), dtype=np.float32).reshape(tensor.shape)
