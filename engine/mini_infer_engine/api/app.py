@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, cast, get_args
+from typing import cast, get_args
 
 from fastapi import FastAPI, Request
 from starlette.responses import Response
@@ -15,6 +15,7 @@ from mini_infer_contract import launch
 from mini_infer_engine import __version__
 from mini_infer_engine.api.access_log import AccessLog
 from mini_infer_engine.api.admin_guard import AdminGuard
+from mini_infer_engine.api.answers import Load, Model, ModelList, Version
 from mini_infer_engine.api.cors import Cors
 from mini_infer_engine.api.dialects.anthropic.messages_api import MessagesDialect
 from mini_infer_engine.api.dialects.base import Dialect
@@ -189,12 +190,12 @@ async def _openapi() -> Response:
 
 
 async def _version() -> Response:
-    return json_response({"version": __version__})
+    return json_response(Version(__version__))
 
 
 async def _load(front: ApiServerState) -> Response:
     """Answers vLLM's /load: the number of requests for text that are being answered."""
-    return json_response({"server_load": front.in_flight})
+    return json_response(Load(front.in_flight))
 
 
 async def _tokenizer_info(front: ApiServerState) -> Response:
@@ -230,7 +231,7 @@ async def _metrics(front: ApiServerState) -> Response:
 
 
 async def _models(front: ApiServerState) -> Response:
-    return json_response({"object": "list", "data": [_describe(front, name) for name in front.text.names]})
+    return json_response(ModelList("list", [_describe(front, name) for name in front.text.names]))
 
 
 async def _model(front: ApiServerState, request: Request) -> Response:
@@ -239,16 +240,10 @@ async def _model(front: ApiServerState, request: Request) -> Response:
     return json_response(_describe(front, name))
 
 
-def _describe(front: ApiServerState, name: str) -> dict[str, Any]:
-    max_model_len = front.core.model.max_model_len if front.core.model else None
-    model = {"id": name, "object": "model", "created": _CREATED, "owned_by": "mini-infer"}
-    formats = front.text.formats
-    return model | {
-        "root": front.text.names[0],
-        "max_model_len": max_model_len,
-        "tool_call_parser": formats.tool_call_parser,
-        "reasoning_parser": formats.reasoning_parser,
-    }
+def _describe(front: ApiServerState, name: str) -> Model:
+    max_model_len, formats = front.core.model.max_model_len if front.core.model else None, front.text.formats
+    parsers = (formats.tool_call_parser, formats.reasoning_parser)
+    return Model(name, "model", _CREATED, "mini-infer", front.text.names[0], max_model_len, *parsers)
 
 
 async def _start_drain(front: ApiServerState) -> Response:

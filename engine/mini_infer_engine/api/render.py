@@ -9,6 +9,7 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from mini_infer_engine.api.answers import Rendered
 from mini_infer_engine.api.dialects.base import Dialect, GenerationSpec
 from mini_infer_engine.api.dialects.openai.chat import ChatDialect, ChatRenderer
 from mini_infer_engine.api.dialects.openai.completions import CompletionDialect, CompletionRenderer
@@ -37,7 +38,7 @@ async def render_completion(state: ApiServerState, http_request: HttpRequest) ->
 
 async def _rendered(
     state: ApiServerState, http_request: HttpRequest, dialect: Dialect, id_prefix: str
-) -> list[dict[str, Any]]:
+) -> list[Rendered]:
     raw = await read_json(http_request, state.options.max_body_bytes, state.options.body_timeout_s)
     with state.admission.body(len(raw)):
         spec = dialect.parse(read_json_object(raw), state.unknown_fields())
@@ -46,12 +47,24 @@ async def _rendered(
             prompts, sampling = await checked(state, model, spec, len(raw), client_of(http_request, state.peer_secret))
         except ParameterError as error:
             raise bad_parameter(error) from None
-    head = {"request_id": id_prefix + request_id(http_request), "model": spec.model or state.text.names[0]}
+    streamed = {"include_usage": spec.include_usage, "continuous_usage_stats": spec.continuous_usage}
     return [
-        head
-        | {"prompt": await _text(state.text, ids), "token_ids": ids}
-        | {"sampling_params": _sampling(sampling, spec, model.max_model_len - len(ids))}
-        | _rest(spec)
+        Rendered(
+            request_id=id_prefix + request_id(http_request),
+            model=spec.model or state.text.names[0],
+            prompt=await _text(state.text, ids),
+            token_ids=ids,
+            sampling_params=_sampling(sampling, spec, model.max_model_len - len(ids)),
+            stream=spec.streams,
+            stream_options=streamed if spec.streams else None,
+            cache_salt=spec.cache_salt or None,
+            priority=spec.priority,
+            assistant_tokens_mask=None,
+            token_offsets=None,
+            features=None,
+            kv_transfer_params=None,
+            ec_transfer_params=None,
+        )
         for ids in prompts
     ]
 
@@ -69,18 +82,3 @@ def _sampling(sampling: SamplingParams, spec: GenerationSpec, room: int) -> dict
     values = {name: getattr(sampling, name) for name in sampling.__struct_fields__ if name not in _OF_THE_TEXT_SIDE}
     built: dict[str, Any] = msgspec.to_builtins(values, str_keys=True)
     return built | {"n": spec.copies, "max_tokens": min(room, sampling.max_tokens or room)}
-
-
-def _rest(spec: GenerationSpec) -> dict[str, Any]:
-    options = {"include_usage": spec.include_usage, "continuous_usage_stats": spec.continuous_usage}
-    return {
-        "stream": spec.streams,
-        "stream_options": options if spec.streams else None,
-        "cache_salt": spec.cache_salt or None,
-        "priority": spec.priority,
-        "assistant_tokens_mask": None,
-        "token_offsets": None,
-        "features": None,
-        "kv_transfer_params": None,
-        "ec_transfer_params": None,
-    }

@@ -13,6 +13,7 @@ from mini_infer_apis.stored_responses.service import COUNT_PATH, Generator, Resp
 from mini_infer_apis.stored_responses.store import ResponseStore
 from mini_infer_apis.stored_responses.websocket import WebSocketSession
 from mini_infer_engine.api.access_log import facts_of
+from mini_infer_engine.api.answers import ResponseInputTokens
 from mini_infer_engine.api.dialects.responses.responses_api import ResponsesDialect
 from mini_infer_engine.api.generate import GenerationResponse, bad_parameter
 from mini_infer_engine.api.http import error_response, json_response, read_json
@@ -117,4 +118,4 @@ async def _count(front: ApiServerState, request: Request) -> Response:
             raise spec.in_clients_words(bad_parameter(error)) from None
         except ApiError as error:
             raise spec.in_clients_words(error) from None
-    return json_response({"object": "response.input_tokens", "input_tokens": len(prompts[0])})
+    return json_response(ResponseInputTokens("response.input_tokens", len(prompts[0])))

@@ -6,6 +6,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from mini_infer_apis.dialects.anthropic import COUNT_TOKENS_PATH, chat_body, own_path
+from mini_infer_engine.api.answers import Detokenized, MessageTokensCount, Tokenized
 from mini_infer_engine.api.dialects.fields import Body, parse_fields
 from mini_infer_engine.api.dialects.messages import check_messages
 from mini_infer_engine.api.dialects.openai.chat import ChatDialect
@@ -50,7 +51,7 @@ async def tokenize(state: ApiServerState, http_request: HttpRequest) -> Response
         ids = await state.text.in_slices(_ids(encoder, request, body), len(raw))
     strings = [encoder.tokenizer.id_to_token(token_id) for token_id in ids] if request.return_token_strs else None
     max_model_len = state.core.model.max_model_len if state.core.model else None
-    return json_response({"count": len(ids), "tokens": ids, "token_strs": strings, "max_model_len": max_model_len})
+    return json_response(Tokenized(len(ids), ids, strings, max_model_len))
 
 
 def _ids(encoder: PromptEncoder, request: TokenizeRequest, body: dict[str, Any]) -> Sliced[list[int]]:
@@ -72,7 +73,7 @@ async def count_tokens(state: ApiServerState, http_request: HttpRequest) -> Resp
         except ApiError as error:
             raise error.renamed(own_path) from None
         ids = await state.text.in_slices(chat_ids(_encoder(state), chat), len(raw))
-    return json_response({"input_tokens": len(ids)})
+    return json_response(MessageTokensCount(len(ids)))
 
 
 async def detokenize(state: ApiServerState, http_request: HttpRequest) -> Response:
@@ -82,7 +83,7 @@ async def detokenize(state: ApiServerState, http_request: HttpRequest) -> Respon
         request = parse_fields(read_json_object(raw), DetokenizeRequest, state.unknown_fields())
         state.check_model(request.model)
         text = await state.text.in_slices(text_of_ids(_encoder(state).tokenizer, request.tokens), len(raw))
-    return json_response({"prompt": text})
+    return json_response(Detokenized(text))
 
 
 def _encoder(state: ApiServerState) -> PromptEncoder:

@@ -5,19 +5,21 @@ in docs/api.md.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from mini_infer_apis.dialects.anthropic import COUNT_TOKENS_PATH, MESSAGES_PATH
 from mini_infer_apis.dialects.anthropic_request import CountTokensRequest, MessagesRequest
 from mini_infer_apis.dialects.responses import RESPONSES_PATH
 from mini_infer_apis.stored_responses.query import PageQuery, RetrieveQuery
+from mini_infer_engine.api import answers
 from mini_infer_engine.api.dialects.openai.chat import ChatRequest
 from mini_infer_engine.api.dialects.openai.chat_batch import BatchChatRequest
 from mini_infer_engine.api.dialects.openai.completions import CompletionRequest
 from mini_infer_engine.api.dialects.openai.embeddings import EMBEDDINGS_PATH, EmbeddingRequest
 from mini_infer_engine.api.dialects.responses.responses_api import ResponsesRequest
-from mini_infer_engine.api.openapi import answers
 from mini_infer_engine.api.tokenize import DetokenizeRequest, TokenizeRequest
+
+Tag = Literal["openai", "anthropic", "vllm", "server"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +28,7 @@ class Operation:
 
     path: str
     method: Literal["get", "post", "delete"]
-    tag: str
+    tag: Tag
     summary: str
     request: type | None = None
     """Type of the JSON body; None if it has none."""
@@ -48,158 +50,115 @@ class Operation:
         return self.tag == "server"
 
 
+def _get(path: str, tag: Tag, summary: str, answer: type | None = None, **more: Any) -> Operation:
+    return Operation(path=path, method="get", tag=tag, summary=summary, answer=answer, **more)
+
+
+def _post(
+    path: str,
+    tag: Tag,
+    summary: str,
+    request: type | None = None,
+    answer: type | None = None,
+    event: type | None = None,
+    **more: Any,
+) -> Operation:
+    return Operation(
+        path=path, method="post", tag=tag, summary=summary, request=request, answer=answer, event=event, **more
+    )
+
+
+_CHAT, _COMPLETIONS, _RESPONSE = "/v1/chat/completions", "/v1/completions", RESPONSES_PATH + "/{response_id}"
+
 OPERATIONS = (
-    Operation(
-        path="/v1/chat/completions",
-        method="post",
-        tag="openai",
-        summary="Answer a conversation",
-        request=ChatRequest,
-        answer=answers.ChatCompletion,
-        event=answers.ChatCompletionChunk,
-    ),
-    Operation(
-        path="/v1/completions",
-        method="post",
-        tag="openai",
-        summary="Go on with texts",
-        request=CompletionRequest,
-        answer=answers.Completion,
-        event=answers.Completion,
-    ),
-    Operation(
-        path=EMBEDDINGS_PATH,
-        method="post",
-        tag="openai",
-        summary="The hidden states of texts' last tokens",
-        request=EmbeddingRequest,
-        answer=answers.Embeddings,
-    ),
-    Operation(
-        path=MESSAGES_PATH,
-        method="post",
-        tag="anthropic",
-        summary="Answer a conversation, as Anthropic's API does",
-        request=MessagesRequest,
-        answer=answers.Message,
-        event=answers.MessageStreamEvent,
+    _post(_CHAT, "openai", "Answer a conversation", ChatRequest, answers.ChatCompletion, answers.ChatCompletionChunk),
+    _post(_COMPLETIONS, "openai", "Go on with texts", CompletionRequest, answers.Completion, answers.Completion),
+    _post(EMBEDDINGS_PATH, "openai", "The hidden states of texts' last tokens", EmbeddingRequest, answers.Embeddings),
+    _post(
+        MESSAGES_PATH,
+        "anthropic",
+        "Answer a conversation, as Anthropic's API does",
+        MessagesRequest,
+        answers.Message,
+        answers.MessageStreamEvent,
         error=answers.MessagesErrorAnswer,
     ),
-    Operation(
-        path=COUNT_TOKENS_PATH,
-        method="post",
-        tag="anthropic",
-        summary="Count the tokens of a message's prompt",
-        request=CountTokensRequest,
-        answer=answers.MessageTokensCount,
+    _post(
+        COUNT_TOKENS_PATH,
+        "anthropic",
+        "Count the tokens of a message's prompt",
+        CountTokensRequest,
+        answers.MessageTokensCount,
         error=answers.MessagesErrorAnswer,
     ),
-    Operation(
-        path=RESPONSES_PATH,
-        method="post",
-        tag="openai",
-        summary="Answer a conversation, and keep it",
-        request=ResponsesRequest,
-        answer=answers.ResponseObject,
+    _post(
+        RESPONSES_PATH,
+        "openai",
+        "Answer a conversation, and keep it",
+        ResponsesRequest,
+        answers.ResponseObject,
         event=answers.ResponseStreamEvent,
     ),
-    Operation(
-        path=RESPONSES_PATH + "/input_tokens",
-        method="post",
-        tag="openai",
-        summary="Count the tokens of a response's prompt",
-        request=ResponsesRequest,
-        answer=answers.ResponseInputTokens,
+    _post(
+        RESPONSES_PATH + "/input_tokens",
+        "openai",
+        "Count the tokens of a response's prompt",
+        ResponsesRequest,
+        answers.ResponseInputTokens,
     ),
-    Operation(
-        path=RESPONSES_PATH + "/{response_id}",
-        method="get",
-        tag="openai",
-        summary="A response that is kept",
+    _get(
+        _RESPONSE,
+        "openai",
+        "A response that is kept",
+        answers.ResponseObject,
         query=RetrieveQuery,
-        answer=answers.ResponseObject,
         event=answers.ResponseStreamEvent,
     ),
     Operation(
-        path=RESPONSES_PATH + "/{response_id}",
+        path=_RESPONSE,
         method="delete",
         tag="openai",
         summary="Keep a response no longer",
         answer=answers.ResponseDeleted,
     ),
-    Operation(
-        path=RESPONSES_PATH + "/{response_id}/cancel",
-        method="post",
-        tag="openai",
-        summary="End a response in the background",
-        answer=answers.ResponseObject,
+    _post(_RESPONSE + "/cancel", "openai", "End a response in the background", answer=answers.ResponseObject),
+    _get(
+        _RESPONSE + "/input_items", "openai", "What a response was an answer to", answers.ResponseItems, query=PageQuery
     ),
-    Operation(
-        path=RESPONSES_PATH + "/{response_id}/input_items",
-        method="get",
-        tag="openai",
-        summary="What a response was an answer to",
-        query=PageQuery,
-        answer=answers.ResponseItems,
+    _get("/v1/models", "openai", "All models", answers.ModelList),
+    _get("/v1/models/{name}", "openai", "One model", answers.Model),
+    _post(
+        _CHAT + "/batch",
+        "vllm",
+        "Answer many conversations, with a choice each",
+        BatchChatRequest,
+        answers.ChatCompletion,
     ),
-    Operation(path="/v1/models", method="get", tag="openai", summary="All models", answer=answers.ModelList),
-    Operation(path="/v1/models/{name}", method="get", tag="openai", summary="One model", answer=answers.Model),
-    Operation(
-        path="/v1/chat/completions/batch",
-        method="post",
-        tag="vllm",
-        summary="Answer many conversations, with a choice each",
-        request=BatchChatRequest,
-        answer=answers.ChatCompletion,
+    _post(
+        "/invocations",
+        "vllm",
+        "Answer a conversation, or go on with texts, as SageMaker asks for it",
+        dict,
+        dict,
+        answers.ChatCompletionChunk,
     ),
-    Operation(
-        path="/invocations",
-        method="post",
-        tag="vllm",
-        summary="Answer a conversation, or go on with texts, as SageMaker asks for it",
-        request=dict,
-        answer=dict,
-        event=answers.ChatCompletionChunk,
-    ),
-    Operation(
-        path="/v1/chat/completions/render",
-        method="post",
-        tag="vllm",
-        summary="The prompt that a conversation becomes",
-        request=ChatRequest,
-        answer=answers.Rendered,
-    ),
-    Operation(
-        path="/v1/completions/render",
-        method="post",
-        tag="vllm",
-        summary="The prompts that texts become",
-        request=CompletionRequest,
-        answer=answers.Rendered,
+    _post(_CHAT + "/render", "vllm", "The prompt that a conversation becomes", ChatRequest, answers.Rendered),
+    _post(
+        _COMPLETIONS + "/render",
+        "vllm",
+        "The prompts that texts become",
+        CompletionRequest,
+        answers.Rendered,
         is_list=True,
     ),
-    Operation(
-        path="/tokenize",
-        method="post",
-        tag="vllm",
-        summary="Token ids of a text or a conversation",
-        request=TokenizeRequest,
-        answer=answers.Tokenized,
-    ),
-    Operation(
-        path="/detokenize",
-        method="post",
-        tag="vllm",
-        summary="The text of token ids",
-        request=DetokenizeRequest,
-        answer=answers.Detokenized,
-    ),
-    Operation(path="/tokenizer_info", method="get", tag="vllm", summary="tokenizer_config.json", answer=dict),
-    Operation(path="/health", method="get", tag="server", summary="Whether requests are answered, by the status alone"),
-    Operation(path="/ping", method="get", tag="server", summary="The same"),
-    Operation(path="/ping", method="post", tag="server", summary="The same"),
-    Operation(path="/version", method="get", tag="server", summary="The server's version", answer=answers.Version),
-    Operation(path="/load", method="get", tag="server", summary="How busy the server is", answer=answers.Load),
-    Operation(path="/healthz", method="get", tag="server", summary="Whether it is alive", answer=answers.Status),
-    Operation(path="/readyz", method="get", tag="server", summary="Whether it is ready", answer=answers.Status),
+    _post("/tokenize", "vllm", "Token ids of a text or a conversation", TokenizeRequest, answers.Tokenized),
+    _post("/detokenize", "vllm", "The text of token ids", DetokenizeRequest, answers.Detokenized),
+    _get("/tokenizer_info", "vllm", "tokenizer_config.json", dict),
+    _get("/health", "server", "Whether requests are answered, by the status alone"),
+    _get("/ping", "server", "The same"),
+    _post("/ping", "server", "The same"),
+    _get("/version", "server", "The server's version", answers.Version),
+    _get("/load", "server", "How busy the server is", answers.Load),
+    _get("/healthz", "server", "Whether it is alive", answers.Status),
+    _get("/readyz", "server", "Whether it is ready", answers.Status),
 )

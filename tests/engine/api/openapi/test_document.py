@@ -9,9 +9,9 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 
+from mini_infer_engine.api import answers
 from mini_infer_engine.api.app import make_app
 from mini_infer_engine.api.dialects.openai.chat import ChatRequest
-from mini_infer_engine.api.openapi import answers
 from mini_infer_engine.api.openapi.document import document, openapi
 from mini_infer_engine.api.openapi.operations import OPERATIONS, Operation
 from mini_infer_engine.config.options.server_options import ServerOptions

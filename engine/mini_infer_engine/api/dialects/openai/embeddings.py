@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from mini_infer_engine.api.answers import Embedding, Embeddings, EmbeddingsUsage
 from mini_infer_engine.api.dialects.base import GenerationSpec, OutputLimit
 from mini_infer_engine.api.dialects.fields import Body, parse_fields
 from mini_infer_engine.api.dialects.openai.shapes import encode_json
@@ -94,17 +95,14 @@ class EmbeddingRenderer:
     """A `Renderer` of embeddings, which have no streams."""
 
     def __init__(self, request_id: str, model: str, encoding: str, dimensions: int | None) -> None:
-        self._head = {"object": "list", "id": f"embd-{request_id}", "model": model}
+        self._id, self._model = f"embd-{request_id}", model
         self._encoding, self._dimensions = encoding, dimensions
 
     def whole(self, replies: Sequence[OutputText]) -> bytes:
         """Renders the embeddings of all inputs."""
-        data = [
-            {"object": "embedding", "index": index, "embedding": self._encoded(reply.embedding)}
-            for index, reply in enumerate(replies)
-        ]
+        data = [Embedding("embedding", index, self._encoded(reply.embedding)) for index, reply in enumerate(replies)]
         tokens = sum(len(reply.request.prompt_token_ids) for reply in replies)
-        return encode_json(self._head | {"data": data, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}})
+        return encode_json(Embeddings("list", self._id, self._model, data, EmbeddingsUsage(tokens, tokens)))
 
     def _encoded(self, embedding: bytes) -> str | list[float]:
         vector = shortened(embedding, self._dimensions)

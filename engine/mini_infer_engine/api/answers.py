@@ -1,6 +1,7 @@
-"""The shapes of answers, for the description of the API alone: renderers write them as bytes. A test compares them.
+"""The shapes of answers: small ones are encoded from these structs, and the API's description is made of all of them.
 
-Fields that only some answers have are `UNSET` here; answers may have more fields than stand here.
+Renderers of generated text put bytes together instead, since a stream pays for each chunk; a test compares their keys
+with these shapes. Fields that only some answers have are `UNSET` here.
 """
 
 from typing import Any, Literal
@@ -313,7 +314,7 @@ class MessageTokensCount(Struct):
     input_tokens: int
 
 
-class Rendered(Struct):
+class Rendered(Struct, kw_only=True):
     """A prompt, and the parameters with which it would be continued."""
 
     request_id: str
@@ -322,9 +323,9 @@ class Rendered(Struct):
     token_ids: list[int]
     sampling_params: dict[str, Any]
     stream: bool
-    priority: int
     stream_options: dict[str, bool] | None
     cache_salt: str | None
+    priority: int
     assistant_tokens_mask: None
     token_offsets: None
     features: None
@@ -337,7 +338,7 @@ class Tokenized(Struct):
 
     count: int
     tokens: list[int]
-    token_strs: list[str] | None
+    token_strs: list[str | None] | None
     max_model_len: int | None
 
 
@@ -356,6 +357,8 @@ class Model(Struct):
     owned_by: str
     root: str | UnsetType | None = UNSET
     max_model_len: int | UnsetType | None = UNSET
+    tool_call_parser: str | UnsetType | None = UNSET
+    reasoning_parser: str | UnsetType | None = UNSET
 
 
 class ModelList(Struct):
