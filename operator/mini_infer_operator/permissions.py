@@ -14,7 +14,7 @@ RULES: list[dict[str, Any]] = [
 LEASE_RULES: list[dict[str, Any]] = [
     {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]},
 ]
-"""The `rules` of a Role in the operator's own namespace: its pods elect by a Lease which of them works."""
+"""The `rules` of a Role in the namespace of the Lease, by which the operators of a class elect the one that works."""
 
 PEER_ROOT_RULES: list[dict[str, Any]] = [
     {"apiGroups": [""], "resources": ["secrets"], "verbs": ["create"]},

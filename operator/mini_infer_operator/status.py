@@ -76,11 +76,7 @@ def invalid_status(generation: int, message: str, *, previous: Mapping[str, Any]
     stalled = (True, Reason.INVALID_SPEC, message)
     verdicts = {"Ready": verdict, "Progressing": verdict, "Stalled": stalled}
     conditions = _conditions(verdicts, generation, previous, now)
-    kept = {
-        key: value
-        for key, value in previous.items()
-        if key not in {"conditions", "observedGeneration", "operator", "challenger"}
-    }
+    kept = {key: value for key, value in previous.items() if key not in {"conditions", "observedGeneration"}}
     others = [c for c in previous.get("conditions", ()) if c["type"] == "Available"]
     dumped = [condition.model_dump(by_alias=True) for condition in conditions]
     return {**kept, "observedGeneration": generation, "conditions": [*dumped, *others]}

@@ -44,7 +44,7 @@ SET_BY_THE_CHART = {
             *("pod-security", "allow-secrets", "allow-service-accounts"),
             "namespaces",
         ),
-        *("health-port", "resync-seconds", "log-level", "identity"),
+        *("health-port", "resync-seconds", "log-level", "identity", "operator-class", "leader-election-namespace"),
     },
 }
 MAIN = {"mini_infer_gateway.cli": "main", "mini_infer_operator.controller.settings": "parse_settings"}
@@ -131,6 +131,22 @@ def test_limits_of_pods_reach_the_operator(full: list[dict[str, Any]]) -> None:
     assert "--allow-service-accounts=weights-reader" in arguments
     default = {"--pod-security=restricted", "--allow-secrets=hub-token,hf-token", "--allow-service-accounts="}
     assert default <= set(container(rendered(), "operator")["args"])
+
+
+def test_the_lease_of_a_class_is_where_all_its_operators_find_it(full: list[dict[str, Any]]) -> None:
+    for items, namespace in (
+        (full, "leases"),
+        (rendered(), "kube-system"),
+        (rendered("--set=namespace=team"), "here"),
+    ):
+        assert f"--leader-election-namespace={namespace}" in container(items, "operator")["args"]
+        for kind in ("Role", "RoleBinding"):
+            (rights,) = [i for i in items if i["kind"] == kind and i["metadata"]["name"] == "mini-infer-operator-lease"]
+            assert rights["metadata"]["namespace"] == namespace
+    assert rights["subjects"][0]["namespace"] == "here"
+    assert "--operator-class=blue" in container(full, "operator")["args"]
+    assert not any("class" in argument for argument in container(rendered(), "operator")["args"])
+    assert helm("template", "mini-infer", str(CHART), "--set=operator.class=Blue").returncode != 0
 
 
 def test_services_prefer_both_address_families(full: list[dict[str, Any]]) -> None:

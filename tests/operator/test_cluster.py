@@ -57,7 +57,7 @@ def test_a_service_gets_ready_with_all_its_children(cluster: Cluster) -> None:
     assert status["observedGeneration"] == service["metadata"]["generation"]
     assert status["url"] == "http://alpha-engines.default.svc:8000"
     managers = {entry["manager"] for entry in service["metadata"]["managedFields"]}
-    assert managers == {"kubectl", "mini-infer-operator-status", "mini-infer-operator-claim:default/mini-infer"}
+    assert managers == {"kubectl", "mini-infer-operator-status"}
     assert "finalizers" not in service["metadata"]
     assert "annotations" not in service["metadata"]
 

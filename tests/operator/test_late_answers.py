@@ -32,11 +32,11 @@ def services_known(cluster: Cluster) -> float:
     return sum(sample.value for sample in families[names.OPERATOR_SERVICES].samples)
 
 
-def test_a_deleted_service_stays_gone_when_the_answer_to_its_claim_arrives_late(late: Cluster) -> None:
+def test_a_deleted_service_stays_gone_when_the_answer_to_its_status_arrives_late(late: Cluster) -> None:
     brief = [f"brief-{number}" for number in range(4)]
     for name in brief:
         late.apply(name)
-        wait(lambda name=name: late.status(name), every_s=0.02)  # claimed, and the answer is on its way
+        wait(lambda name=name: late.status(name), every_s=0.02)  # written, and the answer is on its way
         late.plane.kubectl("delete", "infsvc", name, "--wait=false")
     late.apply("fence")  # its answers come after all of the above
     wait(lambda: late.ready("fence").get("status") == "True")

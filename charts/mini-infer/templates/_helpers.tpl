@@ -2,6 +2,11 @@
 {{- contains .Chart.Name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name .Chart.Name) | trunc 50 | trimSuffix "-" }}
 {{- end }}
 
+{{- /* Where operators that may look after the same services find each other's Lease. */}}
+{{- define "mini-infer.lease-namespace" -}}
+{{- .Values.operator.leaderElectionNamespace | default (empty .Values.namespace | ternary "kube-system" .Release.Namespace) }}
+{{- end }}
+
 {{- define "mini-infer.selector" -}}
 app.kubernetes.io/name: {{ .root.Chart.Name }}
 app.kubernetes.io/instance: {{ .root.Release.Name }}

@@ -7,7 +7,6 @@ from mini_infer_operator.controller import gauges
 from mini_infer_operator.controller.events import EventRecorder
 from mini_infer_operator.controller.failed_passes import FailedPasses
 from mini_infer_operator.controller.metrics import OperatorMetrics
-from mini_infer_operator.controller.ownership import ServiceOwnership
 from mini_infer_operator.controller.pacing import RolloutThrottle
 from mini_infer_operator.controller.queue import WorkQueue
 from mini_infer_operator.controller.settings import OperatorSettings
@@ -44,7 +43,6 @@ class Controller:
         self._passes = FailedPasses[ServiceKey](
             lambda key: ClusterBackend(api, cache, settings, *key, events, self._turns, running, self._names, peers)
         )
-        self._ownership = ServiceOwnership(api, cache, settings, events)
         self._queue: WorkQueue[ServiceKey] | None = None
 
     @property
@@ -79,9 +77,10 @@ class Controller:
             await queue.close()
 
     async def _work(self, key: ServiceKey) -> float | None:
-        wait_s = await self._ownership.wait_s(key)
-        if wait_s is not None:
-            return wait_s
+        stored = self._cache.get(KIND, *key)
+        if stored is not None and (stored["spec"].get("operatorClass") or "") != self._settings.operator_class:
+            self._turns.release(key)
+            return float("inf")
         pause_s = await self._observed_pass(key)
         if pause_s is None:
             self._turns.release(key)

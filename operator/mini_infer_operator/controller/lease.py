@@ -1,4 +1,4 @@
-"""Elects one leader among an installation's operator pods by a Lease; the others watch and wait.
+"""Elects one leader among the operator pods of a class by a Lease; the others watch and wait.
 
 The protocol is client-go's (k8s.io/client-go/tools/leaderelection). Clocks of different machines are never compared: a
 Lease counts as expired if it did not change for its duration by our own clock.

@@ -147,7 +147,7 @@ class Operator:
     async def _work_once_synced(self) -> None:
         for feed in self._feeds.values():
             await feed.synced.wait()
-        namespace, _, name = self._settings.identity.partition("/")
+        namespace, name = self._settings.lease
         me = f"{socket.gethostname()}_{secrets.token_hex(4)}"
         controller = self._controller
-        await LeaderLease(self._server, namespace, f"{name}-operator", me, controller.start, controller.stop).run()
+        await LeaderLease(self._server, namespace, name, me, controller.start, controller.stop).run()

@@ -33,9 +33,11 @@ class OperatorSettings:
     namespaces: tuple[str, ...] = ()
     """Namespaces to watch. Empty: all."""
     identity: str = "default/mini-infer"
-    """This installation, as namespace/name: its pods share a Lease there, and `status.operator` shows it."""
+    """This installation, as namespace/name: the root secret of its peers is NAME-peer-root there."""
     operator_class: str = ""
     """Reconciles only services with this spec.operatorClass. Empty: only those without one."""
+    leader_election_namespace: str = ""
+    """Namespace of the Lease by which the operators of one class elect a leader. Empty: the identity's."""
     allow_ingress_from: tuple[Mapping[str, Any], ...] = ()
     """NetworkPolicyPeers of gateways, which may reach engines' HTTP, event and replay ports. Empty: no NetworkPolicies
     are created.
@@ -55,6 +57,12 @@ class OperatorSettings:
     resync_s: float = 300.0
     """Longest time in seconds between two reconciles of a service."""
     log_level: str = "INFO"
+
+    @property
+    def lease(self) -> tuple[str, str]:
+        """Namespace and name of the Lease, which all operators of one class share."""
+        namespace = self.leader_election_namespace or self.identity.partition("/")[0]
+        return namespace, "-".join(["mini-infer-operator", *filter(None, [self.operator_class])])
 
     @property
     def engine_peers(self) -> EnginePeers:
@@ -81,146 +89,134 @@ def parse_settings(
         f"Each flag can be given as {ENVIRONMENT_PREFIX}<FLAG>, such as {ENVIRONMENT_PREFIX}ENGINE_IMAGE.",
     )
 
-    def default(flag: str, otherwise: str | None = None) -> str | None:
-        return environment.get(ENVIRONMENT_PREFIX + flag.upper().replace("-", "_")) or otherwise
+    def add(flag: str, otherwise: str | None = None, **options: Any) -> None:
+        found = environment.get(ENVIRONMENT_PREFIX + flag.upper().replace("-", "_")) or otherwise
+        options["required"] = options.get("required", False) and found is None
+        parser.add_argument(f"--{flag}", default=found, **options)
 
     parser.add_argument("--version", action="version", version=f"mini-infer-operator {__version__}")
-    image = default("engine-image")
-    parser.add_argument(
-        "--engine-image", metavar="IMAGE", default=image, required=image is None, help="for services that name no image"
-    )
-    parser.add_argument(
-        "--engine-cuda-image",
+    add("engine-image", metavar="IMAGE", required=True, help="for services that name no image")
+    add(
+        "engine-cuda-image",
+        type=_text_or_none,
         metavar="IMAGE",
-        default=default("engine-cuda-image"),
         help="for services that name no image and ask for a GPU; without it they must name one",
     )
-    parser.add_argument(
-        "--engine-image-pull-policy",
-        default=default("engine-image-pull-policy"),
+    add(
+        "engine-image-pull-policy",
         choices=("Always", "IfNotPresent", "Never"),
         help="of engine pods; left out: what Kubernetes chooses by the tag",
     )
-    parser.add_argument(
-        "--gateway-url", metavar="URL", default=default("gateway-url"), help="shown to users as status.url"
-    )
-    parser.add_argument(
-        "--namespaces",
-        metavar="A,B",
-        default=default("namespaces", ""),
-        help="comma-separated namespaces to look after (default: all)",
-    )
-    parser.add_argument(
-        "--identity",
+    add("gateway-url", metavar="URL", help="shown to users as status.url")
+    add("namespaces", "", type=_patterns, metavar="A,B", help="comma-separated namespaces to look after (default: all)")
+    add(
+        "identity",
+        "default/mini-infer",
         type=_identity,
         metavar="NAMESPACE/NAME",
-        default=default("identity", "default/mini-infer"),
-        help="of this installation: its pods share the Lease NAME-operator in NAMESPACE, and it leaves services alone "
-        "that another living installation looks after (default: default/mini-infer)",
+        help="of this installation: the root secret of its engines' peers is NAME-peer-root in NAMESPACE (default: "
+        "default/mini-infer)",
     )
-    parser.add_argument(
-        "--operator-class",
+    add(
+        "operator-class",
+        "",
+        type=_class,
         metavar="CLASS",
-        default=default("operator-class", ""),
         help="look after services with this spec.operatorClass (default: those without one)",
     )
-    parser.add_argument(
-        "--allow-ingress-from",
+    add(
+        "leader-election-namespace",
+        "",
+        metavar="NAMESPACE",
+        help="of the Lease mini-infer-operator[-CLASS], by which the operators of one class elect the one that works: "
+        "installations of one class share it (default: the identity's)",
+    )
+    add(
+        "allow-ingress-from",
+        "[]",
         type=_peers,
         metavar="JSON",
-        default=default("allow-ingress-from", "[]"),
         help="make a NetworkPolicy for each service's engines that lets in these to HTTP, events and replays, a list "
         "of NetworkPolicyPeers: the gateways' pods (default: [], make none)",
     )
-    parser.add_argument(
-        "--allow-http-from",
+    add(
+        "allow-http-from",
+        "[]",
         type=_peers,
         metavar="JSON",
-        default=default("allow-http-from", "[]"),
         help="with --allow-ingress-from: let in these too, to engines' HTTP port alone: the operator's pods, and "
         "Prometheus' (default: [])",
     )
-    parser.add_argument(
-        "--max-rolling-services",
+    add(
+        "max-rolling-services",
+        "3",
         type=whole_number(0),
         metavar="N",
-        default=default("max-rolling-services", "3"),
         help="services that may roll to a new default image at a time; one that gets stuck keeps its turn. 0: only an "
         "edit brings a service the new image (default: 3)",
     )
-    parser.add_argument(
-        "--max-rolling-gpus",
+    add(
+        "max-rolling-gpus",
+        "inf",
         type=float,
         metavar="N",
-        default=default("max-rolling-gpus", "inf"),
         help="GPUs that these rollouts may take beside those that their services have (default: no limit)",
     )
-    parser.add_argument(
-        "--pod-security",
-        default=default("pod-security", "restricted"),
+    add(
+        "pod-security",
+        "restricted",
         choices=PROFILES,
         help="the Pod Security Standard that templates of services must keep: hostPath, privileged containers, host "
         "namespaces and added capabilities need privileged, user 0 baseline (default: restricted)",
     )
-    parser.add_argument(
-        "--allow-secrets",
+    add(
+        "allow-secrets",
+        ",".join(DEFAULT_SECRETS),
         metavar="A,B*",
         type=_patterns,
-        default=default("allow-secrets", ",".join(DEFAULT_SECRETS)),
         help="Secrets that services may give their pods, as shell patterns of NAME or NAMESPACE/NAME; * for all "
         f"(default: {','.join(DEFAULT_SECRETS)})",
     )
-    parser.add_argument(
-        "--allow-service-accounts",
+    add(
+        "allow-service-accounts",
+        "",
         metavar="A,B*",
         type=_patterns,
-        default=default("allow-service-accounts", ""),
         help="ServiceAccounts that services may give their pods, and whose tokens, in the same form (default: none)",
     )
-    parser.add_argument(
-        "--health-port",
-        type=port_number,
-        metavar="PORT",
-        default=default("health-port", "8081"),
-        help="of /healthz and /readyz (default: 8081)",
-    )
-    parser.add_argument(
-        "--resync-seconds",
+    add("health-port", "8081", type=port_number, metavar="PORT", help="of /healthz and /readyz (default: 8081)")
+    add(
+        "resync-seconds",
+        "300",
+        dest="resync_s",
         type=seconds,
         metavar="S",
-        default=default("resync-seconds", "300"),
         help="look at every service at least this often (default: 300)",
     )
-    parser.add_argument(
-        "--log-level",
-        default=default("log-level", "INFO"),
-        choices=("DEBUG", "INFO", "WARNING", "ERROR"),
-        help="(default: INFO)",
+    add("log-level", "INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"), help="(default: INFO)")
+    given = vars(parse_flags(parser, arguments))
+    security = PodSecurity(
+        profile=given.pop("pod_security"),
+        secrets=given.pop("allow_secrets"),
+        service_accounts=given.pop("allow_service_accounts"),
     )
-    given = parse_flags(parser, arguments)
-    return OperatorSettings(
-        engine_image=given.engine_image,
-        engine_cuda_image=given.engine_cuda_image or None,
-        engine_image_pull_policy=given.engine_image_pull_policy,
-        gateway_url=given.gateway_url,
-        namespaces=tuple(name for name in given.namespaces.split(",") if name),
-        identity=given.identity,
-        operator_class=given.operator_class,
-        allow_ingress_from=given.allow_ingress_from,
-        allow_http_from=given.allow_http_from,
-        max_rolling_services=given.max_rolling_services,
-        max_rolling_gpus=given.max_rolling_gpus,
-        pod_security=PodSecurity(
-            profile=given.pod_security, secrets=given.allow_secrets, service_accounts=given.allow_service_accounts
-        ),
-        health_port=given.health_port,
-        resync_s=given.resync_seconds,
-        log_level=given.log_level,
-    )
+    return OperatorSettings(pod_security=security, **given)
+
+
+def _text_or_none(text: str) -> str | None:
+    return text or None
 
 
 def _patterns(text: str) -> tuple[str, ...]:
     return tuple(part for piece in text.split(",") if (part := piece.strip()))
+
+
+def _class(text: str) -> str:
+    if not re.fullmatch(r"([a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?)?", text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} cannot be part of a Lease's name: use at most 63 lower-case letters, digits, '-' and '.'"
+        )
+    return text
 
 
 def _identity(text: str) -> str:

@@ -46,8 +46,8 @@ from mini_infer_web.kubernetes_api import ApiError
 Object = dict[str, Any]
 
 _DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
-CLAIM_FIELDS = {"operator", "challenger"}
-"""Fields of the status that are written apart from the rest (controller/ownership.py)."""
+_FORMER_STATUS_FIELDS = {"operator", "challenger"}
+"""Fields that earlier operators wrote; a CRD that was not upgraded still stores them."""
 _APPLIED_TO_CREATE = {"ControllerRevision"}
 """Kinds that are created by server-side apply. A POST stores a ControllerRevision's `data` with its keys in their
 order; every later apply sorts them, and is then refused as a change of an immutable field. Other kinds are created by
@@ -91,7 +91,8 @@ class ClusterBackend:
         if stored is None or "deletionTimestamp" in stored["metadata"]:
             return None
         spec = self._held(stored) if _is_paused(stored) else stored["spec"]
-        return {**stored, "spec": scaled_spec(spec, self._scalers())}
+        status = {key: value for key, value in (stored.get("status") or {}).items() if key not in _FORMER_STATUS_FIELDS}
+        return {**stored, "spec": scaled_spec(spec, self._scalers()), "status": status}
 
     async def observe(self, service: InferenceService) -> Observed:
         """Returns counts and times of the service's workloads and pods, and the reasons why engines are not ready."""
@@ -157,8 +158,7 @@ class ClusterBackend:
         """Writes the status if it differs from the stored one, and the status of the service's scalers."""
         await self._report_scalers(stored["spec"], status)
         status = self._api.fit_status(status)
-        before = {key: value for key, value in (stored.get("status") or {}).items() if key not in CLAIM_FIELDS}
-        if before == status:
+        if stored.get("status") == status:
             return
         identity = {"name": self._name, "namespace": self._namespace, "uid": stored["metadata"]["uid"]}
         written = await self._api.apply_status(

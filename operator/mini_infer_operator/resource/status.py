@@ -130,7 +130,3 @@ class InferenceServiceStatus(ApiModel):
     """Label selector of the engines that `spec.unified.replicas` counts, for autoscalers."""
     url: str | None = None
     """The URL for OpenAI clients: the gateway's if the operator knows one, else that of the engines' Service."""
-    operator: str | None = Field(default=None, max_length=253)
-    """The installation of the operator that manages the service: namespace/release. Others leave it alone."""
-    challenger: str | None = Field(default=None, max_length=253)
-    """Another installation that asks if `operator` still runs; empty as soon as that has answered."""
