@@ -11,7 +11,14 @@ from mini_infer_operator.parse import InvalidServiceError, parse_service
 from mini_infer_operator.plan.decisions import decisions
 from mini_infer_operator.plan.plan import Plan, make_plan
 from mini_infer_operator.resource import InferenceService
-from mini_infer_operator.status import EventType, PermanentFailure, invalid_status, ready_turn, service_status
+from mini_infer_operator.status import (
+    EventType,
+    PermanentFailure,
+    invalid_status,
+    name_turn,
+    ready_turn,
+    service_status,
+)
 
 RETRY_S = 60.0
 """Seconds until what the API server refused is tried again: only a user can resolve that, in ways that cause no event.
@@ -71,6 +78,7 @@ async def reconcile(backend: Backend) -> float | None:
         backend.record_event(stored, decision.reason, decision.message)
     status = service_status(service, observed, plan, failure, url=backend.url(service), previous=previous, now=now)
     await backend.report(stored, status)
-    if (turn := ready_turn(previous, status)) is not None:
-        backend.record_event(stored, *turn)
+    for turn in (ready_turn(previous, status), name_turn(service, previous, observed.claimants)):
+        if turn is not None:
+            backend.record_event(stored, *turn)
     return min(plan.look_again_s, RETRY_S if failure else float("inf"))

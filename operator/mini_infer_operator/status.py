@@ -100,6 +100,20 @@ def ready_turn(previous: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[
     return after["reason"], after["message"], "Normal" if harmless else "Warning"
 
 
+def name_turn(
+    service: InferenceService, previous: Mapping[str, Any], claimants: Sequence[str]
+) -> tuple[str, str, EventType] | None:
+    """Returns reason, message and type of an Event if the bare model name changed hands, else None."""
+    me, before = f"{service.metadata.namespace}/{service.metadata.name}", previous.get("model")
+    after = _name_for_clients(service, claimants)
+    if me not in (before, after) or before == after:
+        return None
+    told = f"clients that ask for {service.model_name} reach"
+    if after != me:
+        return "ModelNameGained", f"{told} this service from now on: no older service claims that name now", "Normal"
+    return "ModelNameLost", f"{told} {claimants[0]}, which is older; this service answers to {me}", "Warning"
+
+
 def progress_ended(previous: Mapping[str, Any], status: Mapping[str, Any], now: datetime) -> tuple[str, float] | None:
     """Returns the reason and the seconds of a progress that has just ended; None if it goes on, or there was none."""
     before, after = (

@@ -395,6 +395,12 @@ def test_who_owns_a_shared_model_name_is_told(cluster: Cluster) -> None:
     assert cluster.plane.kubectl("delete", "infsvc", "first-claim").returncode == 0
     wait(lambda: cluster.status("another-claim").get("model") == "shared" and not owned("another-claim"))
 
+    def has_event(reason: str) -> bool:
+        chosen = f"--field-selector=reason={reason},involvedObject.name=another-claim"
+        return bool(cluster.plane.kubectl("get", "events", chosen, "-o=name").stdout)
+
+    wait(lambda: has_event("ModelNameLost") and has_event("ModelNameGained"))
+
 
 def test_deletion_leaves_nothing(cluster: Cluster) -> None:
     cluster.apply("gone")

@@ -7,7 +7,7 @@ from mini_infer_operator.observe import Failure, Observed, ObservedWorkload
 from mini_infer_operator.parse import parse_service
 from mini_infer_operator.plan.plan import make_plan
 from mini_infer_operator.resource import REASONS, InferenceServiceStatus, Reason
-from mini_infer_operator.status import PermanentFailure, invalid_status, service_status
+from mini_infer_operator.status import PermanentFailure, invalid_status, name_turn, service_status
 from tests.support.services import changed
 
 NOON = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
@@ -175,6 +175,33 @@ def test_who_owns_a_model_name_that_several_claim_is_told() -> None:
     model, condition, message = told("b/demo", "c/1", "c/2", "c/3", "c/4")
     assert (model, condition) == ("shared", ("True", "ModelNameShared"))
     assert message.endswith("c/1, c/2, c/3 and 1 more claim it too")
+
+
+@pytest.mark.parametrize(
+    ("before", "claimants", "reason"),
+    [
+        (None, (), None),
+        (None, ("b/demo", "c/1"), None),
+        (None, ("a/old", "b/demo"), "ModelNameLost"),
+        ("shared", ("a/old", "b/demo"), "ModelNameLost"),
+        ("shared", ("a/old",), "ModelNameLost"),  # paused, with another name in the spec that waits
+        ("b/demo", ("a/old", "b/demo"), None),
+        ("b/demo", ("b/demo", "c/1"), "ModelNameGained"),
+        ("b/demo", ("b/demo",), "ModelNameGained"),
+        ("shared", ("b/demo",), None),
+        ("another", ("b/demo",), None),
+    ],
+)
+def test_an_event_is_recorded_when_a_model_name_changes_hands(
+    before: str | None, claimants: tuple[str, ...], reason: str | None
+) -> None:
+    service = parse_service(changed({"metadata": {"namespace": "b"}, "spec": {"model": {"name": "shared"}}}))
+    turn = name_turn(service, {} if before is None else {"model": before}, claimants)
+    assert (None if turn is None else turn[0]) == reason
+    if turn is not None:
+        assert "shared" in turn[1]
+        assert turn[2] == ("Warning" if reason == "ModelNameLost" else "Normal")
+        assert ("a/old" in turn[1]) == (reason == "ModelNameLost")
 
 
 PAIR = {"unified": None, "prefill": {"replicas": 1}, "decode": {"replicas": 2, "parallelism": {"tensor": 2}}}
