@@ -112,7 +112,7 @@ def measure(settings: dict[str, Any], soak_s: float, pause_s: float, known_ids: 
         before_s = time.monotonic()
     while engine.has_work:
         step()
-    afterwards = {"pages in use afterwards": runner.num_pages - engine.scheduler.pool.num_free}
+    afterwards = {"pages in use afterwards": runner.num_pages - engine.scheduler.kv_cache.pool.num_free}
     yield {"soak requests": started, "soak s": passed} | afterwards
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from benchmarks.routing.engine_model import EngineShape
 from benchmarks.routing.workload import SimulatedRequest
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, root_key
-from mini_infer_engine.core.prefix_cache import PrefixCache
+from mini_infer_engine.core.kv_cache_manager import KVCacheManager
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.core.scheduler import Scheduler
 from mini_infer_engine.core.sequence import Sequence, State
@@ -32,10 +32,8 @@ class SchedulerEngine:
         if shape.block_tokens != BLOCK_SIZE_TOKENS:
             raise ValueError(f"block_tokens is {shape.block_tokens}: the real engine's blocks have {BLOCK_SIZE_TOKENS}")
         self._shape, self._on_first_token, self._on_finish = shape, on_first_token, on_finish
-        self.cache = PrefixCache(shape.kv_blocks, BLOCK_SIZE_TOKENS, record_events=False)
         self.scheduler = Scheduler(
-            self.cache.pool,
-            self.cache,
+            KVCacheManager(shape.kv_blocks, BLOCK_SIZE_TOKENS, record_events=False),
             max_num_seqs=shape.max_num_seqs,
             token_budget=shape.token_budget,
             chunk_limit=shape.token_budget,
@@ -75,7 +73,7 @@ class SchedulerEngine:
     def wake(self, now_s: float) -> None:
         """See EngineModel."""
         assert self._step is not None
-        self.scheduler.unpin(self._step)
+        self.scheduler.ended(self._step)
         for row, sequence in zip(self._step.batch.rows, self._step.sequences, strict=True):
             sequence.in_flight -= 1
             if row.sampling is not None and sequence.state is not State.FINISHED:

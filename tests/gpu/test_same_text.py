@@ -78,7 +78,7 @@ def test_settings_do_not_change_the_text(folder: Path, expected: list[list[int]]
     found = engine.stats().cached_prompt_tokens - cached
     wanted = sum(len(request.prompt_token_ids) for request in requests())
     assert (found > wanted * 0.8) == settings.enable_prefix_caching, "the second run is to find its prefixes"
-    assert engine.scheduler.pool.usage == 0
+    assert engine.scheduler.kv_cache.pool.usage == 0
 
 
 def growing_requests() -> list[Request]:
@@ -100,7 +100,7 @@ def test_preemption_does_not_change_the_text(folder: Path, grown: list[list[int]
     engine = make_engine(settings, make_runner(settings))
     assert texts(engine, growing_requests()) == grown
     assert engine.stats().preemptions > 0
-    assert engine.scheduler.pool.usage == 0
+    assert engine.scheduler.kv_cache.pool.usage == 0
 
 
 def test_requests_that_come_and_go_at_any_step_keep_their_text(folder: Path, expected: list[list[int]]) -> None:

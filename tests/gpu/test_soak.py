@@ -49,7 +49,7 @@ def assert_nothing_is_held(engine: Engine) -> None:
     assert not engine.has_work
     assert not scheduler.running
     assert not scheduler.waiting
-    assert scheduler.pool.num_free == scheduler.pool.num_pages
+    assert scheduler.kv_cache.pool.num_free == scheduler.kv_cache.pool.num_pages
     assert sorted(scheduler._free_slots) == list(range(64))
 
 

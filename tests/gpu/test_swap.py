@@ -47,5 +47,5 @@ def test_texts_are_those_of_a_pool_that_is_large_enough(
     runner.swap_space = replace(runner.swap_space, swap_s_per_token=0.0, compute_s_per_token=1.0)
     engine = make_engine(settings, runner)
     assert texts(engine, requests()) == expected
-    assert engine.scheduler.num_swaps > 0
-    assert engine.scheduler.num_swaps == engine.stats().preemptions
+    assert engine.scheduler.kv_cache.num_swaps > 0
+    assert engine.scheduler.kv_cache.num_swaps == engine.stats().preemptions

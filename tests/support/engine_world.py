@@ -37,7 +37,7 @@ def make_engine(
         "revision",
         record_events=record_events,
     )
-    runner.references = engine.scheduler.pool.references
+    runner.references = engine.scheduler.kv_cache.pool.references
     return engine, runner
 
 
@@ -62,7 +62,7 @@ class World:
     @property
     def num_swaps(self) -> int:
         """Sequences that went to main memory."""
-        return self.engine.scheduler.num_swaps
+        return self.engine.scheduler.kv_cache.num_swaps
 
     @property
     def num_copies(self) -> int:
@@ -187,7 +187,7 @@ class World:
     def check(self) -> None:
         """References are those of the running and the pinned, free pages are all others, events tell what is cached."""
         engine, scheduler = self.engine, self.engine.scheduler
-        pool = scheduler.pool
+        pool = scheduler.kv_cache.pool
         uses = [0] * pool.num_pages
         placed = [*scheduler.running, *scheduler.receiving]
         for sequence in placed:
@@ -208,7 +208,7 @@ class World:
         assert len(set(slots)) == len(slots)
         assert all(not sequence.pages and sequence.slot < 0 for sequence in scheduler.waiting)
         swapped = [page for sequence in scheduler.waiting for page in sequence.host_pages]
-        assert sorted([*scheduler._free_host_pages, *swapped]) == list(range(self.runner.swap_space.num_pages))
+        assert sorted([*scheduler.kv_cache._free_host_pages, *swapped]) == list(range(self.runner.swap_space.num_pages))
         for ranked in (scheduler.running, scheduler.waiting):
             assert [sequence.order for sequence in ranked] == sorted(sequence.order for sequence in ranked)
         self._check_events()
@@ -238,7 +238,7 @@ class World:
             self.step()
         assert not self.engine.has_work, "stuck"
         self.check()
-        pool = self.engine.scheduler.pool
+        pool = self.engine.scheduler.kv_cache.pool
         assert not self.live
         assert not any(pool.references)
         assert pool.num_free == pool.num_pages

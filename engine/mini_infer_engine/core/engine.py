@@ -24,11 +24,10 @@ from mini_infer_engine.core.beam_search.group import BeamGroup, request_of_beams
 from mini_infer_engine.core.constraints import NO_GUESSES, Constraints, NoConstraints, has_constrained_rows
 from mini_infer_engine.core.grammars.compiler import GrammarCompiler
 from mini_infer_engine.core.guarded_connector import FAULT, GuardedConnector
+from mini_infer_engine.core.kv_cache_manager import KVCacheManager
 from mini_infer_engine.core.kv_transfer import KVConnector, LayerProgress, NotReceived, Received
 from mini_infer_engine.core.output_processor import OutputProcessor
-from mini_infer_engine.core.page_allocator import PageAllocator
 from mini_infer_engine.core.prefill_rate import PrefillRate
-from mini_infer_engine.core.prefix_cache import PrefixCache
 from mini_infer_engine.core.request import Output, Request
 from mini_infer_engine.core.scheduler import Scheduler
 from mini_infer_engine.core.sequence import Sequence, State
@@ -86,11 +85,14 @@ class Engine:
         Prompts are cut into chunks at multiples of `chunk_alignment` tokens.
         """
         self._transfers = GuardedConnector(None)
-        cache = None
-        if settings.enable_prefix_caching:
-            cache = PrefixCache(runner.num_pages, runner.page_size, record_events=record_events)
-        pool = PageAllocator(runner.num_pages, runner.page_size) if cache is None else cache.pool
-        pool.check_fits(max_model_len)
+        kv_cache = KVCacheManager(
+            runner.num_pages,
+            runner.page_size,
+            enable_caching=settings.enable_prefix_caching,
+            record_events=record_events,
+            swap_space=runner.swap_space,
+        )
+        kv_cache.check_fits(max_model_len)
         token_budget = settings.resolved().max_num_batched_tokens
         speculation = speculation_of(settings)
         self._speculation: SpeculationPlanner | NoSpeculation = NoSpeculation()
@@ -103,10 +105,8 @@ class Engine:
                 costs=getattr(runner, "guess_costs", None),  # of runners that have measured them
             )
         self.scheduler = Scheduler(
-            pool,
-            cache,
+            kv_cache,
             max_num_seqs=settings.max_num_seqs,
-            swap_space=runner.swap_space,
             token_budget=token_budget,
             chunk_limit=settings.long_prefill_token_threshold or token_budget,
             speculation=self._speculation,
@@ -445,7 +445,7 @@ class Engine:
         except Exception as error:
             return self._fail_all_running(step, error)
         self._failed_passes, now_s = 0, time.monotonic()
-        self.scheduler.unpin(step)
+        self.scheduler.ended(step)
         self._rate.committed(step, now_s)
         # Passes follow each other on the device: one begins when it is launched, or when the one before has ended.
         seconds = now_s - max(step.launched_s, self._last_commit_s)
@@ -494,13 +494,13 @@ class Engine:
                 self._runner.collect(handle)
             self._unwind(later)
         outputs = self._fail(list(self.scheduler.running), error)
-        self.scheduler.cache.forget_all()
+        self.scheduler.kv_cache.reset_prefix_cache()
         return outputs
 
     def _unwind(self, step: Step) -> None:
         """Releases what a pass that will not be committed has pinned, and what it was to copy to main memory."""
-        self.scheduler.unpin(step)
-        self.scheduler.forget_swapped(step)
+        self.scheduler.ended(step)
+        self.scheduler.kv_cache.forget_swapped(step)
         for sequence in step.sequences:
             sequence.in_flight -= 1
             if sequence.is_leaving and not sequence.in_flight:
@@ -526,16 +526,16 @@ class Engine:
         """Empties the prefix cache. Returns False, and changes nothing, while there is work."""
         if self.has_work:
             return False
-        self.scheduler.cache.forget_all()
+        self.scheduler.kv_cache.reset_prefix_cache()
         return True
 
     def take_events(self) -> list[KVEvent]:
         """Returns the changes of the prefix cache since the last call, in order."""
-        return self.scheduler.cache.take_events()
+        return self.scheduler.kv_cache.take_events()
 
     def snapshot(self) -> list[BlockStored]:
         """Returns all cached blocks, parents first: the state after the events taken so far and those still to take."""
-        return self.scheduler.cache.snapshot()
+        return self.scheduler.kv_cache.snapshot()
 
     def load(self) -> LoadReport:
         """Returns the current load, for gateways. Its `accepted` has the ids of requests added since the last call."""
@@ -547,7 +547,7 @@ class Engine:
             running=len(scheduler.running) + len(scheduler.receiving),  # all that hold pages
             waiting=len(scheduler.waiting) + self._num_compiling,
             queued_tokens=scheduler.num_queued_tokens,
-            kv_usage=scheduler.pool.usage,
+            kv_usage=scheduler.kv_cache.usage,
             accepted=accepted,
             prefill_tokens_per_s=self._rate.tokens_per_s,
             transfer_bytes_per_s=transfers.bytes_per_s,
@@ -564,7 +564,7 @@ class Engine:
             accepted_tokens_by_position=list(speculation.accepted_by_position),
             running=len(scheduler.running),
             waiting=len(scheduler.waiting) + len(scheduler.receiving) + self._num_compiling,
-            kv_usage=scheduler.pool.usage,
+            kv_usage=scheduler.kv_cache.usage,
             preemptions=scheduler.num_preemptions,
             generation_tokens=self._outputs.num_tokens,
             prefill_tokens_per_s=self._rate.tokens_per_s,

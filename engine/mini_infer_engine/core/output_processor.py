@@ -88,7 +88,7 @@ class OutputProcessor:
         token_ids = sequence.token_ids
         token_ids.append(token)
         if sequence.num_computed >= sequence.next_block_end:
-            self._scheduler.publish(sequence)
+            self._scheduler.kv_cache.cache_blocks(sequence)
         if token in sequence.stops or len(token_ids) > sequence.last_position + 1:
             return self._last_output(sequence, [token], [])
         return Output(sequence.request.request_id, [token], sequence.num_cached or 0)

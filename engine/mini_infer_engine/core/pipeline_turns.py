@@ -12,6 +12,20 @@ from mini_infer_engine.core.sequence import Sequence
 from mini_infer_engine.core.step import Step
 
 
+class NoPipelineTurns:
+    """Stands in for `PipelineTurns` where one pass at a time samples: every sequence may be in every pass."""
+
+    def launched(self, step: Step) -> None:
+        """Records nothing."""
+
+    def ended(self, step: Step) -> None:
+        """Records nothing."""
+
+    def take(self, running: list[Sequence]) -> list[Sequence]:
+        """Returns all running sequences."""
+        return running
+
+
 class PipelineTurns:
     """The turns of one scheduler's sequences."""
 

@@ -209,6 +209,11 @@ class NoPrefixCache:
         del sequence
         return MISS
 
+    def longest(self, token_ids: Items[int], root: bytes) -> tuple[list[int], int]:
+        """Returns no pages."""
+        del token_ids, root
+        return [], 0
+
     def publish(self, sequence: Sequence) -> None:
         """Remembers nothing. The sequence has no block whose end is to be watched for."""
         sequence.next_block_end = NEVER

@@ -19,7 +19,6 @@ from mini_infer_contract.blocks import root_key
 from mini_infer_engine.core.faults import FaultLog
 from mini_infer_engine.core.guarded_connector import FAULT
 from mini_infer_engine.core.kv_transfer import NO_TRANSFERS, KVTransferStats, LayerProgress, NotReceived, Received, Work
-from mini_infer_engine.core.prefix_cache import NoPrefixCache
 from mini_infer_engine.core.request import Output, Request
 from mini_infer_engine.core.scheduler import Scheduler
 from mini_infer_engine.core.sequence import Sequence
@@ -99,11 +98,11 @@ class TransferConnector:
         ValueError if another engine's request has values that this engine cannot serve.
         """
         self.falls_back = falls_back
-        self._worker, self._scheduler, self._pool = worker, scheduler, scheduler.pool
+        self._worker, self._scheduler, self._kv_cache = worker, scheduler, scheduler.kv_cache
         self._model_revision = model_revision
         self._advertised = advertised
         self._retain_s = min(lease_s * _RETAINED_LEASES, MAX_LEASE_S)
-        self._most_retained = int(self._pool.num_pages * retained_share)
+        self._most_retained = int(self._kv_cache.num_pages * retained_share)
         self._num_retained = 0
         self._check, self._vocab_size = check, vocab_size
         self._queued_tokens = queued_tokens
@@ -340,7 +339,8 @@ class TransferConnector:
 
         A prompt that alone exceeds the limit is not retained; its output then has no `kv_transfer_params`.
         """
-        request_id, pages = sequence.request.request_id, sequence.pages[: self._pool.pages_for(sequence.num_prefill)]
+        request_id = sequence.request.request_id
+        pages = sequence.pages[: self._kv_cache.pages_for(sequence.num_prefill)]
         if self._is_off or len(pages) > self._most_retained:
             return
         while self._num_retained + len(pages) > self._most_retained:
@@ -361,7 +361,7 @@ class TransferConnector:
         if end <= giving.sent:
             return
         pages, serial = list(sequence.pages), next(self._serials)
-        pinned = pages[: self._pool.pages_for(end)]
+        pinned = pages[: self._kv_cache.pages_for(end)]
         self._pin(pinned)
         self._pins[giving.key, serial] = pinned
         self._worker.do(events.Give(giving.key, serial, pages, giving.sent, end, layers))
@@ -440,11 +440,11 @@ class TransferConnector:
         self._grant_prefix(asked)
 
     def _grant_prefix(self, asked: events.KVAsked) -> None:
-        cache = self._scheduler.cache
-        if isinstance(cache, NoPrefixCache):
+        if not self._kv_cache.is_caching:
             self._worker.do(events.Refuse(asked.key, "no_prefix_cache", "this engine has no prefix cache"))
             return
-        pages, num_tokens = cache.longest(asked.token_ids, root_key(self._model_revision, salt=asked.cache_salt))
+        root = root_key(self._model_revision, salt=asked.cache_salt)
+        pages, num_tokens = self._kv_cache.longest_cached(asked.token_ids, root)
         self._pin(pages)
         self._pins[asked.key, -1] = pages
         self._next_grants.append(events.Grant(asked.key, pages, num_tokens))
@@ -453,11 +453,11 @@ class TransferConnector:
 
     def _pin(self, pages: list[int]) -> None:
         """Pins pages from token 0 on: in the prefix cache a block must not outlive the one before it."""
-        self._pool.pin(pages)
+        self._kv_cache.pin(pages)
         self._pinned += len(pages)
 
     def _unpin(self, pages: list[int]) -> None:
-        self._pool.unpin(pages)
+        self._kv_cache.unpin(pages)
         self._pinned -= len(pages)
 
     @property

@@ -74,7 +74,7 @@ def test_modelled_and_real_engine_agree(seed: int, kv_blocks: int, gap_s: float,
     model.through(model_engine, requests)
 
     assert model.ended.keys() == real.ended.keys() == {request.number for request in requests}
-    assert model_engine.free_pages == kv_blocks == real_engine.cache.pool.num_free
+    assert model_engine.free_pages == kv_blocks == real_engine.scheduler.kv_cache.pool.num_free
     if exact:
         assert model.first == pytest.approx(real.first)
         assert model.ended == {number: (pytest.approx(end), hit) for number, (end, hit) in real.ended.items()}

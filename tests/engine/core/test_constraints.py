@@ -69,7 +69,7 @@ class Bench:
             "revision",
             grammars=grammars if with_grammars else None,
         )
-        self.runner.references = self.engine.scheduler.pool.references
+        self.runner.references = self.engine.scheduler.kv_cache.pool.references
         self.answers: dict[str, Answer] = {}
 
     def add(
@@ -162,7 +162,7 @@ def test_depth_pages_preemption_and_swapping_change_no_output(depth: int, num_ho
             bench.add(name, CLOSED, max_tokens=400)
     expected, found = roomy.run(), tight.run()
     assert tight.engine.stats().preemptions, "the test is to preempt"
-    assert bool(tight.engine.scheduler.num_swaps) == bool(num_host_pages)
+    assert bool(tight.engine.scheduler.kv_cache.num_swaps) == bool(num_host_pages)
     assert [found[name] for name in names] == [expected[name] for name in names]
 
 
@@ -306,7 +306,7 @@ def test_requests_are_aborted_while_they_compile_wait_and_run(depth: int) -> Non
     answers = bench.run()
     assert all(answers[f"kept{moment}"].text.isdigit() for moment in range(12))
     assert bench.engine.stats().waiting == 0
-    assert bench.engine.scheduler.pool.usage == 0
+    assert bench.engine.scheduler.kv_cache.pool.usage == 0
 
 
 @pytest.mark.parametrize("what", ["launch_error", "collect_error", "sample_error"])
@@ -324,7 +324,7 @@ def test_a_pass_that_fails_at_any_stage_fails_its_requests_and_leaks_nothing(dep
     answers = bench.run()
     assert any("the device is gone" in answers[f"first{index}"].error for index in range(3))
     assert answers["later"].text.isdigit()
-    assert bench.engine.scheduler.pool.usage == 0
+    assert bench.engine.scheduler.kv_cache.pool.usage == 0
 
 
 def test_a_special_token_is_no_text_within_a_grammar() -> None:
@@ -376,7 +376,7 @@ def test_what_is_aborted_behind_a_forward_that_waits_for_masks_leaves_nothing_be
     answers = bench.run()
     assert len(answers["a"].token_ids) < 20
     assert 20 <= len(answers["b"].text) <= 30
-    assert not any(bench.engine.scheduler.pool.references)
+    assert not any(bench.engine.scheduler.kv_cache.pool.references)
 
 
 @DEPTHS

@@ -119,7 +119,7 @@ def test_an_abort_is_silent_and_frees_within_two_steps(depth: int) -> None:
     outputs = engine.step() + engine.step()
     assert {output.request_id for output in outputs} == {"stays"}
     assert engine.load().running == 1
-    assert engine.scheduler.pool.num_free == 16 - len(engine.scheduler.running[0].pages)
+    assert engine.scheduler.kv_cache.pool.num_free == 16 - len(engine.scheduler.running[0].pages)
 
 
 def test_the_next_turn_of_a_chat_finds_prompt_and_answer_in_the_cache() -> None:
@@ -223,7 +223,7 @@ def test_a_failing_pass_ends_its_requests_with_an_error_and_the_engine_goes_on(d
         assert "RuntimeError: out of luck" in last.error
     waited = [token for output in outputs["waits"] for token in output.token_ids]
     assert waited == expected_tokens(asked[2], MAX_MODEL_LEN)
-    pool = engine.scheduler.pool
+    pool = engine.scheduler.kv_cache.pool
     assert pool.num_free == pool.num_pages
     assert run_alone(engine, make_request("a", [0] * 40, max_tokens=20, ignore_eos=True))[0] == expected_tokens(
         asked[0], MAX_MODEL_LEN

@@ -144,7 +144,7 @@ def test_engine_goes_on_when_a_connector_raises(raising: str) -> None:
         assert made == expected_tokens(one, MAX_MODEL_LEN)
     assert engine.stats().kv_transfer.faults >= 1
     assert raising in connector.calls
-    assert not any(engine.scheduler.pool.references)
+    assert not any(engine.scheduler.kv_cache.pool.references)
     engine.add(request("later"))
     assert run(engine, runner, lambda: not engine.has_work)[-1].finish_reason == "length"
 

@@ -8,8 +8,7 @@ import pytest
 
 from mini_infer_contract.blocks import root_key
 from mini_infer_engine.core.batch import PageCopy
-from mini_infer_engine.core.page_allocator import PageAllocator
-from mini_infer_engine.core.prefix_cache import PrefixCache
+from mini_infer_engine.core.kv_cache_manager import KVCacheManager
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.core.scheduler import Scheduler
 from mini_infer_engine.core.sequence import Sequence, SequenceGroup, State
@@ -30,10 +29,8 @@ class Bench:
     in_flight: deque[Step] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
-        cache = PrefixCache(self.num_pages, self.page_size) if self.caching else None
         self.scheduler = Scheduler(
-            cache.pool if cache else PageAllocator(self.num_pages, self.page_size),
-            cache,
+            KVCacheManager(self.num_pages, self.page_size, enable_caching=self.caching),
             max_num_seqs=self.max_num_seqs,
             token_budget=self.token_budget,
             chunk_limit=self.chunk_limit,
@@ -68,7 +65,7 @@ class Bench:
 
     def commit(self) -> None:
         step = self.in_flight.popleft()
-        self.scheduler.unpin(step)
+        self.scheduler.ended(step)
         for sequence, row in zip(step.sequences, step.batch.rows, strict=True):
             sequence.in_flight -= 1
             if row.sampling:
@@ -224,7 +221,7 @@ def test_a_tail_is_copied_with_its_source_pinned_until_commit() -> None:
     (step,) = bench.in_flight
     target = bench.sequences["b"].pages[1]
     assert step.batch.transfers.copies == [PageCopy(source=owner.pages[1], target=target, tokens=32)]
-    references = bench.scheduler.pool.references
+    references = bench.scheduler.kv_cache.pool.references
     assert [references[page] for page in (*owner.pages, target)] == [2, 2, 1]
     bench.commit()
     assert [references[page] for page in (*owner.pages, target)] == [2, 1, 1]
@@ -272,7 +269,7 @@ class BeamBench(Bench):
         """A pass, committed."""
         step = self.scheduler.plan()
         self.scheduler.launched(step)
-        self.scheduler.unpin(step)
+        self.scheduler.ended(step)
         for sequence in step.sequences:
             sequence.in_flight -= 1
         return step
@@ -282,7 +279,7 @@ class BeamBench(Bench):
 def test_a_beam_that_becomes_a_fork_of_another_keeps_its_slot_and_the_page_that_it_writes_to(caching: bool) -> None:
     bench = BeamBench(num_pages=10, caching=caching)
     scheduler, (leader, fork) = bench.scheduler, bench.begin(20)
-    slot, pages, num_free = fork.slot, list(fork.pages), scheduler.pool.num_free
+    slot, pages, num_free = fork.slot, list(fork.pages), scheduler.kv_cache.pool.num_free
     assert pages[0] == leader.pages[0]
     assert pages[1] != leader.pages[1]
     assert scheduler.move(fork, leader, leader.token_ids + array("I", [9]), 21) is fork
@@ -292,10 +289,10 @@ def test_a_beam_that_becomes_a_fork_of_another_keeps_its_slot_and_the_page_that_
     rows = [(row.slot, row.start, list(row.token_ids or []), row.page_table) for row in step.batch.rows]
     assert rows == [(leader.slot, 21, [10], leader.pages), (slot, 21, [9], pages)]
     assert fork.token_ids.tolist() == [1] * 20 + [7, 9]
-    assert scheduler.pool.num_free == num_free
+    assert scheduler.kv_cache.pool.num_free == num_free
     scheduler.leave(leader, State.FINISHED)
     scheduler.drop(fork)
-    assert not any(scheduler.pool.references)
+    assert not any(scheduler.kv_cache.pool.references)
 
 
 def test_a_page_that_the_prefix_cache_knows_is_no_forks_to_write_to() -> None:

@@ -110,7 +110,7 @@ def test_stages_of_several_ranks_within_a_grammar_and_with_little_memory(grid: L
     alone = _engine("demo", 1, skip_tokenizer_init=False)
     texts = [[one.outputs[0].text for one in llm.generate(prompts, asks, use_tqdm=False)] for llm in (alone, grid)]
     assert texts[1] == texts[0]
-    assert grid._engine.scheduler.num_swaps > 0
+    assert grid._engine.scheduler.kv_cache.num_swaps > 0
 
 
 @pytest.mark.parametrize(

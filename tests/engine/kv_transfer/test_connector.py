@@ -49,7 +49,7 @@ def test_idle_engine_waits_when_retained_prompts_pin_the_pages_that_a_prompt_nee
     assert not engine.only_receives
     assert [output.finish_reason for output in steps(engine)] == ["length"]
     assert connector.stats.pinned_pages == 0
-    assert engine.scheduler.pool.usage == 0
+    assert engine.scheduler.kv_cache.pool.usage == 0
 
 
 def test_smaller_prompt_runs_when_a_larger_one_waits_for_pinned_pages() -> None:
@@ -124,7 +124,7 @@ def test_fallback_waits_when_a_hung_peer_may_still_write_to_its_first_pages() ->
     assert [output.request_id for output in steps(engine)] == ["small"]
     worker.send_news(events.Settled(0))
     assert [output.finish_reason for output in steps(engine)] == ["length"]
-    assert engine.scheduler.pool.usage == 0
+    assert engine.scheduler.kv_cache.pool.usage == 0
 
 
 def test_nothing_more_is_requested_from_a_peer_that_has_not_settled_a_transfer() -> None:
@@ -164,7 +164,7 @@ def test_engine_goes_on_when_a_peer_sends_a_first_token_that_cannot_be(taken: ev
         "r": "length",
         "own": "length",
     }
-    assert engine.scheduler.pool.usage == 0
+    assert engine.scheduler.kv_cache.pool.usage == 0
 
 
 @pytest.mark.parametrize("logprob", [math.nan, math.inf])

@@ -141,4 +141,4 @@ def test_chunks_cached_prefixes_preemption_and_swap_change_no_token(tmp_path: Pa
         assert made == expected
         scheduler = llm._engine.scheduler
         assert scheduler.num_preemptions > 0
-        assert (scheduler.num_swaps > 0) == (swap_memory > 0)
+        assert (scheduler.kv_cache.num_swaps > 0) == (swap_memory > 0)

@@ -17,7 +17,7 @@ def texts(**settings: object) -> tuple[list[str], int, int]:
     ]
     made = [output.outputs[0].text for output in llm.generate(PROMPTS, asks, use_tqdm=False)]
     scheduler = llm._engine.scheduler
-    return made, scheduler.num_preemptions, scheduler.num_swaps
+    return made, scheduler.num_preemptions, scheduler.kv_cache.num_swaps
 
 
 def test_texts_are_those_of_a_pool_that_is_large_enough() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 from mini_infer_engine.config.options.speculation import SpeculationConfig
 from mini_infer_engine.core.batch import Batch, Row
-from mini_infer_engine.core.page_allocator import PageAllocator
+from mini_infer_engine.core.kv_cache_manager import KVCacheManager
 from mini_infer_engine.core.request import Request
 from mini_infer_engine.core.sequence import Sequence, State
 from mini_infer_engine.core.speculation.acceptance import (
@@ -42,7 +42,7 @@ class NoSpeculation:
         del request
         return False
 
-    def plan(self, batch: Batch, sequences: list[Sequence], pool: PageAllocator) -> None:
+    def plan(self, batch: Batch, sequences: list[Sequence], kv_cache: KVCacheManager) -> None:
         """Leaves the planned pass as it is."""
 
     def launched(self, batch: Batch) -> PassKind | None:
@@ -103,7 +103,7 @@ class SpeculationPlanner:
         """Returns True if tokens may be guessed for a request."""
         return may_speculate(request)
 
-    def plan(self, batch: Batch, sequences: list[Sequence], pool: PageAllocator) -> None:
+    def plan(self, batch: Batch, sequences: list[Sequence], kv_cache: KVCacheManager) -> None:
         """Adds draft tokens to rows of a planned pass, where that is possible and worth it."""
         rows = len(batch.rows)
         if not rows:
@@ -118,7 +118,7 @@ class SpeculationPlanner:
             self.controller.rested(self._rested)
             self._rest_kind = None
         self._num_passes += 1
-        self._give_guesses(batch, sequences, pool)
+        self._give_guesses(batch, sequences, kv_cache)
         if self._has_guessed:
             _put_off_rows_with_unknown_bans(batch, sequences)
         self._has_guessed = bool(batch.num_drafts)
@@ -126,7 +126,7 @@ class SpeculationPlanner:
             self._rested, self._rests_for = 0, self.controller.plain_passes_left
             self._rest_kind = pass_kind(rows, 0) if self._rests_for else None
 
-    def _give_guesses(self, batch: Batch, sequences: list[Sequence], pool: PageAllocator) -> None:
+    def _give_guesses(self, batch: Batch, sequences: list[Sequence], kv_cache: KVCacheManager) -> None:
         rows = batch.rows
         if batch.num_decodes < len(rows) or len(rows) > self._max_rows:
             return
@@ -163,7 +163,10 @@ class SpeculationPlanner:
             self.controller.prepares()
         chosen = [pair for pair in chosen if pair[0].position + most + 1 <= self._max_model_len]
         budget = self._token_budget - len(rows) - most * len(chosen)
-        if not chosen or budget < 0 or not _reserve(chosen, most, pool):
+        if not chosen or budget < 0:
+            return
+        ends = [row.start + most + 1 for row, _ in chosen]
+        if not kv_cache.allocate_lookahead([sequence for _, sequence in chosen], ends):
             return
         if not self._catch_up(batch, chosen, budget):
             return
@@ -267,13 +270,3 @@ def _put_off_rows_with_unknown_bans(batch: Batch, sequences: list[Sequence]) -> 
                 if told.slot == row.slot:  # it may be that no row is left, and nothing is launched
                     sequence.num_drafted = told.start
             batch.catch_up = [told for told in batch.catch_up if told.slot != row.slot]
-
-
-def _reserve(chosen: list[tuple[Row, Sequence]], most: int, pool: PageAllocator) -> bool:
-    """Allocates pages for `most` draft tokens of each row, without preemption. Returns False if too few are free."""
-    missing = [pool.pages_for(row.start + most + 1) - len(sequence.pages) for row, sequence in chosen]
-    if sum(max(0, count) for count in missing) > pool.num_free:
-        return False
-    for (_, sequence), count in zip(chosen, missing, strict=True):
-        sequence.pages += [pool.allocate() for _ in range(count)]
-    return True

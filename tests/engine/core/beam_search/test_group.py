@@ -41,14 +41,14 @@ def test_beams_share_full_pages_and_copy_the_last_one_when_they_part(depth: int,
     most = 0
     while engine.has_work:
         engine.step()
-        most = max(most, engine.scheduler.pool.num_pages - engine.scheduler.pool.num_free)
+        most = max(most, engine.scheduler.kv_cache.pool.num_pages - engine.scheduler.kv_cache.pool.num_free)
     assert most <= 4 + 4 * 2, "four full pages of the prompt, and at most two pages for each beam"
     copies = [copy for batch in runner.batches for copy in batch.transfers.copies]
     assert copies
     assert all(0 < copy.tokens < 16 for copy in copies)
     assert sum(row.count for row in runner.batches[0].rows) == len(PROMPT)
     assert all(sum(row.count for row in batch.rows) <= 4 for batch in runner.batches[1:]), "nothing is computed twice"
-    assert not any(engine.scheduler.pool.references)
+    assert not any(engine.scheduler.kv_cache.pool.references)
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -79,7 +79,7 @@ def test_an_abort_lets_go_of_all_beams() -> None:
     engine.step()
     engine.step()
     assert not engine.has_work
-    assert not any(engine.scheduler.pool.references)
+    assert not any(engine.scheduler.kv_cache.pool.references)
     engine.add(search("again", max_tokens=2))
     assert len(drain(engine)) == 4
 

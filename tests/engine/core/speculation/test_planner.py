@@ -7,7 +7,7 @@ import pytest
 
 from mini_infer_engine.config.options.speculation import Method, SpeculationConfig
 from mini_infer_engine.core.batch import Batch, Row
-from mini_infer_engine.core.page_allocator import PageAllocator
+from mini_infer_engine.core.kv_cache_manager import KVCacheManager
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.core.sequence import Sequence, State
 from mini_infer_engine.core.speculation.pass_times import PassKind
@@ -25,7 +25,7 @@ class Bench:
         config = SpeculationConfig(method, None, 3, 4, 2)
         self.planner = SpeculationPlanner(config, max_rows=4, max_model_len=max_model_len, token_budget=budget)
         self.planner.controller.choose = lambda *_, **__: 3  # type: ignore[method-assign]
-        self.pool = PageAllocator(num_pages, PAGE)
+        self.kv_cache = KVCacheManager(num_pages, PAGE, enable_caching=False)
         self.sequences: list[Sequence] = []
         self.batch = Batch([], 0)
 
@@ -41,7 +41,7 @@ class Bench:
         start = num_prompt + num_made - 1
         sequence.slot, sequence.state = len(self.sequences), State.RUNNING
         sequence.num_computed = start
-        sequence.pages = [self.pool.allocate() for _ in range(self.pool.pages_for(start + 1))]
+        sequence.pages = [self.kv_cache.pool.allocate() for _ in range(self.kv_cache.pool.pages_for(start + 1))]
         self.sequences.append(sequence)
         self.add_row(sequence)
         return sequence
@@ -56,7 +56,7 @@ class Bench:
 
     def plan(self) -> list[int | None]:
         """Guesses of each row."""
-        self.planner.plan(self.batch, list(self.sequences), self.pool)
+        self.planner.plan(self.batch, list(self.sequences), self.kv_cache)
         return [row.num_drafts for row in self.batch.rows]
 
 

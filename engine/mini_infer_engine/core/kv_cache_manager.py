@@ -1,0 +1,282 @@
+"""Manages the pages of sequences: allocates, shares, copies, swaps and frees them, and finds cached prefixes.
+
+It is the only user of the page allocator and the prefix cache. It takes sequences one at a time and knows nothing of
+queues, slots, token budgets or whose turn it is: the scheduler decides, and calls it.
+"""
+
+from array import array
+from collections.abc import Sequence as Items
+
+from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
+from mini_infer_contract.events import BlockStored, KVEvent
+from mini_infer_engine.core.batch import NO_SWAP, PageCopy, PageSwap, SwapSpace
+from mini_infer_engine.core.page_allocator import PageAllocator
+from mini_infer_engine.core.prefix_cache import MISS, NEVER, Hit, NoPrefixCache, PrefixCache
+from mini_infer_engine.core.sequence import Sequence, State
+from mini_infer_engine.core.step import Step
+
+
+class KVCacheManager:
+    """The page pool of one engine, its prefix cache, and the main memory for pages of preempted sequences."""
+
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        *,
+        enable_caching: bool = True,
+        record_events: bool = True,
+        swap_space: SwapSpace = NO_SWAP,
+    ) -> None:
+        """Creates a pool of free pages. Pass `record_events=False` if you never call `take_events`."""
+        self.cache: PrefixCache | NoPrefixCache
+        if enable_caching:
+            self.cache = PrefixCache(num_pages, page_size, record_events=record_events)
+            self.pool = self.cache.pool
+        else:
+            self.cache = NoPrefixCache()
+            self.pool = PageAllocator(num_pages, page_size)
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.num_swaps = 0
+        """Preemptions whose pages went to main memory."""
+        self._swap_space = swap_space
+        self._free_host_pages = list(range(swap_space.num_pages - 1, -1, -1))
+        self._swapping: list[Sequence] = []
+        self._swap_out: list[PageSwap] = []
+        """Pages of `_swapping` that the next launched pass copies out before anything may write to them."""
+
+    @property
+    def is_caching(self) -> bool:
+        """True if blocks can be hit by later sequences."""
+        return self.cache.is_present
+
+    @property
+    def num_free_pages(self) -> int:
+        """Pages that can be allocated, those with cached blocks included."""
+        return self.pool.num_free
+
+    @property
+    def usage(self) -> float:
+        """Share of the pages in use, 0 to 1."""
+        return self.pool.usage
+
+    def pages_for(self, num_tokens: int) -> int:
+        """Returns the number of pages for this many tokens."""
+        return self.pool.pages_for(num_tokens)
+
+    def check_fits(self, max_model_len: int) -> None:
+        """Raises PoolTooSmallError unless one sequence of the model's length fits: then none can be stuck forever."""
+        self.pool.check_fits(max_model_len)
+
+    def check_beams_fit(self, width: int, num_shared: int, num_tokens: int) -> None:
+        """Raises ValueError if so many sequences, which share their first tokens, have more pages than the pool."""
+        num_pages = num_shared // self.page_size
+        num_pages += width * (self.pool.pages_for(num_tokens) - num_pages)
+        if num_pages > self.num_pages:
+            raise ValueError(
+                f"max_tokens allows {width} beams of {num_tokens} tokens, prompt included, which take {num_pages} "
+                f"pages of the KV cache, and it has {self.num_pages}: ask for fewer tokens, or a smaller n"
+            )
+
+    # Cached blocks.
+
+    def get_computed_blocks(self, sequence: Sequence) -> Hit:
+        """Returns the longest cached prefix of a waiting sequence, and acquires nothing. A swapped one has its own."""
+        return self.cache.match(sequence) if sequence.may_hit and sequence.state is not State.SWAPPED else MISS
+
+    def num_expected_cached(self, sequence: Sequence) -> int:
+        """Returns the known tokens that a waiting sequence should find in the cache. It is looked up once, and only on
+        demand.
+        """
+        if sequence.num_expected_cached is None:
+            num_blocks = self.cache.match_length(sequence) if sequence.may_hit else 0
+            sequence.num_expected_cached = num_blocks * BLOCK_SIZE_TOKENS
+        return sequence.num_expected_cached
+
+    def cache_blocks(self, sequence: Sequence) -> None:
+        """Publishes the blocks of known tokens that launched passes compute: they can be hit from now on."""
+        self.cache.publish(sequence)
+
+    def longest_cached(self, token_ids: Items[int], root: bytes) -> tuple[list[int], int]:
+        """Returns the pages of the longest cached prefix of any tokens, and its number of tokens. Acquires nothing."""
+        return self.cache.longest(token_ids, root)
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets all cached blocks. Nothing may be running, as it would use them."""
+        self.cache.forget_all()
+
+    def take_events(self) -> list[KVEvent]:
+        """Returns the changes of the prefix cache since the last call, in order."""
+        return self.cache.take_events()
+
+    def snapshot(self) -> list[BlockStored]:
+        """Returns all blocks that are cached now, parents before children."""
+        return self.cache.snapshot()
+
+    # Pages of one sequence.
+
+    def allocate_slots(self, step: Step, sequence: Sequence, hit: Hit, *, num_headroom_tokens: int) -> bool:
+        """Allocates pages for all known tokens of a waiting sequence and the next one, `hit` included, and notes in
+        `step` what is copied into them.
+
+        Returns False, and allocates nothing, if fewer pages than those of `num_headroom_tokens` would be left.
+        """
+        pool = self.pool
+        num_new = pool.pages_for(len(sequence.token_ids) + 1) - len(hit.pages)
+        num_needed = num_new + pool.num_unused(hit.pages) + pool.pages_for(num_headroom_tokens)
+        if hit.tail_page is not None and num_needed + (not pool.references[hit.tail_page]) > pool.num_free:
+            hit = hit.without_tail(pool.page_size)  # its source, pinned, could be the page that is missing
+        if num_needed > pool.num_free:
+            return False
+        pool.acquire_all(hit.pages)
+        if hit.tail_page is not None:
+            pool.acquire(hit.tail_page)
+            step.pinned_pages.append(hit.tail_page)
+        sequence.pages = hit.pages + [pool.allocate() for _ in range(num_new)]
+        if hit.tail_page is not None:
+            target = sequence.pages[len(hit.pages)]
+            step.batch.transfers.copies.append(PageCopy(hit.tail_page, target, hit.num_tokens % pool.page_size))
+        if sequence.state is State.SWAPPED:
+            self._swap_in(step, sequence)
+        else:
+            sequence.num_computed = hit.num_tokens
+        sequence.num_published = len(hit.pages) * pool.page_size // BLOCK_SIZE_TOKENS
+        if sequence.num_cached is None:
+            sequence.num_cached = hit.num_tokens
+        return True
+
+    def append_page(self, sequence: Sequence) -> bool:
+        """Allocates one more page for a running sequence. Returns False if none is free."""
+        if not self.pool.num_free:
+            return False
+        sequence.pages.append(self.pool.allocate())
+        return True
+
+    def allocate_lookahead(self, sequences: Items[Sequence], ends: Items[int]) -> bool:
+        """Allocates pages up to the token count of each sequence in `ends`, for draft tokens. Returns False, and
+        allocates nothing, if too few are free.
+        """
+        pool = self.pool
+        missing = [max(0, pool.pages_for(end) - len(one.pages)) for one, end in zip(sequences, ends, strict=True)]
+        if sum(missing) > pool.num_free:
+            return False
+        for sequence, count in zip(sequences, missing, strict=True):
+            sequence.pages += [pool.allocate() for _ in range(count)]
+        return True
+
+    def free(self, sequence: Sequence) -> None:
+        """Frees the pages of a sequence of which no launched pass has a row."""
+        self.pool.release_all(reversed(sequence.pages))  # the end of a prefix is the first to be evicted
+        sequence.pages = []
+        sequence.num_published = 0
+        sequence.num_drafted = 0
+        sequence.forked_page = None
+
+    def release_sources(self, step: Step) -> None:
+        """Releases the sources of a finished pass's copies.
+
+        Call it before any of its sequences is freed: the pages before a source, which those use, are to be evicted
+        after it.
+        """
+        self.pool.release_all(step.pinned_pages)
+
+    # Pages that members of a group share.
+
+    def fork(self, fork: Sequence, source: Sequence, token_ids: "array[int]", num_shared: int) -> None:
+        """Gives `fork` the first `num_shared` tokens of `source`, which share its full pages, and then `token_ids`.
+
+        The page after them is copied before the next chunk. Only its group can hit what follows, so the blocks of
+        `fork` are not published.
+        """
+        num_pages = num_shared // self.page_size
+        fork.pages = source.pages[:num_pages]
+        self.pool.acquire_all(fork.pages)
+        fork.forked_page = source.pages[num_pages] if num_shared % self.page_size else None
+        fork.token_ids = token_ids
+        fork.num_computed = num_shared
+        fork.keys = source.keys[: num_shared // BLOCK_SIZE_TOKENS]
+        fork.next_block_end = NEVER
+        fork.only_known_tokens()
+
+    def move(self, member: Sequence, source: Sequence, token_ids: "array[int]", num_shared: int) -> None:
+        """Replaces the pages of `member` by those of a fork of `source`. It keeps the page that only it uses as target
+        of the copy, so that most moves leave its page table as a runner's device has it.
+        """
+        pages = member.pages
+        self.fork(member, source, token_ids, num_shared)
+        place = len(member.pages)
+        if member.forked_page is not None and place < len(pages) and self._may_write(pages[place]):
+            member.pages.append(pages.pop(place))
+        self.pool.release_all(reversed(pages))
+
+    def copy_forked_page(self, step: Step, sequence: Sequence) -> None:
+        """Has the page that a fork shares in part copied to its own before the pass."""
+        if sequence.forked_page is None:
+            return
+        self.pool.acquire(sequence.forked_page)
+        step.pinned_pages.append(sequence.forked_page)
+        start = sequence.num_computed
+        target = sequence.pages[start // self.page_size]
+        step.batch.transfers.copies.append(PageCopy(sequence.forked_page, target, start % self.page_size))
+        sequence.forked_page = None
+
+    def _may_write(self, page: int) -> bool:
+        """True if only one sequence uses the page, and the prefix cache knows nothing of it, so that it may be
+        overwritten.
+        """
+        return self.pool.references[page] == 1 and not self.cache.knows(page)
+
+    # Pages in main memory.
+
+    def swap_out(self, sequence: Sequence) -> bool:
+        """Has the next pass copy a sequence's pages to main memory, if there is room and recomputing them would cost
+        more. Returns False if it does not.
+        """
+        tokens, space = sequence.num_computed, self._swap_space
+        num_pages = self.pool.pages_for(tokens)
+        costs_more = tokens * space.compute_s_per_token > 2 * tokens * space.swap_s_per_token
+        if not costs_more or not tokens or num_pages > len(self._free_host_pages):
+            return False
+        sequence.host_pages = [self._free_host_pages.pop() for _ in range(num_pages)]
+        pairs = zip(sequence.pages[:num_pages], sequence.host_pages, strict=True)
+        self._swap_out += [PageSwap(*pair) for pair in pairs]
+        self._swapping.append(sequence)
+        self.num_swaps += 1
+        return True
+
+    def _swap_in(self, step: Step, sequence: Sequence) -> None:
+        pairs = zip(sequence.pages, sequence.host_pages, strict=False)  # the first pages, as many as were swapped
+        step.batch.transfers.swap_in += [PageSwap(*pair) for pair in pairs]
+        self.free_host_pages(sequence)  # nothing is written to them before this pass has read them
+
+    def add_swaps(self, step: Step) -> None:
+        """Adds the copies to main memory that are due to a pass that will be launched."""
+        step.swapped, self._swapping = self._swapping, []
+        step.batch.transfers.swap_out, self._swap_out = self._swap_out, []
+
+    def forget_swapped(self, step: Step) -> None:
+        """Marks the copies to main memory of a failed pass as missing, so that their tokens are recomputed."""
+        for sequence in step.swapped:
+            if sequence.state is State.SWAPPED:
+                self.free_host_pages(sequence)
+                sequence.state = State.WAITING
+
+    def free_host_pages(self, sequence: Sequence) -> None:
+        """Frees the main memory of a sequence."""
+        self._free_host_pages += sequence.host_pages
+        sequence.host_pages = []
+
+    # Pages that transfers to and from other engines use.
+
+    def pin(self, pages: Items[int]) -> None:
+        """Retains pages for a transfer, whatever becomes of their sequences."""
+        self.pool.pin(pages)
+
+    def unpin(self, pages: Items[int]) -> None:
+        """Ends what `pin` began. The last page is the first to be reused."""
+        self.pool.unpin(pages)
+
+    def fits_beside_pins(self, sequence: Sequence) -> bool:
+        """True if a sequence will fit once nothing else runs, though pages that only transfers use stay in use."""
+        return self.pool.pages_for(len(sequence.token_ids) + 1) <= self.num_pages - self.pool.num_only_pinned
