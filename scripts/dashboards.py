@@ -273,6 +273,19 @@ ENGINES = Dashboard(
                     (("{{pod}}", f"max by (pod) (mini_infer_engine_draining{{{ENGINE}}})"),),
                     width=12,
                 ),
+                Panel(
+                    "Latency targets",
+                    (
+                        (
+                            "{{kind}} {{result}}",
+                            rate("mini_infer_engine_latency_targets_total", ENGINE, "kind, result"),
+                        ),
+                        ("refused", f"sum (rate(mini_infer_engine_slo_refusals_total{{{ENGINE}}}[$__rate_interval]))"),
+                    ),
+                    "reqps",
+                    width=24,
+                    description="Targets of finished requests, and requests refused because theirs could not be met.",
+                ),
             ),
         ),
     ),

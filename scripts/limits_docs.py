@@ -226,6 +226,7 @@ SECTIONS: dict[str, Sequence[Limit]] = {
             "clamped; engines are more lenient without keys",
         ),
         flag("`priority` at an engine", "--max-priority", as_count, "clamped"),
+        constant("a latency target in milliseconds", "mini_infer_contract.launch:MAX_TARGET_MS", as_count, "400"),
         flag("the pool of KV pages", "--kv-cache-memory", as_bytes, "requests wait or are preempted"),
         flag("a drain", "--drain-timeout", as_seconds, "what still runs is ended"),
         flag("a core without a step", "--health-timeout", as_seconds, "`/healthz` 503"),

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from mini_infer_contract.launch import RENDEZVOUS_PORT
+from mini_infer_contract.launch import MAX_TARGET_MS, RENDEZVOUS_PORT
 from mini_infer_contract.options import Option
 
 MODEL = "model"
@@ -114,6 +114,52 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         int, Option(group=BATCHING, unit="TOKENS", low=0, high=_MOST_TOKENS, in_resource=True)
     ] = 0
     """Largest prefill chunk; smaller ones make decoding smoother; 0: only the budget of a pass cuts."""
+    scheduling_policy: Annotated[Literal["priority", "fcfs", "slo"], Option(group=BATCHING, in_resource=True)] = (
+        "priority"
+    )
+    """Order of requests; priority: lower `priority` first, equal ones by arrival (fcfs is the same); slo: within a
+    priority the least slack to `ttft_ms` or `deadline_ms` first, prefill chunks that keep `itl_ms`, and 429 for what
+    would be late.
+    """
+    slo_ttft_ms: Annotated[
+        float | None,
+        Option(
+            group=BATCHING,
+            unit="MS",
+            low=0,
+            low_is_allowed=False,
+            high=MAX_TARGET_MS,
+            in_resource=True,
+            default_text="none",
+        ),
+    ] = None
+    """Time to the first token of requests that state no `ttft_ms`."""
+    slo_itl_ms: Annotated[
+        float | None,
+        Option(
+            group=BATCHING,
+            unit="MS",
+            low=0,
+            low_is_allowed=False,
+            high=MAX_TARGET_MS,
+            in_resource=True,
+            default_text="none",
+        ),
+    ] = None
+    """Mean time between tokens of requests that state no `itl_ms`."""
+    slo_deadline_ms: Annotated[
+        float | None,
+        Option(
+            group=BATCHING,
+            unit="MS",
+            low=0,
+            low_is_allowed=False,
+            high=MAX_TARGET_MS,
+            in_resource=True,
+            default_text="none",
+        ),
+    ] = None
+    """Time to the last token of requests that state no `deadline_ms`."""
     page_size: Annotated[
         int | None,
         Option(

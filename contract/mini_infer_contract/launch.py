@@ -53,6 +53,19 @@ QUEUE_TIMEOUT_HEADER = "x-mini-infer-queue-timeout"
 priority, those with the earliest deadline go first.
 """
 
+TARGET_HEADERS = {
+    "ttft_ms": "x-mini-infer-ttft-ms",
+    "itl_ms": "x-mini-infer-itl-ms",
+    "deadline_ms": "x-mini-infer-deadline-ms",
+}
+"""A client's headers with latency targets in milliseconds, by the field of the body that means the same and wins."""
+MAX_TARGET_MS = 86_400_000
+"""Longest latency target: a day."""
+QUEUED_MS_HEADER = "x-mini-infer-queued-ms"
+"""Gateway to an engine: milliseconds since the request's arrival at the gateway, which its latency targets include."""
+SLO_UNATTAINABLE_HEADER = "x-mini-infer-slo-unattainable"
+"""Marks a 429 of an engine that refuses a request for its latency targets: others may still be sent to it."""
+
 PREFILL_FROM_HEADER = "x-mini-infer-prefill-from"
 """Gateway to a decode engine: transfer address (tcp://host:port) of the prefill engine that computes this prompt."""
 KV_FALLBACK_HEADER = "x-mini-infer-kv-fallback"

@@ -58,6 +58,8 @@ class World:
     histories: list[list[int]] = field(default_factory=lambda: [[]])
     num_requests: int = 0
     num_searches: int = 0
+    num_refused: int = 0
+    """Requests that were refused for their latency targets."""
 
     @property
     def num_swaps(self) -> int:
@@ -152,6 +154,12 @@ class World:
 
     def _take(self, output: Output) -> None:
         request = self.live[output.request_id.partition(".")[0]]  # nothing comes for aborted or finished requests
+        if output.retry_after_s is not None:
+            assert output.finish_reason == "error"
+            assert not self.made[request.request_id]
+            self.num_refused += 1
+            del self.live[request.request_id]
+            return
         if request.beam_search is not None:
             self._take_beam(request, output)
             return

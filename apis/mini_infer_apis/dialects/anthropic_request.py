@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import Meta, Struct
 
+from mini_infer_contract.launch import MAX_TARGET_MS
 from mini_infer_web.api_errors import ApiError, Fault, refuse_field
 from mini_infer_web.body_fields import UnknownFields, read_body
 
@@ -198,6 +199,9 @@ class MessagesRequest(Conversation, kw_only=True):
     # vLLM's and ours, as in chat completions.
     seed: int | None = None
     priority: int | None = None
+    ttft_ms: Annotated[float, Meta(gt=0, le=MAX_TARGET_MS)] | None = None
+    itl_ms: Annotated[float, Meta(gt=0, le=MAX_TARGET_MS)] | None = None
+    deadline_ms: Annotated[float, Meta(gt=0, le=MAX_TARGET_MS)] | None = None
     cache_salt: str | None = None
     return_token_ids: bool | None = None
     """If true, the answer has `token_ids`; in a stream, a `ping` behind the events of each step has the step's."""

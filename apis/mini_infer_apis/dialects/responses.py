@@ -16,6 +16,7 @@ from mini_infer_apis.dialects.responses_request import (
     TextOptions,
     parse_conversation,
 )
+from mini_infer_contract.launch import TARGET_HEADERS
 from mini_infer_web.api_errors import refuse_field
 from mini_infer_web.body_fields import UnknownFields
 
@@ -39,6 +40,7 @@ SAME_IN_CHAT = (
     "chat_template_kwargs",
     "cache_salt",
     "priority",
+    *TARGET_HEADERS,
 )
 """Fields that mean the same in a chat."""
 

@@ -25,6 +25,7 @@ from mini_infer_engine.api.ignored_fields import ignored_header
 from mini_infer_engine.api.key_check import GRANT
 from mini_infer_engine.api.kv_source import kv_source
 from mini_infer_engine.api.kv_trust import trusts_sender
+from mini_infer_engine.api.latency_targets import latency_targets
 from mini_infer_engine.api.output_grammar import output_grammar
 from mini_infer_engine.api.state import ApiServerState
 from mini_infer_engine.config.model.generation_defaults import GenerationDefaults
@@ -92,7 +93,7 @@ class GenerationResponse(Response):
         with self._state.counted(), ExitStack() as held:
             try:
                 timeout_s = request_timeout_s(scope["headers"], self._state.options.request_timeout_s)
-                work = await self._accept(held)
+                work = await self._accept(held, arrived_s)
             except ApiError as error:
                 await error_response(error, scope)(scope, receive, send)
                 return
@@ -102,7 +103,7 @@ class GenerationResponse(Response):
             finally:
                 facts_of(scope).update(_facts(work))
 
-    async def _accept(self, held: ExitStack) -> Work:
+    async def _accept(self, held: ExitStack, arrived_s: float) -> Work:
         """Accepts the request. Raises ApiError if it cannot be served. `held` keeps its place in line."""
         state = self._state
         raw = await read_json(self._request, state.options.max_body_bytes, state.options.body_timeout_s)
@@ -122,12 +123,13 @@ class GenerationResponse(Response):
                 headers = self._request.headers
                 is_trusted = trusts_sender(state.options.kv_transfer_trust, state.peer_secret, headers.get(PEER_HEADER))
                 source = kv_source(headers, spec.kv_transfer_params, is_trusted=is_trusted)
+                targets = latency_targets(headers, spec.target_fields, state.default_targets, arrived_s)
             except ParameterError as error:
                 raise spec.in_clients_words(bad_parameter(error)) from None
             except ApiError as error:
                 raise spec.in_clients_words(error) from None
         chosen_id = spec.request_id or request_id(self._request)
-        requests = state.make_requests(chosen_id, prompts, spec, sampling, source)
+        requests = state.make_requests(chosen_id, prompts, spec, sampling, source, targets)
         tells_all = spec.tells_all or state.text.decoder is None
         told_model = spec.model or state.text.names[0]
         decoder, make_parser = _reading(state.text, spec)

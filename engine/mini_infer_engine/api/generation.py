@@ -3,7 +3,9 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from math import ceil
 
+from mini_infer_contract.launch import SLO_UNATTAINABLE_HEADER
 from mini_infer_engine.api.metrics import ServerMetrics
 from mini_infer_engine.api.vllm_metrics import FinishedChoice
 from mini_infer_engine.core.request import Output, Request
@@ -46,6 +48,7 @@ class Generation:
         self._waiter: asyncio.Future[None] | None = None
         self._metrics = metrics
         self._arrived_at = time.perf_counter()
+        self._arrived_s = time.monotonic()
         self.kv_fallback = ""
         """The reason why its prompt is computed here though another engine was named for it."""
         self.first_token_s: float | None = None
@@ -141,12 +144,30 @@ class Generation:
                 last_token_s=self._last_token_at[index] - self._arrived_at,
             )
         )
+        self._count_targets(index, reason, now)
         start = index - index % self._copies
         of_prompt = range(start, start + self._copies)
         self._counted.add(index)
         if self._counted.issuperset(of_prompt):
             most = max(len(self.replies[one].token_ids) for one in of_prompt)
             metrics.count_prompt(self._copies, most)
+
+    def _count_targets(self, index: int, reason: str, now: float) -> None:
+        """Counts which of its latency targets a choice has met. One that its client or an error ended counts for none,
+        and one that was refused for its targets as refused.
+        """
+        reply = self.replies[index]
+        metrics, targets = self._metrics.engines[self.engines[index]], reply.request.targets
+        if reply.retry_after_s is not None:
+            metrics.slo_refusals += 1
+        if reason in ("error", "abort"):
+            return
+        earlier_s = self._arrived_s - targets.since_s if targets.since_s else 0.0
+        first, num_tokens = self._first_token_at[index], len(reply.token_ids)
+        if first and num_tokens > 1:
+            metrics.count_target("itl", targets.itl_ms, (self._last_token_at[index] - first) / (num_tokens - 1))
+        metrics.count_target("ttft", targets.ttft_ms, (first or now) - self._arrived_at + earlier_s)
+        metrics.count_target("deadline", targets.deadline_ms, now - self._arrived_at + earlier_s)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -171,4 +192,7 @@ def _error_of(reply: OutputText) -> ApiError:
     """Returns the error for the client: a refusal names the parameter, anything else is the engine's own fault."""
     if reply.is_refused:
         return ApiError(400, reply.error, param=reply.error.split(" ", 1)[0], code="unsupported_value")
+    if reply.retry_after_s is not None:
+        headers = {"retry-after": str(max(1, ceil(reply.retry_after_s))), SLO_UNATTAINABLE_HEADER: "true"}
+        return ApiError(429, reply.error, code="slo_unattainable", headers=headers)
     return ApiError(500, reply.error, code="engine_error")

@@ -4,6 +4,7 @@ scraped.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import product
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -80,6 +81,7 @@ class ServerMetrics(Collector):
         for reason, count in sum((engine.finished for engine in engines), Counter[str]()).items():
             finished.add_metric([reason], count)
         yield finished
+        yield self._targets()
         ended = CounterMetricFamily(
             names.ENGINE_GRAMMAR_WORKERS_ENDED,
             "Workers ended while they checked a grammar.",
@@ -93,6 +95,11 @@ class ServerMetrics(Collector):
             (names.ENGINE_CACHED_TOKENS, "Prompt tokens found in the prefix cache.", stats.cached_prompt_tokens),
             (names.ENGINE_GENERATION_TOKENS, "Output tokens.", self.generation_tokens),
             (names.ENGINE_PREEMPTIONS, "Running requests sent back to the queue.", stats.preemptions),
+            (
+                names.ENGINE_SLO_REFUSALS,
+                "Requests refused for their latency targets.",
+                sum(engine.slo_refusals for engine in engines),
+            ),
         ):
             yield CounterMetricFamily(name, documentation, value)
         first_token = Histogram.total([engine.time_to_first_token for engine in engines])
@@ -115,6 +122,16 @@ class ServerMetrics(Collector):
             )
             kernels.add_metric(list(self.model.kernels.values()), 1)
             yield kernels
+
+    def _targets(self) -> Metric:
+        family = CounterMetricFamily(
+            names.ENGINE_LATENCY_TARGETS,
+            "Latency targets of finished requests.",
+            labels=[names.LABEL_KIND, names.LABEL_RESULT],
+        )
+        for labels in product(("ttft", "itl", "deadline"), ("met", "missed")):
+            family.add_metric(labels, sum(engine.targets[labels] for engine in self.engines))
+        return family
 
 
 def _merged(engines: list[Iterator[Metric]]) -> Iterable[Metric]:

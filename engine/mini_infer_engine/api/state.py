@@ -20,7 +20,7 @@ from mini_infer_engine.api.ignored_fields import IgnoredFields
 from mini_infer_engine.api.kv_source import holds_kv
 from mini_infer_engine.api.metrics import ServerMetrics
 from mini_infer_engine.config.options.server_options import ServerOptions
-from mini_infer_engine.core.request import BeamSearch, KVSource, Request, SamplingParams
+from mini_infer_engine.core.request import NO_TARGETS, BeamSearch, KVSource, LatencyTargets, Request, SamplingParams
 from mini_infer_engine.core_process.messages import ModelInfo, core_id
 from mini_infer_engine.text.text_model import TextModel
 from mini_infer_web.api_errors import ApiError, unknown_model
@@ -66,6 +66,8 @@ class ApiServerState:
     options: ServerOptions
     max_running: int
     """Most choices that the engine works on at once."""
+    default_targets: LatencyTargets = NO_TARGETS
+    """Latency targets of requests that state none."""
     peer_secret: PeerSecret | None = None
     """The service's secret, by whose token its gateway is known; None if the engine knows no gateway."""
     in_flight: int = field(default=0, init=False)
@@ -158,6 +160,7 @@ class ApiServerState:
         spec: GenerationSpec,
         sampling: SamplingParams,
         source: KVSource | None = None,
+        targets: LatencyTargets = NO_TARGETS,
     ) -> list[Request]:
         """Returns one request for each choice, those of one prompt next to each other; copies differ in seed."""
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
@@ -174,6 +177,7 @@ class ApiServerState:
                     prompt_token_ids=prompt,
                     sampling=sampling,
                     priority=spec.priority,
+                    targets=targets,
                     cache_salt=spec.cache_salt,
                     noise_seed=(seed + copy) % 2**63,
                     resumed_token_ids=spec.resume_token_ids,

@@ -55,6 +55,10 @@ class VllmMetrics:
         self.inter_token_latency = Histogram(LATENCY_BUCKETS_S)
         self.duration = Histogram(DURATION_BUCKETS_S)
         self.finished: Counter[str] = Counter()
+        self.targets: Counter[tuple[str, str]] = Counter()
+        """Latency targets of finished choices, by kind and by "met" or "missed"."""
+        self.slo_refusals = 0
+        """Choices that were refused because their latency targets could not be met."""
         self._queue_time = Histogram(DURATION_BUCKETS_S)
         self._prefill_time = Histogram(DURATION_BUCKETS_S)
         self._decode_time = Histogram(DURATION_BUCKETS_S)
@@ -100,6 +104,11 @@ class VllmMetrics:
         self._inference_time.observe(max(0.0, choice.last_token_s - choice.queue_time_s))
         if choice.output_tokens > 1:
             self._time_per_output_token.observe(decoding_s / (choice.output_tokens - 1))
+
+    def count_target(self, kind: str, target_ms: float | None, seconds: float) -> None:
+        """Counts a latency target of a choice that has ended; None if it has none of this kind."""
+        if target_ms is not None:
+            self.targets[kind, "met" if 1000 * seconds <= target_ms else "missed"] += 1
 
     def count_prompt(self, num_choices: int, most_output_tokens: int) -> None:
         """Counts a prompt whose choices have all ended."""

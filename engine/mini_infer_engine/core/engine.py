@@ -28,12 +28,13 @@ from mini_infer_engine.core.kv_cache_manager import KVCacheManager
 from mini_infer_engine.core.kv_transfer import KVConnector, LayerProgress, NotReceived, Received
 from mini_infer_engine.core.output_processor import OutputProcessor
 from mini_infer_engine.core.prefill_rate import PrefillRate
-from mini_infer_engine.core.request import Output, Request
+from mini_infer_engine.core.request import NO_TARGETS, Output, Request
 from mini_infer_engine.core.scheduler import Scheduler
+from mini_infer_engine.core.scheduling.from_options import default_targets, policy_of
 from mini_infer_engine.core.sequence import Sequence, State
 from mini_infer_engine.core.speculation.planner import NoSpeculation, SpeculationPlanner
 from mini_infer_engine.core.stats import EngineStats
-from mini_infer_engine.core.step import Step
+from mini_infer_engine.core.step import Refusal, Step
 
 MAX_FAILED_PASSES = 10
 """Consecutive failed passes after which the device counts as broken, and the engine as lost."""
@@ -109,6 +110,7 @@ class Engine:
             max_num_seqs=settings.max_num_seqs,
             token_budget=token_budget,
             chunk_limit=settings.long_prefill_token_threshold or token_budget,
+            policy=policy_of(settings, token_budget=token_budget, chunk_alignment=chunk_alignment),
             speculation=self._speculation,
             num_stages=settings.pipeline_parallel_size,
             chunk_alignment=chunk_alignment,
@@ -138,6 +140,7 @@ class Engine:
         self._last_commit_s = 0.0
         self._stats = EngineStats()
         self._rate = PrefillRate()
+        self._default_targets = default_targets(settings)
 
     @property
     def kv_connector(self) -> KVConnector | None:
@@ -150,10 +153,11 @@ class Engine:
     def kv_connector(self, connector: KVConnector | None) -> None:
         self._transfers = GuardedConnector(connector)
 
-    def add(self, request: Request) -> None:
-        """Queues a request.
+    def add(self, request: Request, *, is_for_peer: bool = False) -> None:
+        """Queues a request, or has the next step refuse it if its latency targets cannot be met.
 
         Raises ValueError if its id is in use, if it is longer than the model allows, or if the runner cannot serve it.
+        A prompt that is computed `is_for_peer` has no targets here.
         """
         self._waits_for_peers = False
         self._check(request)
@@ -179,16 +183,18 @@ class Engine:
             stops=stops,
             suppressed=tuple(sorted(stops)) if sampling.min_tokens else (),
             speculates=self._speculation.speculates(request),
+            targets=NO_TARGETS if is_for_peer else request.targets.or_defaults(self._default_targets),
         )
         self._arrivals += 1
         if len(sequence.token_ids) > num_prompt and (reason := sequence.finish_reason(sequence.token_ids[-1])):
             self._ended_already.append(Output(request_id=request.request_id, token_ids=[], finish_reason=reason))
             return
         beams = None if rules is None else BeamGroup(sequence, rules, asked)
-        if sampling.grammar is None:
-            self.scheduler.add(sequence)
-        else:
+        if sampling.grammar is not None:
             self._constraints.add(sequence)
+        elif (unmet := self.scheduler.add(sequence, sequence.arrival_s)) is not None:
+            self._ended_already.append(_refused(request.request_id, unmet))
+            return
         self._outputs.expect(sequence, beams)
         if self._record_events:
             self._accepted.append(request.request_id)
@@ -217,6 +223,7 @@ class Engine:
         An unknown id is no error: its request has ended already.
         """
         self._waits_for_peers = False
+        self._ended_already = [output for output in self._ended_already if output.request_id != request_id]
         sequence = self._outputs.forget(request_id)
         if sequence is not None:
             self._leave(sequence)
@@ -266,11 +273,14 @@ class Engine:
         if self._waits_for_masks:
             turn.has_launched = True
             return
-        planned = self.scheduler.plan()
+        planned = self.scheduler.plan(time.monotonic())
         if planned.admitted:
             self._stats.count_admissions(planned, time.monotonic())
         for sequence in planned.receiving:
             self._transfers.receive(sequence)
+        for sequence, refusal in planned.refused:
+            if self._outputs.forget(sequence.request.request_id) is not None:
+                turn.outputs.append(_refused(sequence.request.request_id, refusal))
         if planned.kept_out:
             turn.outputs += self._end_kept_out(planned.kept_out, time.monotonic())
         if planned.batch.rows:
@@ -343,7 +353,7 @@ class Engine:
     def _add_for_peer(self, request: Request) -> None:
         """Queues another engine's prompt, or reports to that engine why it cannot be served."""
         try:
-            self.add(request)
+            self.add(request, is_for_peer=True)
         except ValueError as error:
             self._transfers.accept_failed(request.request_id, str(error))
         except Exception as error:
@@ -392,6 +402,7 @@ class Engine:
             self._unwind(step)
             turn.outputs += self._fail(step.sequences, error)
             return
+        step.launch_took_s = time.monotonic() - step.launched_s
         self._in_flight.append((handle, step))
         step.kind = self._speculation.launched(step.batch)
         self.scheduler.launched(step)
@@ -411,8 +422,9 @@ class Engine:
                 self._ended_already.append(
                     Output(request_id=sequence.request.request_id, token_ids=[], finish_reason="stop")
                 )
-            else:
-                self.scheduler.add(sequence)
+            elif (refusal := self.scheduler.add(sequence, time.monotonic())) is not None:
+                self._outputs.forget(sequence.request.request_id)
+                self._ended_already.append(_refused(sequence.request.request_id, refusal))
 
     def _sample(self, handle: Any, step: Step) -> list[Output]:
         """Commits the pass that this one follows, since its masks depend on those tokens, and has this one sampled."""
@@ -437,6 +449,7 @@ class Engine:
         return outputs
 
     def _commit(self, handle: Any, step: Step) -> list[Output]:
+        began_s = time.monotonic()
         try:
             result = self._runner.collect(handle)
         except RunnerLostError:
@@ -450,6 +463,8 @@ class Engine:
         # Passes follow each other on the device: one begins when it is launched, or when the one before has ended.
         seconds = now_s - max(step.launched_s, self._last_commit_s)
         self._last_commit_s = now_s
+        is_computed_at_launch = step.launch_took_s > now_s - began_s
+        self.scheduler.policy.committed(step, step.launch_took_s if is_computed_at_launch else seconds, now_s)
         self._speculation.committed(step.kind, step.batch, step.sequences, result.tokens, seconds)
         if self._transfers.is_present:
             self._give(step)
@@ -575,6 +590,16 @@ class Engine:
     def _num_compiling(self) -> int:
         """Requests whose grammar is being compiled: they count as waiting."""
         return self._constraints.num_compiling
+
+
+def _refused(request_id: str, refusal: Refusal) -> Output:
+    return Output(
+        request_id=request_id,
+        token_ids=[],
+        finish_reason="error",
+        error=refusal.reason,
+        retry_after_s=refusal.retry_after_s,
+    )
 
 
 def _failed(request_id: str, reason: str) -> Output:

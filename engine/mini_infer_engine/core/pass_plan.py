@@ -44,8 +44,12 @@ class FilledBlocks:
 class PassPlan:
     """A pass in planning."""
 
+    now_s: float
+    """Monotonic time, for policies with latency targets."""
     token_budget: int
     """Tokens that may still be added."""
+    max_running: int
+    """Sequences that run at once, above which no waiting one starts."""
     step: Step = field(default_factory=lambda: Step(Batch([], 0)))
     prefills: list[Sequence] = field(default_factory=list)
     """Running sequences whose known tokens are not all computed; the first stage finds them."""

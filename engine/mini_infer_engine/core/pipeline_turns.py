@@ -22,8 +22,8 @@ class NoPipelineTurns:
         """Records nothing."""
 
     def take(self, running: list[Sequence]) -> list[Sequence]:
-        """Returns all running sequences."""
-        return running
+        """Returns a copy of the running sequences: the caller may preempt some while it goes through them."""
+        return running.copy()
 
 
 class PipelineTurns:

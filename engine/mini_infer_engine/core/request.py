@@ -120,6 +120,31 @@ class KVSource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     """With `held`, the id of the request for which the other engine retains them."""
 
 
+class LatencyTargets(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """Times that a request states for its tokens, in milliseconds; None for those that it does not state."""
+
+    ttft_ms: float | None = None
+    """Time to its first token."""
+    itl_ms: float | None = None
+    """Mean time between its tokens after the first."""
+    deadline_ms: float | None = None
+    """Time to its last token."""
+    since_s: float = 0.0
+    """Monotonic time from which `ttft_ms` and `deadline_ms` count; 0 for the arrival at the core."""
+
+    def or_defaults(self, defaults: "LatencyTargets") -> "LatencyTargets":
+        """Returns the targets with those of `defaults` where none is stated."""
+        return LatencyTargets(
+            ttft_ms=defaults.ttft_ms if self.ttft_ms is None else self.ttft_ms,
+            itl_ms=defaults.itl_ms if self.itl_ms is None else self.itl_ms,
+            deadline_ms=defaults.deadline_ms if self.deadline_ms is None else self.deadline_ms,
+            since_s=self.since_s,
+        )
+
+
+NO_TARGETS = LatencyTargets()
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One prompt for the core. It is validated: 1 <= len(prompt_token_ids) < max_model_len."""
 
@@ -129,6 +154,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     sampling: SamplingParams
     priority: int = 0
     """Requests of lower priority run first; equal ones run in order of arrival."""
+    targets: LatencyTargets = NO_TARGETS
+    """Latency targets that its client states."""
     cache_salt: str = ""
     """Salt of the prefix cache: requests share cached prefixes only with requests of the same salt."""
     noise_seed: int = msgspec.field(default_factory=lambda: secrets.randbits(63))
@@ -186,6 +213,10 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Message for people, with finish_reason "error"."""
     is_refusal: bool = False
     """With finish_reason "error": True if the request is at fault, because what it asks for cannot be done."""
+    retry_after_s: float | None = None
+    """With finish_reason "error": seconds after which the request could be served, if it was refused because its
+    latency targets cannot be met now.
+    """
     queue_time_s: float | None = None
     """Seconds from arrival to first admission, with a finish reason."""
     logprobs: Sequence[TokenLogprobs] = ()

@@ -9,6 +9,7 @@ pages only that a `KVCacheManager` has some for a sequence, or too few.
 from array import array
 from bisect import bisect_left, insort
 from copy import copy
+from heapq import merge
 from operator import attrgetter
 
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
@@ -18,9 +19,10 @@ from mini_infer_engine.core.pass_plan import PassPlan
 from mini_infer_engine.core.pipeline_turns import NoPipelineTurns, PipelineTurns
 from mini_infer_engine.core.prefill_rows import beam_row, chunk_row
 from mini_infer_engine.core.prefix_cache import Hit
+from mini_infer_engine.core.scheduling.policy import PriorityPolicy, SchedulingPolicy
 from mini_infer_engine.core.sequence import Sequence, State
 from mini_infer_engine.core.speculation.planner import NoSpeculation, SpeculationPlanner
-from mini_infer_engine.core.step import Step
+from mini_infer_engine.core.step import Refusal, Step
 
 MAX_SKIPPED = 8
 """Most waiting sequences that one plan skips because a running one is computing what they need: bounds the search."""
@@ -30,6 +32,7 @@ HASHED_AHEAD = 512
 
 
 _order = attrgetter("order")
+_DEFAULT_POLICY = PriorityPolicy()
 
 
 class Scheduler:
@@ -42,6 +45,7 @@ class Scheduler:
         max_num_seqs: int,
         token_budget: int,
         chunk_limit: int,
+        policy: SchedulingPolicy = _DEFAULT_POLICY,
         speculation: SpeculationPlanner | NoSpeculation | None = None,
         num_stages: int = 1,
         chunk_alignment: int = 1,
@@ -52,6 +56,7 @@ class Scheduler:
         prompt.
         """
         self.kv_cache = kv_cache
+        self.policy = policy
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.receiving: list[Sequence] = []
@@ -69,15 +74,24 @@ class Scheduler:
     @property
     def num_queued_tokens(self) -> int:
         """Known tokens that are not computed yet, less those that waiting sequences should find in the cache."""
-        kv_cache = self.kv_cache
-        waiting = sum(len(sequence.token_ids) - kv_cache.num_expected_cached(sequence) for sequence in self.waiting)
-        return waiting + sum(max(0, sequence.num_prefill - sequence.num_computed) for sequence in self.running)
+        return sum(map(self._num_uncomputed, self.waiting)) + sum(map(self._num_uncomputed, self.running))
+
+    def _num_uncomputed(self, sequence: Sequence) -> int:
+        if sequence.is_in_line:
+            return len(sequence.token_ids) - self.kv_cache.num_expected_cached(sequence)
+        return max(0, sequence.num_prefill - sequence.num_computed)
 
     # A sequence's way in and out.
 
-    def add(self, sequence: Sequence) -> None:
-        """Queues a new sequence."""
+    def add(self, sequence: Sequence, now_s: float = 0.0) -> Refusal | None:
+        """Queues a new sequence. Returns the reason if the policy refuses it, which ends it."""
+        if self.policy.has_targets:
+            sequence.order = self.policy.order(sequence, self._num_uncomputed(sequence))
+            if (refusal := self._refusal(sequence, now_s)) is not None:
+                sequence.state = State.ENDED
+                return refusal
         insort(self.waiting, sequence, key=_order)
+        return None
 
     def check_group_fits(self, width: int, num_shared: int, num_tokens: int) -> None:
         """Raises ValueError if a group of so many sequences, which share their first tokens, could be stuck forever."""
@@ -109,6 +123,8 @@ class Scheduler:
         if sequence.state is State.RECEIVING:
             self._end_receiving(sequence)
         sequence.state = why
+        if why is State.FINISHED and self.policy.has_targets:
+            self.policy.finished(sequence)
         if not sequence.in_flight:
             self.release(sequence)
 
@@ -170,7 +186,7 @@ class Scheduler:
         assert group is not None
         group.num_forks += 1
         fork = copy(source)
-        fork.order = (*source.order[:2], group.num_forks)
+        fork.order = (*group.order, group.num_forks)
         fork.slot = group.free_slots.pop()
         fork.in_flight = 0
         self.kv_cache.fork(fork, source, token_ids, num_shared)
@@ -195,10 +211,11 @@ class Scheduler:
 
     # A pass.
 
-    def plan(self) -> Step:
+    def plan(self, now_s: float = 0.0) -> Step:
         """Returns the next pass, which has no rows if nothing can run before a launched pass is committed."""
-        plan = PassPlan(self._token_budget)
+        plan = PassPlan(now_s, self._token_budget, self._max_num_seqs)
         self._plan_decodes(plan)
+        self._apply_targets(plan)
         self._plan_prefills(plan)
         self._hash_ahead()
         self._plan_admissions(plan)
@@ -232,7 +249,7 @@ class Scheduler:
         budget, page_size = plan.token_budget, self.kv_cache.page_size
         running = State.RUNNING
         for sequence in self._turns.take(self.running):
-            # A row may preempt its own sequence or the last in order, so no row planned before it.
+            # To grow may preempt this sequence or one after it: never one whose row is planned already.
             start = sequence.num_computed
             if sequence.state is not running or start > sequence.last_position:
                 continue
@@ -241,7 +258,7 @@ class Scheduler:
                 continue
             if not budget:
                 break
-            if start == len(sequence.pages) * page_size and not self._grow(sequence):
+            if start == len(sequence.pages) * page_size and not self._grow(plan, sequence):
                 continue
             request, output_index = sequence.request, start + 1 - sequence.num_prompt
             row = Row(sequence.slot, start, 1, None, sequence.pages, request.sampling, request.noise_seed, output_index)
@@ -256,6 +273,38 @@ class Scheduler:
         plan.step.batch.num_decodes = len(rows)
         plan.token_budget = budget
 
+    def _apply_targets(self, plan: PassPlan) -> None:
+        """Limits the rest of the pass so that streams keep their targets, and refuses what waits and would be late."""
+        if not self.policy.has_targets:
+            return
+        limits = self.policy.limits(plan, self.running, self.waiting)
+        plan.token_budget = min(plan.token_budget, limits.prefill_tokens)
+        plan.max_running = min(plan.max_running, limits.max_running)
+        place = 0
+        while place < len(self.waiting):  # the first of each priority has the least slack
+            sequence = self.waiting[place]
+            if self._is_late(sequence, plan.now_s) and (refusal := self._refusal(sequence, plan.now_s)) is not None:
+                self.leave(sequence, State.FINISHED)
+                plan.step.refused.append((sequence, refusal))
+            else:
+                place = bisect_left(self.waiting, (sequence.order[0] + 1,), lo=place, key=_order)
+
+    def _is_late(self, sequence: Sequence, now_s: float) -> bool:
+        """True if a waiting sequence cannot keep its target any more, though others may have computed its prefix."""
+        if not self.policy.is_late(sequence, self._num_uncomputed(sequence), now_s):
+            return False
+        sequence.num_expected_cached = None
+        return self.policy.is_late(sequence, self._num_uncomputed(sequence), now_s)
+
+    def _refusal(self, new: Sequence, now_s: float) -> Refusal | None:
+        """Returns the reason why the policy refuses a sequence that waits or is about to; None if it may wait."""
+        pending = [
+            self.policy.pending(other, num_tokens, is_running=not other.is_in_line)
+            for other in merge(self.running, self.waiting, key=_order)
+            if other is not new and (num_tokens := self._num_uncomputed(other))
+        ]
+        return self.policy.admission(new, self._num_uncomputed(new), pending, self.running, now_s)
+
     def _plan_prefills(self, plan: PassPlan) -> None:
         """Plans the next chunks of running sequences, in order."""
         for sequence in plan.prefills:
@@ -263,7 +312,7 @@ class Scheduler:
                 continue
             if sequence.group is None:
                 self._plan_chunk(plan, sequence)
-            elif self._grow_to_prefill(sequence):
+            elif self._grow_to_prefill(plan, sequence):
                 self.kv_cache.copy_forked_page(plan.step, sequence)
                 if sequence.num_computed + 1 == sequence.num_prefill > sequence.num_prompt:
                     plan.add(sequence, beam_row(sequence))
@@ -277,6 +326,8 @@ class Scheduler:
         """
         index = 0
         while plan.token_budget and self._free_slots and index < len(self.waiting) and index < MAX_SKIPPED:
+            if len(self.running) >= plan.max_running:
+                return
             sequence = self.waiting[index]
             if self._was_refused(sequence):
                 return
@@ -293,23 +344,24 @@ class Scheduler:
                 self._refused = (sequence, self.kv_cache.num_free_pages, len(self.running))
                 return
 
-    def _grow(self, sequence: Sequence) -> bool:
-        """Adds a page, preempting the last sequence in order if none is free. Returns False if the sequence sits this
-        pass out.
+    def _grow(self, plan: PassPlan, sequence: Sequence) -> bool:
+        """Adds a page, preempting the policy's victim if none is free. Returns False if the sequence has to sit out.
+
+        The victim is the sequence itself or one after it, so that no decode row planned before is lost.
         """
         while not self.kv_cache.append_page(sequence):
             if any(other.is_leaving for other in self.running):
                 return False  # pages come with the next commit
-            victim = self.running[-1]
-            self.leave(victim, State.PREEMPTED)
+            candidates = self.running[bisect_left(self.running, sequence.order, key=_order) :]
+            self.leave(self.policy.victim(candidates, plan.now_s), State.PREEMPTED)
             if sequence.state is not State.RUNNING:  # it was the victim, or of its group
                 return False
         return True
 
-    def _grow_to_prefill(self, sequence: Sequence) -> bool:
+    def _grow_to_prefill(self, plan: PassPlan, sequence: Sequence) -> bool:
         """Allocates pages for the next chunk of a group's member. Returns False if it sits this pass out."""
         while len(sequence.pages) * self.kv_cache.page_size < sequence.num_prefill:
-            if not self._grow(sequence):
+            if not self._grow(plan, sequence):
                 return False
         return True
 
@@ -394,6 +446,7 @@ class Scheduler:
         sequence.slot = self._free_slots.pop()
         if sequence.group is not None:
             sequence.group.free_slots = [self._free_slots.pop() for _ in range(sequence.num_slots - 1)]
+            sequence.group.order = sequence.group.order or sequence.order
         sequence.num_prefill = len(sequence.token_ids)
         sequence.state = State.RUNNING
         sequence.kept_out_s = None

@@ -3,13 +3,18 @@
 from array import array
 from dataclasses import dataclass, field
 from enum import Enum
+from math import inf
 from typing import TYPE_CHECKING
 
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, SPAN_SIZE_TOKENS, block_keys
-from mini_infer_engine.core.request import FinishReason, KVSource, Request
+from mini_infer_engine.core.request import NO_TARGETS, FinishReason, KVSource, LatencyTargets, Request
 
 if TYPE_CHECKING:  # with numpy and llguidance, which the HTTP process needs not for its counters
     from mini_infer_engine.core.grammars.matcher import GrammarMatcher
+
+
+Order = tuple[float, ...]
+"""The place of a sequence in both queues, the lowest first: priority, perhaps what a policy adds, arrival."""
 
 
 class State(Enum):
@@ -45,6 +50,8 @@ class SequenceGroup:
     """Slots of the group that have no member."""
     num_forks: int = 0
     """Forks since the group was created."""
+    order: Order = ()
+    """Order of its first sequence, set at its first admission. Forks append their number."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,8 +59,8 @@ class Sequence:
     """A request and its state. `num_computed` counts launched passes too; the other counts are of known tokens."""
 
     request: Request
-    order: tuple[int, ...]
-    """(priority, arrival): the lowest runs first, the highest is preempted first. Forks append their number."""
+    order: Order
+    """Its place in both queues. A scheduling policy may set it when the sequence is queued, and nothing does later."""
     arrival_s: float
     root: bytes
     """Parent key of the first block, which depends on the salt."""
@@ -73,6 +80,8 @@ class Sequence:
     num_cached: int | None = None
     """Prompt tokens found in the prefix cache; set at first admission."""
 
+    targets: LatencyTargets = NO_TARGETS
+    """Latency targets, the engine's defaults included."""
     queue_time_s: float | None = None
     """Seconds from its arrival to its first admission; set then."""
     matcher: "GrammarMatcher | None" = None
@@ -136,6 +145,10 @@ class Sequence:
         for name in self.__slots__:
             setattr(other, name, getattr(self, name))
         return other
+
+    def due_s(self, target_ms: float | None) -> float:
+        """Returns the monotonic time of a target that counts from its arrival; infinite if there is none."""
+        return inf if target_ms is None else (self.targets.since_s or self.arrival_s) + target_ms / 1000
 
     @property
     def is_in_line(self) -> bool:

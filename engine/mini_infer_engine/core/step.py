@@ -7,6 +7,16 @@ from mini_infer_engine.core.sequence import Sequence
 from mini_infer_engine.core.speculation.pass_times import PassKind
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The decision that a request's latency targets cannot be met."""
+
+    reason: str
+    """Message for the client. It names the target, the expected delay and the remedy."""
+    retry_after_s: float
+    """Seconds after which the same request could be served in time, if nothing else arrives."""
+
+
 @dataclass(slots=True)
 class Step:
     """A planned pass, with the data that its commit needs."""
@@ -22,9 +32,13 @@ class Step:
     """Sequences that run for the first time."""
     launched_s: float = 0.0
     """Monotonic time of its launch, set then."""
+    launch_took_s: float = 0.0
+    """Seconds that the launch took, set then. A runner that computes the pass in its launch takes them all."""
     kind: PassKind | None = None
     """Kind of the pass, set at its launch if tokens may be drafted."""
     receiving: list[Sequence] = field(default_factory=list)
     """Sequences that have been given pages, and from now on wait for another engine to fill them."""
+    refused: list[tuple[Sequence, Refusal]] = field(default_factory=list)
+    """Sequences that waited, and whose targets cannot be met any more. They are in no queue."""
     kept_out: list[Sequence] = field(default_factory=list)
     """Waiting sequences that would not fit even alone, because of pages that only transfers use."""

@@ -147,7 +147,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "scheduler_cls": (None,),
     "scheduler_delay_factor": (0,),
     "scheduler_reserve_full_isl": _ANY,
-    "scheduling_policy": ("fcfs", "priority"),  # equal priorities are served in order of arrival
     "show_hidden_metrics_for_version": _ANY,
     "shutdown_timeout": _ANY,  # --drain-timeout
     "skip_mm_profiling": _ANY,

@@ -20,6 +20,7 @@ from mini_infer_engine.api.state import ApiServerState
 from mini_infer_engine.config.options.server_options import ServerOptions
 from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.config.peer_ports import PeerPorts
+from mini_infer_engine.core.scheduling.from_options import default_targets
 from mini_infer_engine.core_process.child_process import CoreProcess
 from mini_infer_engine.core_process.publisher import PortInUseError
 from mini_infer_engine.server.core_client import CoreClient, CoreFailedError
@@ -125,6 +126,7 @@ class _Server:
         loop.add_signal_handler(signal.SIGTERM, self._on_terminate)
         loop.add_signal_handler(signal.SIGINT, self._leaving.set)
         self._front.peer_secret = self._peers.secret
+        self._front.default_targets = default_targets(self._settings)
         guard = AdminGuard(self._peers.secret, self._keys, events_are_open=not is_loopback(self._peers.host))
         app = make_app(self._front, self._keys, guard)
         server = _Uvicorn(_uvicorn_config(app, self._options, has_keys=bool(self._keys)), self._tls)

@@ -51,6 +51,8 @@ class OutputText:
         self.error = ""
         self.is_refused = False
         """True if it ended with an error that is the request's fault."""
+        self.retry_after_s: float | None = None
+        """With an error: seconds after which its latency targets could be met; None if those are not the reason."""
         self.num_cached_tokens = 0
         self.logprobs: list[TokenLogprobs] = []
         """Log probabilities at each of `token_ids`, if requested."""
@@ -128,6 +130,7 @@ class OutputText:
         self.stop_reason = REPETITION if is_repetition else output.stop_reason
         self.wants_abort = is_repetition
         self.is_refused = output.is_refusal
+        self.retry_after_s = output.retry_after_s
         self.embedding = output.embedding
         self.cumulative_logprob, self.beam_score = output.cumulative_logprob, output.beam_score
         self.queue_time_s = output.queue_time_s

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from mini_infer_contract.launch import DRAINING_HEADER, KV_FALLBACK_HEADER, Endpoint
+from mini_infer_contract.launch import DRAINING_HEADER, KV_FALLBACK_HEADER, SLO_UNATTAINABLE_HEADER, Endpoint
 from mini_infer_gateway.fleet.attempt_record import AttemptRecord
 from mini_infer_gateway.fleet.breaker import Cause
 from mini_infer_gateway.http.asgi import ClientGoneError, send_error, send_whole
@@ -40,6 +40,7 @@ WHOLE_BYTES = 1 << 20
 """Largest response of known length that is read whole before it is sent on: until then the request can be retried."""
 
 _DRAINING, _KV_FALLBACK = DRAINING_HEADER.encode(), KV_FALLBACK_HEADER.encode()
+_SLO_UNATTAINABLE = SLO_UNATTAINABLE_HEADER.encode()
 _ENGINE_DEAD = b'"engine_dead"'
 _SERVER_ERRORS = frozenset((500, 502, 503, 504))
 _OVERLOADED = 429
@@ -344,6 +345,8 @@ class Exchange:
     def _say(self, record: AttemptRecord, failure: Failure, response: Response) -> None:
         if failure is Failure.OVERLOADED:
             record.overloaded(retry_after_s(response.header(b"retry-after")))
+        elif failure is Failure.UNATTAINABLE:
+            record.succeeded()
         elif failure is Failure.DRAINING:
             record.draining()
         else:
@@ -361,7 +364,7 @@ def _nothing() -> None:
 def _judged(response: Response, body: bytes) -> Failure | None:
     """Returns the failure of the endpoint that a response shows; None if nothing is wrong with the endpoint."""
     if response.status == _OVERLOADED:
-        return Failure.OVERLOADED
+        return Failure.UNATTAINABLE if response.header(_SLO_UNATTAINABLE) else Failure.OVERLOADED
     if response.status not in _SERVER_ERRORS:
         return None
     if response.header(_DRAINING):

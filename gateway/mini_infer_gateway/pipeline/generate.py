@@ -20,7 +20,9 @@ from mini_infer_contract.launch import (
     FETCH_FROM_HEADER,
     PREFILL_FROM_HEADER,
     QUEUE_TIMEOUT_HEADER,
+    QUEUED_MS_HEADER,
     REQUEST_ID_HEADER,
+    TARGET_HEADERS,
     Endpoint,
 )
 from mini_infer_gateway.fleet.backlog import Backlog
@@ -74,7 +76,9 @@ WARN_EVERY_S = 60.0
 
 _REQUEST_ID, _CLIENT = REQUEST_ID_HEADER.encode(), CLIENT_HEADER.encode()
 _PREFILL_FROM, _FETCH_FROM = PREFILL_FROM_HEADER.encode(), FETCH_FROM_HEADER.encode()
-_QUEUE_TIMEOUT = QUEUE_TIMEOUT_HEADER.encode()
+_QUEUE_TIMEOUT, _QUEUED_MS = QUEUE_TIMEOUT_HEADER.encode(), QUEUED_MS_HEADER.encode()
+_TARGET_HEADERS = frozenset(name.encode() for name in TARGET_HEADERS.values())
+_TTFT = TARGET_HEADERS["ttft_ms"].encode()
 
 INTERNAL_ERROR = ApiError(500, "an error of the gateway's own; its log says which", code="internal")
 
@@ -227,7 +231,8 @@ class Generate:
     ) -> _Call:
         settings, request_id = self._settings, scope["request_id"]
         headers = to_endpoint(scope["headers"], settings.forward_authorization)
-        headers += [header for header in scope["headers"] if header[0] in row.own_headers]
+        forwarded = row.own_headers | _TARGET_HEADERS if row.generates else row.own_headers
+        headers += [header for header in scope["headers"] if header[0] in forwarded]
         headers.append((_REQUEST_ID, request_id.encode()))
         target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
         keepalive_s = settings.sse_keepalive_s if row.generates and fields.get("stream") is True else 0.0
@@ -237,7 +242,7 @@ class Generate:
         deadline_s = arrived_s + settings.request_deadline_s
         kills = self._poison.kills(scope["path"], body, arrived_s)
         attempts = Attempts(self.retry_budget, settings.max_attempts, deadline_s, kills=kills)
-        client_timeout_s = _client_timeout_s(scope["headers"])
+        client_timeout_s = min(_client_timeout_s(scope["headers"]), _first_token_target_s(scope["headers"], fields))
         timeout_s = request_timeout_s(scope["headers"], settings.request_timeout_s) if row.generates else inf
         facts = scope[FACTS]
         return _Call(
@@ -390,7 +395,7 @@ class Generate:
 
         def others_left(failure: Failure) -> bool:
             left = self._router.eligible(others, self._fleet.candidates(names, now_s))
-            if failure is Failure.OVERLOADED:
+            if failure in (Failure.OVERLOADED, Failure.UNATTAINABLE):
                 # A client that can be told to come back later is not sent to an endpoint that is known to be broken.
                 return any(not candidate.circuit_open for candidate in left)
             return bool(left)
@@ -442,6 +447,8 @@ class Generate:
         )
         is_continued = self._ask_for_ids(call, endpoint)
         call.exchange.hints = _hints(decision)
+        if call.row.generates:
+            call.exchange.hints.append((_QUEUED_MS, b"%d" % max(0.0, 1000 * (now_s - call.arrived_s))))
         is_stream = call.fields.get("stream") is True
 
         def first_byte(status: int) -> None:
@@ -626,6 +633,20 @@ def _client_timeout_s(headers: Headers) -> float:
     except ValueError:
         return inf
     return max(0.0, client_timeout_s) if client_timeout_s == client_timeout_s else inf
+
+
+def _first_token_target_s(headers: Headers, fields: Mapping[str, Any]) -> float:
+    """Returns the seconds in which the client expects a first token; infinite if it states none, or no number.
+
+    Later the request is of no use to it, so it need not wait longer, and its turn comes by that time. The engine checks
+    the values.
+    """
+    sent = fields.get("ttft_ms", next((value for name, value in headers if name == _TTFT), None))
+    try:
+        target_s = float(sent) / 1000 if isinstance(sent, int | float | bytes) else inf
+    except (ValueError, OverflowError):
+        return inf
+    return target_s if target_s > 0 else inf
 
 
 def _elsewhere(request: RoutingRequest, decision: Decision) -> RoutingRequest:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from mini_infer_apis.dialects.response_object import TAG_CHARACTERS
-from mini_infer_contract.launch import QUEUE_TIMEOUT_HEADER, REQUEST_ID_HEADER
+from mini_infer_contract.launch import QUEUE_TIMEOUT_HEADER, REQUEST_ID_HEADER, TARGET_HEADERS
 from mini_infer_gateway.http.asgi import ClientGoneError, client_gone
 from mini_infer_gateway.http.headers import to_client, to_endpoint
 from mini_infer_gateway.http.upstream import ConnectError, Response, Upstream, UpstreamError
@@ -32,7 +32,7 @@ RESOLVE_TIMEOUT_S = 2.0
 
 _TAG = re.compile(rf"[a-z]+_([0-9a-f]{{{TAG_CHARACTERS}}})[0-9a-f]{{16,}}")
 _OWN_HEADERS = (b"x-mini-infer-pod", b"x-mini-infer-index", b"x-mini-infer-reason")
-_FROM_CLIENTS = (QUEUE_TIMEOUT_HEADER.encode(),)
+_FROM_CLIENTS = tuple(name.encode() for name in (QUEUE_TIMEOUT_HEADER, *TARGET_HEADERS.values()))
 
 log = logging.getLogger(__name__)
 

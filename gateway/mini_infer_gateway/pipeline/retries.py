@@ -30,6 +30,8 @@ class Failure(Enum):
     """The endpoint answered 503 and reported that the engine behind it has ended."""
     OVERLOADED = "overloaded"
     """The endpoint answered 429: it has no room."""
+    UNATTAINABLE = "slo_unattainable"
+    """The endpoint answered 429 for this request's latency targets; it has room for others."""
     HUNG = "hung"
     """The request was moved away from an endpoint that stopped working."""
     REMOVED = "removed"

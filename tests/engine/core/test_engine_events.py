@@ -139,6 +139,23 @@ def test_no_page_is_leaked_when_peers_pin_hang_and_lie() -> None:
     assert min(taken, given, kept_out, expired, faults) > 20
 
 
+def test_no_page_is_leaked_when_requests_have_latency_targets() -> None:
+    """Targets from a hundredth of a millisecond on: some can be met here, and some cannot."""
+    preemptions = refused = finished = 0
+    for seed in range(15):
+        draw = random.Random(seed)
+        ttft_ms, itl_ms = draw.choice((None, 0.01, 5.0, 1000.0)), draw.choice((None, 0.01, 1.0, 100.0))
+        world = make_world(draw, scheduling_policy="slo", slo_ttft_ms=ttft_ms, slo_itl_ms=itl_ms, spare_pages=1)
+        for _ in range(200):
+            draw.choices((world.add, world.add_beams, world.abort, world.step), weights=(1, 0.3, 0.3, 5))[0]()
+            world.check()
+        world.drain()
+        preemptions += world.engine.stats().preemptions
+        refused += world.num_refused
+        finished += len(world.histories)
+    assert min(preemptions, refused, finished) > 20
+
+
 def test_after_10_000_random_events_no_page_is_leaked() -> None:
     """Sixty engines, 200 events each; the sums show that the events reach what they are meant to try."""
     preemptions = cached_tokens = copies = swaps = searches = drafts = accepted = 0

@@ -4,7 +4,7 @@ Code between the two does not know in which dialect a request came. A dialect kn
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from mini_infer_engine.api.dialects.beams import BeamSpec
@@ -62,6 +62,8 @@ class GenerationSpec:
     beams: BeamSpec | None = None
     """Beam search whose most likely continuations are the choices of a prompt, the best first; None for none."""
     priority: int = 0
+    target_fields: Mapping[str, float] = field(default_factory=dict)
+    """Latency targets in milliseconds that the body states, by field."""
     cache_salt: str = ""
     streams: bool = False
     include_usage: bool = False

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from msgspec import Meta, Struct, field
 
+from mini_infer_contract.launch import MAX_TARGET_MS, TARGET_HEADERS
 from mini_infer_engine.api.dialects.base import GenerationSpec, OutputLimit, PromptIds
 from mini_infer_engine.api.dialects.beams import EarlyStoppingField, LengthPenalty, beam_spec
 from mini_infer_engine.api.dialects.neutral import HINTS, REASONS, Neutral, is_one_of
@@ -70,6 +71,10 @@ Metadata = Annotated[
 """A client's metadata, with OpenAI's limits. Nothing is done with it here."""
 
 
+TargetMs = Annotated[float, Meta(gt=0, le=MAX_TARGET_MS)]
+"""A latency target in milliseconds."""
+
+
 class StreamOptions(Body):
     """The parts of a stream beside its text."""
 
@@ -123,6 +128,9 @@ class GenerationFields(SamplingFields, kw_only=True):
     truncation_side: TruncationSide | None = None
     kv_transfer_params: dict[str, Any] | None = None
     # Ours.
+    ttft_ms: TargetMs | None = None
+    itl_ms: TargetMs | None = None
+    deadline_ms: TargetMs | None = None
     resume_token_ids: Annotated[list[int], Meta(min_length=1)] | None = None
     return_prompt_token_ids: bool | None = None
 
@@ -205,6 +213,7 @@ def common_spec(
         output_limit=output_limit,
         grammar=_grammar(request),
         priority=request.priority or 0,
+        target_fields={name: value for name in TARGET_HEADERS if (value := getattr(request, name)) is not None},
         cache_salt=request.cache_salt or "",
         streams=bool(request.stream),
         include_usage=bool(options.include_usage),

@@ -1,0 +1,302 @@
+"""How many admitted requests meet their latency targets above capacity: by arrival (fcfs), and by slack (slo).
+
+    python benchmarks/slo_scheduling.py --models qwen2.5-7b --out FILE
+    python benchmarks/slo_scheduling.py --models tiny --device cpu --chat-prompt 32 --doc-prompt 1024 --out FILE
+
+Chats and long documents arrive at random times, `--load` times as many as one loaded model can serve, the same under
+each policy. Capacity is measured first: all requests at once. Targets are multiples of what is measured on the idle
+engine, unless they are given in milliseconds. Times count from the moment at which a request should have been sent.
+"""
+
+import random
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import mean, median
+from typing import TYPE_CHECKING, Any
+
+from common.budget import Budget
+from common.engines import SETTINGS, SMOKE_MODEL, SMOKE_SETTINGS
+from common.isolation import isolated
+from common.models import model_folder, vocabulary
+from common.report import make_parser, percentile, print_table, save, say, words
+from common.targets import Target, verdict_cells
+
+if TYPE_CHECKING:
+    from mini_infer_engine.core.engine import Engine
+    from mini_infer_engine.core.request import LatencyTargets, Request
+
+POLICIES = ("fcfs", "slo")
+KINDS = ("chat", "doc")
+_SHARE = "admitted that meet their targets"
+_TARGETS = {_SHARE: Target(0.95, at_least=True)}
+_DOC_TTFT, _CHAT_TTFT, _INTERVAL = 8.0, 4.0, 3.0
+"""Default targets as multiples: of a document's time to its first token alone, and of a full batch's token interval."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The requests of one run. Prompts and outputs of chats vary from half to one and a half of these lengths."""
+
+    seconds: float = 60.0
+    """Time over which they arrive."""
+    load: float = 1.5
+    """Arrivals a second, as a multiple of what the engine can serve."""
+    doc_share: float = 0.1
+    chat_prompt: int = 300
+    chat_output: int = 150
+    doc_prompt: int = 8192
+    doc_output: int = 100
+    probes: int = 128
+    """Requests that are sent at once to measure capacity."""
+    max_num_seqs: int = 128
+    chat_ttft_ms: float = 0.0
+    doc_ttft_ms: float = 0.0
+    itl_ms: float = 0.0
+    vocabulary: int = 150_000
+
+
+SMOKE = Load(
+    seconds=1.0, chat_prompt=12, chat_output=6, doc_prompt=200, doc_output=6, probes=8, max_num_seqs=8, vocabulary=4000
+)
+
+
+@dataclass(slots=True)
+class Sent:
+    """One request and what became of it. Times are monotonic."""
+
+    kind: str
+    request: "Request"
+    due_s: float
+    """Time at which it is to be sent."""
+    first_s: float = 0.0
+    last_s: float = 0.0
+    num_tokens: int = 0
+    refused_s: float = 0.0
+
+    @property
+    def ttft_s(self) -> float:
+        """Seconds to its first token."""
+        return self.first_s - self.due_s
+
+    @property
+    def itl_s(self) -> float:
+        """Mean seconds between its tokens."""
+        return (self.last_s - self.first_s) / max(1, self.num_tokens - 1)
+
+    @property
+    def meets(self) -> bool:
+        """True if it has met each of its targets."""
+        targets = self.request.targets
+        met_first = targets.ttft_ms is None or 1000 * self.ttft_s <= targets.ttft_ms
+        return met_first and (targets.itl_ms is None or 1000 * self.itl_s <= targets.itl_ms)
+
+
+def measure(settings: dict[str, Any], load: Load) -> Iterator[dict[str, Any]]:
+    """Yields the capacity, and then the figures of each policy; one model for all, a new engine around it for each."""
+    from mini_infer_engine.config.options.settings import EngineSettings
+    from mini_infer_engine.core.engine import Engine
+    from mini_infer_engine.core.request import LatencyTargets
+    from mini_infer_engine.runtime.model_runner import load_runner
+
+    runner = load_runner(EngineSettings(**settings))
+
+    def engine(policy: str) -> Engine:
+        asked = EngineSettings(**settings | {"scheduling_policy": policy})
+        return Engine(asked, runner, (), runner.max_model_len, "", record_events=False)
+
+    probe = engine("fcfs")
+    run(probe, at_once(load, seed=1))
+    served = run(probe, at_once(load, seed=2))
+    capacity = len(served) / (max(one.last_s for one in served) - served[0].due_s)
+    alone_s = run(probe, [sent_of(load, "doc", random.Random(3), time.monotonic(), "alone")])[0].ttft_s
+    interval_s = median(one.itl_s for one in full_batch(probe, load))
+    itl_ms = load.itl_ms or 1000 * _INTERVAL * interval_s
+    targets = {
+        "chat": LatencyTargets(ttft_ms=load.chat_ttft_ms or 1000 * _CHAT_TTFT * alone_s, itl_ms=itl_ms),
+        "doc": LatencyTargets(ttft_ms=load.doc_ttft_ms or 1000 * _DOC_TTFT * alone_s, itl_ms=itl_ms),
+    }
+    yield {
+        "capacity": {
+            "requests/s": capacity,
+            "document alone, ttft ms": 1000 * alone_s,
+            "full batch, interval ms": 1000 * interval_s,
+            **{f"{kind} ttft ms": targets[kind].ttft_ms for kind in KINDS},
+            "itl ms": itl_ms,
+        }
+    }
+    for policy in POLICIES:
+        measured = engine(policy)
+        run(measured, at_once(load, seed=1))
+        found = figures(run(measured, arrivals(load, load.load * capacity, targets)))
+        say(f"  {policy}: {found[_SHARE]:.3f} of {found['admitted']} admitted, {found['refused']} refused")
+        yield {policy: found}
+
+
+def sent_of(
+    load: Load, kind: str, dice: random.Random, due_s: float, name: str, targets: "LatencyTargets | None" = None
+) -> Sent:
+    """Returns one request of random tokens."""
+    from mini_infer_engine.core.request import NO_TARGETS, Request, SamplingParams
+
+    prompt, output = (getattr(load, f"{kind}_{part}") for part in ("prompt", "output"))
+    if kind == "chat":
+        prompt, output = (dice.randint(max(1, length // 2), length * 3 // 2) for length in (prompt, output))
+    request = Request(
+        request_id=name,
+        prompt_token_ids=[dice.randrange(load.vocabulary) for _ in range(prompt)],
+        sampling=SamplingParams(temperature=0, max_tokens=output, ignore_eos=True),
+        targets=NO_TARGETS if targets is None else targets,
+    )
+    return Sent(kind, request, due_s)
+
+
+def kinds(load: Load, dice: random.Random, count: int) -> list[str]:
+    """Returns the kinds of so many requests, whose documents are exactly their share."""
+    num_docs = max(1, round(load.doc_share * count))
+    chosen = ["doc"] * num_docs + ["chat"] * (count - num_docs)
+    dice.shuffle(chosen)
+    return chosen
+
+
+def at_once(load: Load, seed: int) -> list[Sent]:
+    """Returns requests without targets that are all sent now."""
+    dice, now_s = random.Random(seed), time.monotonic()
+    made = [sent_of(load, kind, dice, now_s, f"r{i}") for i, kind in enumerate(kinds(load, dice, load.probes))]
+    return [replace(one, due_s=time.monotonic()) for one in made]
+
+
+def full_batch(engine: "Engine", load: Load) -> list[Sent]:
+    """Runs as many chats as there are slots and nothing else, and returns them."""
+    dice, now_s = random.Random(4), time.monotonic()
+    return run(engine, [sent_of(load, "chat", dice, now_s, f"r{index}") for index in range(load.max_num_seqs)])
+
+
+def arrivals(load: Load, rate: float, targets: "dict[str, LatencyTargets]") -> list[Sent]:
+    """Returns requests that arrive at random times from a moment after their making on, the same in every run."""
+    import msgspec
+
+    dice = random.Random(0)
+    count = max(2, round(load.seconds * rate))
+    made = [
+        sent_of(load, kind, dice, 0.0, f"r{index}", targets[kind])
+        for index, kind in enumerate(kinds(load, dice, count))
+    ]
+    due_s = time.monotonic()
+    for one in made:
+        due_s += dice.expovariate(rate)
+        one.due_s = due_s
+        one.request = msgspec.structs.replace(
+            one.request, targets=msgspec.structs.replace(one.request.targets, since_s=due_s)
+        )
+    return made
+
+
+def run(engine: "Engine", requests: Sequence[Sent]) -> Sequence[Sent]:
+    """Sends each request when it is due, steps the engine until all have ended, and returns them with their times."""
+    by_id = {one.request.request_id: one for one in requests}
+    waiting = list(reversed(requests))
+    while waiting or engine.has_work:
+        now_s = time.monotonic()
+        while waiting and waiting[-1].due_s <= now_s:
+            engine.add(waiting.pop().request)
+        if not engine.has_work:
+            time.sleep(max(0.0, waiting[-1].due_s - time.monotonic()))
+            continue
+        outputs = engine.step()
+        now_s = time.monotonic()
+        for output in outputs:
+            one = by_id[output.request_id]
+            if output.retry_after_s is not None:
+                one.refused_s = now_s
+            elif output.finish_reason == "error":
+                raise RuntimeError(output.error)
+            elif output.token_ids:
+                one.first_s, one.last_s = one.first_s or now_s, now_s
+                one.num_tokens += len(output.token_ids)
+    return requests
+
+
+def figures(requests: Sequence[Sent]) -> dict[str, Any]:
+    """Returns what is shown of one run."""
+    admitted = [one for one in requests if not one.refused_s]
+    refused = [one for one in requests if one.refused_s]
+    took_s = max((one.last_s for one in admitted), default=requests[-1].due_s) - requests[0].due_s
+    met = [one for one in admitted if one.meets]
+    found: dict[str, Any] = {
+        "sent": len(requests),
+        "admitted": len(admitted),
+        "refused": len(refused),
+        _SHARE: len(met) / max(1, len(admitted)),
+        "sent that meet their targets": len(met) / len(requests),
+        "met requests/s": len(met) / took_s,
+        "output tokens/s": sum(one.num_tokens for one in admitted) / took_s,
+        "all tokens/s": sum(one.num_tokens + len(one.request.prompt_token_ids) for one in admitted) / took_s,
+        "refused after, mean ms": 1000 * mean(one.refused_s - one.due_s for one in refused) if refused else None,
+    }
+    for kind in KINDS:
+        of_kind = [one for one in admitted if one.kind == kind]
+        found[f"{kind}s refused"] = sum(one.kind == kind for one in refused)
+        for share in (50, 99):
+            found[f"{kind} ttft p{share} ms"] = 1000 * percentile([one.ttft_s for one in of_kind], share / 100)
+            found[f"{kind} itl p{share} ms"] = 1000 * percentile([one.itl_s for one in of_kind], share / 100)
+    return found
+
+
+def main() -> int:
+    parser = make_parser(__doc__)
+    parser.add_argument("--models", type=words, default=words("qwen2.5-7b"), metavar="NAME,...")
+    parser.add_argument("--device", choices=("auto", "cpu"), default="auto")
+    parser.add_argument("--token-budget", type=int, default=0, metavar="TOKENS", help="0: the device's default")
+    for name, default in asdict(Load()).items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
+    options = parser.parse_args()
+    budget = Budget(options.time_limit_s)
+    load = SMOKE if options.smoke else Load(**{name: getattr(options, name) for name in asdict(Load())})
+    shown: dict[str, dict[str, Any]] = {}
+    result: dict[str, Any] = {"load": asdict(load), "policies": shown}
+    failed = False
+    with tempfile.TemporaryDirectory() as root:
+        for model in [SMOKE_MODEL] if options.smoke else options.models:
+            if not budget.allows("a model"):
+                continue
+            say(model)
+            folder = model_folder(model, Path(root))
+            known = replace(load, vocabulary=vocabulary(folder, load.vocabulary))
+            settings: dict[str, Any] = SETTINGS | {"model": folder, "enable_prefix_caching": False}
+            if options.smoke or options.device == "cpu":
+                settings |= SMOKE_SETTINGS
+            if not options.smoke and options.device == "cpu":
+                settings |= {"max_model_len": load.doc_prompt + load.doc_output + 1, "kv_cache_memory": 1 << 30}
+            settings |= {"max_num_seqs": load.max_num_seqs, "max_num_batched_tokens": options.token_budget or None}
+            found = shown.setdefault(model, {})
+
+            def note(part: dict[str, Any]) -> None:
+                found.update(part)
+                save(options.out, result)
+
+            with budget.spending("a model"):
+                failed |= "error" in isolated(measure, settings, known, timeout_s=budget.left_s, note=note)
+            show(model, found)
+    return int(failed)
+
+
+def show(model: str, found: dict[str, dict[str, Any]]) -> None:
+    """Prints capacity and targets, and a column for each policy."""
+    if "capacity" in found:
+        print_table([model, "measured"], [[name, value] for name, value in found["capacity"].items()])
+    measured = [policy for policy in POLICIES if policy in found]
+    rows: list[list[Any]] = []
+    for name in found[measured[0]] if measured else ():
+        values = [found[policy][name] for policy in measured]
+        target = _TARGETS.get(name)
+        rows.append([name, *values, target and str(target)])
+        if target:
+            rows.append(["", *(verdict_cells(target, value)[1] for value in values), None])
+    print_table([model, *measured, "target"], rows)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
