@@ -25,9 +25,15 @@ _QUANTIZATION_HINTS = tuple(
 
 ToolCallParser = Literal[
     "auto", "none", "hermes", "qwen3_coder", "qwen3_xml", "llama3_json", "llama4_pythonic", "pythonic", "mistral",
-    "mistral_v11", "mistral_v13", "deepseek_v3", "deepseek_v31", "granite", "phi4_mini_json",
+    "mistral_v11", "mistral_v13", "deepseek_v3", "deepseek_v31", "granite", "phi4_mini_json"
 ]  # fmt: skip
 ReasoningParser = Literal["auto", "none", "qwen3", "deepseek_r1", "mistral"]
+
+
+_TARGET = Option(
+    group=BATCHING, unit="MS", low=0, low_is_allowed=False, high=MAX_TARGET_MS, in_resource=True, default_text="none"
+)
+_TargetMs = Annotated[float | None, _TARGET]
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,44 +127,11 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     priority the least slack to `ttft_ms` or `deadline_ms` first, prefill chunks that keep `itl_ms`, and 429 for what
     would be late.
     """
-    slo_ttft_ms: Annotated[
-        float | None,
-        Option(
-            group=BATCHING,
-            unit="MS",
-            low=0,
-            low_is_allowed=False,
-            high=MAX_TARGET_MS,
-            in_resource=True,
-            default_text="none",
-        ),
-    ] = None
+    slo_ttft_ms: _TargetMs = None
     """Time to the first token of requests that state no `ttft_ms`."""
-    slo_itl_ms: Annotated[
-        float | None,
-        Option(
-            group=BATCHING,
-            unit="MS",
-            low=0,
-            low_is_allowed=False,
-            high=MAX_TARGET_MS,
-            in_resource=True,
-            default_text="none",
-        ),
-    ] = None
+    slo_itl_ms: _TargetMs = None
     """Mean time between tokens of requests that state no `itl_ms`."""
-    slo_deadline_ms: Annotated[
-        float | None,
-        Option(
-            group=BATCHING,
-            unit="MS",
-            low=0,
-            low_is_allowed=False,
-            high=MAX_TARGET_MS,
-            in_resource=True,
-            default_text="none",
-        ),
-    ] = None
+    slo_deadline_ms: _TargetMs = None
     """Time to the last token of requests that state no `deadline_ms`."""
     page_size: Annotated[
         int | None,
@@ -186,16 +159,14 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     """Size of the page pool."""
-    kv_cache_dtype: Annotated[
-        Literal["auto", "fp8", "fp8_e4m3", "int8"],
-        Option(group=BATCHING, in_resource=True),
-    ] = "auto"
+    kv_cache_dtype: Annotated[Literal["auto", "fp8", "fp8_e4m3", "int8"], Option(group=BATCHING, in_resource=True)] = (
+        "auto"
+    )
     """Format of cached keys and values; fp8 (which is fp8_e4m3), int8: one byte an element and a scale for each token
     and head, so that twice the tokens fit; int8 is the more precise; auto: as --dtype, or as the checkpoint says.
     """
     kv_swap_memory: Annotated[
-        int,
-        Option(group=BATCHING, unit="SIZE", low=0, is_size=True, in_resource=True, default_text="0, which is off"),
+        int, Option(group=BATCHING, unit="SIZE", low=0, is_size=True, in_resource=True, default_text="0, which is off")
     ] = 0
     """Main memory for pages of preempted sequences, used where copying them costs less than computing them again."""
     gpu_memory_utilization: Annotated[
@@ -218,8 +189,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     model, or a head that was trained on the model's hidden states.
     """
     speculative_model: Annotated[
-        str | None,
-        Option(group=SPECULATION, unit="DIR|HF-ID", in_resource=True, default_text="none"),
+        str | None, Option(group=SPECULATION, unit="DIR|HF-ID", in_resource=True, default_text="none")
     ] = None
     """The draft model, which has the vocabulary of the model that is served, or the head."""
     num_speculative_tokens: Annotated[int, Option(group=SPECULATION, unit="N", low=1, high=7, in_resource=True)] = 4
@@ -286,8 +256,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     """Machines among which the devices are shared out equally; the same command runs on each."""
     node_rank: Annotated[
-        int | None,
-        Option(group=PARALLEL, unit="R", low=0, high=_MOST_RANKS - 1, default_text="LWS_WORKER_INDEX, or 0"),
+        int | None, Option(group=PARALLEL, unit="R", low=0, high=_MOST_RANKS - 1, default_text="LWS_WORKER_INDEX, or 0")
     ] = None
     """Rank of this machine among them; 0 serves HTTP, others only answer health checks on --port."""
     master_addr: Annotated[str | None, Option(group=PARALLEL, unit="HOST", default_text="LWS_LEADER_ADDRESS")] = None

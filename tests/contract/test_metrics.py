@@ -2,6 +2,7 @@ import inspect
 import re
 
 from mini_infer_contract import metrics
+from mini_infer_engine.api import vllm_metric_names
 
 NAMES = {name: value for name, value in vars(metrics).items() if name.isupper() and not name.startswith("_")}
 LABELS = {name: value for name, value in NAMES.items() if name.startswith("LABEL_")}
@@ -26,7 +27,8 @@ def test_our_names_follow_prometheus_conventions() -> None:
 
 
 def test_vllms_names_are_those_that_others_read() -> None:
-    assert set(VLLMS.values()) >= {
+    exported = {value for name, value in vars(vllm_metric_names).items() if name.isupper()}
+    assert exported | set(VLLMS.values()) >= {
         "vllm:num_requests_waiting",
         "vllm:num_requests_running",
         "vllm:kv_cache_usage_perc",

@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from mini_infer_contract import metrics as names
+from mini_infer_engine.api import vllm_metric_names
 from mini_infer_engine.api.histogram import LATENCY_BUCKETS_S, SIZE_BUCKETS, Histogram
 from mini_infer_engine.api.kv_transfer_metrics import kv_transfer_families
 from mini_infer_engine.api.vllm_metrics import VllmMetrics
@@ -72,7 +73,9 @@ class ServerMetrics(Collector):
         stats, engines = self.stats, self.engines
         yield from _merged([engine.families() for engine in engines])
         adapters = {"max_lora": "0", "running_lora_adapters": "", "waiting_lora_adapters": ""}
-        served = GaugeMetricFamily(names.LORA_REQUESTS_INFO, "Adapters: none are served.", labels=list(adapters))
+        served = GaugeMetricFamily(
+            vllm_metric_names.LORA_REQUESTS_INFO, "Adapters: none are served.", labels=list(adapters)
+        )
         served.add_metric(list(adapters.values()), 1)
         yield served
         yield GaugeMetricFamily(names.ENGINE_KV_USAGE, "Share of the page pool in use.", stats.kv_usage)

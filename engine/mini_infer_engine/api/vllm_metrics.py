@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from mini_infer_contract import metrics as names
+from mini_infer_engine.api import vllm_metric_names as vllm_names
 from mini_infer_engine.api.histogram import (
     COUNT_BUCKETS,
     DURATION_BUCKETS_S,
@@ -120,21 +121,21 @@ class VllmMetrics:
         yield from self._gauges(self.stats)
         yield from self._counters(self.stats, self.generation_tokens)
         for name, documentation, histogram in (
-            (names.VLLM_TIME_TO_FIRST_TOKEN, "Arrival to first token.", self.time_to_first_token),
-            (names.VLLM_INTER_TOKEN_LATENCY, "Between tokens of one request.", self.inter_token_latency),
-            (names.VLLM_TIME_PER_OUTPUT_TOKEN, "Mean of a request after its first.", self._time_per_output_token),
-            (names.VLLM_E2E_LATENCY, "Arrival to last token.", self.duration),
-            (names.VLLM_QUEUE_TIME, "Arrival to first admission.", self._queue_time),
-            (names.VLLM_PREFILL_TIME, "First admission to first token.", self._prefill_time),
-            (names.VLLM_DECODE_TIME, "First token to last token.", self._decode_time),
-            (names.VLLM_INFERENCE_TIME, "First admission to last token.", self._inference_time),
-            (names.VLLM_ITERATION_TOKENS, "Tokens given out in a step, and prompts begun.", self._iteration_tokens),
-            (names.VLLM_REQUEST_PROMPT_TOKENS, "Prompt tokens of a finished request.", self._prompt_tokens),
-            (names.VLLM_PREFILL_KV_COMPUTED, "Of those, the ones not cached.", self._computed_prompt_tokens),
-            (names.VLLM_REQUEST_GENERATION_TOKENS, "Output tokens of a finished request.", self._output_tokens),
-            (names.VLLM_MAX_NUM_GENERATION_TOKENS, "Of the longest choice of a prompt.", self._most_output_tokens),
-            (names.VLLM_PARAMS_N, "Choices of a prompt.", self._num_choices),
-            (names.VLLM_PARAMS_MAX_TOKENS, "Output tokens that a request allows.", self._max_tokens),
+            (vllm_names.TIME_TO_FIRST_TOKEN, "Arrival to first token.", self.time_to_first_token),
+            (vllm_names.INTER_TOKEN_LATENCY, "Between tokens of one request.", self.inter_token_latency),
+            (vllm_names.TIME_PER_OUTPUT_TOKEN, "Mean of a request after its first.", self._time_per_output_token),
+            (vllm_names.E2E_LATENCY, "Arrival to last token.", self.duration),
+            (vllm_names.QUEUE_TIME, "Arrival to first admission.", self._queue_time),
+            (vllm_names.PREFILL_TIME, "First admission to first token.", self._prefill_time),
+            (vllm_names.DECODE_TIME, "First token to last token.", self._decode_time),
+            (vllm_names.INFERENCE_TIME, "First admission to last token.", self._inference_time),
+            (vllm_names.ITERATION_TOKENS, "Tokens given out in a step, and prompts begun.", self._iteration_tokens),
+            (vllm_names.REQUEST_PROMPT_TOKENS, "Prompt tokens of a finished request.", self._prompt_tokens),
+            (vllm_names.PREFILL_KV_COMPUTED, "Of those, the ones not cached.", self._computed_prompt_tokens),
+            (vllm_names.REQUEST_GENERATION_TOKENS, "Output tokens of a finished request.", self._output_tokens),
+            (vllm_names.MAX_NUM_GENERATION_TOKENS, "Of the longest choice of a prompt.", self._most_output_tokens),
+            (vllm_names.PARAMS_N, "Choices of a prompt.", self._num_choices),
+            (vllm_names.PARAMS_MAX_TOKENS, "Output tokens that a request allows.", self._max_tokens),
         ):
             yield histogram.family(name, documentation, self._labels)
         if (model := self.model) is not None:
@@ -144,7 +145,7 @@ class VllmMetrics:
             tokens = model.page_size * model.num_pages
             sizes["kv_cache_size_tokens"] = str(tokens)
             sizes["kv_cache_max_concurrency"] = f"{tokens / model.max_model_len:.2f}"
-            yield _one(GaugeMetricFamily, names.CACHE_CONFIG_INFO, "The page pool.", sizes, 1)
+            yield _one(GaugeMetricFamily, vllm_names.CACHE_CONFIG_INFO, "The page pool.", sizes, 1)
 
     def _gauges(self, stats: EngineStats) -> Iterator[Metric]:
         for name, documentation, value in (
@@ -163,23 +164,23 @@ class VllmMetrics:
     def _counters(self, stats: EngineStats, generation_tokens: int) -> Iterator[Metric]:
         cached = stats.cached_prompt_tokens
         for name, documentation, value in (
-            (names.VLLM_PROMPT_TOKENS, "Prompt tokens of admitted requests.", stats.prompt_tokens),
-            (names.VLLM_PROMPT_TOKENS_CACHED, "Of those, the ones found in the prefix cache.", cached),
-            (names.VLLM_GENERATION_TOKENS, "Output tokens.", generation_tokens),
-            (names.VLLM_PREEMPTIONS, "Running requests sent back to the queue.", stats.preemptions),
-            (names.VLLM_PREFIX_CACHE_QUERIES, "Prompt tokens looked up in the prefix cache.", stats.prompt_tokens),
-            (names.VLLM_PREFIX_CACHE_HITS, "Prompt tokens found there.", cached),
+            (vllm_names.PROMPT_TOKENS, "Prompt tokens of admitted requests.", stats.prompt_tokens),
+            (vllm_names.PROMPT_TOKENS_CACHED, "Of those, the ones found in the prefix cache.", cached),
+            (vllm_names.GENERATION_TOKENS, "Output tokens.", generation_tokens),
+            (vllm_names.PREEMPTIONS, "Running requests sent back to the queue.", stats.preemptions),
+            (vllm_names.PREFIX_CACHE_QUERIES, "Prompt tokens looked up in the prefix cache.", stats.prompt_tokens),
+            (vllm_names.PREFIX_CACHE_HITS, "Prompt tokens found there.", cached),
         ):
             yield _one(CounterMetricFamily, name, documentation, self._labels, value)
         by_source = CounterMetricFamily(
-            names.VLLM_PROMPT_TOKENS_BY_SOURCE, "Prompt tokens of admitted requests.", labels=[*self._labels, "source"]
+            vllm_names.PROMPT_TOKENS_BY_SOURCE, "Prompt tokens of admitted requests.", labels=[*self._labels, "source"]
         )
         for source, value in (("local_compute", stats.prompt_tokens - cached), ("local_cache_hit", cached)):
             by_source.add_metric([*self._labels.values(), source], value)
         yield by_source
         yield from self._speculation(stats)
         success = CounterMetricFamily(
-            names.VLLM_REQUEST_SUCCESS, "Finished requests.", labels=[*self._labels, "finished_reason"]
+            vllm_names.REQUEST_SUCCESS, "Finished requests.", labels=[*self._labels, "finished_reason"]
         )
         for reason, count in self.finished.items():
             success.add_metric([*self._labels.values(), reason], count)
@@ -191,13 +192,13 @@ class VllmMetrics:
         if not by_position:
             return
         for name, documentation, value in (
-            (names.VLLM_SPEC_DRAFTS, "Times that tokens were guessed for a sequence.", stats.drafts),
-            (names.VLLM_SPEC_DRAFT_TOKENS, "Tokens guessed.", stats.draft_tokens),
-            (names.VLLM_SPEC_ACCEPTED_TOKENS, "Guesses that were right and counted.", sum(by_position)),
+            (vllm_names.SPEC_DRAFTS, "Times that tokens were guessed for a sequence.", stats.drafts),
+            (vllm_names.SPEC_DRAFT_TOKENS, "Tokens guessed.", stats.draft_tokens),
+            (vllm_names.SPEC_ACCEPTED_TOKENS, "Guesses that were right and counted.", sum(by_position)),
         ):
             yield _one(CounterMetricFamily, name, documentation, self._labels, value)
         accepted = CounterMetricFamily(
-            names.VLLM_SPEC_ACCEPTED_PER_POSITION, "Of those, by place.", labels=[*self._labels, "position"]
+            vllm_names.SPEC_ACCEPTED_PER_POSITION, "Of those, by place.", labels=[*self._labels, "position"]
         )
         for position, count in enumerate(by_position):
             accepted.add_metric([*self._labels.values(), str(position)], count)
