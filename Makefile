@@ -34,7 +34,7 @@ test-schemas: install ## structured output of 300 JSON schemas, four outputs eac
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m schemas tests/engine/structured $(PYTEST_ARGS)
 
 test-features: install ## every pair of features on a CPU, as docs/features.md tells it
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m features tests/engine/test_features.py $(PYTEST_ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m features tests/engine/test_features.py tests/engine/server/test_kv_transfer_of_models.py $(PYTEST_ARGS)
 
 check: install ## ruff, format, mypy, import rules, docstrings: what CI and pre-commit run
 	$(BIN)/ruff check .

@@ -25,11 +25,11 @@ TRUSTING = ("--kv-transfer-trust", "clients")
     ("model", "transport"),
     [
         ("demo", "nixl"),
-        ("demo", "nixl-host"),
         ("demo", "shm"),
-        ("latents", "nixl"),
         ("latents", "nixl-host"),
-        ("latents", "shm"),
+        pytest.param("demo", "nixl-host", marks=pytest.mark.features),
+        pytest.param("latents", "nixl", marks=pytest.mark.features),
+        pytest.param("latents", "shm", marks=pytest.mark.features),
     ],
 )
 def test_a_model_says_the_same(model: str, transport: str, tmp_path: Path) -> None:
