@@ -38,7 +38,7 @@ def test_a_generation_block_shows_its_body_in_its_own_scope() -> None:
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         ("{{ messages[0].nothing.deeper }}", "has no attribute 'nothing'"),
         ("{{ messages[0].content + 1 }}", "can only concatenate str"),
-        ("{{ messages.append(1) }}", "is not safely callable|is unsafe"),
+        ("{{ messages.append(1) }}", "safely callable|unsafe"),
         ("{{ ''.__class__.__mro__ }}", "is unsafe"),
         ("{{ 1 // 0 }}", "division"),
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
@@ -53,7 +53,7 @@ def test_whatever_goes_wrong_in_a_template_is_a_400_with_its_words(source: str, 
 def test_a_broken_template_is_told_with_its_line() -> None:
     with pytest.raises(ValueError, match="chat template, line 2: "):
         ChatTemplate("fine\n{% if %}")
-    with pytest.raises(ValueError, match="chat template, line 1: No filter named 'nothing'"):
+    with pytest.raises(ValueError, match=r"line 1: .*'nothing'"):
         ChatTemplate("{{ messages | nothing }}")
 
 

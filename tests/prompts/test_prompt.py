@@ -87,12 +87,12 @@ class TestNamedTemplates:
     def test_without_a_default_the_names_are_told(self, tmp_path: Path) -> None:
         encoder = make(tmp_path, None, {"tool_use": "T", "rag": "R"})
         assert encoder.render([USER], [TOOL]) == "T"
-        with pytest.raises(ApiError, match=r"\(rag, tool_use\) have no default") as raised:
+        with pytest.raises(ApiError, match=r"\(rag, tool_use\)") as raised:
             chat_prompt_ids(encoder, {"messages": [USER]})
         assert raised.value.status == 400
 
     def test_a_model_without_a_template_says_where_to_go(self, tmp_path: Path) -> None:
-        with pytest.raises(ApiError, match="no chat template: use /v1/completions") as raised:
+        with pytest.raises(ApiError, match="/v1/completions") as raised:
             chat_prompt_ids(make(tmp_path, None), {"messages": [USER]})
         assert (raised.value.status, raised.value.code) == (400, "no_chat_template")
 
@@ -188,7 +188,7 @@ class TestCompletions:
     def test_ids_need_no_tokenizer(self) -> None:
         assert completion_prompt_ids(None, {"prompt": [1, 2, 3]}) == [[1, 2, 3]]
         assert completion_prompt_ids(None, {"prompt": [[1, 2], [3]]}) == [[1, 2], [3]]
-        with pytest.raises(ApiError, match="has no tokenizer: send token ids"):
+        with pytest.raises(ApiError, match="no tokenizer"):
             completion_prompt_ids(None, {"prompt": "text"})
 
     @pytest.mark.parametrize(

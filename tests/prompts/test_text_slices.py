@@ -104,5 +104,5 @@ def test_slices_cover_the_text_and_are_short(text: str) -> None:
 @pytest.mark.parametrize("run", [" ", "a", "7", "=", "\n"])
 def test_a_run_without_a_place_to_cut_is_refused_and_a_shorter_one_is_taken(run: str) -> None:
     assert next_cut(run * MAX_RUN_CHARACTERS, 0, MAX_RUN_CHARACTERS) == MAX_RUN_CHARACTERS
-    with pytest.raises(ValueError, match="put spaces or line breaks"):
+    with pytest.raises(ValueError, match="spaces or line breaks"):
         next_cut(run * (MAX_RUN_CHARACTERS + 1), 0, MAX_RUN_CHARACTERS + 1)

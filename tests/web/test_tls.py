@@ -58,10 +58,10 @@ def test_a_renewed_certificate_is_served_and_a_broken_one_is_not(
 @pytest.mark.parametrize(
     ("more", "problem"),
     [
-        ({"ssl_certfile": None}, "name its file with --ssl-certfile"),
-        ({"ssl_certfile": None, "ssl_keyfile": None, "ssl_cert_reqs": 2}, "name its file with --ssl-certfile"),
+        ({"ssl_certfile": None}, "--ssl-certfile"),
+        ({"ssl_certfile": None, "ssl_keyfile": None, "ssl_cert_reqs": 2}, "--ssl-certfile"),
         ({"ssl_cert_reqs": 2}, "name it with --ssl-ca-certs"),
-        ({"ssl_keyfile": "other.key"}, "no certificate with its key"),
+        ({"ssl_keyfile": "other.key"}, "no certificate"),
         ({"ssl_ca_certs": "missing.pem"}, "no CA's certificates"),
     ],
 )

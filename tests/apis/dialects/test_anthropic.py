@@ -189,7 +189,7 @@ def test_tokens_are_counted_of_a_body_without_what_the_answer_needs() -> None:
     assert chat_body(counted, COUNT_TOKENS_PATH) == {
         name: value for name, value in chat_body(body(**counted)).items() if name != "max_completion_tokens"
     }
-    with pytest.raises(ApiError, match="max_tokens is an unknown field"):
+    with pytest.raises(ApiError, match="max_tokens"):
         chat_body(counted | {"max_tokens": 5}, COUNT_TOKENS_PATH)
 
 

@@ -171,7 +171,7 @@ def test_what_is_deleted_or_not_stored_is_not_there(client: openai.OpenAI) -> No
     assert client.responses.retrieve(stored.id) == stored
     client.responses.delete(stored.id)
     for response in (unstored, stored):
-        with pytest.raises(openai.NotFoundError, match=r"Response with id .* not found."):
+        with pytest.raises(openai.NotFoundError, match="Response with id"):
             client.responses.retrieve(response.id)
         with pytest.raises(openai.BadRequestError) as caught:
             create(client, previous_response_id=response.id)
@@ -205,7 +205,7 @@ def test_in_the_background(client: openai.OpenAI) -> None:
     response = finished(client, begun.id)
     assert (response.status, response.output_text, response.background) == ("completed", "You said: hello", True)
     assert client.responses.cancel(begun.id).status == "completed"
-    with pytest.raises(openai.BadRequestError, match="background can only be used when `store` is true"):
+    with pytest.raises(openai.BadRequestError, match=r"background.*`store`"):
         create(client, background=True, store=False)
     with pytest.raises(openai.BadRequestError, match="synchronous"):
         client.responses.cancel(create(client).id)

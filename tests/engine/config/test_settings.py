@@ -56,15 +56,15 @@ def test_options_and_a_leader_worker_set_tell_of_the_group(options: dict[str, An
 @pytest.mark.parametrize(
     ("values", "options", "fault"),
     [
-        (("2", "1"), {"nnodes": 4}, "nnodes = 4 does not go with LWS_GROUP_SIZE = 2: leave --nnodes out"),
-        (("2", "1"), {"nnodes": 1}, "nnodes = 1 does not go with LWS_GROUP_SIZE = 2"),
-        (("1", "0"), {"nnodes": 2}, "nnodes = 2 does not go with LWS_GROUP_SIZE = 1"),
-        (("two",), {}, "nnodes: LWS_GROUP_SIZE = 'two' is no number of machines"),
-        (("0",), {}, "nnodes: LWS_GROUP_SIZE = '0' is no number of machines"),
-        (("3", "1"), {}, r"nnodes = 3 \(LWS_GROUP_SIZE\) machines cannot share tensor-parallel-size = 4 ranks equally"),
-        (("2", "1"), {"node_rank": 2}, r"node-rank = 2: with nnodes = 2 \(LWS_GROUP_SIZE\) the last is 1"),
-        (("2", "1"), {"data_parallel_size": 2}, r"does not go with nnodes = 2 \(LWS_GROUP_SIZE\)"),
-        ((), {"node_rank": 1}, "node-rank = 1: with nnodes = 1 the last is 0"),
+        (("2", "1"), {"nnodes": 4}, "nnodes = 4.*LWS_GROUP_SIZE.*--nnodes"),
+        (("2", "1"), {"nnodes": 1}, "nnodes = 1.*LWS_GROUP_SIZE"),
+        (("1", "0"), {"nnodes": 2}, "nnodes = 2.*LWS_GROUP_SIZE"),
+        (("two",), {}, "nnodes: LWS_GROUP_SIZE = 'two'"),
+        (("0",), {}, "nnodes: LWS_GROUP_SIZE = '0'"),
+        (("3", "1"), {}, r"nnodes.*\(LWS_GROUP_SIZE\).*tensor-parallel-size = 4"),
+        (("2", "1"), {"node_rank": 2}, r"node-rank = 2.*\(LWS_GROUP_SIZE\)"),
+        (("2", "1"), {"data_parallel_size": 2}, r"nnodes = 2 \(LWS_GROUP_SIZE\)"),
+        ((), {"node_rank": 1}, "node-rank = 1.*nnodes"),
     ],
 )
 def test_a_group_that_options_and_environment_do_not_agree_on_is_a_fault(options: dict[str, Any], fault: str) -> None:

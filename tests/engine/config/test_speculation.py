@@ -66,13 +66,13 @@ def test_what_it_does_not_know_is_named(text: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"method": "eagle3", "model": "head"}, "method = 'eagle3': choose from ngram, draft_model, head"),
-        ({"method": ["ngram"]}, "method = .* choose from"),
-        ({"model": 5}, "model = 5: must be a text"),
-        ({"method": "ngram", "num_speculative_tokens": 8}, "num_speculative_tokens = 8: must be .* from 1 up to 7"),
-        ({"method": "ngram", "num_speculative_tokens": "4"}, "num_speculative_tokens = '4': must be an integer"),
-        ({"method": "ngram", "prompt_lookup_max": 0}, "prompt_lookup_max = 0: must be an integer from 1"),
-        ({"method": "ngram", "prompt_lookup_min": True}, "prompt_lookup_min = True: must be an integer"),
+        ({"method": "eagle3", "model": "head"}, "method = 'eagle3'"),
+        ({"method": ["ngram"]}, "method = "),
+        ({"model": 5}, "model = 5"),
+        ({"method": "ngram", "num_speculative_tokens": 8}, "num_speculative_tokens = 8.*7"),
+        ({"method": "ngram", "num_speculative_tokens": "4"}, "num_speculative_tokens = '4'"),
+        ({"method": "ngram", "prompt_lookup_max": 0}, "prompt_lookup_max = 0"),
+        ({"method": "ngram", "prompt_lookup_min": True}, "prompt_lookup_min = True"),
     ],
 )
 def test_values_of_vllms_form_are_checked_as_those_of_flags(values: dict[str, Any], said: str) -> None:

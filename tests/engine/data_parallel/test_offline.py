@@ -39,5 +39,5 @@ def test_the_end_of_an_engine_is_told_to_whoever_waits() -> None:
     assert isinstance(engines, OfflineEngines)
     os.kill(engines._cores[1].pid, signal.SIGKILL)
     for _ in range(2):
-        with pytest.raises(RunnerLostError, match="engine 1: the core process has failed"):
+        with pytest.raises(RunnerLostError, match="engine 1"):
             llm.generate(PROMPTS, SamplingParams(max_tokens=5), use_tqdm=False)

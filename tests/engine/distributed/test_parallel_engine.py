@@ -160,7 +160,7 @@ def test_the_end_of_a_rank_ends_the_group_with_the_reason(folder: Path, number: 
     os.kill(process.pid, number)
     started_s = time.monotonic()
     words = "killed by signal 9" if number == signal.SIGKILL else "hangs: no sign of life"
-    with pytest.raises(RunnerLostError, match=f"rank 1 of the tensor-parallel group .*{words}"):
+    with pytest.raises(RunnerLostError, match=f"rank 1 .*{words}"):
         told(llm, PROMPTS, GREEDY)
     assert time.monotonic() - started_s < 5
     with pytest.raises(RunnerLostError, match="rank 1"):  # and there is no more to be had
@@ -174,7 +174,7 @@ def test_who_tells_a_rank_that_is_gone_learns_of_the_end_of_the_group() -> None:
 
 
 def test_what_ranks_cannot_share_is_refused_and_no_process_is_left(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="num_attention_heads = 4 cannot be split among 3 ranks"):
+    with pytest.raises(ModelError, match=r"num_attention_heads = 4.*3"):
         _engine(folder, 3)
     broken = save_and_break(tmp_path)
     with pytest.raises(ModelError, match="safetensors"):

@@ -126,7 +126,7 @@ def test_the_end_of_a_rank_ends_the_group_with_the_reason(
     started_s = time.monotonic()
     group = "pipeline-parallel" if fixture == "staged" else "tensor- and pipeline-parallel"
     words = "killed by signal 9" if number == signal.SIGKILL else "hangs: no sign of life"
-    with pytest.raises(RunnerLostError, match=f"rank {rank} of the {group} group .*{words}"):
+    with pytest.raises(RunnerLostError, match=f"rank {rank} .*{group}.*{words}"):
         told(llm, PROMPTS, GREEDY)
     assert time.monotonic() - started_s < 5
     with pytest.raises(RunnerLostError, match=f"rank {rank}"):  # and there is no more to be had
@@ -136,5 +136,5 @@ def test_the_end_of_a_rank_ends_the_group_with_the_reason(
 def test_what_stages_cannot_do_is_refused_by_name(folder: Path) -> None:
     with pytest.raises(ValueError, match="pipeline-parallel-size: speculative decoding"):
         _engine(folder, 2, speculative_method="ngram")
-    with pytest.raises(ModelError, match="3 layers cannot be split among 4 stages"):
+    with pytest.raises(ModelError, match=r"3 layers.*4 stages"):
         _engine(folder, 4)

@@ -82,12 +82,12 @@ def test_ranks_share_heads_of_latents_and_shared_experts(form: str, whole: bool,
 @pytest.mark.parametrize(
     ("form", "changes", "words"),
     [
-        ("gptq", {"intermediate_size": 96}, "mlp.down_proj: a rank's columns 0 to 48 of 96 cut through groups of 32"),
-        ("w4a16", {"intermediate_size": 96}, "mlp.down_proj: a rank's columns 0 to 48 of 96 cut through groups of 32"),
-        ("awq", {"intermediate_size": 96}, "mlp.down_proj: a rank's columns 0 to 48 of 96 cut through groups of 32"),
-        ("w8a16-packed", {"intermediate_size": 100}, "a rank's columns 0 to 50 of 100 cut through words of 4"),
-        ("gptq-8-rows", {"head_dim": 10}, "qkv_proj: a rank's rows 0 to 10 of 20 cut through words of 4"),
-        ("awq", {"intermediate_size": 104, "head_dim": 64}, "mlp.gate_up_proj: a rank's rows 0 to 52 of 104 cut thr"),
+        ("gptq", {"intermediate_size": 96}, "mlp.down_proj.*columns.*groups of 32"),
+        ("w4a16", {"intermediate_size": 96}, "mlp.down_proj.*columns.*groups of 32"),
+        ("awq", {"intermediate_size": 96}, "mlp.down_proj.*columns.*groups of 32"),
+        ("w8a16-packed", {"intermediate_size": 100}, "columns.*words of 4"),
+        ("gptq-8-rows", {"head_dim": 10}, "qkv_proj.*rows.*words of 4"),
+        ("awq", {"intermediate_size": 104, "head_dim": 64}, "mlp.gate_up_proj.*rows.*104"),
     ],
 )
 def test_words_and_groups_that_ranks_would_cut_are_refused_before_memory_is_taken(

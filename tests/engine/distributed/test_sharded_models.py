@@ -304,19 +304,19 @@ def test_ranks_round_their_own_share_of_latent_attention_and_of_experts(whole: b
 def test_experts_that_ranks_cannot_share_equally_are_refused_by_name(tmp_path: Path) -> None:
     asked = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
     save_tiny_model(tmp_path / "odd", "qwen3_moe", **(VARIANTS["qwen3-moe"][1] | {"num_experts": 5}))
-    with pytest.raises(ModelError, match="enable_expert_parallel: the number of experts = 5 cannot be split among 2"):
+    with pytest.raises(ModelError, match=r"enable_expert_parallel.*experts = 5"):
         ThreadGroup(tmp_path / "odd", 2, **asked)
     save_tiny_model(
         tmp_path / "shared", "deepseek_v2", **(DEEPSEEK | {"n_shared_experts": 1, "moe_intermediate_size": 41})
     )
-    with pytest.raises(ModelError, match="the shared experts' intermediate size = 41 cannot be split among 2"):
+    with pytest.raises(ModelError, match=r"shared experts.*= 41"):
         ThreadGroup(tmp_path / "shared", 2, **asked)
     save_tiny_model(tmp_path / "dense", "qwen3")
     save_tiny_model(tmp_path / "no mixture", "deepseek_v2", **(DEEPSEEK | {"first_k_dense_replace": 3}))
     for name in ("dense", "no mixture"):
-        with pytest.raises(ModelError, match="has no experts: leave enable_expert_parallel out"):
+        with pytest.raises(ModelError, match="enable_expert_parallel"):
             ThreadGroup(tmp_path / name, 2, **asked)
-    with pytest.raises(ValueError, match="enable-expert-parallel deals experts out to the ranks of an engine"):
+    with pytest.raises(ValueError, match="enable-expert-parallel"):
         EngineSettings(model="m", enable_expert_parallel=True, data_parallel_size=2)
 
 
@@ -357,7 +357,7 @@ def test_latent_attention_that_cannot_be_shared_out_is_refused_before_memory_is_
 ) -> None:
     monkeypatch.setattr(DecoderModel, "take_memory", None)
     save_tiny_model(tmp_path, "deepseek_v2", **DEEPSEEK)
-    with pytest.raises(ModelError, match="num_attention_heads = 4 cannot be split among 8 ranks"):
+    with pytest.raises(ModelError, match=r"num_attention_heads = 4.*8"):
         ThreadGroup(tmp_path, 8)
     odd = DEEPSEEK | {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 6}
     for changes, words in (
@@ -365,7 +365,7 @@ def test_latent_attention_that_cannot_be_shared_out_is_refused_before_memory_is_
         ({"moe_intermediate_size": 42, "intermediate_size": 100}, "intermediate_size = 100"),
     ):
         save_tiny_model(tmp_path, "deepseek_v2", **(odd | changes))
-        with pytest.raises(ModelError, match=f"{words} cannot be split among 3 ranks"):
+        with pytest.raises(ModelError, match=f"{words} .*3 ranks"):
             ThreadGroup(tmp_path, 3)
 
 
@@ -374,5 +374,5 @@ def test_what_cannot_be_shared_out_is_refused_by_name(tmp_path: Path) -> None:
         tmp_path, "llama", hidden_size=96, num_attention_heads=6, num_key_value_heads=3, intermediate_size=97
     )
     for size, words in ((4, "num_attention_heads = 6"), (2, "num_key_value_heads = 3"), (3, "intermediate_size = 97")):
-        with pytest.raises(ModelError, match=f"{words} cannot be split among {size} ranks"):
+        with pytest.raises(ModelError, match=f"{words} .*{size} ranks"):
             ThreadGroup(tmp_path, size)

@@ -123,7 +123,7 @@ def test_the_first_stage_receives_no_token_before_a_row_goes_on_from_it(tmp_path
 
 def test_more_stages_than_layers_are_refused(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "llama")
-    with pytest.raises(ModelError, match="3 layers cannot be split among 4 stages: choose a smaller --pipeline-par"):
+    with pytest.raises(ModelError, match=r"3 layers.*4 stages.*--pipeline-par"):
         ThreadGroup(tmp_path, 1, 4)
 
 
@@ -131,5 +131,5 @@ def test_a_tensor_that_no_stage_has_is_found_by_all(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "llama", num_hidden_layers=4)
     config = (tmp_path / "config.json").read_text()
     (tmp_path / "config.json").write_text(config.replace('"num_hidden_layers": 4', '"num_hidden_layers": 3'))
-    with pytest.raises(ModelError, match=r"tensor model.layers.3\S+ has no place in LlamaForCausalLM"):
+    with pytest.raises(ModelError, match=r"model.layers.3\S+ .*LlamaForCausalLM"):
         ThreadGroup(tmp_path, 1, 2)

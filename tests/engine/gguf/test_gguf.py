@@ -159,14 +159,14 @@ def test_llm_and_paths(tmp_path: Path) -> None:
     write_gguf(path, "llama")
     assert resolve_model(str(path)) != folder
     write_gguf(path.parent / "other.gguf", "llama")
-    with pytest.raises(ModelError, match=r"2 GGUF files: name one of them, such as m\.gguf"):
+    with pytest.raises(ModelError, match=r"2 GGUF files.*m\.gguf"):
         resolve_model(str(path.parent))
 
 
 def test_names_in_capitals(tmp_path: Path) -> None:
     path = tmp_path / "alone" / "M.GGUF"
     path.parent.mkdir()
-    with pytest.raises(ModelError, match="there is no such file"):
+    with pytest.raises(ModelError, match="no such file"):
         resolve_model("M.GGUF")
     write_gguf(path, "llama")
     assert resolve_model(str(path)) == resolve_model(str(path.parent)) == model_folder(path)
@@ -266,5 +266,5 @@ def test_an_encoding_that_is_not_read_is_named(tmp_path: Path) -> None:
     name = b"blk.0.attn_k.weight"
     place = content.index(name) + len(name) + 4 + 2 * 8  # behind its dimensions
     path.write_bytes(content[:place] + (40).to_bytes(4, "little") + content[place + 4 :])
-    with pytest.raises(ModelError, match=r"blk\.0\.attn_k\.weight is of type NVFP4: supported are F32, F16, Q4_0"):
+    with pytest.raises(ModelError, match=r"blk\.0\.attn_k\.weight.*NVFP4.*Q4_0"):
         model_folder(path)

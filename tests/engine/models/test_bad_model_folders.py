@@ -126,7 +126,7 @@ def test_llm_raises_one_line(case: str, good: dict[str, Path], tmp_path: Path) -
 def test_weights_that_are_too_large_for_the_machine(good: dict[str, Path], tmp_path: Path) -> None:
     shutil.copytree(good["whole"], tmp_path / "model")
     edit_json(tmp_path / "model", "config.json", vocab_size=10**12)
-    with pytest.raises(ValueError, match=r"GB as torch\.float32.*choose a smaller model"):
+    with pytest.raises(ValueError, match=r"GB as torch\.float32"):
         LLM(str(tmp_path / "model"), device="cpu", kv_cache_memory=2**22, load_format="dummy")
 
 

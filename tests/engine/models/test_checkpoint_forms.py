@@ -60,7 +60,7 @@ def test_hidden_states_equal_transformers_when_an_embedding_model_has_no_head(
 def test_a_missing_head_is_an_error_when_the_checkpoint_is_a_causal_models(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "qwen3", tie_word_embeddings=False)
     rename(tmp_path, lambda name: None if name.startswith("lm_head") else name)
-    with pytest.raises(ModelError, match=r"lm_head\.weight is in no safetensors file"):
+    with pytest.raises(ModelError, match=r"lm_head\.weight"):
         tiny_runner(tmp_path)
 
 

@@ -119,5 +119,5 @@ def test_a_file_is_not_read_when_it_is_larger_than_any_of_its_kind(
         (tmp_path / file).write_text("{}")
     (tmp_path / name).write_text(" " * 1001)
     monkeypatch.setattr(prompt, "MAX_FILE_BYTES", 1000)
-    with pytest.raises(ValueError, match=rf"{name} has 1,001 bytes, and at most 1,000"):
+    with pytest.raises(ValueError, match=rf"{name} .*1,001 bytes.*1,000"):
         PromptAssets.from_directory(tmp_path)

@@ -65,12 +65,12 @@ def test_more_prompts_than_pages_and_slots_all_come_true() -> None:
 @pytest.mark.parametrize(
     ("prompts", "params", "message"),
     [
-        ("", GREEDY, "prompt 0: prompt has no tokens"),
-        (["ok", "x" * 600], GREEDY, "prompt 1: prompt has 600 tokens.*512"),
+        ("", GREEDY, "prompt 0: prompt"),
+        (["ok", "x" * 600], GREEDY, "prompt 1.*600 tokens.*512"),
         ([{"prompt_token_ids": [5, 5000]}], GREEDY, "5000"),
         ([{}], GREEDY, "prompt 0 is neither"),
         ("x", SamplingParams(temperature=3), "temperature is 3"),
-        (["x", "y"], [GREEDY], "2 prompts and 1 sampling params"),
+        (["x", "y"], [GREEDY], "2 prompts.*1"),
     ],
 )
 def test_bad_requests_are_value_errors_and_lose_nothing(
@@ -150,7 +150,7 @@ def test_settings_are_understood_as_vllms_callers_write_them() -> None:
 
 
 def test_a_model_may_be_a_path(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"config\.json is missing: name a model folder"):
+    with pytest.raises(ValueError, match=r"config\.json is missing"):
         LLM(tmp_path)
     with pytest.raises(TypeError, match="name a folder"):
         LLM(5)  # type: ignore[arg-type]  # what is tested
@@ -217,7 +217,7 @@ def test_token_ids_come_as_lists_and_arrays(llm: LLM) -> None:
         (None, "give a text"),
         (5, "give a text"),
         ([None], "prompt 0 is neither"),
-        ([["a", "b"]], "prompt 0 holds 'a' among its token ids"),
+        ([["a", "b"]], "prompt 0.*'a'"),
         ("\ud800", "surrogate"),
         ({"prompt": "x", "multi_modal_data": {"image": 1}}, "multi_modal_data is not supported"),
         ({"prompt": "x", "cache_salt": 5}, "cache_salt"),
@@ -239,7 +239,7 @@ def test_prompts_of_different_salts_share_no_cache(llm: LLM) -> None:
 def test_priorities_are_one_for_each_prompt_and_adapters_are_refused(llm: LLM) -> None:
     texts = [one.outputs[0].text for one in llm.generate(["a", "b"], GREEDY, use_tqdm=False, priority=[1, 0])]
     assert texts == ["a", "b"]
-    with pytest.raises(ValueError, match="2 prompts and 1 priorities"):
+    with pytest.raises(ValueError, match=r"2 prompts.*1 priorities"):
         llm.generate(["a", "b"], GREEDY, use_tqdm=False, priority=[1])
     with pytest.raises(ValueError, match="they are integers"):
         llm.generate("a", GREEDY, use_tqdm=False, priority=["high"])  # type: ignore[list-item]  # what is tested
@@ -255,7 +255,7 @@ def test_a_chat_template_takes_the_place_of_the_models(tmp_path: Path) -> None:
         model = LLM("dry", max_model_len=64, chat_template=given)
         [output] = model.chat([{"role": "user", "content": "hi"}] * 2, GREEDY, use_tqdm=False)
         assert output.prompt == "hi;hi;"
-    with pytest.raises(ValueError, match="name a file that holds a Jinja template"):
+    with pytest.raises(ValueError, match="Jinja template"):
         LLM("dry", max_model_len=64, chat_template=str(tmp_path / "none.jinja"))
     with pytest.raises(ValueError, match="chat template, line 1"):
         LLM("dry", max_model_len=64, chat_template="{% for %}")
@@ -322,7 +322,7 @@ def test_outputs_are_held_to_schemas_regexes_and_choices(llm: LLM) -> None:
 
 def test_what_cannot_be_enforced_is_said_before_anything_runs(llm: LLM) -> None:
     params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="("))
-    with pytest.raises(ValueError, match="prompt 1: structured_outputs cannot be enforced"):
+    with pytest.raises(ValueError, match="prompt 1: structured_outputs"):
         llm.generate(["one", "two"], [GREEDY, params], use_tqdm=False)
     without = LLM(model="dry", max_model_len=64, skip_tokenizer_init=True)
     params = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["a"]))

@@ -105,9 +105,9 @@ def test_one_beam_is_the_greedy_text_and_goes_with_others_in_a_batch(llm: LLM) -
 
 
 def test_what_cannot_be_held_is_refused_by_name(llm: LLM) -> None:
-    with pytest.raises(ValueError, match="n is 500, and this engine runs 256 sequences at most"):
+    with pytest.raises(ValueError, match=r"n is 500.*256"):
         llm.beam_search(PROMPTS[0], BeamSearchParams(beam_width=500, max_tokens=5))
-    with pytest.raises(ValueError, match=r"max_tokens allows 200 beams of .* pages of the KV cache"):
+    with pytest.raises(ValueError, match="max_tokens allows 200 beams"):
         llm.beam_search(PROMPTS[0], BeamSearchParams(beam_width=200, max_tokens=200))
     with pytest.raises(ValueError, match="beam_width is 0"):
         BeamSearchParams(beam_width=0, max_tokens=5)

@@ -32,5 +32,5 @@ def test_texts_are_those_of_a_pool_that_is_large_enough() -> None:
 
 
 def test_more_swap_memory_than_there_is_is_refused() -> None:
-    with pytest.raises(ModelError, match=r"kv_swap_memory = 99,000,000,000,000 bytes, but only [\d,]+ are available"):
+    with pytest.raises(ModelError, match="kv_swap_memory = 99,000,000,000,000"):
         LLM("demo", device="cpu", kv_cache_memory=10_000_000, kv_swap_memory="99TB")

@@ -159,12 +159,12 @@ def test_what_is_asked_for_and_cannot_be_had_is_refused(monkeypatch: pytest.Monk
     assert [chosen(name) for name in ("auto", "fp8", "fp8_e4m3", "int8")] == [None, FP8, FP8, INT8]
     assert chosen("auto", "fp8") is FP8
     assert chosen("int8", "fp8") is INT8
-    with pytest.raises(ModelError, match="'flash' reads 16-bit pages only: use 'triton'"):
+    with pytest.raises(ModelError, match=r"'flash'.*'triton'"):
         chosen("fp8", attention_backend="flash")
     assert chosen("auto", "fp8", attention_backend="flash") is None
-    with pytest.raises(ModelError, match="caches latents, which are small already: leave it out"):
+    with pytest.raises(ModelError, match="caches latents"):
         chosen("int8", architecture="DeepseekV2ForCausalLM")
-    with pytest.raises(ModelError, match="its 71 query heads a KV head are more than 32: leave it out"):
+    with pytest.raises(ModelError, match=r"71 query heads.*32"):
         chosen("int8", device="cuda", heads={"num_heads": 71, "num_kv_heads": 1})
     assert chosen("int8", heads={"num_heads": 71, "num_kv_heads": 1}) is INT8
 

@@ -44,19 +44,19 @@ def test_without_a_tokenizer_of_its_own_the_size_must_be_the_same(tmp_path: Path
 
 def test_another_tokenizer_is_refused_and_a_token_named(tmp_path: Path) -> None:
     target = save(tmp_path / "target", VOCABULARY)
-    with pytest.raises(ModelError, match=r"another tokenizer .* differ in token 'ab'"):
+    with pytest.raises(ModelError, match=r"tokenizer .*'ab'"):
         find(target, save(tmp_path / "draft", VOCABULARY | {"ab": 3}))
 
 
 def test_a_folder_that_is_none_is_named(tmp_path: Path) -> None:
     target = save(tmp_path / "target", None)
-    with pytest.raises(ModelError, match=r"speculative_model: .*there is no such folder"):
+    with pytest.raises(ModelError, match=r"speculative_model: .*folder"):
         find(target, tmp_path / "missing")
 
 
 def test_a_head_without_its_method_is_told_which(tmp_path: Path) -> None:
     target = save(tmp_path / "target", None)
-    with pytest.raises(ModelError, match="A trained head goes with speculative_method = 'head'"):
+    with pytest.raises(ModelError, match="speculative_method = 'head'"):
         find(target, DEMO_DIRECTORY.with_name("demo-head"))
 
 

@@ -44,17 +44,17 @@ def test_a_head_has_its_files_numbers_in_the_wanted_dtype(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"layers": [-1, 0]}, r"layers = \[-1, 0\]: they must be numbers from 0 in ascending order"),
+        ({"layers": [-1, 0]}, r"layers = \[-1, 0\]"),
         ({"layers": [2, 0]}, r"layers = \[2, 0\]"),
         ({"layers": [1, 1]}, r"layers = \[1, 1\]"),
         ({"layers": []}, r"layers = \[\]"),
-        ({"layers": [0, 3]}, r"reads layers \[0, 3\] .* the model has 3 layers"),
-        ({"width": -8}, "width = -8: it must be at least 1"),
-        ({"draft_vocab_size": 0}, "draft_vocab_size = 0: it must be at least 1"),
-        ({"draft_vocab_size": 9}, "tensor d2t is in no safetensors file"),
-        ({"width": 10**9}, r"tensor fuse.weight has shape \[8, 32\], config.json asks for \[1000000000, 32\]"),
-        ({"width": "wide"}, "is no config.json of a speculative head"),
-        ({"architectures": ["Qwen3ForCausalLM"]}, r"config.json is of \['Qwen3ForCausalLM'\], and a"),
+        ({"layers": [0, 3]}, r"layers \[0, 3\].* 3"),
+        ({"width": -8}, "width = -8"),
+        ({"draft_vocab_size": 0}, "draft_vocab_size = 0"),
+        ({"draft_vocab_size": 9}, "tensor d2t"),
+        ({"width": 10**9}, r"fuse.weight.*\[8, 32\].*\[1000000000, 32\]"),
+        ({"width": "wide"}, r"no config.json"),
+        ({"architectures": ["Qwen3ForCausalLM"]}, r"config.json.*\['Qwen3ForCausalLM'\]"),
     ],
 )
 def test_a_config_that_does_not_fit_is_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
@@ -66,8 +66,8 @@ def test_a_config_that_does_not_fit_is_refused(changes: dict[str, Any], said: st
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda state: state.pop(NAME), f"tensor {NAME} is in no safetensors file"),
-        (lambda state: state.update(extra=torch.ones(3)), "tensor extra has no place in MiniInferSpeculativeHead"),
+        (lambda state: state.pop(NAME), f"tensor {NAME}"),
+        (lambda state: state.update(extra=torch.ones(3)), "tensor extra .*MiniInferSpeculativeHead"),
         (lambda state: state.update({NAME: state[NAME].to(torch.int8)}), f"tensor {NAME} is torch.int8"),
     ],
 )
@@ -90,7 +90,7 @@ def test_a_head_may_guess_among_some_tokens_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("d2t", [[0, 0, 0, 97], [0, -1, 0, 0], [-1, 0, 0, 0], [5, 3, 40, 90]])
 def test_tokens_that_the_model_has_not_or_that_are_out_of_order_are_refused(d2t: list[int], tmp_path: Path) -> None:
     folder = save(tmp_path, lambda state: state.update(d2t=torch.tensor(d2t)), draft_vocab_size=4)
-    with pytest.raises(ModelError, match="d2t must name 4 of the model's 100 tokens in ascending order"):
+    with pytest.raises(ModelError, match="d2t must name 4"):
         load(folder)
 
 
@@ -104,7 +104,7 @@ def test_a_dummy_head_guesses_among_tokens_of_the_whole_vocabulary(tmp_path: Pat
 def test_weights_that_are_cut_short_or_missing_are_named(tmp_path: Path) -> None:
     weights = save(tmp_path) / WEIGHTS
     weights.write_bytes(weights.read_bytes()[:500])
-    with pytest.raises(ModelError, match="it may be cut short"):
+    with pytest.raises(ModelError, match="cut short"):
         load(tmp_path)
     weights.unlink()
     with pytest.raises(ModelError, match="no safetensors file"):

@@ -266,24 +266,24 @@ def test_a_draft_whose_table_has_other_padding_guesses_all_the_same(
 def test_a_draft_of_another_vocabulary_is_refused_before_its_weights_are_read(tmp_path: Path) -> None:
     save_tiny_model(tmp_path / "target", "qwen3")
     save_tiny_model(tmp_path / "other", "qwen3", vocab_size=211)
-    with pytest.raises(ModelError, match=r"vocabulary of 211 tokens.* one of 199"):
+    with pytest.raises(ModelError, match=r"211 tokens.* 199"):
         run(tmp_path / "target", [], speculative_model=str(tmp_path / "other"))
 
 
 def test_a_head_for_another_model_is_refused(tmp_path: Path) -> None:
     save_tiny_model(tmp_path / "target", "qwen3")
     options = {"speculative_method": "head", "speculative_model": str(save_head(tmp_path / "wide", 96, 3))}
-    with pytest.raises(ModelError, match=r"reads layers \[0, 2\] of width 96, and the model has 3 layers of width 64"):
+    with pytest.raises(ModelError, match=r"\[0, 2\].* 96.* 64"):
         run(tmp_path / "target", [], **options)
     options["speculative_model"] = str(save_head(tmp_path / "torn", 64, 3))
     shape = HeadShape(64, 48, 96, (0, 2))
     (tmp_path / "torn" / "config.json").write_text(json.dumps(shape.to_config()))
-    with pytest.raises(ModelError, match=r"tensor fuse.weight has shape \[32, 128\], config.json asks for \[48, 128\]"):
+    with pytest.raises(ModelError, match=r"fuse.weight.*\[32, 128\].*\[48, 128\]"):
         run(tmp_path / "target", [], **options)
 
 
 def test_a_draft_of_a_shorter_context_is_refused(tmp_path: Path) -> None:
     save_tiny_model(tmp_path / "target", "qwen3")
     save_tiny_model(tmp_path / "short", "qwen3", max_position_embeddings=64)
-    with pytest.raises(ModelError, match="context of 64 tokens, and the engine one of 160"):
+    with pytest.raises(ModelError, match=r"64 tokens.* 160"):
         run(tmp_path / "target", [], speculative_model=str(tmp_path / "short"))

@@ -121,7 +121,7 @@ def test_a_text_of_many_contexts_is_given_up_early(model: TextModel, encoder: Pr
     text = PromptText("".join(f"{number} " for number in range(50_000)), False)
     assert limits.max_characters > len(text.text)
     before = encoder.segments.encoded_characters
-    with pytest.raises(ParameterError, match=r"at least \d+ tokens.*10000 tokens"):
+    with pytest.raises(ParameterError, match=r"\d+ tokens.*10000 tokens"):
         whole(text_ids(encoder, text, "prompt", limits))
     assert encoder.segments.encoded_characters - before < len(text.text) / 2
 
@@ -150,7 +150,7 @@ def test_parts_of_token_ids_make_the_text_of_all(
 def test_an_id_that_there_is_not_is_named(encoder: PromptEncoder, place: int, wrong: int) -> None:
     token_ids = [5] * 5_000
     token_ids[place] = wrong
-    with pytest.raises(ApiError, match=f"tokens holds {wrong}; ids are from 0 to"):
+    with pytest.raises(ApiError, match=f"tokens holds {wrong}"):
         whole(text_of_ids(encoder.tokenizer, token_ids))
 
 

@@ -334,7 +334,7 @@ async def test_a_tokenizer_that_is_named_for_another_model_is_not_used(tmp_path:
 
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"--tokenizer {tmp_path}: there is no tokenizer.json"):
+    with pytest.raises(ValueError, match=f"--tokenizer {tmp_path}.*tokenizer.json"):
         read_tokenizers({"": str(tmp_path)})
 
 

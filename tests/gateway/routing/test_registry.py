@@ -42,8 +42,8 @@ def test_parameters_reach_the_plugin() -> None:
 @pytest.mark.parametrize(
     ("plugin", "message"),
     [
-        (Plugin("shortest_name"), "there is no scorer 'shortest_name': choose of cached_prefix, "),
-        (Plugin("decode_slots", parameters={"slots": 1.0}), r"'decode_slots' does not take \{'slots': 1.0\}"),
+        (Plugin("shortest_name"), "'shortest_name'.*cached_prefix, "),
+        (Plugin("decode_slots", parameters={"slots": 1.0}), r"'decode_slots'.*\{'slots': 1.0\}"),
     ],
 )
 def test_what_does_not_exist_is_named(plugin: Plugin, message: str) -> None:

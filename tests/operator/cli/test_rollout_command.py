@@ -29,7 +29,7 @@ def test_undo_goes_to_the_newest_before_the_current_one_or_to_the_one_named() ->
     assert target_of(revisions, "a", None)["revision"] == 3
     assert target_of(revisions, "c", None)["revision"] == 4
     assert target_of(revisions, "a", 2)["revision"] == 2
-    with pytest.raises(NotFoundError, match="there is no revision 9; there are: 2, 3, 4"):
+    with pytest.raises(NotFoundError, match=r"revision 9.*2, 3, 4"):
         target_of(revisions, "a", 9)
-    with pytest.raises(NotFoundError, match="there is no earlier revision"):
+    with pytest.raises(NotFoundError, match="no earlier revision"):
         target_of([revision("a", 1)], "a", None)

@@ -115,8 +115,8 @@ def test_log_probabilities_are_told_of_the_beams_that_are_left() -> None:
 @pytest.mark.parametrize(
     ("request_", "wrong"),
     [
-        (search(width=9, max_tokens=2), "n is 9, and this engine runs 8 sequences at most"),
-        (search(width=8, max_tokens=100), "max_tokens allows 8 beams of 170 tokens, .* take 60 pages .* it has 40"),
+        (search(width=9, max_tokens=2), "n is 9"),
+        (search(width=8, max_tokens=100), "max_tokens.*60 pages.*40"),
     ],
 )
 def test_a_search_that_could_never_end_is_refused(request_: Request, wrong: str) -> None:
