@@ -71,7 +71,7 @@ def test_a_later_round_asks_as_much_with_other_ids() -> None:
         assert all(ours != theirs for ours, theirs in zip(chain(*prompts), chain(*others), strict=True))
 
 
-def test_what_is_not_wanted_is_not_run_and_changes_no_prompt() -> None:
+def test_a_load_is_not_run_when_it_is_not_selected() -> None:
     every, some = Listening(), Listening()
     list(run_loads(every, SMOKE))
     assert [name for name, _ in run_loads(some, SMOKE, 0, lambda name: name.startswith("w2"))] == ["w2 tok_s"]

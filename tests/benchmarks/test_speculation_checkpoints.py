@@ -89,7 +89,7 @@ def test_the_7b_shapes_head_reads_three_layers(tmp_path: Path) -> None:
     assert (config["head_dim"], config["draft_vocab_size"], config["intermediate_size"]) == (128, 32_000, 9472)
 
 
-def test_the_peer_is_told_methods_and_the_first_acceptance(tmp_path: Path) -> None:
+def test_the_peer_gets_methods_and_the_first_acceptance(tmp_path: Path) -> None:
     options = SimpleNamespace(
         smoke=False, target="qwen2.5-7b", draft="qwen2.5-0.5b", draft_vocab_size=0, guesses=2,
         acceptances=[0.5], peer_acceptances=[0.5, 0.8], peer_methods=["draft", "head", "ngram"],
@@ -112,7 +112,7 @@ def test_the_peer_is_told_methods_and_the_first_acceptance(tmp_path: Path) -> No
     }
 
 
-def test_the_peers_workers_are_told_of_another_acceptance_and_count_passes() -> None:
+def test_the_peers_workers_get_another_acceptance_and_count_passes() -> None:
     class Runner:
         rejection_sampler = SimpleNamespace(synthetic_conditional_rates=torch.full((5,), 0.8))
 

@@ -67,7 +67,7 @@ def test_what_was_finished_before_the_limit_is_kept() -> None:
     assert "took longer than 10 s" in found["error"]
 
 
-def test_processes_work_only_when_they_are_asked() -> None:
+def test_processes_work_only_when_a_turn_is_sent() -> None:
     with Isolated(_rounds) as one, Isolated(_rounds) as other:
         one.ask()
         assert list(islice(one.answers(30.0), 1)) == [{"round": 0}]
@@ -78,7 +78,7 @@ def test_processes_work_only_when_they_are_asked() -> None:
         assert next(one.parts(30.0)) == {}
 
 
-def test_quiet_is_told_by_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quiet_is_signalled_by_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "quiet"
     monkeypatch.setenv("QUIET_FILE", str(file))
     with measuring():
@@ -111,7 +111,7 @@ def test_engines_start_together_and_are_measured_one_after_another(tmp_path: Pat
     assert found["one"][-1]["at"] < found["two"][1]["at"]
 
 
-def test_one_that_fails_is_told_and_the_others_are_measured(tmp_path: Path) -> None:
+def test_the_others_are_measured_when_one_fails(tmp_path: Path) -> None:
     files = [str(tmp_path / name) for name in ("one", "two")]
     found: list[tuple[str, dict[str, Any]]] = []
     starts = {"one": (waits_for, (*files, 0)), "two": (waits_for, (*reversed(files), 1))}

@@ -20,7 +20,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
 
 
 @pytest.mark.parametrize("place", [place for place in EXPRESSIONS if not of_the_operator(place)])
-def test_what_is_asked_for_is_exported(exported: Exported, place: str) -> None:
+def test_every_queried_metric_is_exported(exported: Exported, place: str) -> None:
     check(exported, place)  # the operator's: tests/operator/test_metrics_asked_for.py
 
 

@@ -171,7 +171,7 @@ def test_every_value_is_in_the_full_example() -> None:
     assert missing(given, default, "") == []
 
 
-def test_pods_get_what_is_asked_for_them(full: list[dict[str, Any]]) -> None:
+def test_pods_get_the_configured_values(full: list[dict[str, Any]]) -> None:
     for component in ("gateway", "operator"):
         deployment = of_kind(full, "Deployment")[f"mini-infer-{component}"]
         template = deployment["spec"]["template"]

@@ -42,7 +42,7 @@ def test_calls_fit_their_schemas_and_say_what_the_user_said():
                     assert said.lower() in asked.lower()
 
 
-def test_what_is_told_of_results_stands_in_them_or_in_the_call():
+def test_every_stated_value_is_in_the_result_or_the_call():
     """So that it can be learned by copying, whatever the tool."""
     glue = {"The", "result", "is", "and"}
     for held_out in (False, True):

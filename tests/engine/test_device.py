@@ -5,7 +5,7 @@ from mini_infer_engine.config.cores import available_cores, threads_for
 from mini_infer_engine.device import choose_threads
 
 
-def test_a_number_of_threads_that_is_asked_for_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_threads_stays_when_it_is_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()
     try:
         monkeypatch.setenv("OMP_NUM_THREADS", "1")

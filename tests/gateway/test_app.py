@@ -80,7 +80,7 @@ async def test_engines_own_pages_are_not_reached_through_it(path: str) -> None:
         assert engine.snapshots == before
 
 
-async def test_who_answered_is_told_only_where_that_is_asked_for() -> None:
+async def test_the_endpoint_is_named_only_when_routing_headers_are_on() -> None:
     async with (
         FakeEngine("a") as engine,
         running_gateway(engine.endpoint, routing_headers=False) as gateway,
@@ -147,7 +147,7 @@ async def test_a_shutdown_loses_no_request_on_kept_connections() -> None:
         assert set(statuses) == {200}
 
 
-async def test_it_is_ready_when_engines_have_told_how_they_tokenise() -> None:
+async def test_it_is_ready_when_engines_have_sent_their_prompt_assets() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         fleet = gateway.app.fleet
         await until(lambda: fleet.is_ready)
@@ -253,7 +253,7 @@ async def test_clients_need_a_key_and_engines_get_the_gateways_own() -> None:
             assert (seen["authorization"], "x-api-key" in seen) == ("Bearer sk-engine", False)
 
 
-async def test_options_are_answered_and_pages_from_elsewhere_are_let_in_where_asked_for() -> None:
+async def test_cross_origin_requests_are_allowed_when_origins_are_configured() -> None:
     browser = {"origin": "https://chat.example.com", "access-control-request-method": "POST"}
     keys, cors = ApiKeys(["sk-1"]), CorsPolicy(allowed_origins=("https://chat.example.com",))
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint, keys=keys, cors=cors) as gateway:
@@ -325,7 +325,7 @@ async def test_tls_to_clients_and_to_engines(tmp_path: Path) -> None:
 
 
 @needs_openssl
-async def test_an_engine_of_another_ca_is_not_asked(tmp_path: Path) -> None:
+async def test_an_engine_gets_no_request_when_its_certificate_is_of_another_ca(tmp_path: Path) -> None:
     make_ca(tmp_path)
     cert, key = make_certificate(tmp_path, "engine")
     other = client_context(str(make_ca(tmp_path, "other")))
@@ -419,7 +419,7 @@ async def test_models_tell_what_clients_size_their_prompts_by() -> None:
         assert model["created"] <= time.time()
 
 
-async def test_a_context_that_is_told_once_the_model_is_loaded_is_soon_known() -> None:
+async def test_the_context_length_is_known_soon_when_a_model_is_loaded_late() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         await gateway.settled()
         assert gateway.app.fleet.max_prompt_tokens(["a"]) is None

@@ -50,7 +50,7 @@ def test_mistakes_are_named(arguments: list[str], complaint: str, capsys: pytest
     assert len(told.splitlines()) <= 3, "a long usage hides what is wrong"
 
 
-def test_a_cluster_that_cannot_be_reached_is_told_before_anything_is_served(tmp_path: Path) -> None:
+def test_start_fails_with_the_reason_when_the_cluster_cannot_be_reached(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"mini-infer-gateway: --kubernetes: .*/none.*KUBECONFIG"):
         make_source(parse(["--kubernetes", "--kubeconfig", str(tmp_path / "none")]))
 

@@ -30,7 +30,7 @@ async def test_a_prompt_beyond_the_context_reaches_no_engine(words: int) -> None
                 assert response.status == 200
 
 
-async def test_what_a_client_that_left_had_asked_is_not_tokenised_to_its_end() -> None:
+async def test_tokenising_stops_when_the_client_has_gone() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         await gateway.settled()
         texts = [f"{number} and so on, " * 100_000 for number in range(4)]

@@ -59,7 +59,7 @@ def test_a_body_is_counted_until_its_answer_begins() -> None:
     assert first.grow(10_000), "one alone always fits"
 
 
-async def test_what_would_not_fit_is_asked_to_come_back() -> None:
+async def test_a_request_is_refused_with_retry_after_when_it_would_not_fit() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint, memory_limit_bytes=GIB // 64) as gateway:
         await gateway.settled()
         engine.hang = True

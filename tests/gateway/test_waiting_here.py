@@ -95,7 +95,7 @@ async def test_a_higher_priority_takes_the_last_ones_place() -> None:
         assert (await urgent)[0] == 200
 
 
-async def test_who_waits_too_long_is_told() -> None:
+async def test_a_request_is_answered_with_an_error_when_it_waits_too_long() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint, queue_timeout_s=0.2) as gateway:
         await gateway.settled()
         await busy(gateway, engine)

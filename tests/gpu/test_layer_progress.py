@@ -21,7 +21,7 @@ from tests.support.tiny_models import save_tiny_model
 pytestmark = KERNELS
 
 
-def test_each_layer_is_told_of_by_itself() -> None:
+def test_each_layer_is_reported_by_itself() -> None:
     counters = LayerCounters(3, DEVICE)
     first, found = counters.begin(), list[int]()
     for layer in range(3):
@@ -38,7 +38,7 @@ def test_each_layer_is_told_of_by_itself() -> None:
 
 @pytest.mark.parametrize("eager", [False, True], ids=["replayed", "eager"])
 @pytest.mark.skipif(not ON_GPU, reason="needs an NVIDIA GPU")
-def test_layers_are_told_of_while_the_pass_computes(tmp_path: Path, eager: bool) -> None:
+def test_layers_are_reported_while_the_pass_computes(tmp_path: Path, eager: bool) -> None:
     save_tiny_model(tmp_path, "qwen3", head_dim=64)
     settings = make_settings(tmp_path, enforce_eager=eager)
     runner = make_runner(settings, read_config(tmp_path), tmp_path, CudaExecutor, tells_layers=True)

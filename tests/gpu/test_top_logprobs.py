@@ -50,7 +50,7 @@ def test_named_tokens_take_the_place_of_the_most_likely_ones_row_by_row() -> Non
     assert second.top_token_ids == exact[1].topk(3).indices.tolist()
 
 
-def test_tokens_that_cannot_be_chosen_are_told_last() -> None:
+def test_suppressed_tokens_are_reported_last() -> None:
     logits = torch.full((1, 1500), float("-inf"), device=DEVICE)
     logits[0, 1400], logits[0, 3] = 2.0, 1.0
     row, token = integers(0), torch.tensor([3], device=DEVICE)

@@ -155,7 +155,7 @@ def test_bfloat16_repeats_itself() -> None:
 
 
 @pytest.mark.parametrize("eager", [False, True], ids=["graphs", "eager"])
-def test_layers_are_told_of_once_the_slower_rank_has_them(eager: bool, tmp_path: Path) -> None:
+def test_layers_are_reported_when_the_slower_rank_has_computed_them(eager: bool, tmp_path: Path) -> None:
     """Whoever is given pages meanwhile reads those of both ranks."""
     num_layers, late_s = 6, 0.004
     save_tiny_model(tmp_path, "qwen3", hidden_size=256, head_dim=64, num_hidden_layers=num_layers)

@@ -263,7 +263,7 @@ def test_a_changed_child_is_put_right(cluster: Cluster) -> None:
     ],
     ids=["variable", "paused", "host network", "sidecar", "strategy"],
 )
-def test_what_somebody_adds_is_removed_and_told(
+def test_a_field_is_removed_and_an_event_recorded_when_somebody_adds_it(
     cluster: Cluster, command: list[str] | dict[str, Any], field: str
 ) -> None:
     cluster.apply("added")
@@ -380,7 +380,7 @@ def test_the_operator_tells_its_own_numbers(cluster: Cluster) -> None:
         assert json.loads(answer.read()) == {"ok": True, "problems": []}
 
 
-def test_who_owns_a_shared_model_name_is_told(cluster: Cluster) -> None:
+def test_the_owner_is_reported_when_services_share_a_model_name(cluster: Cluster) -> None:
     cluster.apply("first-claim", model={"name": "shared"})
     wait(lambda: cluster.status("first-claim").get("model") == "shared")
     time.sleep(1.1)  # creation times have whole seconds
@@ -409,7 +409,7 @@ def test_deletion_leaves_nothing(cluster: Cluster) -> None:
     wait(lambda: not cluster.children("gone", f"{CHILDREN},pods,replicasets"))
 
 
-def test_why_a_pod_does_not_start_is_told(cluster: Cluster) -> None:
+def test_the_reason_is_reported_when_a_pod_does_not_start(cluster: Cluster) -> None:
     cluster.apply("broken", image="engine:broken")
     ready = wait(lambda: (r := cluster.ready("broken")).get("reason") == "ImagePullFailed" and r)
     assert "ImagePullBackOff: there is no such image" in ready["message"]
@@ -417,7 +417,7 @@ def test_why_a_pod_does_not_start_is_told(cluster: Cluster) -> None:
     wait(lambda: cluster.ready("broken").get("status") == "True")
 
 
-def test_a_refused_child_is_told_in_the_api_servers_words(cluster: Cluster) -> None:
+def test_the_api_servers_message_is_reported_when_it_refuses_a_child(cluster: Cluster) -> None:
     cluster.apply("refused", unified={"template": {"spec": {"tolerations": [{"key": "a b", "operator": "Exists"}]}}})
     ready = wait(lambda: (r := cluster.ready("refused")).get("reason") == "Refused" and r)
     assert "tolerations[0].key" in ready["message"]

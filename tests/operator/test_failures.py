@@ -126,7 +126,7 @@ def test_there_are_twenty() -> None:
 
 
 @pytest.mark.parametrize("name", [row["name"] for row in ROWS])
-def test_it_is_told(rows: dict[str, Row], name: str) -> None:
+def test_the_failure_is_reported(rows: dict[str, Row], name: str) -> None:
     row = rows[name]
     row.go_on()
     begun = time.monotonic()

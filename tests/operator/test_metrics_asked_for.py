@@ -20,5 +20,5 @@ def exported(cluster: Cluster) -> Exported:
 
 
 @pytest.mark.parametrize("place", [place for place in EXPRESSIONS if of_the_operator(place)])
-def test_what_is_asked_for_is_exported(exported: Exported, place: str) -> None:
+def test_every_queried_metric_is_exported(exported: Exported, place: str) -> None:
     check(exported, place)

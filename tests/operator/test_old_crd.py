@@ -51,7 +51,7 @@ def ask(cluster: Cluster, path: str) -> tuple[int, dict[str, Any]]:
         return 0, {}
 
 
-def test_an_old_crd_is_told_served_and_upgraded(cluster: Cluster, tmp_path: Path) -> None:
+def test_an_old_crd_is_reported_served_and_upgraded(cluster: Cluster, tmp_path: Path) -> None:
     def told() -> Any:
         status, answer = ask(cluster, "/readyz")
         return status == 503 and any("CRD is older" in problem for problem in answer["problems"]) and answer
@@ -77,7 +77,7 @@ def test_an_old_crd_is_told_served_and_upgraded(cluster: Cluster, tmp_path: Path
     assert cluster.ready("early")["status"] == "True"
 
 
-def test_applying_the_crd_without_rights_is_told(cluster: Cluster, tmp_path: Path) -> None:
+def test_the_missing_right_is_reported_when_the_crd_cannot_be_applied(cluster: Cluster, tmp_path: Path) -> None:
     kubeconfig = operator_kubeconfig(cluster.plane, tmp_path / "other")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "KUBECONFIG": str(kubeconfig)}
     command = [sys.executable, "-m", "mini_infer_operator.controller.run", "--apply-crd"]

@@ -115,7 +115,7 @@ async def test_decisions_and_turns_of_the_status_are_events_and_rest_is_silent()
     assert backend.events == [("Warning", "Refused", "Deployment demo: exceeded quota")]
 
 
-async def test_an_invalid_spec_is_told_and_what_runs_is_left_alone() -> None:
+async def test_engines_are_left_alone_when_the_spec_is_invalid() -> None:
     backend = MemoryBackend(changed({}))
     await settle(backend)
     running, status = backend.workloads, (backend.stored or {})["status"]
@@ -126,7 +126,7 @@ async def test_an_invalid_spec_is_told_and_what_runs_is_left_alone() -> None:
     assert backend.workloads == running
 
 
-async def test_a_permanent_failure_is_told_and_tried_again_soon() -> None:
+async def test_a_permanent_failure_is_reported_and_retried_soon() -> None:
     backend = MemoryBackend(changed({}))
     backend.failure = PermanentFailure("Refused", "Deployment demo: exceeded quota")
     assert await reconcile(backend) == RETRY_S

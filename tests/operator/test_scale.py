@@ -45,7 +45,7 @@ def test_kubectl_scale(cluster: Cluster) -> None:
     assert {pod["metadata"]["labels"]["serving.mini-infer.io/service"] for pod in pods} == {"byhand"}
 
 
-def test_a_manifest_without_replicas_leaves_them_to_whoever_set_them(cluster: Cluster) -> None:
+def test_replicas_stay_when_a_manifest_leaves_them_out(cluster: Cluster) -> None:
     manifest = yaml.safe_dump(manifest_without_replicas("gitops"))
     apply = ("apply", "--server-side", "--field-manager=gitops", "-f", "-")
     cluster.plane.kubectl(*apply, stdin=manifest)

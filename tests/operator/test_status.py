@@ -72,11 +72,11 @@ def test_table(seen: Any, replicas: int, ready: Any, available: Any, progressing
         (OLD_AND_NEW, 2, "0 of 2 engines are ready; 2 of older revisions still answer"),
     ],
 )
-def test_messages_never_count_more_ready_than_wanted(seen: Any, replicas: int, message: str) -> None:
+def test_messages_never_count_more_ready_engines_than_desired(seen: Any, replicas: int, message: str) -> None:
     assert status(*seen, replicas=replicas)["conditions"][0]["message"] == message
 
 
-def test_a_lost_engine_is_told_from_one_that_never_came() -> None:
+def test_the_reason_differs_when_an_engine_was_lost_or_never_started() -> None:
     whole = status(("new", 2, 2))
     lost = status(("new", 2, 1), previous=whole)
     assert conditions(lost)["Ready"] == ("False", "ReplacingEngines")
@@ -141,7 +141,7 @@ def test_reasons_are_a_closed_set() -> None:
     assert all(reason.isidentifier() for reason in REASONS)
 
 
-def test_a_deadline_without_progress_is_told_and_what_serves_stays() -> None:
+def test_serving_engines_stay_when_the_progress_deadline_passes() -> None:
     service = parse_service(changed({"spec": {"rollout": {"progressDeadlineSeconds": 60}}}))
     current = make_plan(service, Observed(), NOON).workloads[0].revision
     workloads = [
@@ -158,7 +158,7 @@ def test_a_deadline_without_progress_is_told_and_what_serves_stays() -> None:
     assert "no such image" in progressing["message"]
 
 
-def test_who_owns_a_model_name_that_several_claim_is_told() -> None:
+def test_the_owner_is_a_condition_when_several_services_claim_a_model_name() -> None:
     service = parse_service(changed({"metadata": {"namespace": "b"}, "spec": {"model": {"name": "shared"}}}))
 
     def told(*claimants: str) -> tuple[str, tuple[str, str] | None, str]:

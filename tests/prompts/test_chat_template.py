@@ -50,7 +50,7 @@ def test_whatever_goes_wrong_in_a_template_is_a_400_with_its_words(source: str, 
     assert (raised.value.status, raised.value.param, raised.value.code) == (400, "messages", "chat_template_error")
 
 
-def test_a_broken_template_is_told_with_its_line() -> None:
+def test_the_line_is_named_when_a_template_is_broken() -> None:
     with pytest.raises(ValueError, match="chat template, line 2: "):
         ChatTemplate("fine\n{% if %}")
     with pytest.raises(ValueError, match=r"line 1: .*'nothing'"):

@@ -84,7 +84,7 @@ class TestNamedTemplates:
             assert encoder.render([USER], tools) == text
             assert reference.apply_chat_template([USER], tools=tools, tokenize=False) == text
 
-    def test_without_a_default_the_names_are_told(self, tmp_path: Path) -> None:
+    def test_the_templates_are_named_when_none_is_the_default(self, tmp_path: Path) -> None:
         encoder = make(tmp_path, None, {"tool_use": "T", "rag": "R"})
         assert encoder.render([USER], [TOOL]) == "T"
         with pytest.raises(ApiError, match=r"\(rag, tool_use\)") as raised:

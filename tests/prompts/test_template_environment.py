@@ -152,7 +152,7 @@ def test_a_client_gets_a_400_when_its_own_engine_renders_too_much(name: str) -> 
 
 
 @pytest.mark.parametrize("name", LEFT_TO_A_WORKER)
-def test_a_template_is_not_rendered_beside_others_when_its_work_cannot_be_told(name: str) -> None:
+def test_a_template_is_not_rendered_in_the_server_when_its_work_is_unknown(name: str) -> None:
     source = LEFT_TO_A_WORKER[name]
     if is_bounded(source):
         with pytest.raises((UnboundedOperationError, TemplateBudgetError)):

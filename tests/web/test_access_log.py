@@ -40,7 +40,7 @@ def test_a_client_writes_no_lines_of_its_own(caplog: pytest.LogCaptureFixture) -
     assert message == r"GET /a\n2026 FAKE\x1b[31m\u2028é 404 in 0.250 s, id mine, no\r\nsuch path"
 
 
-def test_what_is_known_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_known_fields_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     record = line(caplog, "/v1/x", 200, model="m", prompt_tokens=5, first_token_s=0.1, endpoint="a", outcome="broke")
     assert record.getMessage() == (
         "GET /v1/x 200 in 0.250 s, model m, 5 tokens, first after 0.100 s, by a, broke, id mine"

@@ -27,7 +27,7 @@ def test_every_page() -> None:
     assert policy.answer_headers([]) == []
 
 
-def test_named_pages_and_caches_are_told_that_it_depends() -> None:
+def test_vary_names_origin_when_origins_are_listed() -> None:
     assert of(NAMED.answer_headers([PAGE])) == {
         "vary": "Origin",
         "allow-origin": "https://chat.example.com",
@@ -43,7 +43,7 @@ def test_credentials_are_never_for_a_star(origins: tuple[str, ...]) -> None:
     assert (told["allow-origin"], told["allow-credentials"]) == ("https://chat.example.com", "true")
 
 
-def test_a_preflight_names_what_was_asked_for_where_all_is_allowed() -> None:
+def test_a_preflight_repeats_the_requested_headers_when_all_are_allowed() -> None:
     assert of(NAMED.preflight_headers([PAGE, ASKS, ASKS_FOR])) == {
         "allow-methods": "POST",
         "allow-headers": "authorization, content-type",

@@ -180,7 +180,7 @@ def test_thinking_and_output_config(fields: dict[str, Any], wanted: dict[str, An
     assert chat_body(body(**fields)) == chat_body(body()) | wanted
 
 
-def test_nothing_generated_is_one_token_that_nobody_is_told_of() -> None:
+def test_one_token_is_generated_when_max_tokens_is_zero() -> None:
     assert chat_body(body(max_tokens=0))["max_completion_tokens"] == 1
 
 
@@ -288,7 +288,7 @@ def test_extra_keys_of_messages_blocks_and_tools_are_ignored(extra: dict[str, An
     assert chat_body(sent) == chat_body(body({"role": "user", "content": "x"}, tools=[TOOL]))
 
 
-def test_a_conversation_is_not_kept_and_clients_are_told_to_send_the_whole_one() -> None:
+def test_a_stored_conversation_is_refused_with_the_remedy() -> None:
     body = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}], "thread": None}
     parse_request(body, MessagesRequest)
     with pytest.raises(ApiError) as raised:

@@ -149,7 +149,7 @@ NAMESPACE = {
 }
 
 
-def test_functions_of_a_namespace_are_told_apart_by_it() -> None:
+def test_functions_have_their_namespace_as_a_prefix() -> None:
     call = {"type": "function_call", "call_id": "c", "namespace": "mcp", "name": "look", "arguments": "{}"}
     chat = chat_body({"input": [call], "tools": [NAMESPACE, {"type": "function", "name": "look"}]})
     assert [tool["function"]["name"] for tool in chat["tools"]] == ["mcp__look", "look"]

@@ -50,7 +50,7 @@ def test_an_error_before_the_first_event_has_no_response() -> None:
     assert (error["type"], error["sequence_number"]) == ("error", 0)
 
 
-def test_a_very_long_response_is_not_told_again() -> None:
+def test_a_response_is_not_repeated_when_it_is_very_long() -> None:
     long = CREATED | {"response": CREATED["response"] | {"instructions": "x" * MAX_FIRST_BYTES}}  # type: ignore[operator]
     events = told(event(long, 0), BROKEN)
     assert [content["type"] for content in events] == ["response.created", "error"]

@@ -57,6 +57,6 @@ def test_what_is_no_response_is_not_noted(status: int, headers: list[tuple[bytes
     assert recorder.response is None
 
 
-def test_events_are_told_apart() -> None:
+def test_events_are_separated_when_comments_come_between() -> None:
     events = [event("a", n=1), event("b", n=2)]
     assert list(events_in(b": waiting\n\n".join([b"", *events, b""]))) == events

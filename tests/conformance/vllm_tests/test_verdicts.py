@@ -22,11 +22,11 @@ def test_what_is_as_listed_differs_in_nothing() -> None:
         ({"a.py::four": Seen("passed")}, "a.py::four: passed, and not listed. "),
     ],
 )
-def test_a_difference_in_either_direction_is_told(change: dict[str, Seen], told: str) -> None:
+def test_a_difference_in_either_direction_is_reported(change: dict[str, Seen], told: str) -> None:
     assert verdicts.differences(LISTED, AS_LISTED | change, ["a.py"]) == [told]
 
 
-def test_a_listed_test_that_did_not_run_is_told_where_its_file_ran_whole() -> None:
+def test_a_listed_test_is_reported_when_it_did_not_run() -> None:
     seen = {"a.py::one": Seen("passed")}
     assert verdicts.differences(LISTED, seen) == []
     assert verdicts.differences(LISTED, seen, ["a.py"]) == ["a.py::two: did not run", "a.py::three: did not run"]

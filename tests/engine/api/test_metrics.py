@@ -56,7 +56,7 @@ def test_throughput_tells_differences_and_is_silent_when_idle() -> None:
     assert throughput.line(EngineStats(prompt_tokens=1000, cached_prompt_tokens=250), 200, 10) is None
 
 
-def test_guesses_are_told_where_there_are_any() -> None:
+def test_draft_tokens_are_exported_when_there_are_any() -> None:
     metrics = ServerMetrics("m")
     assert not [name for name in values(metrics) if "spec_decode" in name]
     metrics.take_stats(EngineStats(drafts=10, draft_tokens=30, accepted_tokens_by_position=[8, 5, 2]))

@@ -26,7 +26,7 @@ def events(server: DryServer, path: str, **fields: Any) -> list[dict[str, Any]]:
     return [json.loads(line.removeprefix("data: ")) for line in lines if line and line != "data: [DONE]"]
 
 
-def test_a_chats_prompt_is_told_beside_its_choices_and_in_the_first_event(server: DryServer) -> None:
+def test_a_chats_prompt_tokens_are_returned_once_and_in_the_first_event(server: DryServer) -> None:
     ids = server.client.post("/tokenize", json={"messages": MESSAGES}).json()["tokens"]
     whole = post(server, CHAT, return_token_ids=True, n=2)
     assert whole["prompt_token_ids"] == ids
@@ -40,7 +40,7 @@ def test_a_chats_prompt_is_told_beside_its_choices_and_in_the_first_event(server
     assert (plain["prompt_token_ids"], plain["prompt_logprobs"], plain["choices"][0]["token_ids"]) == (None, None, None)
 
 
-def test_a_completions_prompt_is_told_in_each_choice_once(server: DryServer) -> None:
+def test_a_completions_prompt_tokens_are_returned_in_each_choice_once(server: DryServer) -> None:
     ids = list(b"Some text")
     whole = post(server, COMPLETION, return_token_ids=True, n=2)
     assert [choice["prompt_token_ids"] for choice in whole["choices"]] == [ids, ids]
@@ -83,7 +83,7 @@ def test_an_answer_is_called_by_the_id_in_the_body(server: DryServer) -> None:
     assert post(server, CHAT, 400, request_id="two words")["error"]["param"] == "request_id"
 
 
-def test_a_service_tier_is_told(server: DryServer) -> None:
+def test_a_service_tier_is_returned(server: DryServer) -> None:
     assert post(server, CHAT, service_tier="flex")["service_tier"] == "flex"
     assert {event["service_tier"] for event in events(server, CHAT, service_tier="auto")} == {"default"}
     assert "service_tier" not in post(server, CHAT)
@@ -120,12 +120,12 @@ def test_an_output_that_repeats_itself_ends(server: DryServer) -> None:
         assert error["param"].startswith("repetition_detection")
 
 
-def test_what_is_not_asked_for_is_null_where_vllm_has_it_in_every_answer(server: DryServer) -> None:
+def test_fields_are_null_when_they_are_not_requested_and_vllm_has_them(server: DryServer) -> None:
     choice = post(server, COMPLETION)["choices"][0]
     assert {choice[name] for name in ("token_ids", "prompt_token_ids", "prompt_logprobs")} == {None}
 
 
-def test_timings_are_told_where_a_flag_asks_for_them() -> None:
+def test_timings_are_returned_when_the_flag_is_set() -> None:
     with DryServer("--enable-per-request-metrics", "--enable-force-include-usage", "--dry-run-step-ms", "3") as server:
         found = post(server, CHAT)["metrics"]
         assert found["generation_time_ms"] > 3

@@ -105,7 +105,7 @@ def test_openai_client_chats_whole_and_in_a_stream(client: openai.OpenAI) -> Non
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
 
 
-def test_usage_so_far_is_in_every_event_where_asked_for(server: DryServer) -> None:
+def test_usage_is_in_every_event_when_continuous_usage_is_requested(server: DryServer) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     whole = post(server, chat()).json()["usage"]
     for path, body in (("/v1/chat/completions", chat()), ("/v1/completions", {"model": "dry", "prompt": "abc"})):
@@ -363,7 +363,7 @@ def test_what_cannot_be_served_is_refused_by_name(
     assert "Traceback" not in response.text
 
 
-def test_a_long_prompt_is_told_both_numbers(server: DryServer) -> None:
+def test_both_lengths_are_reported_when_a_prompt_is_too_long(server: DryServer) -> None:
     error = post(server, {"model": "dry", "prompt": "x" * 5000}, "/v1/completions").json()["error"]
     assert error["code"] == "context_length_exceeded"
     assert "5000" in error["message"]

@@ -28,7 +28,7 @@ def test_a_chat_becomes_the_prompt_that_is_generated_from(server: DryServer) -> 
     assert (answer["stream"], answer["stream_options"]) == (False, None)
 
 
-def test_each_prompt_of_a_completion_is_told(server: DryServer) -> None:
+def test_each_prompt_of_a_completion_is_rendered(server: DryServer) -> None:
     first, second = rendered(server, {"prompt": ["ab", "c"], "n": 2, "stream": True}, COMPLETIONS)
     assert (first["prompt"], second["prompt"]) == ("ab", "c")
     assert first["token_ids"] == [*b"ab"]

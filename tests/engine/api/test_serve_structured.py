@@ -29,7 +29,7 @@ def texts(response: httpx.Response) -> list[str]:
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-def test_answers_keep_to_what_is_asked_for(server: DryServer, path: str) -> None:
+def test_answers_match_the_requested_structure(server: DryServer, path: str) -> None:
     [text] = texts(post(server, path, response_format=SCHEMA))
     assert set(json.loads(text)) == {"name", "kind", "sizes"}
     assert isinstance(json.loads(texts(post(server, path, response_format={"type": "json_object"}))[0]), dict)

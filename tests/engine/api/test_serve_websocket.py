@@ -88,7 +88,7 @@ def test_input_can_be_remembered_before_it_is_needed(server: DryServer) -> None:
         assert done["response"]["usage"]["input_tokens"] > next_end(connection)["response"]["usage"]["input_tokens"]
 
 
-def test_errors_are_told_and_the_connection_stays(server: DryServer) -> None:
+def test_the_connection_stays_when_a_request_has_an_error(server: DryServer) -> None:
     with dial(server) as connection:
         for fields, status, param in (
             ({"input": "x", "previous_response_id": "resp_no"}, 400, "previous_response_id"),

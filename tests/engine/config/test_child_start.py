@@ -16,7 +16,7 @@ print("told to leave", flush=True)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux'")
-def test_a_child_outlives_the_thread_that_asked_for_it() -> None:
+def test_a_child_outlives_the_thread_that_started_it() -> None:
     children: list[subprocess.Popen[bytes]] = []
 
     def start() -> None:
@@ -32,7 +32,7 @@ def test_a_child_outlives_the_thread_that_asked_for_it() -> None:
     assert (told, children[0].returncode) == (b"told to leave\n", 0)
 
 
-def test_what_cannot_be_started_is_told_to_the_thread_that_asked() -> None:
+def test_the_starting_thread_gets_the_error_when_a_child_cannot_start() -> None:
     told: list[BaseException] = []
 
     def start() -> None:

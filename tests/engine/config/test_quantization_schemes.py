@@ -128,7 +128,7 @@ def test_modelopts_mixed_precision_names_each_layer() -> None:
         parsed(raw | {"quantized_layers": {}})
 
 
-def test_a_config_that_names_each_of_many_layers_is_asked_quickly() -> None:
+def test_look_ups_are_quick_when_a_config_names_each_of_many_layers() -> None:
     """A mixture's experts, each by its name: no list is looked through for each of them."""
     names = [f"model.layers.{layer}.mlp.experts.{expert}.up_proj" for layer in range(40) for expert in range(250)]
     rules = tuple(Rule(name, Fp8Scheme("tensor", (0, 0), str(number))) for number, name in enumerate(names))
@@ -169,7 +169,7 @@ def test_ignored_are_names_beginnings_of_names_and_patterns(ignore: list[str], i
     assert (parsed(compressed([("fp8", ["Linear"])], ignore)).scheme_of(DOWN) is None) == is_ignored
 
 
-def test_what_names_a_layer_is_told() -> None:
+def test_the_reason_for_a_layers_scheme_is_named() -> None:
     schemes = parsed(compressed([("fp8", ["re:.*q_proj"])], ["lm_head"]))
     assert [schemes.reason_of(layer) for layer in (Q, DOWN, HEAD)] == ["target 're:.*q_proj'", "no target", "ignored"]
 

@@ -15,7 +15,7 @@ def test_what_depends_on_the_device_is_filled_in_once(device: str, tokens: int) 
     assert msgspec.structs.asdict(settings) | {"max_num_batched_tokens": tokens} == msgspec.structs.asdict(resolved)
 
 
-def test_a_number_that_is_asked_for_stays() -> None:
+def test_a_number_stays_when_it_is_configured() -> None:
     assert EngineSettings(model="m", max_num_batched_tokens=77).resolved("cuda").max_num_batched_tokens == 77
 
 

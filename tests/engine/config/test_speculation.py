@@ -15,7 +15,7 @@ def settings(**options: Any) -> EngineSettings:
     return EngineSettings(model="demo", **options)
 
 
-def test_it_is_off_unless_asked_for() -> None:
+def test_speculation_is_off_when_it_is_not_configured() -> None:
     assert speculation_of(settings()) is None
 
 

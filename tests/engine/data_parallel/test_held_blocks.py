@@ -35,7 +35,7 @@ def test_names_are_those_of_the_engines_events() -> None:
     assert prompt_hashes(TOKENS[:96], "m", "") == HASHES[:5], "the last token is computed anyway"
 
 
-def test_a_prompt_is_held_as_far_as_its_blocks_follow_each_other() -> None:
+def test_a_prefix_is_cached_as_far_as_its_blocks_are_contiguous() -> None:
     blocks = HeldBlocks(2)
     blocks.apply(1, [stored(*HASHES[:2], *HASHES[3:])])
     assert [blocks.depth(engine, HASHES) for engine in (0, 1)] == [0, 32]

@@ -33,7 +33,7 @@ def test_texts_are_those_of_one_engine_and_no_process_is_left() -> None:
     assert children() <= before  # other tests' children may have ended meanwhile
 
 
-def test_the_end_of_an_engine_is_told_to_whoever_waits() -> None:
+def test_waiting_calls_raise_when_an_engine_ends() -> None:
     llm = LLM("dry", data_parallel_size=2)
     engines = llm._engine
     assert isinstance(engines, OfflineEngines)

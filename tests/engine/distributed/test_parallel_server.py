@@ -161,7 +161,7 @@ def test_a_rank_that_hangs_ends_both_nodes_within_five_seconds() -> None:
         assert not Path(f"/proc/{rank}").exists()
 
 
-def test_a_worker_that_is_told_to_go_stays_until_its_leader_has_finished() -> None:
+def test_a_worker_stays_until_its_leader_has_finished_when_it_gets_sigterm() -> None:
     with two_nodes() as (leader, worker):
         client = _Waiting(leader.url, max_tokens=150)
         wait_until(lambda: "data:" in client.text, 30)
@@ -194,7 +194,7 @@ def test_ranks_on_other_nodes_prove_membership_when_the_group_has_a_peer_key(tmp
         assert worker.poll() is None
 
 
-def test_a_worker_without_a_leader_leaves_when_it_is_told_to_go() -> None:
+def test_a_worker_without_a_leader_exits_when_it_gets_sigterm() -> None:
     group = ("--tensor-parallel-size", "2", "--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port")
     command = serve_command(*FLAGS, *group, str(free_port()), "--port", "0", "--node-rank", "1")
     worker = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True)

@@ -54,7 +54,7 @@ def test_a_decode_step_is_a_number_a_row_and_the_pages_that_were_appended() -> N
         _same(reader.batch(message), batch)
 
 
-def test_a_row_that_differs_is_told_whole_and_a_chunk_forgets_the_slots_pages() -> None:
+def test_a_row_is_sent_whole_when_it_differs() -> None:
     writer, reader = StepWriter(PAGE), StepReader()
     batches = [
         Batch([_chunk(0, 0, 20, [1, 2])], 0),

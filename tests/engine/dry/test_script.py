@@ -12,7 +12,7 @@ def test_the_first_line_that_fits() -> None:
     assert reply_for("C", script[:2]) is None
 
 
-def test_a_file_is_read_and_a_wrong_one_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_script_is_read_and_refused_when_it_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "script.json"
     path.write_text('[{"when": "A", "say": "a"}, {"say": "b"}]')
     assert read_script(path) == (Reply("a", when="A"), Reply("b"))

@@ -29,7 +29,7 @@ def test_growing_keeps_the_memory_that_captured_graphs_write_to() -> None:
     assert address in {memory.data_ptr() for memory in workspace._outgrown}
 
 
-def test_threads_that_grow_it_at_once_all_get_what_they_asked_for() -> None:
+def test_each_thread_gets_its_size_when_several_grow_the_workspace_at_once() -> None:
     workspace = Workspace(CPU)
     size = workspace.partials().numel()
     sizes = [size + (thread * 37) % 64 for thread in range(64)]

@@ -73,7 +73,7 @@ def made(**faults: str) -> tuple[ChosenTransport, Fake, Fake]:
     return ChosenTransport(cast("MappedTransport", mapped), cast("NixlTransport", nixl), MEMORY), mapped, nixl
 
 
-def test_both_are_told_of() -> None:
+def test_the_address_names_both_transports() -> None:
     chosen, _, _ = made()
     assert chosen.name == "cuda-ipc+nixl"
     assert chosen.describe() == TransportAddress("cuda-ipc+nixl", [replace(RANK, shared=SHARED)])
@@ -154,7 +154,7 @@ def test_auto_takes_what_works_on_a_gpu(ipc: bool, nixl: bool, expected: str, mo
     assert opening.open_transport(TransportChoice("auto"), "x", MEMORY).name == expected
 
 
-def test_what_is_asked_for_and_cannot_be_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transport_is_refused_when_it_cannot_work_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening, "CudaIpcMemory", refuse(ModelError("no handle")))
     monkeypatch.setattr(opening, "NixlTransport", refuse(ImportError("no package")))
     for kind, said in (("cuda-ipc", "no handle"), ("nixl", "pip install"), ("shm", "main memory")):

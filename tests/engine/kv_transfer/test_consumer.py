@@ -143,7 +143,7 @@ def test_a_prompt_is_taken_when_all_that_was_written_is_in_its_place(world: Worl
     assert world.consumer.num_open == 0
 
 
-def test_slots_are_lent_in_order_as_they_become_free(world: World) -> None:
+def test_slots_are_granted_in_order_when_they_become_free(world: World) -> None:
     world.take(1)
     world.take(2)
     world.say(*(wire.SlotRequested(1, serial, "host") for serial in range(len(RECEIVE_SLOTS))))
@@ -160,7 +160,7 @@ def test_slots_are_lent_in_order_as_they_become_free(world: World) -> None:
 
 
 @pytest.mark.parametrize("end", ["released", "prefilled", "written", "failed"])
-def test_lent_slots_are_free_when_nothing_is_written_any_more_and_not_before(world: World, end: str) -> None:
+def test_granted_slots_are_free_only_when_nothing_is_written_any_more(world: World, end: str) -> None:
     world.take(1)
     world.take(2)
     world.say(*(wire.SlotRequested(1, serial, "host") for serial in range(len(RECEIVE_SLOTS))))
@@ -211,7 +211,7 @@ def test_what_cannot_be_put_in_place_is_a_fall_back(world: World) -> None:
     assert world.told[1:] == [events.Settled(1)]
 
 
-def test_a_slot_that_is_not_lent_is_left_alone(world: World) -> None:
+def test_a_slot_is_ignored_when_it_was_not_granted(world: World) -> None:
     world.take(1)
     world.say(written(1, 7))
     assert not world.transport.placed
@@ -246,7 +246,7 @@ def test_taker_goes_on_when_the_last_job_of_a_broken_peer_is_granted_nothing(wor
     assert wire.Release([2]) in world.heard()  # before the connection is closed
 
 
-def test_slots_of_one_area_are_lent_when_those_of_the_other_are_used_up(world: World) -> None:
+def test_slots_of_one_area_are_granted_when_those_of_the_other_are_used_up(world: World) -> None:
     world.take(1)
     world.take(2)
     world.say(*(wire.SlotRequested(1, serial, "host") for serial in range(len(RECEIVE_SLOTS) + 1)))

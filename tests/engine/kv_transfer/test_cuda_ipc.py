@@ -60,7 +60,7 @@ def test_memory_without_a_handle_is_refused_with_the_remedy() -> None:
         share_pool(FakeDriver(has_handles=False), MEMORY)
 
 
-def test_what_is_not_reached_or_not_what_was_told_is_refused() -> None:
+def test_a_pool_is_refused_when_it_is_unreachable_or_not_as_described() -> None:
     pool = share_pool(FakeDriver(), MEMORY)
     with pytest.raises(TransportError, match="PEER_ACCESS_UNSUPPORTED"):
         open_pool(FakeDriver(is_reached=False), pool)

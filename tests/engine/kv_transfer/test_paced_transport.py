@@ -76,7 +76,7 @@ def test_a_link_that_is_slower_than_its_pace_is_waited_for() -> None:
     assert motion.progress() == "done"
 
 
-def test_what_is_asked_for_together_begins_one_after_the_other_and_a_pause_is_not_saved() -> None:
+def test_motions_begin_one_after_the_other_when_they_are_started_together() -> None:
     transport, fake, clock = paced(1000, 1000, 500)
     first, second = transport.start("one", "write", SPAN), transport.push("other", "device", 0, 8, SPAN)
     fake.begun[0].state = "done"

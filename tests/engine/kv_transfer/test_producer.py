@@ -154,7 +154,7 @@ def world() -> World:
     return World()
 
 
-def test_the_token_is_told_when_the_last_byte_is_there(world: World) -> None:
+def test_the_token_is_sent_when_the_last_byte_has_arrived(world: World) -> None:
     key = world.ask()
     world.producer.give(events.Give(key, 0, [1, 2, 3], 0, 32))
     world.producer.give(events.Give(key, 1, [1, 2, 3], 32, 40))
@@ -195,7 +195,7 @@ def test_layers_go_as_soon_as_they_are_computed_and_as_many_as_are(world: World)
 
 
 @pytest.mark.parametrize("by_layers", [False, True])
-def test_what_is_released_is_told_when_nothing_is_written_any_more(world: World, by_layers: bool) -> None:
+def test_a_release_is_reported_when_no_write_is_in_flight(world: World, by_layers: bool) -> None:
     key = world.ask()
     world.producer.give(events.Give(key, 0, [1, 2, 3], 0, 32, Layers(1) if by_layers else None))
     world.producer.give(events.Give(key, 1, [1, 2, 3], 32, 40))
@@ -221,7 +221,7 @@ def test_an_expired_lease_ends_the_work_and_a_renewed_one_does_not(world: World)
     assert world.sent[0].reason == "lease_expired"
 
 
-def test_a_prompt_is_in_line_before_its_taker_is_told_so(world: World) -> None:
+def test_the_core_gets_a_prompt_before_its_consumer_gets_an_answer(world: World) -> None:
     """The first token waits for the core, and nobody for the answer."""
     sent_before: list[int] = []
     world.producer._tell = lambda event: sent_before.append(len(world.sent))
@@ -231,7 +231,7 @@ def test_a_prompt_is_in_line_before_its_taker_is_told_so(world: World) -> None:
     assert [type(message) for message in world.sent] == [wire.Accepted]
 
 
-def test_a_write_that_fails_is_told_and_the_peer_is_to_greet_again(world: World) -> None:
+def test_the_peer_greets_again_when_a_write_has_failed(world: World) -> None:
     key = world.ask()
     world.producer.give(events.Give(key, 0, [1, 2, 3], 0, 40))
     world.transport.motions[0].end = "failed"
@@ -256,7 +256,7 @@ def two_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staged_gift, "_SLOTS_EACH", 2)
 
 
-def test_what_is_staged_is_written_to_lent_slots_and_the_token_told_when_all_is(world: World, two_slots: None) -> None:
+def test_the_token_is_sent_when_all_staged_slots_are_written(world: World, two_slots: None) -> None:
     key = world.ask()
     world.transport.is_staged = True
     world.producer.give(events.Give(key, 0, [1, 2, 3], 0, 40))
@@ -321,7 +321,7 @@ def test_layers_that_fill_no_slot_wait_for_others_while_some_are_on_their_way(
     assert world.written() == [(0, 1), (1, 4)]
 
 
-def test_layers_for_a_taker_that_the_transport_has_lost_end_its_gift_alone(world: World) -> None:
+def test_only_one_transfer_ends_when_the_transport_has_lost_its_consumer(world: World) -> None:
     key, layers = world.ask(), Layers(1)
     world.transport.is_staged = True
     world.producer.give(events.Give(key, 0, [1, 2, 3], 0, 16, layers))
@@ -337,7 +337,7 @@ def test_layers_for_a_taker_that_the_transport_has_lost_end_its_gift_alone(world
 
 
 @pytest.mark.parametrize("end", ["cannot begin", "failed"])
-def test_a_write_to_a_lent_slot_that_fails_ends_its_gift_when_the_others_have_ended(world: World, end: str) -> None:
+def test_a_transfer_fails_when_a_slot_write_failed_and_the_others_have_ended(world: World, end: str) -> None:
     key = world.ask()
     world.transport.is_staged = True
     world.producer.give(events.Give(key, 0, [1, 2, 3], 0, 32))
@@ -401,7 +401,7 @@ def test_what_is_granted_may_be_staged_and_is_free_when_it_is_released(world: Wo
 
 
 @pytest.mark.parametrize("expires", [False, True])
-def test_what_is_granted_is_released_when_no_lent_slot_is_written_to_any_more(world: World, expires: bool) -> None:
+def test_a_grant_is_released_when_no_slot_write_is_in_flight(world: World, expires: bool) -> None:
     key = grant_staged(world)
     world.lend(0, 0.2)
     if expires:

@@ -8,7 +8,7 @@ from torch import Tensor
 from mini_infer_engine.models.hidden_taps import HiddenTaps
 
 
-def test_what_is_kept_stays_as_it_was_and_only_of_the_rows_that_are_asked_for() -> None:
+def test_taps_keep_copies_of_the_requested_rows() -> None:
     taps = HiddenTaps([0, 2])
     residual = torch.arange(6.0).view(3, 2)
     taps.begin()

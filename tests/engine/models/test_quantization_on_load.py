@@ -63,7 +63,7 @@ def test_logits_are_those_of_the_rounded_weights(architecture: str, kind: Any, t
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tied", [False, True])
-def test_the_head_is_rounded_where_asked_for(tied: bool, kind: Any, tmp_path: Path) -> None:
+def test_the_head_is_quantized_when_it_is_requested(tied: bool, kind: Any, tmp_path: Path) -> None:
     """And embeddings are not, from which a tied one is made."""
     model = save_tiny_model(tmp_path, "qwen2", tie_word_embeddings=tied)
     runner = tiny_runner(tmp_path, quantization=kind, quantize_lm_head=True)
@@ -77,7 +77,7 @@ def test_the_head_is_rounded_where_asked_for(tied: bool, kind: Any, tmp_path: Pa
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("rounds_head", [False, True])
-def test_embeddings_are_rounded_where_asked_for(rounds_head: bool, tied: bool, tmp_path: Path) -> None:
+def test_embeddings_are_quantized_when_it_is_requested(rounds_head: bool, tied: bool, tmp_path: Path) -> None:
     model = save_tiny_model(tmp_path, "qwen2", tie_word_embeddings=tied)
     settings: dict[str, Any] = {"quantization": "int8", "quantize_lm_head": rounds_head, "quantize_embeddings": True}
     if tied and not rounds_head:

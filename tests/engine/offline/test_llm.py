@@ -156,7 +156,7 @@ def test_a_model_may_be_a_path(tmp_path: Path) -> None:
         LLM(5)  # type: ignore[arg-type]  # what is tested
 
 
-def test_several_outputs_of_a_prompt_are_told_together(llm: LLM) -> None:
+def test_several_outputs_of_a_prompt_are_returned_together(llm: LLM) -> None:
     """Each as if it had been asked for alone, with the next seed."""
     model = LLM("demo", kv_cache_memory=50_000_000)
     params = SamplingParams(n=3, temperature=1.5, seed=5, max_tokens=6, logprobs=0, prompt_logprobs=0)
@@ -305,7 +305,7 @@ def test_without_a_tokenizer_ids_go_in_and_come_out() -> None:
         llm.chat([{"role": "user", "content": "x"}])
 
 
-def test_outputs_are_held_to_schemas_regexes_and_choices(llm: LLM) -> None:
+def test_outputs_match_schemas_regexes_and_choices(llm: LLM) -> None:
     schema = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
     asked = [
         StructuredOutputsParams(choice=["red", "blue"]),

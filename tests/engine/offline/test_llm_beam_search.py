@@ -104,7 +104,7 @@ def test_one_beam_is_the_greedy_text_and_goes_with_others_in_a_batch(llm: LLM) -
         assert many.sequences[0].text.endswith(one.outputs[0].text)
 
 
-def test_what_cannot_be_held_is_refused_by_name(llm: LLM) -> None:
+def test_a_beam_search_is_refused_when_the_pool_is_too_small(llm: LLM) -> None:
     with pytest.raises(ValueError, match=r"n is 500.*256"):
         llm.beam_search(PROMPTS[0], BeamSearchParams(beam_width=500, max_tokens=5))
     with pytest.raises(ValueError, match="max_tokens allows 200 beams"):

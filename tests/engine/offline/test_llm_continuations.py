@@ -42,7 +42,7 @@ def test_a_stop_string_with_its_space_ends_the_text_when_it_comes_first(llm: LLM
     assert (output.outputs[0].text, output.outputs[0].stop_reason) == ("", " a")
 
 
-def test_tokens_are_told_with_their_space_when_log_probabilities_are_requested(llm: LLM) -> None:
+def test_tokens_have_their_space_when_log_probabilities_are_requested(llm: LLM) -> None:
     [output] = llm.generate(PROMPT, biased("▁a", logprobs=0), use_tqdm=False)
     logprobs = output.outputs[0].logprobs
     assert logprobs is not None

@@ -96,7 +96,7 @@ def test_what_cannot_be_is_refused_by_name(llm: LLM, fields: dict[str, Any], wor
         assert word in str(raised.value)
 
 
-def test_tokens_that_are_named_are_told_without_a_rank(llm: LLM) -> None:
+def test_named_tokens_have_no_rank(llm: LLM) -> None:
     asks = SamplingParams(temperature=0.0, max_tokens=3, logprobs=0, logprob_token_ids=[3, 1900])
     every = SamplingParams(temperature=0.0, max_tokens=3, logprobs=-1)
     named, whole = (llm.generate(PROMPT, asked, use_tqdm=False)[0].outputs[0] for asked in (asks, every))

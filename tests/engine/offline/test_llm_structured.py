@@ -17,7 +17,7 @@ def llm() -> LLM:
     return LLM(model="demo", max_model_len=1024, max_num_seqs=16)
 
 
-def test_the_model_answers_within_what_is_asked_for_beside_free_answers(llm: LLM) -> None:
+def test_structured_and_free_outputs_share_a_batch(llm: LLM) -> None:
     plain = SamplingParams(temperature=0, max_tokens=24)
     alone = llm.chat(QUESTION, plain, use_tqdm=False)[0].outputs[0].token_ids
     asked = [

@@ -76,14 +76,14 @@ READS: dict[str, Callable[[ResidualState], Any]] = {
 
 
 @pytest.mark.parametrize("verb", READS)
-def test_whoever_reads_finds_the_sum_added(verb: str) -> None:
+def test_the_sum_is_added_when_the_residual_is_read(verb: str) -> None:
     coming = Coming()
     found = READS[verb](coming.state)
     assert torch.equal(found, READS[verb](ResidualState(coming.exact.clone())))
     assert coming.added == [0, 1]
 
 
-def test_parts_are_added_in_order_as_they_are_asked_for() -> None:
+def test_parts_are_added_in_order_when_they_are_requested() -> None:
     coming = Coming()
     state = coming.state
     pending = state.pending

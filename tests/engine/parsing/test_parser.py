@@ -15,7 +15,7 @@ def test_tools_are_refused_where_nobody_can_read_their_calls() -> None:
     assert (caught.value.status, caught.value.param) == (400, "tools")
 
 
-def test_a_server_may_want_calls_to_be_asked_for() -> None:
+def test_tool_calls_are_refused_when_automatic_choice_is_off() -> None:
     formats = OutputFormats(tool_call_parser="hermes", enable_auto_tool_choice=False)
     check_parsing(formats, OutputParsing(tools=TOOLS, tool_choice="required"))
     with pytest.raises(ApiError, match="enable-auto-tool-choice") as caught:

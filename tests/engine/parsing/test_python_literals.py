@@ -23,7 +23,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("text", "expected"), CASES.items())
-def test_values_are_told_as_json(text: str, expected: str) -> None:
+def test_python_literals_are_returned_as_json(text: str, expected: str) -> None:
     assert as_json(text) == expected
     json.loads(expected)
 

@@ -22,7 +22,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_thinking_is_told_from_the_answer_whatever_pieces_it_comes_in(name: str) -> None:
+def test_reasoning_is_parsed_apart_when_text_comes_in_pieces(name: str) -> None:
     prompt_end, text, expected = CASES[name]
     for pieces in [[text], *cuts(text, seed=len(name))]:
         assert read_pieces(pieces, FORMATS, (), prompt_end) == expected, pieces

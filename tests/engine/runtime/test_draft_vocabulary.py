@@ -33,7 +33,7 @@ def test_logits_of_some_tokens(tmp_path: Path, tied: bool, reads_rows: bool, mon
         assert logits.shape == whole.shape
 
 
-def test_without_a_vocabulary_of_its_own_all_logits_are_written_where_they_are_wanted(tmp_path: Path) -> None:
+def test_all_logits_are_written_to_the_output_when_the_draft_has_no_vocabulary_of_its_own(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "qwen3")
     model = tiny_runner(tmp_path).worker.model
     hidden = torch.randn(2, 64)

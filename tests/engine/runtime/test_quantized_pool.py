@@ -149,7 +149,7 @@ def test_chunks_change_nothing(tmp_path: Path, kind: KVQuantization) -> None:
     assert (chunked - whole).abs().mean() < 0.05 * (plain - whole).abs().mean()
 
 
-def test_what_is_asked_for_and_cannot_be_had_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kv_cache_dtype_is_chosen_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def chosen(name: str, checkpoint: str | None = None, device: str = "cpu", **settings: Any) -> KVQuantization | None:
         model, heads = settings.pop("architecture", "LlamaForCausalLM"), settings.pop("heads", {})
         asked = EngineSettings(model="m", kv_cache_dtype=name, **settings)  # type: ignore[arg-type]  # any name

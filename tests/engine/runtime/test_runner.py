@@ -53,7 +53,7 @@ def test_greedy_text_equals_transformers(model: tuple[Path, Any], runner: ModelR
     assert generate(runner, 3, GREEDY, 80, 0) == expected.tolist()
 
 
-def test_sampled_text_is_the_same_whoever_shares_the_batch_and_however_it_is_chunked(runner: ModelRunner) -> None:
+def test_sampled_text_is_equal_when_batches_and_chunks_differ(runner: ModelRunner) -> None:
     alone = [generate(runner, slot, WARM, 6, slot + 40) for slot in (5, 2)]
     assert alone[0] != alone[1]
     dealer = PageDealer(runner)
@@ -180,7 +180,7 @@ def test_cuda_is_refused_without_a_gpu(model: tuple[Path, Any]) -> None:
         tiny_runner(model[0], device="cuda")
 
 
-def test_the_context_is_cut_to_the_pool_only_if_nobody_asked_for_it() -> None:
+def test_the_context_is_cut_to_the_pool_only_when_it_was_not_configured() -> None:
     assert fit_context(None, 4096, 1000) == 1000
     assert fit_context(None, 4096, 10_000) == 4096
     assert fit_context(100, 4096, 10_000) == 100

@@ -45,7 +45,7 @@ def test_help_tells_meaning_unit_and_default_of_every_flag() -> None:
             assert action.default in action.help, f"{name}: its default is {action.default}"
 
 
-def test_what_options_say_is_told_by_the_flags_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_flag_is_named_when_an_option_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["demo", "--speculative-method", "head"])
     assert "error: --speculative-method is head, which needs" in capsys.readouterr().err
@@ -93,7 +93,7 @@ def test_tokens_are_counted_as_vllm_counts_them(text: str, tokens: int | None) -
 
 
 @pytest.mark.parametrize("text", ["", "2 apples", "-1", "GB", "1e9"])
-def test_what_is_no_size_is_told(text: str) -> None:
+def test_a_text_is_refused_when_it_is_no_size(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="no size"):
         byte_size(text)
 

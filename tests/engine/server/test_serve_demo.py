@@ -207,7 +207,7 @@ def test_a_prompts_log_probabilities_stand_beside_the_answer(demo: EngineServer)
     assert len(completion["choices"][0]["prompt_logprobs"]) == completion["usage"]["prompt_tokens"]
 
 
-def test_a_prompt_longer_than_the_context_is_told_both_numbers(demo: EngineServer) -> None:
+def test_both_lengths_are_reported_when_a_prompt_exceeds_the_context(demo: EngineServer) -> None:
     words = "word " * 2 * CONTEXT_TOKENS
     count = post(demo, "/tokenize", prompt=words).json()["count"]
     for path, body, length in (

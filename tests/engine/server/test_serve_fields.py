@@ -75,7 +75,7 @@ def test_what_does_not_go_with_beams_is_refused_by_name(demo: EngineServer, fiel
     assert param in error["message"]
 
 
-def test_the_best_of_many_are_told_and_all_are_counted(demo: EngineServer) -> None:
+def test_the_best_outputs_are_returned_and_all_are_counted_when_best_of_is_set(demo: EngineServer) -> None:
     asked = {"temperature": 1.0, "seed": 5, "logprobs": 0, "max_tokens": 6}
     every = complete(demo, n=5, **asked)["choices"]
     likely = [sum(choice["logprobs"]["token_logprobs"]) / len(choice["logprobs"]["tokens"]) for choice in every]
@@ -88,7 +88,7 @@ def test_the_best_of_many_are_told_and_all_are_counted(demo: EngineServer) -> No
     assert [choice["text"] for choice in hidden] == ranked[:2]
 
 
-def test_tokens_that_are_named_are_told_instead_of_the_most_likely(demo: EngineServer) -> None:
+def test_log_probabilities_are_of_named_tokens_when_token_ids_are_given(demo: EngineServer) -> None:
     every = complete(demo, logprobs=-1, max_tokens=2, temperature=0, return_tokens_as_token_ids=True)
     tops = every["choices"][0]["logprobs"]["top_logprobs"]
     assert all(len(top) == 4096 for top in tops)
@@ -113,7 +113,7 @@ def test_tokens_that_are_named_are_told_instead_of_the_most_likely(demo: EngineS
     ],
     ids=str,
 )
-def test_log_probabilities_that_cannot_be_told_are_refused(
+def test_log_probabilities_are_refused_when_they_cannot_be_computed(
     demo: EngineServer, fields: dict[str, Any], param: str
 ) -> None:
     assert complete(demo, status=400, **fields)["error"]["param"] == param

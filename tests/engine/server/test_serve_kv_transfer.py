@@ -76,7 +76,7 @@ def test_a_prompt_computed_elsewhere_gives_the_same_text(prefill: Side, decode: 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_whoever_named_the_other_engine_is_told_that_nothing_came(decode: Side, stream: bool) -> None:
+def test_a_fallback_header_is_sent_when_no_kv_cache_was_received(decode: Side, stream: bool) -> None:
     body = {"prompt": new_prompt(), "max_tokens": 4, "stream": stream}
     for address, told in ((f"tcp://127.0.0.1:{free_port()}", ("unreachable", "late")), (None, (None,))):
         headers = {PREFILL_FROM_HEADER: address} if address else {}
@@ -323,7 +323,7 @@ def otherwise(request: pytest.FixtureRequest) -> Iterator[tuple[str, Side, Side]
 
 
 @OTHER_WAYS
-def test_the_transport_that_was_asked_for_is_told(otherwise: tuple[str, Side, Side]) -> None:
+def test_the_configured_transport_is_reported(otherwise: tuple[str, Side, Side]) -> None:
     asked, *sides = otherwise
     assert {side.client.get("/readyz").json()["kv_transport"] for side in sides} == {asked}
     series = f'mini_infer_engine_kv_transfer_info{{role="decode",transport="{asked}"}}'

@@ -313,7 +313,7 @@ def test_a_busy_events_port_says_so() -> None:
         (("--dry-run", "--role", "decode", "--transfer-port", "0"), "--role decode needs a transfer port"),
     ],
 )
-def test_what_cannot_be_served_is_told_without_a_traceback(flags: tuple[str, ...], message: str) -> None:
+def test_start_fails_without_a_traceback_when_the_model_cannot_be_served(flags: tuple[str, ...], message: str) -> None:
     status, log = run_to_its_end("--port", "0", *flags)
     assert status == 1
     assert message in log.splitlines()[-1]

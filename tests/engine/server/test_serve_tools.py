@@ -77,7 +77,7 @@ def test_a_call_of_the_demo_model_and_its_answer_from_the_result(demo: openai.Op
     assert "whitespace" in answer.message.content
 
 
-def test_a_call_that_max_tokens_cuts_is_told_as_far_as_it_came(demo: openai.OpenAI) -> None:
+def test_a_partial_call_is_returned_when_max_tokens_cuts_it(demo: openai.OpenAI) -> None:
     whole = ask(demo, tools=[LOOKUP], temperature=0, max_tokens=16).choices[0]
     assert whole.finish_reason == "length"
     [call] = whole.message.tool_calls
@@ -95,7 +95,7 @@ def test_where_no_tool_may_be_called_none_is_shown(demo: openai.OpenAI) -> None:
     assert none.choices[0].message.content == plain.choices[0].message.content
 
 
-def test_thinking_is_told_apart_and_counted_whole_and_in_a_stream(demo: openai.OpenAI) -> None:
+def test_reasoning_is_separate_and_counted_whole_and_in_a_stream(demo: openai.OpenAI) -> None:
     fields = {"temperature": 0, "max_tokens": 120, "extra_body": THINKING}
     whole = ask(demo, **fields)
     message = whole.choices[0].message
@@ -119,7 +119,7 @@ def test_thinking_is_counted_at_the_end_of_a_stream(demo: openai.OpenAI) -> None
     assert 20 < last.completion_tokens_details.reasoning_tokens < last.completion_tokens
 
 
-def test_thinking_is_left_out_where_it_is_not_wanted(demo: openai.OpenAI) -> None:
+def test_reasoning_is_left_out_when_it_is_not_included(demo: openai.OpenAI) -> None:
     fields = {"temperature": 0, "max_tokens": 120, "extra_body": THINKING | {"include_reasoning": False}}
     whole = ask(demo, **fields)
     assert not hasattr(whole.choices[0].message, "reasoning")

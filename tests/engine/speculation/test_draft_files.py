@@ -54,7 +54,7 @@ def test_a_folder_that_is_none_is_named(tmp_path: Path) -> None:
         find(target, tmp_path / "missing")
 
 
-def test_a_head_without_its_method_is_told_which(tmp_path: Path) -> None:
+def test_the_method_is_named_when_a_head_comes_without_it(tmp_path: Path) -> None:
     target = save(tmp_path / "target", None)
     with pytest.raises(ModelError, match="speculative_method = 'head'"):
         find(target, DEMO_DIRECTORY.with_name("demo-head"))

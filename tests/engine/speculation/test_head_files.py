@@ -35,7 +35,7 @@ def load(folder: Path, dtype: torch.dtype = torch.float32) -> SpeculativeHead:
     return load_head(folder, 16, 3, 100, torch.device("cpu"), dtype, dummy=False, seed=0)
 
 
-def test_a_head_has_its_files_numbers_in_the_wanted_dtype(tmp_path: Path) -> None:
+def test_a_head_has_its_files_values_in_the_requested_dtype(tmp_path: Path) -> None:
     head, stored = load(save(tmp_path), torch.bfloat16), load_file(tmp_path / WEIGHTS)
     assert {name: tensor.dtype for name, tensor in head.state_dict().items()} == dict.fromkeys(stored, torch.bfloat16)
     assert all(torch.equal(tensor, stored[name].bfloat16()) for name, tensor in head.state_dict().items())
@@ -112,7 +112,7 @@ def test_weights_that_are_cut_short_or_missing_are_named(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("guesser", ["demo-draft", "demo-head"])
-def test_a_broken_model_is_told_before_what_guesses_for_it_takes_memory(
+def test_a_broken_model_is_refused_before_the_draft_takes_memory(
     guesser: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(DEMO_DIRECTORY, tmp_path / "model")

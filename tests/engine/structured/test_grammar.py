@@ -81,7 +81,7 @@ def test_a_marker_that_is_a_special_token_is_met_as_a_token_and_not_as_its_text(
         (lambda: of_lark_or_gbnf("root ::= " + "(" * 100_000), "nests too deeply"),
     ],
 )
-def test_what_no_output_can_be_held_to_is_an_error(build: Any, said: str) -> None:
+def test_a_grammar_is_refused_when_no_output_can_match_it(build: Any, said: str) -> None:
     with pytest.raises(GrammarError, match=said):
         build()
 

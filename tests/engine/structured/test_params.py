@@ -37,7 +37,7 @@ def test_each_kind_becomes_its_grammar(fields: dict[str, Any], yes: str, no: str
     assert not accepts(params.to_grammar(), no)
 
 
-def test_exactly_one_kind_is_asked_for() -> None:
+def test_params_are_refused_when_not_exactly_one_kind_is_given() -> None:
     for fields in ({}, {"disable_any_whitespace": True}, {"regex": "a", "choice": ["a"]}):
         with pytest.raises(ValueError, match="json, regex, choice, grammar"):
             StructuredOutputsParams(**fields)
@@ -74,7 +74,7 @@ def test_response_formats() -> None:
     assert accepts(grammar(type="structural_tag", format=tag), "a")
 
 
-def test_a_request_that_thinks_is_held_to_its_grammar_after_the_thinking() -> None:
+def test_the_grammar_applies_after_the_reasoning() -> None:
     request = GrammarRequest("response_format", lambda special: of_choice(["yes"]))
     grammar = request.after_thinking("</think>").build({})
     assert accepts(grammar, "so</think>yes")

@@ -71,7 +71,7 @@ class TestEachFormat:
         assert not accepts(named, calls(form, rome, rome))
         assert not accepts(named, calls(form, call(form, "add", '{"a": 1}')))
 
-    def test_in_free_text_strict_tools_are_held_to_their_schema_from_the_trigger_on(self, name: str) -> None:
+    def test_strict_tools_follow_their_schema_from_the_trigger_on(self, name: str) -> None:
         form = FORMS[name]
         grammar = grammar_of(form)
         add, loose = call(form, "add", '{"a": 1}'), call(form, "get_weather", '{"town": "Rome"}')
@@ -130,7 +130,7 @@ INVALID = ({}, {"unit": "k"}, {"text": "a"}, {"unit": "c", "days": "x"}, {"unit"
 
 
 @pytest.mark.parametrize("name", ["qwen3_coder", "pythonic"])
-def test_properties_that_stand_apart_are_held_to_their_own_schemas(name: str) -> None:
+def test_separate_properties_follow_their_own_schemas(name: str) -> None:
     form = FORMS[name]
     grammar = grammar_of(form, tools=(Tool("f", TYPED, strict=True),), tool_choice="required")
     optional = grammar_of(form, tools=(Tool("f", TYPED | {"required": []}, strict=True),), tool_choice="required")

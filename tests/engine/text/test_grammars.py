@@ -110,7 +110,7 @@ async def test_grammars_of_one_client_wait_for_each_other_and_hold_up_no_other(m
     assert len(workers.texts) == 11
 
 
-async def test_a_client_with_too_many_new_grammars_is_told_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_gets_retry_after_when_it_has_too_many_new_grammars(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammars, "MAX_GRAMMARS_WAITING", 1)
     workers, checks = _Workers(monkeypatch), Grammars(TOKENIZER)
     tasks = [asyncio.create_task(checks.build_in_thread(_one_of(f"g{index}"), "greedy")) for index in range(4)]

@@ -40,7 +40,7 @@ def test_pieces_make_the_text_up_to_the_first_stop_string(pieces: list[str], sto
 
 
 @given(letters, stops)
-def test_only_what_may_become_a_stop_string_is_held_back(text: str, stops: list[str]) -> None:
+def test_only_a_possible_stop_string_is_buffered(text: str, stops: list[str]) -> None:
     filter_ = StopStrings(stops)
     shown = "".join(filter_.push(letter) for letter in text if filter_.matched is None)
     if filter_.matched is None:

@@ -285,7 +285,7 @@ ASKED_PATHS: dict[str, Callable[[str], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("path", ASKED_PATHS)
-async def test_servers_that_are_asked_how_they_tokenise_have_an_exact_index(path: str) -> None:
+async def test_the_index_is_exact_when_the_server_tokenises_for_the_gateway(path: str) -> None:
     async with FakeEngine("a", assets=False) as a, FakeEngine("b", assets=False) as b:
         async with running_gateway(a.endpoint, b.endpoint, tokenizers={"m": "ask"}) as gateway:
             await gateway.settled()
@@ -303,7 +303,7 @@ async def test_servers_that_are_asked_how_they_tokenise_have_an_exact_index(path
         assert not any(b"return_token_ids" in body for body in a.bodies + b.bodies)
 
 
-async def test_a_server_that_cannot_be_asked_is_routed_by_load_and_one_that_is_gone_is_not_waited_for() -> None:
+async def test_a_server_is_routed_by_load_when_it_cannot_tokenise() -> None:
     async with FakeEngine("a", assets=False) as a, FakeEngine("b", assets=False) as b:
         b.tokenizes = False
         async with running_gateway(a.endpoint, b.endpoint, tokenizers={"": "ask"}) as gateway:

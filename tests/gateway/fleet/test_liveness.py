@@ -48,7 +48,7 @@ def test_verdicts(signs: Signs, peers: list[float], wanted: Cause | None) -> Non
         (Signs(waiting_since_s=99.9, abandoned_s=2.5), True),
     ],
 )
-def test_who_is_asked_whether_it_is_ready(signs: Signs, wanted: bool) -> None:
+def test_an_endpoint_is_probed_when_it_is_suspect(signs: Signs, wanted: bool) -> None:
     assert is_suspect(signs, NOW_S) == wanted
 
 

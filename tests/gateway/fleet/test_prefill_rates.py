@@ -31,7 +31,7 @@ def test_the_rate_is_learned_from_reports(tokens_per_s: float) -> None:
     assert rates.tokens_per_s("another of the fleet") == rates.tokens_per_s("a")
 
 
-def test_an_endpoint_that_is_slower_than_the_others_is_told_apart() -> None:
+def test_rates_differ_when_an_endpoint_is_slower_than_the_others() -> None:
     rates = PrefillRates()
     for name in ("a", "b", "c"):
         work_off(rates, name, 40_000.0, 30)

@@ -117,7 +117,7 @@ def test_an_idle_endpoint_takes_over_what_is_better_there() -> None:
     assert len(world.sent) == 2
 
 
-def test_too_many_are_told_when_to_come_back() -> None:
+def test_requests_get_a_retry_after_when_the_queue_is_full() -> None:
     world = World(max_queue=2)
     for number in range(3):
         world.offer(number)

@@ -53,7 +53,7 @@ def test_headers_that_connection_names_are_dropped(to: object) -> None:
     assert to(headers) == PLAIN
 
 
-def test_authorization_goes_on_where_that_is_asked_for() -> None:
+def test_authorization_is_forwarded_when_that_is_configured() -> None:
     secret = [(b"authorization", b"Bearer k")]
     assert to_endpoint(secret + PLAIN, forward_authorization=True) == secret + PLAIN
 

@@ -233,7 +233,7 @@ async def test_chunks_come_out_whole_however_they_are_cut(seed: int) -> None:
 
 
 @given(st.binary(min_size=1, max_size=5000), st.binary(max_size=3))
-def test_a_lone_chunk_is_told_from_all_else(body: bytes, more: bytes) -> None:
+def test_a_body_of_one_chunk_is_recognised(body: bytes, more: bytes) -> None:
     """Of each length, also where the size has one digit more than that of the chunk one byte shorter."""
     chunk = b"%x\r\n%b\r\n" % (len(body), body)
     assert _lone_chunk(chunk) == body

@@ -26,7 +26,7 @@ async def render(workers: TemplateWorkers, name: str, template: str, body: dict[
     return await workers.prompts(name, {"default": template}, {}, "chat_prompts", body, lambda: False)
 
 
-async def test_a_template_is_rendered_in_a_process_when_its_work_cannot_be_told() -> None:
+async def test_a_template_is_rendered_in_a_process_when_its_work_is_unknown() -> None:
     workers = TemplateWorkers(Clock())
     assert await render(workers, "good", GOOD) == [PromptText("user: hi", False)]
     assert await render(workers, "refuses", "{{ raise_exception('no') }}") is None

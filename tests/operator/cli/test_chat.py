@@ -39,7 +39,7 @@ def body_after(*lines: str) -> dict[str, Any]:
         (["hi"], {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "to hi"}]}),
     ],
 )
-def test_what_is_asked_after_commands(lines: list[str], changes: dict[str, Any]) -> None:
+def test_the_request_has_the_values_that_commands_have_set(lines: list[str], changes: dict[str, Any]) -> None:
     assert body_after(*lines) == {"model": "m", "messages": [], "stream": True} | changes
 
 
@@ -69,7 +69,7 @@ def test_it_talks_to_a_lone_server_with_a_key() -> None:
         assert (refused.returncode, "401" in refused.stderr) == (1, True)
 
 
-def test_a_proxy_is_not_asked_for_a_server_on_this_machine() -> None:
+def test_no_proxy_is_used_when_the_server_is_on_this_machine() -> None:
     with DryServer() as server:
         done = run("--url", server.url, told="hi\n", http_proxy="http://127.0.0.1:1", no_proxy="")
         assert (done.returncode, done.stdout) == (0, "You said: hi\n"), done.stderr

@@ -23,7 +23,7 @@ def http_error() -> ApiError:
     return error
 
 
-async def test_it_is_told_when_it_does_not_pass_and_untold_when_it_does() -> None:
+async def test_a_failure_is_reported_when_passes_fail_repeatedly_and_cleared_when_one_succeeds() -> None:
     backend = FailingBackend(changed({}))
     await settle(backend)
     before = (backend.stored or {})["status"]

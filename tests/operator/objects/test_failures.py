@@ -150,7 +150,7 @@ def test_a_container_before_the_engine_fails() -> None:
     assert failure.reason == "ImagePullFailed"
 
 
-def test_equal_faults_are_told_once_and_the_most_telling_first() -> None:
+def test_equal_faults_are_reported_once_and_the_most_specific_first() -> None:
     unscheduled = {"conditions": [{"type": "PodScheduled", "status": "False", "message": "no GPU"}]}
     pods = [pod(unscheduled, f"p{n}") for n in range(5)] + [pod(waiting("ErrImagePull"), "q")]
     first, second = failures_of([deployment()], pods)

@@ -56,7 +56,7 @@ def test_the_newest_are_remembered() -> None:
     assert spec_of(kept("a", 1, spec={"image": "x"})) == {"image": "x"}
 
 
-def test_a_held_spec_still_scales() -> None:
+def test_replicas_still_change_when_a_rollout_is_paused() -> None:
     was = {"image": "a", "unified": {"replicas": 1, "engine": {"dtype": "auto"}}}
     now = {"image": "b", "unified": {"replicas": 5, "engine": {"dtype": "float32"}}, "rollout": {"paused": True}}
     assert held_spec(now, was) == {

@@ -139,7 +139,7 @@ def test_a_group_is_available_once_its_leader_was_ready_for_long_enough() -> Non
     assert (seen.ready, seen.available_by_index, seen.available_at) == (2, (False, True), at(31))
 
 
-def test_a_worker_without_a_node_is_told() -> None:
+def test_a_worker_is_unschedulable_when_no_node_has_room() -> None:
     waiting = member(0, 1, ready=False)
     waiting["status"]["conditions"][0] |= {"reason": "Unschedulable", "status": "False"}
     (seen,) = observed_workloads([group_set(1)], [member(0, 0, ready=False), waiting])

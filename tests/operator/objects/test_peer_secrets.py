@@ -147,7 +147,7 @@ def test_a_pod_may_miss_its_secret_when_its_containers_are_not_made(found: dict[
     assert may_miss_secret(found, NOW) is expected
 
 
-def test_engines_mount_the_secret_and_are_told_its_file_in_new_revisions_alone() -> None:
+def test_engines_mount_the_secret_when_their_revision_is_new() -> None:
     pods = frozen_pods(SERVICE, "unified", "r", launch_of(SERVICE, "unified", "i"), None)
     spec = pods["template"]["spec"]
     (container,) = spec["containers"]

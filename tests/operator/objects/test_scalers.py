@@ -23,7 +23,7 @@ def test_a_scaler_without_a_number_begins_with_its_roles() -> None:
     assert initial_replicas(scaler("u", "unified", None), SPEC) is None
 
 
-def test_of_two_the_older_counts_and_the_other_is_told() -> None:
+def test_the_older_scaler_counts_when_a_role_has_two() -> None:
     old, new = scaler("z", "decode", 4), scaler("a", "decode", 5, "2026-01-02T00:00:00Z")
     assert scaled_spec(SPEC, [new, old])["decode"]["replicas"] == 4
     assert scaler_status(old, [new, old], SPEC, STATUS) == {
@@ -35,6 +35,6 @@ def test_of_two_the_older_counts_and_the_other_is_told() -> None:
     }
 
 
-def test_a_scaler_of_a_role_that_is_not_there_is_told() -> None:
+def test_a_scaler_reports_it_when_its_role_does_not_exist() -> None:
     lost = scaler("u", "unified", 2)
     assert scaler_status(lost, [lost], SPEC, STATUS) == {"message": "InferenceService pair has no unified engines"}

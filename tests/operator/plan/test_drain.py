@@ -79,12 +79,12 @@ def test_a_revision_that_is_removed_is_drained_before() -> None:
     assert dict(drain({"new": 2}, "new", {"old": idle, "new": new}, 3, NOW).replicas) == {"new": 2}
 
 
-def test_an_engine_that_is_wanted_again_is_nobodys_victim() -> None:
+def test_no_engine_is_a_victim_when_it_is_needed_again() -> None:
     seen = {"new": workload("new", engine("a", draining=timedelta(seconds=1), running=5), engine("b"))}
     assert drain({"new": 2}, "new", seen, 3, NOW).going == frozenset()
 
 
-def test_without_engines_that_can_be_told_apart_nothing_waits() -> None:
+def test_nothing_drains_when_engines_are_not_listed() -> None:
     seen = {"old": ObservedWorkload("unified", "old", 2, 2, 2), "new": ObservedWorkload("unified", "new", 1, 1, 1)}
     assert dict(drain({"old": 1, "new": 2}, "new", seen, 3, NOW).replicas) == {"old": 1, "new": 2}
 

@@ -11,7 +11,7 @@ def service(created: str, model: str | None = None, **metadata: Any) -> dict[str
     return {"metadata": {"creationTimestamp": created, **metadata}, "spec": spec}
 
 
-def test_the_oldest_owns_a_name_and_the_others_are_told_of_changes() -> None:
+def test_the_oldest_owns_a_name_and_the_others_are_notified_of_changes() -> None:
     names = ModelNames()
     assert names.update(("b", "young"), service("2026-02", "shared")) == set()
     assert names.update(("a", "old"), service("2026-01", "shared")) == {("b", "young")}

@@ -135,7 +135,7 @@ def test_every_flag_is_one_of_the_engines() -> None:
     assert [flag for flag in sorted({*flags, *RESERVED_ENGINE_FLAGS}) if flag not in offered] == []
 
 
-def test_plan_starts_what_is_asked_for() -> None:
+def test_the_plan_starts_the_engines_of_the_spec() -> None:
     service = parse_service(changed({}))
     (workload,) = make_plan(service, Observed(default_image="engine:1"), NOW).workloads
     assert (workload.role, workload.replicas, workload.revision) == ("unified", 2, revision({}))

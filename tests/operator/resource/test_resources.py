@@ -57,7 +57,7 @@ def test_the_crd_is_small() -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=[str(example["change"])[:100] for example in EXAMPLES])
-def test_a_broken_rule_is_told_with_its_path(example: dict[str, Any]) -> None:
+def test_the_path_is_reported_when_a_rule_is_broken(example: dict[str, Any]) -> None:
     with pytest.raises(InvalidServiceError) as caught:
         parse_service(changed(example["change"]))
     lines = str(caught.value).splitlines()
@@ -90,7 +90,7 @@ def test_model_uris(uri: str) -> None:
     assert parse_service(changed({"spec": {"model": {"uri": uri}}})).spec.model.uri == uri
 
 
-def test_every_fault_is_told_at_once() -> None:
+def test_all_faults_are_reported_together() -> None:
     with pytest.raises(InvalidServiceError) as caught:
         parse_service(changed({"spec": {"unified": {"replicas": -1, "engine": {"dtype": "int3"}, "extra": 1}}}))
     assert [line.split(":")[0] for line in str(caught.value).splitlines()] == [

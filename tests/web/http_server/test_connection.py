@@ -189,7 +189,7 @@ async def test_a_connection_is_refused_when_all_others_have_requests() -> None:
             one.close()
 
 
-async def test_a_request_is_told_when_its_connection_is_lost_even_after_a_body_that_filled_its_buffer() -> None:
+async def test_a_request_is_notified_when_its_connection_is_lost_after_its_buffer_was_full() -> None:
     told = asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -205,14 +205,14 @@ async def test_a_request_is_told_when_its_connection_is_lost_even_after_a_body_t
         await asyncio.wait_for(told.wait(), 5)
 
 
-def test_whoever_begins_to_watch_a_lost_connection_is_told_at_once() -> None:
+def test_a_watcher_is_notified_at_once_when_the_connection_is_already_lost() -> None:
     link, told = ClientLink(lambda: None), list[str]()
     link.lose()
     link.watch(lambda: told.append("late"))
     assert told == ["late"]
 
 
-def test_a_request_that_is_over_is_told_nothing() -> None:
+def test_a_request_is_not_notified_when_it_is_over() -> None:
     link, told = ClientLink(lambda: None), list[str]()
     link.watch(lambda: told.append("over"))
     link.unwatch()

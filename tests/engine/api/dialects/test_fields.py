@@ -243,7 +243,7 @@ STRUCTURED: list[tuple[dict[str, Any], str | None]] = [
 
 @pytest.mark.parametrize("dialect", [ChatDialect(), CompletionDialect()])
 @pytest.mark.parametrize(("fields", "param"), STRUCTURED)
-def test_what_an_output_is_held_to_is_asked_for_by_one_of_two_fields(
+def test_the_grammar_names_its_parameter_when_one_of_two_fields_states_it(
     dialect: Any, fields: dict[str, Any], param: str | None
 ) -> None:
     spec = dialect.parse(

@@ -176,7 +176,7 @@ def test_a_call_of_a_namespaces_function_has_both_names() -> None:
     assert "namespace" not in second
 
 
-def test_log_probabilities_of_text_are_told_though_thinking_came_with_it() -> None:
+def test_log_probabilities_of_text_are_returned_when_reasoning_came_with_it() -> None:
     one: Any = {"token": "y", "logprob": -1.0, "bytes": [121], "top_logprobs": []}
     output = ResponseOutput(EventWriter("resp_1"))
     output.push([Reasoning("x"), Content("y")], [one])

@@ -126,7 +126,7 @@ def test_a_table_to_ship_has_all_that_is_known(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"with_pdl": [{}]}', "[1]"])
-def test_a_broken_table_is_told_of_and_left_out(text: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_table_is_reported_and_left_out_when_it_is_broken(text: str, caplog: pytest.LogCaptureFixture) -> None:
     place = command.write_table(DEVICE, {(7, 64, False, 8): CONFIG}, None)
     place.write_text(text)
     assert load_tuned_configs(DEVICE) == packaged_configs(DEVICE)
