@@ -4,16 +4,15 @@ import json
 import os
 import subprocess
 import sys
-import time
 import urllib.request
 from base64 import b64decode
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from prometheus_client.parser import text_string_to_metric_families
 
 from mini_infer_contract import metrics as names
 from mini_infer_contract.peer_auth import PeerSecret
@@ -87,6 +86,12 @@ def test_a_service_gets_the_secret_that_gateways_derive_for_it(cluster: Cluster)
     assert "keyed-peers" in {volume.get("secret", {}).get("secretName") for volume in pod["spec"]["volumes"]}
 
 
+def has_settled(cluster: Cluster, name: str) -> bool:
+    """Returns True once the Deployment controller has noted that all engines are available: it writes nothing more."""
+    conditions = [c for d in cluster.children(name, "deployments") for c in d.get("status", {}).get("conditions", ())]
+    return any(c["type"] == "Progressing" and c["reason"] == "NewReplicaSetAvailable" for c in conditions)
+
+
 def test_a_service_at_rest_causes_no_writes(cluster: Cluster) -> None:
     cluster.apply("rest", unified={"resources": {"requests": {"cpu": "0.25", "memory": "1024Mi"}}})
     wait(lambda: cluster.ready("rest").get("status") == "True")
@@ -95,12 +100,14 @@ def test_a_service_at_rest_causes_no_writes(cluster: Cluster) -> None:
         items = cluster.children("rest") + [s for s in cluster.get("infsvc") if s["metadata"]["name"] == "rest"]
         return {f"{i['kind']}/{i['metadata']['name']}": i["metadata"]["resourceVersion"] for i in items}
 
-    time.sleep(1)
+    wait(lambda: has_settled(cluster, "rest"))
+    cluster.look_again("rest")
     before = versions()
+    since = cluster.reconciles()
     (poked,) = [key for key in before if key.startswith("ControllerRevision/")]
     poke = cluster.plane.kubectl("label", poked, "poke=1")  # an event, so a reconcile
     assert poke.returncode == 0, poke.stderr
-    time.sleep(1.5)
+    cluster.wait_for_reconcile(since)
     after = versions()
     assert after.pop(poked) != before.pop(poked)
     assert after == before
@@ -325,10 +332,10 @@ def test_labels_of_others_and_managers_that_may_add_are_left_alone(cluster: Clus
     sidecar = {"spec": {"template": {"spec": {"containers": [{"name": "proxy", "image": "proxy:1"}]}}}}
     cluster.plane.kubectl("patch", "deployment", name, f"--patch={json.dumps(sidecar)}", "--field-manager=mesh")
     cluster.plane.kubectl("rollout", "restart", f"deployment/{name}")
-    time.sleep(2)
+    cluster.look_again("tolerant")
     pod = cluster.children("tolerant", "pods")[-1]["metadata"]["name"]
     cluster.plane.kubectl("label", "pod", pod, "serving.mini-infer.io/draining=true")
-    time.sleep(1)
+    cluster.look_again("tolerant")
     by_name = {p["metadata"]["name"]: p["metadata"]["labels"] for p in cluster.children("tolerant", "pods")}
     assert by_name.get(pod, {}).get("serving.mini-infer.io/draining", "true") == "true"
     (after,) = cluster.children("tolerant", "deployments")
@@ -358,16 +365,7 @@ def test_decisions_are_events_that_describe_shows(cluster: Cluster) -> None:
 def test_the_operator_tells_its_own_numbers(cluster: Cluster) -> None:
     cluster.apply("counted")
     wait(lambda: cluster.ready("counted").get("status") == "True")
-
-    def samples() -> dict[str, float]:
-        with urllib.request.urlopen(f"{cluster.operator_url}/metrics", timeout=60) as answer:
-            families = text_string_to_metric_families(answer.read().decode())
-        found: dict[str, float] = {}
-        for sample in (sample for family in families for sample in family.samples):
-            found[sample.name] = found.get(sample.name, 0.0) + sample.value
-        return found
-
-    seen = wait(lambda: (s := samples())[names.OPERATOR_QUEUE_DEPTH] == 0 and s)
+    seen = wait(lambda: (s := cluster.samples())[names.OPERATOR_QUEUE_DEPTH] == 0 and s)
     told = {value for name, value in vars(names).items() if name.startswith("OPERATOR_")}
     histograms = {names.OPERATOR_RECONCILE_DURATION, names.OPERATOR_ROLLOUT_DURATION}
     quiet = {names.OPERATOR_RECONCILE_ERRORS}
@@ -383,7 +381,9 @@ def test_the_operator_tells_its_own_numbers(cluster: Cluster) -> None:
 def test_the_owner_is_reported_when_services_share_a_model_name(cluster: Cluster) -> None:
     cluster.apply("first-claim", model={"name": "shared"})
     wait(lambda: cluster.status("first-claim").get("model") == "shared")
-    time.sleep(1.1)  # creation times have whole seconds
+    (first,) = [one for one in cluster.get("infsvc") if one["metadata"]["name"] == "first-claim"]
+    created = datetime.fromisoformat(first["metadata"]["creationTimestamp"])
+    wait(lambda: datetime.now(UTC) - created >= timedelta(seconds=1))  # creation times have whole seconds
     cluster.apply("another-claim", model={"name": "shared"})
     wait(lambda: cluster.status("another-claim").get("model") == "default/another-claim")
 

@@ -88,6 +88,8 @@ class FakeEngine:
         self.bodies: list[bytes] = []
         self.headers: list[dict[str, str]] = []
         self.cancelled = 0
+        self.probes = 0
+        """Requests for /readyz."""
         self.snapshots = 0
         self.replays = 0
         self.hit_tokens = 0
@@ -278,6 +280,7 @@ class FakeEngine:
         return web.json_response({"by": self.name, "path": request.path, "asked": await request.json()})
 
     async def _ready(self, request: web.Request) -> web.Response:
+        self.probes += 1
         if self.hang:
             await asyncio.sleep(60)
         return web.json_response({}, status=200 if self.says_ready else 503)

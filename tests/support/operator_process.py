@@ -5,12 +5,15 @@ import os
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
+from mini_infer_contract import metrics as names
 from mini_infer_operator.crd import custom_resource_definition
 from mini_infer_operator.local.ports import free_ports
 from mini_infer_operator.objects.kinds import KINDS, path_of
@@ -64,6 +67,35 @@ class Cluster:
     def ready(self, name: str) -> dict[str, Any]:
         conditions = self.status(name).get("conditions", [])
         return next((dict(c) for c in conditions if c["type"] == "Ready"), {})
+
+    def samples(self) -> dict[str, float]:
+        """Returns the operator's metrics by name, summed over their labels."""
+        with urllib.request.urlopen(f"{self.operator_url}/metrics", timeout=60) as answer:
+            families = text_string_to_metric_families(answer.read().decode())
+        found: dict[str, float] = {}
+        for sample in (sample for family in families for sample in family.samples):
+            found[sample.name] = found.get(sample.name, 0.0) + sample.value
+        return found
+
+    def reconciles(self) -> float:
+        """Returns the number of reconciles that have ended, of all services."""
+        return self.samples().get(names.OPERATOR_RECONCILES, 0.0)
+
+    def wait_for_reconcile(self, since: float) -> None:
+        """Waits for one more than `since`, and until no service is due: what the operator would do, it has done."""
+
+        def is_done() -> bool:
+            samples = self.samples()
+            return samples[names.OPERATOR_RECONCILES] > since and samples[names.OPERATOR_QUEUE_DEPTH] == 0
+
+        wait(is_done)
+
+    def look_again(self, name: str) -> None:
+        """Has the operator reconcile a service that nobody has changed, and waits for it."""
+        since = self.reconciles()
+        done = self.plane.kubectl("annotate", "infsvc", name, "--overwrite", f"look-again={time.time_ns()}")
+        assert done.returncode == 0, done.stderr
+        self.wait_for_reconcile(since)
 
     def evict(self, pod: str) -> subprocess.CompletedProcess[str]:
         eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": "default"}}

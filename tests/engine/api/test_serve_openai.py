@@ -234,12 +234,13 @@ HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: applicat
 @pytest.mark.parametrize("streams", [False, True])
 def test_a_client_that_leaves_stops_its_sequence(server: DryServer, streams: bool) -> None:
     body = json.dumps(chat("x", ignore_eos=True, max_tokens=4000, stream=streams)).encode()
+    before = server.metric("vllm:generation_tokens_total")
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as raw:
         raw.sendall(HEAD % len(body) + body)
         wait_until(lambda: server.metric("vllm:num_requests_running") == 1)
-    took = wait_until(lambda: server.metric("vllm:num_requests_running") == 0)
-    assert took < 1  # 4000 steps would be more than 4 s
+    wait_until(lambda: server.metric("vllm:num_requests_running") == 0)
+    assert server.metric("vllm:generation_tokens_total") - before < 4000
     assert server.client.get("/drain").json()["running"] == 0
 
 

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 
@@ -36,11 +35,16 @@ def test_a_signal_before_python_has_started_is_not_lost() -> None:
     """As the images start it: the first process of a container has no default action to end it."""
     images = (ROOT / "Dockerfile").read_text()
     assert images.count('ENTRYPOINT ["env", "--block-signal=TERM", "mini-infer-serve"]') == 2
-    program = "import time; time.sleep(0.5); from mini_infer_engine.server.entry import main; main()"
-    process = subprocess.Popen(["env", "--block-signal=TERM", sys.executable, "-c", program])
-    time.sleep(0.1)
-    process.terminate()
-    assert process.wait(timeout=60) == 143
+    program = "print(flush=True); input(); from mini_infer_engine.server.entry import main; main()"
+    command = ["env", "--block-signal=TERM", sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.terminate()
+        process.stdin.write(b"\n")
+        process.stdin.close()
+        assert process.wait(timeout=60) == 143
 
 
 def test_the_command_starts_there() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mini_infer_contract.blocks import block_keys
+from mini_infer_gateway.fleet import endpoint_subscriber
 from mini_infer_gateway.index.prefix_index import prompt_root
 from mini_infer_gateway.prompts.tokenizers import read_tokenizers
 from mini_infer_prompts.prompt import PromptAssets
@@ -126,8 +127,9 @@ async def test_events_that_stop_while_the_endpoint_answers_leave_what_they_said_
 
 
 async def test_events_that_make_no_sense_again_and_again_are_read_less_and_less(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(endpoint_subscriber, "RECONNECT_PAUSE_S", 0.02)
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         await gateway.settled()
 
@@ -137,12 +139,15 @@ async def test_events_that_make_no_sense_again_and_again_are_read_less_and_less(
                 await asyncio.sleep(0.01)
 
         babbling = asyncio.create_task(babble())
-        await until(lambda: engine.snapshots >= 2)
-        await asyncio.sleep(2.0)
+
+        def pauses_s() -> list[float]:
+            found = [record.args for record in caplog.records if "starting anew" in record.message]
+            return [float(str(of[-1])) for of in found if isinstance(of, tuple)]
+
+        await until(lambda: len(pauses_s()) >= 5)
         babbling.cancel()
-        # Pauses of 0.4, 0.8, 1.6 s: three or four connections, where each 0.2 s would be ten.
-        assert 2 <= engine.snapshots <= 5
-        assert len([record for record in caplog.records if "starting anew" in record.message]) <= 5
+        assert pauses_s() == pytest.approx([0.04, 0.08, 0.16, 0.32, 0.64])
+        assert engine.snapshots <= 6
 
 
 async def test_an_endpoint_that_goes_leaves_nothing() -> None:

@@ -255,7 +255,8 @@ async def test_a_pod_that_is_ready_and_answers_500_is_not_readmitted_by_its_word
         bad.status = 500
         async with running_gateway(bad.endpoint, good.endpoint, routing="round-robin") as gateway:
             assert set(await statuses(gateway, 20)) == {200}
-            await asyncio.sleep(0.3)
+            before = bad.probes
+            await until(lambda: bad.probes >= before + 3)
             assert not gateway.app.fleet.endpoints["bad"].breaker.closed
             assert len(bad.bodies) == 3
 
@@ -302,7 +303,8 @@ async def test_with_nobody_else_a_silent_pod_keeps_its_requests(quick: None) -> 
         only.hang = True
         asking = asyncio.create_task(statuses(gateway, 1))
         await until(lambda: not gateway.app.fleet.endpoints["only"].breaker.closed)
-        await asyncio.sleep(0.3)
+        before = only.probes
+        await until(lambda: only.probes >= before + 3)
         assert not asking.done()
         assert only.cancelled == 0
         asking.cancel()
