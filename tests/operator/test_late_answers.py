@@ -1,4 +1,4 @@
-"""The operator where answers to its writes arrive two seconds late, after the watch has reported what came next."""
+"""The operator where answers to its writes arrive a second late, after the watch has reported what came next."""
 
 import urllib.request
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from tests.support.late_answers import LateAnswers
 from tests.support.operator_process import LABEL, Cluster, OperatorProcess, wait
 
 pytestmark = [pytest.mark.cluster]
-LATE_S = 2.0
+LATE_S = 1.0
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_a_deployment_is_made_again_when_it_was_deleted_before_the_answer_to_its
 
 
 def test_a_rollout_ends_when_pods_are_deleted_before_the_answer_to_their_draining_label(late: Cluster) -> None:
-    gpus = {"replicas": 4, "parallelism": {"tensor": 2}}
+    gpus = {"replicas": 2, "parallelism": {"tensor": 4}}
     late.apply("full", image="gpu-engine:1", unified=gpus)  # all eight GPUs of the node
     wait(lambda: late.ready("full").get("status") == "True")
     old = late.status("full")["revision"]

@@ -47,7 +47,7 @@ def test_a_moments_unreadiness_in_a_stuck_rollout_costs_nothing(cluster: Cluster
     for pod in old:
         set_ready(cluster, pod, ready=False)
     wait(lambda: condition(cluster, "blip", "Available").get("status") == "False")
-    time.sleep(3)
+    cluster.look_again("blip")
     assert deployments(cluster, "blip") == {"engine:1": 2, "engine:broken": 1}
     for pod in old:
         set_ready(cluster, pod, ready=True)
@@ -60,27 +60,27 @@ def test_a_moments_unreadiness_in_a_stuck_rollout_costs_nothing(cluster: Cluster
 
 
 def test_a_full_cluster_rolls_by_stopping_one_engine_first(cluster: Cluster) -> None:  # noqa: F811
-    gpus = {"replicas": 4, "parallelism": {"tensor": 2}}  # two GPUs each, all that the node has
+    gpus = {"replicas": 2, "parallelism": {"tensor": 4}}  # four GPUs each, all that the node has
     cluster.apply("full", image="gpu-engine:1", unified=gpus)
     wait(lambda: cluster.ready("full").get("status") == "True")
     cluster.apply("full", image="gpu-engine:2", unified=gpus)
-    fewest = 4
+    fewest = 2
 
     def rolled() -> bool:
         nonlocal fewest
         status = cluster.status("full")
         fewest = min(fewest, status["readyReplicas"])
-        return deployments(cluster, "full") == {"gpu-engine:2": 4} and cluster.ready("full").get("status") == "True"
+        return deployments(cluster, "full") == {"gpu-engine:2": 2} and cluster.ready("full").get("status") == "True"
 
     wait(rolled, limit_s=120)
-    assert fewest >= 3
+    assert fewest >= 1
     assert cluster.plane.kubectl("delete", "infsvc", "full").returncode == 0
     wait(lambda: not cluster.children("full", "pods"))
 
 
 def test_a_full_cluster_does_not_roll_where_none_may_be_missing(cluster: Cluster) -> None:  # noqa: F811
     gpus = {"replicas": 4, "parallelism": {"tensor": 2}}
-    strict = {**QUICK, "maxUnavailable": 0, "progressDeadlineSeconds": 20}
+    strict = {**QUICK, "maxUnavailable": 0, "progressDeadlineSeconds": 10}
     cluster.apply("strict", image="gpu-engine:1", unified=gpus, rollout=strict)
     wait(lambda: cluster.ready("strict").get("status") == "True")
     cluster.apply("strict", image="gpu-engine:2", unified=gpus, rollout=strict)
@@ -104,10 +104,11 @@ def test_an_engine_that_was_ready_for_one_look_is_no_successor(cluster: Cluster)
         return [p for p in pods for c in p["status"].get("conditions", ()) if c["type"] == "Ready"]
 
     (pod,) = wait(new_ready)
-    time.sleep(2)
+    cluster.look_again("look")
     assert deployments(cluster, "look") == {"engine:1": 2, "engine:2": 1}
     set_ready(cluster, pod, ready=False)
-    time.sleep(1)
+    wait(lambda: cluster.status("look")["readyReplicas"] == 2)
+    cluster.look_again("look")
     assert deployments(cluster, "look") == {"engine:1": 2, "engine:2": 1}
     cluster.apply("look", image="engine:2", rollout={"minReadySeconds": 0})  # changing this restarts nothing
     set_ready(cluster, pod, ready=True)

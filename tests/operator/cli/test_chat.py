@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
@@ -69,17 +70,21 @@ def test_it_talks_to_a_lone_server_with_a_key() -> None:
         assert (refused.returncode, "401" in refused.stderr) == (1, True)
 
 
-def test_no_proxy_is_used_when_the_server_is_on_this_machine() -> None:
-    with DryServer() as server:
-        done = run("--url", server.url, told="hi\n", http_proxy="http://127.0.0.1:1", no_proxy="")
-        assert (done.returncode, done.stdout) == (0, "You said: hi\n"), done.stderr
+@pytest.fixture(scope="module")
+def server() -> Iterator[DryServer]:
+    with DryServer() as started:
+        yield started
 
 
-def test_bytes_that_are_no_text_are_sent_as_question_marks() -> None:
-    with DryServer() as server:
-        command = [sys.executable, "-m", "mini_infer_operator.cli", "chat", "--url", server.url]
-        done = subprocess.run(command, input=b"caf\xe9\n", capture_output=True, env=environment(), timeout=60)
-        assert (done.returncode, done.stdout) == (0, "You said: caf\ufffd\n".encode()), done.stderr
+def test_no_proxy_is_used_when_the_server_is_on_this_machine(server: DryServer) -> None:
+    done = run("--url", server.url, told="hi\n", http_proxy="http://127.0.0.1:1", no_proxy="")
+    assert (done.returncode, done.stdout) == (0, "You said: hi\n"), done.stderr
+
+
+def test_bytes_that_are_no_text_are_sent_as_question_marks(server: DryServer) -> None:
+    command = [sys.executable, "-m", "mini_infer_operator.cli", "chat", "--url", server.url]
+    done = subprocess.run(command, input=b"caf\xe9\n", capture_output=True, env=environment(), timeout=60)
+    assert (done.returncode, done.stdout) == (0, "You said: caf\ufffd\n".encode()), done.stderr
 
 
 def test_what_is_no_openai_server_is_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,12 +104,13 @@ def test_what_is_no_openai_server_is_said(capsys: pytest.CaptureFixture[str]) ->
     server.server_close()
 
 
-def test_where_it_looks_for_a_server(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_it_looks_for_a_server(
+    server: DryServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     empty = f"http://127.0.0.1:{free_port()}"
-    with DryServer() as server:
-        monkeypatch.setattr(chat, "PLACES", (empty, server.url))
-        assert chat._found() == server.url
+    monkeypatch.setattr(chat, "PLACES", (empty, server.url))
+    assert chat._found() == server.url
     monkeypatch.setattr(chat, "PLACES", (empty,))
     assert chat.chat(None, None) == 1
     assert "mini-infer-serve" in capsys.readouterr().err
