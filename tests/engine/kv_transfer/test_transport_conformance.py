@@ -8,6 +8,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import pytest
@@ -49,15 +50,23 @@ class Side:
     transport: Transport
 
     def tokens(self, pages: Sequence[int], count: int) -> Tensor:
-        """Returns the first `count` tokens of a sequence with these pages, [tokens, layers, halves, all heads]."""
-        whole = torch.cat([pool[list(pages)] for pool in self.pools], -1)
+        """Returns the first `count` tokens of a sequence with these pages, [tokens, layers, halves, all heads].
+
+        Ranks that have copies of the same heads must agree.
+        """
+        parts = [pool[list(pages)] for pool in self.pools]
+        if self.layout.copies > 1:
+            assert all(torch.equal(part, parts[0]) for part in parts)
+            parts = parts[:1]
+        whole = torch.cat(parts, -1)
         return whole.movedim(3, 1).flatten(0, 1)[:count].float().cpu()
 
     def fill(self, first: int) -> None:
         """Writes values that differ from token to token, layer to layer and head to head, and that fp16 can keep."""
         for rank, pool in enumerate(self.pools):
             values = torch.arange(pool.numel(), dtype=torch.float32).reshape(pool.shape)
-            pool.copy_((values * 7 + rank * 131 + first) % 1999)
+            offset = 0 if self.layout.copies > 1 else rank * 131
+            pool.copy_((values * 7 + offset + first) % 1999)
         if self.pools[0].is_cuda:
             torch.cuda.synchronize()
 
@@ -90,9 +99,12 @@ class Subject:
         """The choice that a peer of several ranks makes; its ranks cannot open a transport that is passed here."""
         return self.choice if self.open_one is None else choice("nixl")
 
-    def side(self, **changes: object) -> Side:
-        name = next(names)
-        layout = replace(LAYOUT, num_heads=HEADS // self.ranks, tp_size=self.ranks, **changes)
+    def side(self, *, latent: bool = False, **changes: object) -> Side:
+        """Opens an engine. With `latent` its pool is that of MLA: one half, and the same latents on all ranks."""
+        name, heads = next(names), {"num_heads": HEADS // self.ranks}
+        if latent:
+            heads = {"num_heads": 1, "halves": 1, "copies": self.ranks}
+        layout = replace(LAYOUT, tp_size=self.ranks, **(heads | changes))
         made = [self._pool(layout) for _ in range(self.ranks)]
         memories = [memory for _, memory in made]
         if self.ranks > 1:
@@ -198,7 +210,7 @@ class Pair:
     theirs: Side
     others: dict[str, Side] = field(default_factory=dict)
 
-    def other(self, subject: Subject | None = None, **changes: object) -> Side:
+    def other(self, subject: Subject | None = None, **changes: Any) -> Side:
         key = str((subject, changes))
         if key not in self.others:
             self.others[key] = (subject or self.subject).side(**changes)
@@ -298,6 +310,13 @@ def test_tokens_arrive_when_page_sizes_differ(pair: Pair, how: How) -> None:
 @pytest.mark.parametrize("how", HOWS)
 def test_every_head_arrives_when_the_numbers_of_ranks_differ(pair: Pair, how: How) -> None:
     check_tokens_arrive(pair.ours, pair.other(pair.subject.regrouped(), page_size=32), how)
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_latents_arrive_on_every_rank_when_the_numbers_of_ranks_differ(pair: Pair, how: How) -> None:
+    ours = pair.other(latent=True)
+    ours.fill(1)
+    check_tokens_arrive(ours, pair.other(pair.subject.regrouped(), latent=True, page_size=32), how)
 
 
 @pytest.mark.parametrize("how", HOWS)
