@@ -100,8 +100,9 @@ class Work:
 class KVConnector(Protocol):
     """The connector of one engine; whoever owns the engine owns it."""
 
-    falls_back: bool
-    """True if a prompt that does not come is computed here; otherwise its request ends with an error."""
+    @property
+    def falls_back(self) -> bool:
+        """Returns True if a prompt that does not come is computed here; otherwise its request ends with an error."""
 
     def refuses(self, request: Request) -> str:
         """Returns a reason why this request's keys and values cannot come from another engine, or an empty string if

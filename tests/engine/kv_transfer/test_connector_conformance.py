@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -123,7 +123,9 @@ def failed_transfer(engine: Engine, runner: FakeRunner) -> Subject:
 
 
 def guarded_raising(engine: Engine, runner: FakeRunner) -> Subject:
-    return Subject(engine, runner, GuardedConnector(Raising()), exchanges=False, counts_skips=False)
+    return Subject(
+        engine, runner, GuardedConnector(cast("KVConnector", Raising())), exchanges=False, counts_skips=False
+    )
 
 
 SUBJECTS = [no_connector, transfer, guarded_transfer, failed_transfer, guarded_raising]
@@ -221,7 +223,7 @@ def assert_released(subject: Subject) -> None:
 
 def test_each_requested_sequence_gets_one_result(subject: Subject) -> None:
     recorder = Recorder(subject.connector)
-    subject.engine.kv_connector = recorder
+    subject.engine.kv_connector = cast("KVConnector", recorder)
     for number in range(8):
         subject.engine.add(request(f"r{number}", 30 + number, 2, kv_source=SOURCES["prefill"]))
     subject.run()
