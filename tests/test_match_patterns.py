@@ -74,13 +74,13 @@ def test_match_names_a_code_or_a_parameter_in_all_tests() -> None:
 RAISES = """
 @pytest.mark.parametrize(("value", "said"), [(1, "page_size"), pytest.param(2, {said!r}, id="two")])
 def test(value, said):
-    with pytest.raises(ValueError, match={match}):
+    with pytest.raises(ValueError, match={argument}):
         pass
 """
 
 
 @pytest.mark.parametrize(
-    ("match", "said", "is_long"),
+    ("argument", "said", "is_long"),
     [
         ("'page_size'", "x", False),
         ("'page_size is 24 tokens'", "x", False),
@@ -91,5 +91,5 @@ def test(value, said):
         ("other", "choose a multiple of 16", False),
     ],
 )
-def test_a_sentence_is_found_when_it_is_a_literal_or_a_parameter(match: str, said: str, is_long: bool) -> None:
-    assert bool(too_long(RAISES.format(match=match, said=said))) is is_long
+def test_a_sentence_is_found_when_it_is_a_literal_or_a_parameter(argument: str, said: str, is_long: bool) -> None:
+    assert bool(too_long(RAISES.format(argument=argument, said=said))) is is_long

@@ -188,7 +188,7 @@ def test_transforms_of_activations_are_refused_and_those_in_the_weights_are_not(
     if not is_online:
         assert kind_of(parsed(raw), DOWN) == "fp8"
         return
-    with pytest.raises(ModelError, match=rf"transform_config: R4: location = '{locations[-1]}'"):
+    with pytest.raises(ModelError, match=f"R4: location = '{locations[-1]}'"):
         parsed(raw)
 
 
