@@ -36,13 +36,6 @@ def test_what_it_says_is_read_from_its_pages() -> None:
     assert prefill(runner, [6, 2], start=16, copies=(PageCopy(3, 6, 16),)) == PROMPT[0]
 
 
-def test_suppressed_tokens_are_not_said() -> None:
-    runner = ScriptedRunner(num_pages=8)
-    prefill(runner, [0, 1, 2])
-    row = Row(0, len(PROMPT), 1, None, [0, 1, 2], ASKS, 0, len(PROMPT), (END_ID,))
-    assert sampled(runner.collect(runner.launch(Batch([row], 1)))) != [END_ID]
-
-
 def test_a_script_has_the_first_line_that_fits_said() -> None:
     script = (Reply("it rains", when="Result: rain"), Reply("<tool_call>", when="weather"))
     assert reply_to(list(b"the weather?"), script) == [*b"<tool_call>", TURN_END_ID]

@@ -8,7 +8,7 @@ import torch
 
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.options.settings import EngineSettings
-from mini_infer_engine.core.batch import Batch, PageCopy, Row, Transfers, continued_slots
+from mini_infer_engine.core.batch import Batch, Row, continued_slots
 from mini_infer_engine.core.request import SamplingParams
 from mini_infer_engine.runtime.cpu.executor import TorchExecutor
 from mini_infer_engine.runtime.executor import executor_class
@@ -112,17 +112,6 @@ def test_sequences_that_come_and_go_decode_as_they_would_alone(
         assert text == expected[: len(text)]
 
 
-def test_two_passes_may_be_in_flight(runner: ModelRunner) -> None:
-    expected = generate(runner, 0, GREEDY, 3, 0)
-    table = PageDealer(runner).table(30)
-    handles = [
-        runner.launch(Batch([chunk(0, PROMPT, 0, 21, table, sampling=GREEDY)], 0)),
-        runner.launch(Batch([decode(0, 21, table, 1)], 1)),
-        runner.launch(Batch([decode(0, 22, table, 2)], 1)),
-    ]
-    assert [sampled(runner.collect(handle))[0] for handle in handles] == expected
-
-
 def test_tokens_from_the_host_and_from_the_device_mix(runner: ModelRunner) -> None:
     first, second = generate(runner, 0, GREEDY, 2, 0)
     dealer = PageDealer(runner)
@@ -131,15 +120,6 @@ def test_tokens_from_the_host_and_from_the_device_mix(runner: ModelRunner) -> No
     assert sampled(runner.collect(runner.launch(Batch(prompts, 0)))) == [first, first]
     known = Row(0, 21, 1, [first], tables[0], GREEDY)
     assert sampled(runner.collect(runner.launch(Batch([known, decode(1, 21, tables[1], 1)], 2)))) == [second, second]
-
-
-def test_a_copied_prefix_stands_for_a_computed_one(runner: ModelRunner) -> None:
-    expected = generate(runner, 0, GREEDY, 1, 0)
-    source, target = 11, 4
-    runner.launch(Batch([chunk(0, PROMPT, 0, 16, [source])], 0))
-    rest = chunk(1, PROMPT, 13, 8, [target, 6], sampling=GREEDY)
-    handle = runner.launch(Batch([rest], 0, Transfers(copies=[PageCopy(source, target, 13)])))
-    assert sampled(runner.collect(handle)) == expected
 
 
 def test_a_pass_that_samples_nothing_says_so(runner: ModelRunner) -> None:

@@ -1,4 +1,4 @@
-"""What every `Runner` keeps to, whatever it runs on: the same cases for each of them.
+"""The contract of `Runner`, which every implementation keeps: the same cases for each line of `SUBJECTS`.
 
 Nothing here knows what a runner computes, only that it is a function of the tokens before, and of the row's seed.
 """
@@ -6,6 +6,7 @@ Nothing here knows what a runner computes, only that it is a function of the tok
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ GREEDY = SamplingParams(temperature=0.0)
 MAX_MODEL_LEN = 160
 PROMPT_LENGTH = 37
 NUM_SLOTS = 8
+COMMON: dict[str, Any] = {"dtype": "float32", "max_num_seqs": NUM_SLOTS, "max_model_len": 512}
 
 
 @dataclass(frozen=True)
@@ -93,22 +95,21 @@ def tiny(folder: Path, **settings: object) -> Subject:
     return load_tiny(folder, **settings)
 
 
-def load_tiny(folder: Path, **settings: object) -> Subject:
-    common = {"model": str(folder), "dtype": "float32", "max_num_seqs": NUM_SLOTS, "max_model_len": 512}
-    runner = load_runner(EngineSettings(**(common | settings)))  # type: ignore[arg-type]  # names come as text
+def load_tiny(folder: Path, **settings: Any) -> Subject:
+    runner = load_runner(EngineSettings(model=str(folder), **(COMMON | settings)))
     return Subject(runner, runner.config.vocab_size, runner.config.eos_token_ids)
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        fake,
-        scripted,
-        torch_on_cpu,
-        latent_on_cpu,
-        *(pytest.param(make, marks=GPU_ONLY) for make in (torch_on_gpu, graphs_on_gpu, eager_on_gpu, latent_on_gpu)),
-    ],
-)
+SUBJECTS = [
+    fake,
+    scripted,
+    torch_on_cpu,
+    latent_on_cpu,
+    *(pytest.param(make, marks=GPU_ONLY) for make in (torch_on_gpu, graphs_on_gpu, eager_on_gpu, latent_on_gpu)),
+]
+
+
+@pytest.fixture(scope="module", params=SUBJECTS)
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
     make: Callable[[Path], Subject] = request.param
     return make(tmp_path_factory.mktemp("model"))
@@ -139,12 +140,12 @@ def generated(subject: Subject, slot: int, prompt: list[int], count: int, number
     return [token for token in tokens if token is not None]
 
 
-def test_pages_are_a_multiple_of_a_block(subject: Subject) -> None:
+def test_page_size_is_a_multiple_of_a_block(subject: Subject) -> None:
     assert subject.runner.page_size % 16 == 0
     assert subject.runner.num_pages * subject.runner.page_size >= 2 * MAX_MODEL_LEN
 
 
-def test_one_result_for_each_row_and_none_where_nothing_is_sampled(subject: Subject) -> None:
+def test_a_row_has_no_token_when_nothing_is_sampled(subject: Subject) -> None:
     prompts = [subject.prompt(seed) for seed in range(3)]
     rows = [
         chunk(0, prompts[0], 0, PROMPT_LENGTH, subject.pages(0), GREEDY),
@@ -158,7 +159,7 @@ def test_one_result_for_each_row_and_none_where_nothing_is_sampled(subject: Subj
         assert token >= 0
 
 
-def test_neither_chunks_nor_slots_nor_pages_change_the_text(subject: Subject) -> None:
+def test_tokens_are_equal_when_chunks_slots_and_pages_differ(subject: Subject) -> None:
     prompt = subject.prompt()
     whole = generated(subject, 0, prompt, 4)
     table = subject.pages(1)
@@ -170,7 +171,7 @@ def test_neither_chunks_nor_slots_nor_pages_change_the_text(subject: Subject) ->
     assert pieces == whole
 
 
-def test_a_token_of_the_hosts_comes_as_a_chunk_of_one(subject: Subject) -> None:
+def test_decoding_goes_on_when_a_known_token_comes_as_a_chunk_of_one(subject: Subject) -> None:
     prompt = subject.prompt()
     whole = generated(subject, 0, prompt, 3)
     known = prompt + whole[:1]
@@ -181,7 +182,7 @@ def test_a_token_of_the_hosts_comes_as_a_chunk_of_one(subject: Subject) -> None:
     assert after == whole[1:]
 
 
-def test_two_passes_are_in_flight_and_a_decode_goes_on_where_the_device_is(subject: Subject) -> None:
+def test_a_decode_continues_from_the_device_when_two_passes_are_in_flight(subject: Subject) -> None:
     prompt, table = subject.prompt(1), subject.pages(0)
     expected = generated(subject, 0, prompt, 3)
     runner = subject.runner
@@ -195,7 +196,7 @@ def test_two_passes_are_in_flight_and_a_decode_goes_on_where_the_device_is(subje
     assert tokens == expected
 
 
-def test_decodes_and_chunks_share_a_pass(subject: Subject) -> None:
+def test_tokens_are_equal_when_decodes_and_chunks_share_a_pass(subject: Subject) -> None:
     first, second = subject.prompt(0), subject.prompt(1)
     expected = generated(subject, 0, first, 2)[1], generated(subject, 0, second, 1)[0]
     tables = subject.pages(0), subject.pages(1)
@@ -204,7 +205,7 @@ def test_decodes_and_chunks_share_a_pass(subject: Subject) -> None:
     assert tuple(subject.run(rows, 1)) == expected
 
 
-def test_a_copied_prefix_stands_for_a_computed_one(subject: Subject) -> None:
+def test_tokens_are_equal_when_a_prefix_was_copied(subject: Subject) -> None:
     prompt = subject.prompt(2, 15)
     expected = generated(subject, 0, prompt, 1)
     source, target = subject.pages(0)[0], subject.pages(1)[0]
@@ -212,7 +213,7 @@ def test_a_copied_prefix_stands_for_a_computed_one(subject: Subject) -> None:
     assert subject.run([rest], copies=[PageCopy(source, target, 11)]) == expected
 
 
-def test_suppressed_tokens_are_not_sampled(subject: Subject) -> None:
+def test_no_token_is_sampled_when_it_is_suppressed(subject: Subject) -> None:
     prompt, table = subject.prompt(), subject.pages(0)
     params = SamplingParams(temperature=0.0, min_tokens=1, stop_token_ids=[0])
     suppressed: list[int] = []
@@ -231,7 +232,7 @@ def masks_of(subject: Subject, allowed: dict[int, list[int]]) -> TokenMasks:
     return TokenMasks(list(allowed), bits)
 
 
-def test_a_pass_that_waits_for_masks_chooses_among_what_they_leave(subject: Subject) -> None:
+def test_only_allowed_tokens_are_chosen_when_a_pass_waits_for_masks(subject: Subject) -> None:
     """Beside rows without masks, in decode rows and chunks, and the next pass goes on from what was chosen."""
     runner, prompts = subject.runner, [subject.prompt(seed) for seed in range(3)]
     tables = [subject.pages(number) for number in range(3)]
@@ -260,7 +261,7 @@ def test_a_pass_that_waits_for_masks_chooses_among_what_they_leave(subject: Subj
     assert subject.run([chunk(1, again, 0, len(again), tables[1], GREEDY, index=2)]) == [third[1]]
 
 
-def test_masks_and_other_stages_of_sampling_hold_together(subject: Subject) -> None:
+def test_an_allowed_token_is_chosen_when_all_other_filters_apply(subject: Subject) -> None:
     runner, prompt, table = subject.runner, subject.prompt(), subject.pages(0)
     params = SamplingParams(temperature=1.0, top_k=3, top_p=0.9, min_p=0.01, repetition_penalty=1.2, min_tokens=1)
     row = chunk(0, prompt, 0, PROMPT_LENGTH, table, params)
@@ -270,7 +271,7 @@ def test_masks_and_other_stages_of_sampling_hold_together(subject: Subject) -> N
     assert sampled(runner.collect(handle))[0] in (8, 30)
 
 
-def test_a_pass_whose_masks_never_come_disturbs_none_after_it(subject: Subject) -> None:
+def test_later_passes_are_unchanged_when_masks_never_come(subject: Subject) -> None:
     prompt, table = subject.prompt(), subject.pages(0)
     expected = generated(subject, 0, prompt, 2)
     if not isinstance(subject.runner, FakeRunner):  # which checks the order of its calls more strictly than it must
@@ -302,7 +303,7 @@ EXTREMES: list[dict[str, object]] = [
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_what_is_not_refused_is_served_beside_all_others(subject: Subject, depth: int) -> None:
+def test_each_request_is_served_or_refused_when_parameters_are_extreme(subject: Subject, depth: int) -> None:
     """At one engine, at the same time: each gets as many tokens as it requests, or a reason before it waits."""
     settings = EngineSettings(model="any", max_num_seqs=NUM_SLOTS, step_depth=depth)  # type: ignore[arg-type]
     engine = Engine(settings, subject.runner, subject.eos, MAX_MODEL_LEN, "revision")
