@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 CONTROL_PLANES = (
     ("cluster", "scale", "rollouts", "failures", "roles", "pod_security_on_api_server"),
     ("faults", "late_answers", "two_operators", "default_image", "costs", "rollout_verbs", "old_crd", "api_server",
-     "metrics_asked_for", "chart_on_api_server"),
+     "metrics_asked_for", "chart_on_api_server", "backend_conformance"),
 )  # fmt: skip
 """Of tests/operator: each group has a control plane of its own; both take about as long."""
 SLOW = (
