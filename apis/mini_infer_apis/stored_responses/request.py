@@ -10,7 +10,7 @@ from mini_infer_apis.dialects.responses_request import Item
 from mini_infer_apis.stored_responses.conversation import history, output_items, turn_items
 from mini_infer_apis.stored_responses.store import Owners, ResponseStore, StoredResponse
 from mini_infer_web.api_errors import ApiError
-from mini_infer_web.body_fields import parse_body
+from mini_infer_web.body_fields import read_body
 
 KEPT_HEADER = "x-mini-infer-response"
 """Header from the server that keeps responses to the one that generates them: the request is complete, and the header's
@@ -95,7 +95,9 @@ def begin_turn(body: dict[str, Any], view: StoreView) -> tuple[Turn, bytes]:
 
     Raises ApiError 400 if a field is malformed, or the response that it continues is lost.
     """
-    sent = parse_body({name: body[name] for name in _FOR_KEEPERS if name in body}, _KeepersFields)
+    sent, faults = read_body({name: body[name] for name in _FOR_KEEPERS if name in body}, _KeepersFields)
+    if sent is None:
+        raise ApiError.of_faults(faults)
     previous_id, store, background = sent.previous_response_id, sent.store is not False, bool(sent.background)
     if background and not store:
         raise ApiError(400, "background can only be used when `store` is true", param="background")
