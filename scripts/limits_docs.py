@@ -315,9 +315,9 @@ SECTIONS: dict[str, Sequence[Limit]] = {
         constant("special tokens around a text", f"{_FORM}:MAX_SPECIAL_TOKENS", as_count, "the engine tokenises"),
         constant("a unigram model's piece", f"{_FORM}:MAX_UNIGRAM_PIECE", as_count, "the engine tokenises"),
         constant(
-            "/tokenize of other servers", "mini_infer_gateway.prompts.asked_tokens:TIMEOUT_S", as_seconds, "by load"
+            "/tokenize of other servers", "mini_infer_gateway.prompts.remote_tokenizer:TIMEOUT_S", as_seconds, "by load"
         ),
-        constant("its answer", "mini_infer_gateway.prompts.asked_tokens:ANSWER_BYTES", as_bytes, "by load"),
+        constant("its answer", "mini_infer_gateway.prompts.remote_tokenizer:ANSWER_BYTES", as_bytes, "by load"),
     ],
     "Memory of the gateway": [
         gateway_flag("the process", "--memory-limit", "memory_limit_bytes", as_bytes, "shared out as below"),
@@ -335,7 +335,10 @@ SECTIONS: dict[str, Sequence[Limit]] = {
             "the oldest go",
         ),
         constant(
-            "clients that are remembered", "mini_infer_gateway.pipeline.clients:_KNOWN", as_count, "the oldest go"
+            "clients that are remembered",
+            "mini_infer_gateway.pipeline.clients:MAX_CACHED_CLIENTS",
+            as_count,
+            "the oldest go",
         ),
     ],
     "Responses that are kept": [
@@ -390,7 +393,7 @@ SECTIONS: dict[str, Sequence[Limit]] = {
         ),
         constant(
             "a stream whose engine died",
-            "mini_infer_gateway.pipeline.generate:CONTINUATION_WAIT_S",
+            "mini_infer_gateway.pipeline.stages.resume:CONTINUATION_WAIT_S",
             as_seconds,
             "an error ends it",
         ),

@@ -31,7 +31,7 @@ SLOW = (
     "engine/server/test_serve_data_parallel.py",
     "engine/speculation/test_same_text.py",
     "operator/local/test_up.py",
-    "gateway/pipeline/test_continuation.py",
+    "gateway/pipeline/continuation/test_base.py",
     "test_examples.py",
     "engine/server/test_serve_tools.py",
     "engine/server/test_serve_logprobs.py",
@@ -42,7 +42,7 @@ SLOW = (
     "engine/server/test_kv_transfer_pins.py",
     "gateway/test_peers_of_engines.py",
     "engine/server/test_serve_peers.py",
-    "gateway/pipeline/test_responses.py",
+    "gateway/pipeline/responses/test_service.py",
     "engine/offline/test_llm_swap.py",
 )
 """The longest first; else one of them would begin when all others have ended."""

@@ -26,6 +26,8 @@ from mini_infer_gateway.fleet.load import LoadLedger
 from mini_infer_gateway.fleet.prefill_rates import PrefillRates
 from mini_infer_gateway.fleet.registry import Fleet
 from mini_infer_gateway.fleet.transfer_rates import TransferRates
+from mini_infer_gateway.flow_control.cached_guesses import CachedGuesses
+from mini_infer_gateway.flow_control.controller import FlowController
 from mini_infer_gateway.http.asgi import Sender, send_bytes, send_error, send_json, websocket_denial
 from mini_infer_gateway.http.upstream import Upstream
 from mini_infer_gateway.index.prefix_index import PrefixIndex
@@ -33,10 +35,15 @@ from mini_infer_gateway.loop_lag import LoopLag
 from mini_infer_gateway.memory import BodyBudget, share_out
 from mini_infer_gateway.metrics import EndpointFigures, Metrics, StateCollector
 from mini_infer_gateway.paths import CHAT_PATH, ENGINE_PATHS
-from mini_infer_gateway.pipeline.clients import GRANT
-from mini_infer_gateway.pipeline.generate import FACTS, INTERNAL_ERROR, Generate
-from mini_infer_gateway.pipeline.replicas import Replicas
-from mini_infer_gateway.pipeline.responses import Responses
+from mini_infer_gateway.pipeline.call import ACCESS_LOG_FIELDS
+from mini_infer_gateway.pipeline.clients import GRANT, Clients
+from mini_infer_gateway.pipeline.continuation.retention import BodyRetention
+from mini_infer_gateway.pipeline.errors import INTERNAL_ERROR
+from mini_infer_gateway.pipeline.generate import Generate
+from mini_infer_gateway.pipeline.responses.replicas import Replicas
+from mini_infer_gateway.pipeline.responses.service import Responses
+from mini_infer_gateway.pipeline.retries import RetryBudget
+from mini_infer_gateway.pipeline.serving import Serving
 from mini_infer_gateway.prompts.tokenizers import Tokenizers, read_tokenizers
 from mini_infer_gateway.routing.pairing import Pairing
 from mini_infer_gateway.routing.policies import build_router
@@ -112,23 +119,34 @@ class Gateway:
             pairing=Pairing(self.transfers, settings.max_local_prefill_tokens),
         )
         self.fleet = Fleet(settings, self.index, self.ledger, self.tokenizers, self.upstream, self.metrics, self._clock)
-        bodies = BodyBudget(shares.bodies_bytes)
-        self._generate = Generate(
+        self.flow = FlowController(
             settings,
             self.fleet,
             self.router,
-            self.tokenizers,
-            self.index,
             self.ledger,
             self.backlog,
             self.rates,
             self.transfers,
-            self.upstream,
             self.metrics,
+            CachedGuesses(settings, self.fleet, self.index).add,
             self._clock,
-            bodies,
-            keys,
         )
+        self.bodies = BodyBudget(shares.bodies_bytes)
+        serving = Serving(
+            settings=settings,
+            clock=self._clock,
+            clients=Clients(settings, self._keys),
+            fleet=self.fleet,
+            tokenizers=self.tokenizers,
+            router=self.router,
+            flow=self.flow,
+            upstream=self.upstream,
+            metrics=self.metrics,
+            bodies=self.bodies,
+            retention=BodyRetention(self.bodies, self.metrics, self._clock),
+            retry_budget=RetryBudget(refilled_s=self._clock()),
+        )
+        self._generate = Generate(serving)
         self._replicas = Replicas(
             settings.replica_host,
             settings.replicas,
@@ -138,15 +156,16 @@ class Gateway:
             self._clock,
             self.metrics.forwarded,
         )
-        self.responses = Responses(settings, self.fleet, self._generate, bodies, shares.responses_bytes, self._replicas)
+        self.responses = Responses(
+            settings, self.fleet, self._generate, self.bodies, shares.responses_bytes, self._replicas
+        )
         self.loop_lag = LoopLag()
         self.metrics.registry.register(self.loop_lag)
-        budget = self._generate.retry_budget
         self.metrics.registry.register(
             StateCollector(
                 self._figures,
                 self._plugins,
-                lambda: budget.tokens,
+                lambda: serving.retry_budget.tokens,
                 self.backlog.depths,
                 lambda: (len(self.responses.store), self.responses.store.taken_bytes),
             )
@@ -169,13 +188,13 @@ class Gateway:
             ids = [(name.encode(), request_id.encode()) for name in (REQUEST_ID_HEADER, errors.id_header) if name]
             own = ids + self.settings.cors.answer_headers(scope["headers"])
             sender = Sender(send, own, lambda: self.stopping, scope.pop(RESPONSE_WRITER, None))
-            began_s, facts = self._clock(), scope.setdefault(FACTS, {})
+            began_s, log_fields = self._clock(), scope.setdefault(ACCESS_LOG_FIELDS, {})
             try:
                 if refusal := refusal or self._key_refusal(scope):
                     raise refusal
                 await self._http(scope, receive, sender)
             except ApiError as error:
-                facts["error"] = error.message
+                log_fields["error"] = error.message
                 await send_error(sender, error, request_id, errors)
             except Exception:
                 log.exception("an error of the gateway's own on %s", scope["path"])
@@ -184,9 +203,10 @@ class Gateway:
                 await send_error(sender, INTERNAL_ERROR, request_id, errors)
             finally:
                 if self.settings.access_log:
-                    error_told, status = facts.pop("error", ""), facts.pop("status", 0) or sender.status or CLIENT_LEFT
-                    took_s = self._clock() - began_s
-                    log_request(access, scope["method"], scope["path"], status, took_s, request_id, facts, error_told)
+                    error_detail = log_fields.pop("error", "")
+                    status = log_fields.pop("status", 0) or sender.status or CLIENT_LEFT
+                    took_s, method, path = self._clock() - began_s, scope["method"], scope["path"]
+                    log_request(access, method, path, status, took_s, request_id, log_fields, error_detail)
         elif scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         else:
@@ -198,7 +218,7 @@ class Gateway:
             asyncio.create_task(self._follow_source(), name="endpoint source"),
             asyncio.create_task(self.fleet.watch(), name="watchdog"),
             asyncio.create_task(self._expire(), name="expire guesses"),
-            asyncio.create_task(self._generate.flow.look(lambda: list(self.fleet.endpoints)), name="look at the queue"),
+            asyncio.create_task(self.flow.look(lambda: list(self.fleet.endpoints)), name="look at the queue"),
             asyncio.create_task(self.loop_lag.run(), name="event loop lag"),
         ]
 
@@ -392,7 +412,7 @@ class Gateway:
                 self.ledger.in_flight(name),
                 state.breaker.cause.value if state.breaker.cause else "",
                 state.subscriber.lag_s,
-                self.index.held_blocks(name),
+                self.index.cached_blocks(name),
             )
 
     def _plugins(self) -> list[tuple[str, int, float]]:
@@ -419,9 +439,9 @@ def _not_found(path: str) -> ApiError:
     return ApiError(404, f"there is no {path} here; clients want {CHAT_PATH}", code="unknown_path")
 
 
-def _require(method: str, wanted: frozenset[str], path: str) -> None:
-    if method not in wanted:
-        allowed = ", ".join(sorted(wanted))
+def _require(method: str, methods: frozenset[str], path: str) -> None:
+    if method not in methods:
+        allowed = ", ".join(sorted(methods))
         raise ApiError(
             405, f"{path} takes {allowed}, not {method}", code="method_not_allowed", headers={"allow": allowed}
         )

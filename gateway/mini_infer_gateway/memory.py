@@ -10,6 +10,8 @@ BASE_BYTES = 96 << 20
 """Bytes of the interpreter, the libraries, and some thousand connections."""
 BODY_FACTOR = 6
 """Memory of a body as a multiple of its size, until its keys are known: it is read, decoded, rendered and tokenised."""
+VALUE_BYTES = 12
+"""Bytes counted for a value of a JSON body beyond its length: decoded, it takes several times as much memory."""
 BLOCK_BYTES = 300
 """Bytes of a block in the prefix index: two keys, two table entries, and its place in the tree."""
 TOKENIZER_FACTOR = 26
@@ -84,7 +86,7 @@ class BodyBudget:
         self.taken_bytes -= size_bytes
 
 
-class HeldBody:
+class BodyReservation:
     """The bytes that one request has allocated from a budget."""
 
     __slots__ = ("_budget", "_taken_bytes")
@@ -92,9 +94,11 @@ class HeldBody:
     def __init__(self, budget: BodyBudget) -> None:
         self._budget, self._taken_bytes = budget, 0
 
-    def grow(self, size_bytes: int) -> bool:
-        """Allocates room to process a body of this size. Returns False if there is not enough now."""
-        more = BODY_FACTOR * size_bytes - self._taken_bytes
+    def grow(self, size_bytes: int, values: int = 0) -> bool:
+        """Allocates room to process a body of this size with this number of JSON values. Returns False if there is not
+        enough now.
+        """
+        more = BODY_FACTOR * (size_bytes + VALUE_BYTES * values) - self._taken_bytes
         if more > 0:
             if not self._budget.take(more):
                 return False

@@ -17,7 +17,9 @@ import zstandard
 
 from mini_infer_gateway import __version__, app
 from mini_infer_gateway.endpoints.base import Listed, Publish
-from mini_infer_gateway.pipeline.attempt import Exchange
+from mini_infer_gateway.pipeline.call import Call
+from mini_infer_gateway.pipeline.exchange import Exchange
+from mini_infer_gateway.pipeline.stages.attempt import Attempt
 from mini_infer_gateway.prompts.tokenizers import INLINE_BYTES
 from mini_infer_gateway.settings import GatewaySettings
 from mini_infer_web.api_keys import ApiKeys
@@ -153,7 +155,7 @@ async def test_it_is_ready_when_engines_have_sent_their_prompt_assets() -> None:
         await until(lambda: fleet.is_ready)
         assert fleet.endpoints["a"].subscriber.assets_revision
         assert await status_of(gateway, gateway.url + "/readyz") == 200
-        fleet.endpoints["a"].subscriber.asked = False
+        fleet.endpoints["a"].subscriber.tokenizer_queried = False
         assert not fleet.is_ready
         fleet._synced_s -= 10.0
         assert fleet.is_ready, "an engine that never tells holds nobody up for long"
@@ -448,8 +450,8 @@ async def test_models_tell_the_parsers_that_their_engines_agree_on(
             assert (model["tool_call_parser"], model["reasoning_parser"]) == told
 
 
-def exchanges() -> list[Exchange]:
-    return [one for one in gc.get_objects() if isinstance(one, Exchange)]
+def parts_of_requests() -> list[Call | Exchange | Attempt]:
+    return [one for one in gc.get_objects() if isinstance(one, Call | Exchange | Attempt)]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -465,14 +467,14 @@ async def test_a_request_leaves_nothing_for_the_garbage_collector(text: str, sta
         async with running_gateway(engine.endpoint) as gateway:
             await gateway.settled()
             gc.collect()
-            others = exchanges()
+            others = parts_of_requests()
             gc.disable()
             try:
                 for _ in range(3):
                     async with gateway.chat(text, stream=stream) as response:
                         await response.read()
                     assert response.status == status
-                await until(lambda: len(exchanges()) <= len(others), timeout_s=10.0)
+                await until(lambda: len(parts_of_requests()) <= len(others), timeout_s=10.0)
             finally:
                 gc.enable()
 

@@ -151,7 +151,7 @@ async def test_hits_stay_exact_when_the_cache_is_salted_by_key(
     async with running_gateway(engine[1], keys=keys, **settings) as gateway:
         await gateway.settled()
         assert await cached(gateway.url, "sk-few", **mine) == (0, 0)
-        await until(lambda: gateway.app.index.held_blocks("dry") > 0)
+        await until(lambda: gateway.app.index.cached_blocks("dry") > 0)
         for _ in range(2):
             told, thought = await cached(gateway.url, "sk-few", **mine)
             assert told > 0

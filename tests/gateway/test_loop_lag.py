@@ -42,8 +42,8 @@ async def test_requests_go_on_while_a_large_snapshot_is_applied() -> None:
         engine.tokens = {key: ids[position * BLOCK : (position + 1) * BLOCK] for position, key in enumerate(keys)}
         async with running_gateway(engine.endpoint) as gateway:
             held = set[int]()
-            while gateway.app.index.held_blocks("a") < len(keys):
-                held.add(gateway.app.index.held_blocks("a"))
+            while gateway.app.index.cached_blocks("a") < len(keys):
+                held.add(gateway.app.index.cached_blocks("a"))
                 await asyncio.sleep(0)
             longest = max(after - before for before, after in zip(sorted(held), sorted(held)[1:], strict=False))
             assert longest <= 2_048, "blocks between two turns of the event loop"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mini_infer_gateway.memory import BODY_FACTOR, BodyBudget, HeldBody, parse_size, share_out
+from mini_infer_gateway.memory import BODY_FACTOR, BodyBudget, BodyReservation, parse_size, share_out
 from tests.support.checkout import LIBRARIES, ROOT, python_path
 from tests.support.fake_engine import FakeEngine
 from tests.support.running_gateway import running_gateway, until
@@ -44,7 +44,7 @@ def test_shares_stay_below_the_limit_or_say_how_much_is_missing(limit: int, toke
 
 def test_a_body_is_counted_until_its_answer_begins() -> None:
     budget = BodyBudget(1000)
-    first, second = HeldBody(budget), HeldBody(budget)
+    first, second = BodyReservation(budget), BodyReservation(budget)
     assert first.grow(100)
     assert first.grow(100)
     assert budget.taken_bytes == 100 * BODY_FACTOR
@@ -63,7 +63,7 @@ async def test_a_request_is_refused_with_retry_after_when_it_would_not_fit() -> 
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint, memory_limit_bytes=GIB // 64) as gateway:
         await gateway.settled()
         engine.hang = True
-        bodies = gateway.app._generate._bodies
+        bodies = gateway.app.bodies
         waiting = asyncio.ensure_future(gateway.chat("x " * 150_000).__aenter__())
         await until(lambda: len(engine.bodies) == 1)
         assert bodies.taken_bytes == len(engine.bodies[0])

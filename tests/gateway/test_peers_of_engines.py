@@ -123,10 +123,10 @@ async def test_a_gateway_follows_an_engine_when_its_root_secret_is_the_right_one
     async with running_gateway(engine.endpoint(), peer_secret=ROOT) as gateway:
         await gateway.settled()
         body = {"model": "dry", "prompt": f"sixteen tokens and some more of them {time.time()}", "max_tokens": 1}
-        held = gateway.app.index.held_blocks("one")
+        held = gateway.app.index.cached_blocks("one")
         async with gateway.client.post(gateway.url + "/v1/completions", json=body) as answer:
             assert answer.status == 200
-        await until(lambda: gateway.app.index.held_blocks("one") > held)
+        await until(lambda: gateway.app.index.cached_blocks("one") > held)
         (state,) = gateway.app.fleet.endpoints.values()
         assert state.subscriber.events_state == "live"
 

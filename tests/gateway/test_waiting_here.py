@@ -5,6 +5,7 @@ import asyncio
 import aiohttp
 import pytest
 
+from mini_infer_gateway.pipeline.stages import attempt
 from tests.support.fake_engine import FakeEngine
 from tests.support.running_gateway import RunningGateway, running_gateway, until
 
@@ -159,7 +160,7 @@ async def test_a_request_stays_counted_nowhere_when_an_error_of_ours_ends_it_aft
         def broken(*_: object) -> None:
             raise RuntimeError("an error of the gateway's own")
 
-        monkeypatch.setattr(gateway.app._generate, "_ask_for_ids", broken)
+        monkeypatch.setattr(attempt, "write_request", broken)
         for _ in range(3):
             async with gateway.chat("hi") as response:
                 assert response.status == 500

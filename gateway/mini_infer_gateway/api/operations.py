@@ -68,7 +68,7 @@ def endpoints(fleet: Fleet, index: PrefixIndex, ledger: LoadLedger, now_s: float
                 "index": state.index_kind(now_s),
                 "not_tokenized_here": fleet.why_not_tokenized_here(name),
                 "events": state.subscriber.events_state,
-                "held_blocks": index.held_blocks(name),
+                "held_blocks": index.cached_blocks(name),
                 "in_flight": ledger.in_flight(name),
                 "running": load.running,
                 "waiting": load.waiting,

@@ -24,8 +24,8 @@ RELIST_AFTER = 2
 """Failures of a watch in a row after which the resource version is dropped and the objects are listed again."""
 GONE = 410
 NO_SUCH_KIND = 404
-"""Status of a list of an unknown kind: a cluster without the custom resource has no objects of it until it is
-installed.
+"""Status of a list of an unknown kind: a cluster has no objects of a custom resource before its definition is installed
+or after it was removed.
 """
 
 log = logging.getLogger(__name__)
@@ -97,12 +97,14 @@ class ListWatch(Generic[Stored]):
     async def _recover(self, error: Exception) -> None:
         """Waits after a failure, and drops the resource version if it may no longer be valid."""
         self._failures += 1
-        gone = getattr(error, "status", None) == GONE
-        if gone or isinstance(error, msgspec.MsgspecError) or self._failures >= RELIST_AFTER:
-            self._version = ""
-        if getattr(error, "status", None) == NO_SUCH_KIND and not self.synced:
-            self.synced = True
+        status = getattr(error, "status", None)
+        gone, is_unknown_kind = status == GONE, status == NO_SUCH_KIND
+        # A list failed so, and not a watch, which begins at a version.
+        if is_unknown_kind and not self._version and (self.objects or not self.synced):
+            self.objects, self.synced = {}, True
             self._changed()
+        if gone or is_unknown_kind or isinstance(error, msgspec.MsgspecError) or self._failures >= RELIST_AFTER:
+            self._version = ""
         pause_s = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(self._failures - 1, 16))
         level = logging.INFO if gone else logging.WARNING
         reason = str(error) or type(error).__name__

@@ -75,6 +75,7 @@ class AttemptRecord:
         if is_unanswered:
             state.waits_no_more(self._request, now_s)
         state.streaming.discard(self._request)
+        del self._request  # It refers back to this record, and would leave a reference cycle.
         if self.judged:
             return
         if is_unanswered and not state.breaker.closed and now_s - self.started_s > UNANSWERED_PROBE_S:

@@ -109,7 +109,7 @@ class EndpointSubscriber:
         """Time of the last load report over the present event socket; None if there was none."""
         self.role = ""
         """The role that the endpoint reports over the present socket; empty if it reports none."""
-        self.asked = False
+        self.tokenizer_queried = False
         """True once the endpoint has been queried for its prompt assets, whatever the result."""
         self.assets_revision = ""
         """Revision of its prompt assets; empty if none is known."""
@@ -159,7 +159,7 @@ class EndpointSubscriber:
             except UpstreamError:
                 pause_s = backoff_s
                 backoff_s = min(LONGEST_BACKOFF_S, 2 * backoff_s)
-            self.asked = True
+            self.tokenizer_queried = True
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._assets_due.wait(), pause_s)
 

@@ -65,12 +65,12 @@ class Fleet:
 
     def update(self, listed: Sequence[Listed], services: Sequence[Service] | None = None) -> None:
         """Takes the source's whole list: starts to follow new endpoints, and stops those that are removed."""
-        wanted = {entry.endpoint.name: entry for entry in listed}
+        by_name = {entry.endpoint.name: entry for entry in listed}
         for name, state in list(self.endpoints.items()):
-            entry = wanted.get(name)
+            entry = by_name.get(name)
             if entry is None or _place(entry.endpoint) != _place(state.endpoint):
                 self._remove(name)
-        for name, entry in wanted.items():
+        for name, entry in by_name.items():
             if known := self.endpoints.get(name):
                 if entry.ready and not known.ready:
                     known.breaker.learned(Evidence.READY_AGAIN)
@@ -104,8 +104,8 @@ class Fleet:
     @property
     def is_ready(self) -> bool:
         """True if the endpoints are known, and each has been queried for its tokenizer or had time enough to answer."""
-        asked = all(state.subscriber.asked for state in self.endpoints.values())
-        return self.synced and (asked or self._clock() - self._synced_s > FIRST_LOOK_S)
+        queried = all(state.subscriber.tokenizer_queried for state in self.endpoints.values())
+        return self.synced and (queried or self._clock() - self._synced_s > FIRST_LOOK_S)
 
     def resolve(self, model: str) -> Sequence[str]:
         """Returns the endpoints that serve `model`. Raises ApiError: 404 if it is unknown, 503 if none serves
@@ -254,10 +254,10 @@ def _place(endpoint: Endpoint) -> tuple[str, ...]:
     return endpoint.url, endpoint.events, endpoint.replay, endpoint.transfer, *proof
 
 
-def _agreed(told: Iterable[str | None]) -> str | None:
+def _agreed(reported: Iterable[str | None]) -> str | None:
     """Returns the value on which all agree that report one; None if none does, or they disagree."""
-    said = {value for value in told if value is not None}
-    return said.pop() if len(said) == 1 else None
+    values = {value for value in reported if value is not None}
+    return values.pop() if len(values) == 1 else None
 
 
 def _complain(task: asyncio.Task[None]) -> None:

@@ -16,6 +16,7 @@ from mini_infer_gateway.fleet.backlog import Backlog, Order
 from mini_infer_gateway.fleet.fair_shares import NO_KEY, TOKENS_PER_SECOND, Flow
 from mini_infer_gateway.fleet.load import InFlight, Load, LoadLedger
 from mini_infer_gateway.fleet.prefill_rates import PrefillRates
+from mini_infer_gateway.fleet.registry import no_endpoint
 from mini_infer_gateway.fleet.transfer_rates import TransferRates
 from mini_infer_gateway.flow_control.flow_queue import FlowQueue, QueuedRequest, QueueFullError
 from mini_infer_gateway.flow_control.wait_prediction import retry_after_s
@@ -108,11 +109,12 @@ class FlowController:
         request_id: str,
         leave: Callable[[Callable[[Exception], None]], None],
         give_up_s: float = inf,
-    ) -> Placement | None:
-        """Waits for an endpoint for this request, and places it there. Returns None if no endpoint may be chosen.
+    ) -> Placement:
+        """Waits for an endpoint for this request, and places it there.
 
         `leave` is called with a function that ends the wait with an error. `give_up_s` is the time at which the client
-        gives up. Raises ApiError: 429 if too many requests wait, 503 if this one waited too long.
+        gives up. Raises ApiError: 429 if too many requests wait, 503 if this one waited too long or no endpoint may be
+        chosen.
         """
         now_s = self._clock()
         waiter = Waiter(
@@ -120,14 +122,15 @@ class FlowController:
         )
         waiter.give_up_s = min(request.order[1], give_up_s)
         try:
-            if not self._queue.offer(waiter, now_s):
-                return None
+            is_routed = self._queue.offer(waiter, now_s)
         except QueueFullError as full:
             self._metrics.queue_refused(request.model, "full")
             raise _queue_full(request.model, full.retry_after_s) from None
-        if waiter.placement is None:
+        if is_routed and waiter.placement is None:
             leave(waiter.fail)
             await self._wait(waiter, now_s)
+        if waiter.placement is None:
+            raise no_endpoint(request.model)
         return waiter.placement
 
     def place_now(self, request: RoutingRequest, decision: Decision, request_id: str) -> Placement:

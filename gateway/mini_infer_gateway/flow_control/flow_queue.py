@@ -90,6 +90,8 @@ class FlowQueue:
         self._outlet, self._backlog, self._rates, self._max_queue = outlet, backlog, rates, max_queue
         self._windows: dict[str, Window] = {}
         self._predictions: dict[str, WaitPrediction] = {}
+        self._endpoints: frozenset[str] = frozenset()
+        """All endpoints at the last call of `keep`."""
         self._has_keys = False
 
     def offer(self, entry: QueuedRequest, now_s: float) -> bool:
@@ -134,11 +136,15 @@ class FlowQueue:
             self._leave(entry)
 
     def keep(self, endpoints: Collection[str]) -> None:
-        """Forgets what was learned about all other endpoints, and about models for which nothing waits any more."""
-        if self._windows.keys() - endpoints:
-            self._windows = {name: window for name, window in self._windows.items() if name in endpoints}
+        """Forgets what was learned about all other endpoints; if one was removed, also the predictions of models for
+        which nothing waits.
+        """
+        remaining = frozenset(endpoints)
+        if self._endpoints - remaining:
+            self._windows = {name: window for name, window in self._windows.items() if name in remaining}
             depths = self._backlog.depths()
             self._predictions = {pool: known for pool, known in self._predictions.items() if pool in depths}
+        self._endpoints = remaining
         self._backlog.shares.keep(self._backlog.flows())
         self._backlog.pauses.keep(endpoints)
 

@@ -65,6 +65,9 @@ def _parts(body: bytes, boundary: bytes) -> Iterator[tuple[bytes, int, int]]:
     """Yields (headers, start and end of the content) of each part. Raises ApiError 400 if the parts are malformed."""
     between = b"\r\n--" + boundary
     position = 0 if body.startswith(between[2:]) else body.find(between) + 2
+    if position == 1:
+        message = f"the form is broken: {boundary[:70]!r}, the boundary of its Content-Type, is not in it"
+        raise ApiError(400, message, code="invalid_form")
     for _ in range(MOST_PARTS):
         position += len(boundary) + 2
         if body[position : position + 2] == b"--":

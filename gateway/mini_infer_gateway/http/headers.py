@@ -1,7 +1,11 @@
 """Filters the headers that are forwarded in either direction. Pure; names are in lower case, as in ASGI."""
 
+from collections.abc import Mapping
+from math import inf
+from typing import Any
+
 from mini_infer_apis.dialects.anthropic_errors import ID_HEADER
-from mini_infer_contract.launch import REQUEST_ID_HEADER
+from mini_infer_contract.launch import QUEUE_TIMEOUT_HEADER, REQUEST_ID_HEADER, TARGET_HEADERS
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -37,6 +41,7 @@ _NOT_TO_ENDPOINT = {
     True: _HOP_BY_HOP | _REQUEST_OWN | {b"cookie"},
 }
 """Headers that are not forwarded to an endpoint, by whether it receives clients' credentials."""
+_QUEUE_TIMEOUT, _TTFT = QUEUE_TIMEOUT_HEADER.encode(), TARGET_HEADERS["ttft_ms"].encode()
 _NOT_TO_CLIENT = _HOP_BY_HOP | _RESPONSE_PRIVATE
 
 
@@ -63,6 +68,29 @@ def _without(headers: Headers, unwanted: frozenset[bytes]) -> Headers:
         and b"\n" not in value
         and b"\r" not in value
     ]
+
+
+def queue_timeout_s(headers: Headers) -> float:
+    """Returns the seconds that a client allows in the queue; infinite if it sent none or no number."""
+    sent = next((value for name, value in headers if name == _QUEUE_TIMEOUT), b"")
+    try:
+        timeout_s = float(sent)
+    except ValueError:
+        return inf
+    return max(0.0, timeout_s) if timeout_s == timeout_s else inf
+
+
+def first_token_target_s(headers: Headers, fields: Mapping[str, Any]) -> float:
+    """Returns the seconds in which the client expects a first token; infinite if it states none, or no number.
+
+    The engine checks the values.
+    """
+    sent = fields.get("ttft_ms", next((value for name, value in headers if name == _TTFT), None))
+    try:
+        target_s = float(sent) / 1000 if isinstance(sent, int | float | bytes) else inf
+    except (ValueError, OverflowError):
+        return inf
+    return target_s if target_s > 0 else inf
 
 
 def retry_after_s(value: bytes) -> float | None:

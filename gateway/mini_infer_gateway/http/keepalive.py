@@ -21,18 +21,18 @@ STREAM_HEADERS: Headers = [
 class KeepAlive:
     """Keeps the connection of one request alive. Call `stop` before anything else is sent."""
 
-    def __init__(self, send: Send, interval_s: float) -> None:
-        """`interval_s` is 0 for a response that is not a stream: no comment is sent then."""
-        self._send, self._interval_s = send, interval_s
+    def __init__(self, send: Send) -> None:
+        self._send, self._interval_s = send, 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self.begun = False
         """True once the client has received a head with status 200 and comments."""
 
-    def start(self) -> None:
-        """Starts the interval, as the request begins to wait."""
-        if self._interval_s > 0:
-            self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._begin)
+    def start(self, interval_s: float) -> None:
+        """Starts the interval, as a stream begins to wait; with 0, no comment is sent."""
+        if interval_s > 0:
+            self._interval_s = interval_s
+            self._timer = asyncio.get_running_loop().call_later(interval_s, self._begin)
 
     def stop(self) -> None:
         """Stops the comments, as the request no longer waits."""

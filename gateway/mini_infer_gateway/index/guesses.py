@@ -39,24 +39,24 @@ class Guesses:
     def __len__(self) -> int:
         return len(self.by_key)
 
-    def add(self, keys: Sequence[bytes], held: int, expires_s: float) -> None:
-        """Records that a prompt was sent whose first `held` blocks are cached."""
-        now_known = held
+    def add(self, keys: Sequence[bytes], cached: int, expires_s: float) -> None:
+        """Records that a prompt was sent whose first `cached` blocks are cached."""
+        now_known = cached
         before = NONE
-        if held < len(keys) and keys[held] in self.by_key:
-            now_known = self._known(keys, held)
+        if cached < len(keys) and keys[cached] in self.by_key:
+            now_known = self._known(keys, cached)
             before = self._cut_after(keys[now_known - 1])
         self._extend(before, expires_s)
         if now_known < len(keys):
             self._begin(keys[now_known:], expires_s, before)
 
-    def depth(self, keys: Lookup, held: int, now_s: float, step: int) -> int:
-        """Returns the number of blocks that count as cached, given that `held` are; a multiple of `step`."""
-        if not self.by_key or held >= keys.length or not self._is_alive(keys.last_of(held + 1), now_s):
-            return held
-        depth = keys.deepest(self.by_key.__contains__, held + 1, keys.length)
+    def depth(self, keys: Lookup, cached: int, now_s: float, step: int) -> int:
+        """Returns the number of blocks that count as cached, given that `cached` are; a multiple of `step`."""
+        if not self.by_key or cached >= keys.length or not self._is_alive(keys.last_of(cached + 1), now_s):
+            return cached
+        depth = keys.deepest(self.by_key.__contains__, cached + 1, keys.length)
         if not self._is_alive(keys.last_of(depth), now_s):  # The time of some is up, which nobody has noticed yet.
-            depth = keys.deepest(lambda key: self._is_alive(key, now_s), held + 1, depth)
+            depth = keys.deepest(lambda key: self._is_alive(key, now_s), cached + 1, depth)
         return depth - depth % step
 
     def confirm(self, key: bytes) -> None:
@@ -98,9 +98,9 @@ class Guesses:
         number = self.by_key.get(key)
         return number is not None and self._guesses[number].expires_s > now_s
 
-    def _known(self, keys: Sequence[bytes], held: int) -> int:
-        """Returns the number of leading keys that are cached or guessed; the key at `held` is guessed."""
-        return Lookup(keys).deepest(self.by_key.__contains__, held + 1, len(keys))
+    def _known(self, keys: Sequence[bytes], cached: int) -> int:
+        """Returns the number of leading keys that are cached or guessed; the key at `cached` is guessed."""
+        return Lookup(keys).deepest(self.by_key.__contains__, cached + 1, len(keys))
 
     def _cut_after(self, key: bytes) -> int:
         """Returns the guess that ends with this key, split there if another prompt continues beyond it."""

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, block_keys, root_key
 from mini_infer_contract.events import MEDIUM_GPU, AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+from mini_infer_gateway.index.cached_blocks import NO_HIT, ROOT, CachedBlocks, Hit
 from mini_infer_gateway.index.guesses import Guesses
-from mini_infer_gateway.index.held_blocks import NO_HIT, ROOT, HeldBlocks, Hit
 from mini_infer_gateway.index.key_chain import Lookup
 
 __all__ = ["NO_HIT", "Hit", "PrefixIndex", "prompt_root", "slices"]
@@ -77,7 +77,7 @@ class _Holdings:
     __slots__ = ("blocks", "guesses", "stale_until_s")
 
     def __init__(self) -> None:
-        self.blocks, self.guesses = HeldBlocks(), Guesses()
+        self.blocks, self.guesses = CachedBlocks(), Guesses()
         self.stale_until_s: float | None = None
         """Time until which blocks are trusted after the endpoint's events stopped; None while events arrive."""
 
@@ -101,7 +101,7 @@ class PrefixIndex:
         self._max_blocks = max_blocks
         self._endpoints: dict[str, _Holdings] = {}
         self._total = 0
-        self._discarded: list[HeldBlocks] = []
+        self._discarded: list[CachedBlocks] = []
         """Blocks of endpoints that are removed: freeing a million blocks at once would take too long."""
 
     @property
@@ -129,7 +129,7 @@ class PrefixIndex:
                     self._remove(holdings, event)
                 case AllBlocksCleared():
                     self._discarded.append(holdings.blocks)
-                    holdings.blocks, holdings.guesses = HeldBlocks(), Guesses()
+                    holdings.blocks, holdings.guesses = CachedBlocks(), Guesses()
         added = holdings.size() - before
         self._total += added
         self._trim(added)
@@ -138,10 +138,10 @@ class PrefixIndex:
     def guess(self, endpoint: str, keys: Sequence[bytes], expires_s: float) -> None:
         """Records that a prompt was sent there: its keys count as cached until `expires_s`, or until an event."""
         holdings = self._holdings(endpoint)
-        held = holdings.blocks.touch(Lookup(keys))
-        if held < len(keys):
+        cached = holdings.blocks.touch(Lookup(keys))
+        if cached < len(keys):
             before = len(holdings.guesses)
-            holdings.guesses.add(keys, held, expires_s)
+            holdings.guesses.add(keys, cached, expires_s)
             added = len(holdings.guesses) - before
             self._total += added
             self._trim(added)
@@ -161,7 +161,7 @@ class PrefixIndex:
             if holdings.stale_until_s is not None and holdings.stale_until_s <= now_s:
                 self._total -= len(holdings.blocks)
                 self._discarded.append(holdings.blocks)
-                holdings.blocks, holdings.stale_until_s = HeldBlocks(), None
+                holdings.blocks, holdings.stale_until_s = CachedBlocks(), None
             if left <= 0:
                 return True
             before = len(holdings.guesses)
@@ -184,12 +184,12 @@ class PrefixIndex:
         """Returns the cached part of a prompt with these keys, in time logarithmic in the prompt's length."""
         return self.hits([endpoint], keys, now_s)[0]
 
-    def held_blocks(self, endpoint: str) -> int:
+    def cached_blocks(self, endpoint: str) -> int:
         """Returns the number of all blocks cached there, guesses included."""
-        return self.all_held_blocks([endpoint])[0]
+        return self.all_cached_blocks([endpoint])[0]
 
-    def all_held_blocks(self, endpoints: Sequence[str]) -> list[int]:
-        """Returns `held_blocks` of each of these endpoints."""
+    def all_cached_blocks(self, endpoints: Sequence[str]) -> list[int]:
+        """Returns `cached_blocks` of each of these endpoints."""
         each = map(self._endpoints.get, endpoints)
         return [
             len(holdings.blocks.owner) * holdings.blocks.step + len(holdings.guesses.by_key) if holdings else 0

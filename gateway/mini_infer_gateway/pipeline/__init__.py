@@ -1,1 +1,1 @@
-"""The request pipeline: reads, resolves the model, tokenises, routes, attempts, and retries elsewhere."""
+"""The request pipeline: `generate` names the stages of a request in their order, `stages` has a file for each."""

@@ -28,28 +28,35 @@ class Client:
     """
     orders_by_deadline: bool = False
     """True if a request with a shorter queue time-out goes before the other requests of its flow."""
-    facts: dict[str, str] = field(default_factory=dict)
+    log_fields: dict[str, str] = field(default_factory=dict)
     """Fields that are added to the log line of each request."""
-    name_at_engines: bytes = b""
+    opaque_name: bytes = b""
     """The value of CLIENT_HEADER; empty if it depends on the address of the connection."""
 
     def priority(self, fields: dict[str, Any]) -> int:
         """Returns the effective priority, from vLLM's `priority` or OpenAI's `service_tier`. Lower goes first."""
-        wanted = None if _PRIORITY_FIELDS.isdisjoint(fields) else _wanted_priority(fields)
-        return 0 if wanted is None else clamped(wanted, self.max_priority)
+        requested = _requested_priority(fields)
+        return 0 if requested is None else clamped(requested, self.max_priority)
 
     def rewritten(self, row: EnginePath, body: bytes, fields: dict[str, Any]) -> tuple[bytes, dict[str, Any]]:
         """Returns the body and its fields for an engine: with the effective priority and the key's cache salt."""
         if self.salt_of is None and _PRIORITY_FIELDS.isdisjoint(fields):
             return body, fields
         changed: dict[str, Any] = {}
-        wanted = None if _PRIORITY_FIELDS.isdisjoint(fields) else _wanted_priority(fields)
-        if wanted is not None and (allowed := clamped(wanted, self.max_priority)) != wanted:
+        requested = _requested_priority(fields)
+        if requested is not None and (allowed := clamped(requested, self.max_priority)) != requested:
             changed["priority"] = allowed
         own = fields.get("cache_salt")
         if self.salt_of and row.prompts and (own is None or isinstance(own, str)):
             changed["cache_salt"] = salted(self.salt_of, own or "")
         return (_with_fields(body, changed), fields | changed) if changed else (body, fields)
+
+    def name_for_engines(self, scope: Scope) -> bytes:
+        """Returns the value of CLIENT_HEADER: one value for each name of a key, or for each peer without a key."""
+        if self.opaque_name:
+            return self.opaque_name
+        address = scope.get("client")
+        return _opaque(f"peer {peer_of(address[0])}" if address else "local")
 
 
 _PRIORITY_FIELDS: Final = frozenset(("priority", "service_tier"))
@@ -70,7 +77,7 @@ class Clients:
         self._anybody = Client(
             max_priority=settings.max_priority, salt_of=self._own, orders_by_deadline=settings.max_priority < 0
         )
-        self._known: dict[bytes, tuple[KeyGrant, Client]] = {}
+        self._cached: dict[bytes, tuple[KeyGrant, Client]] = {}
         """Grants and clients by the hash of their key. A grant is a new object after the file of keys has changed."""
 
     def of(self, scope: Scope) -> Client:
@@ -80,48 +87,42 @@ class Clients:
         grant = scope.get(GRANT) or self._keys.grant(scope["headers"])
         if grant is None:
             return self._anybody
-        known = self._known.get(grant.digest)
-        if known is not None and known[0] is grant:
-            return known[1]
-        if len(self._known) >= _KNOWN:
-            self._known.clear()
+        cached = self._cached.get(grant.digest)
+        if cached is not None and cached[0] is grant:
+            return cached[1]
+        if len(self._cached) >= MAX_CACHED_CLIENTS:
+            self._cached.clear()
         client = Client(
             Flow(grant.name, grant.weight),
             self._max_priority if grant.max_priority is None else grant.max_priority,
             grant if self._salts_by_key else self._own,
             orders_by_deadline=True,
-            facts={"key": grant.name},
-            name_at_engines=_opaque(f"key {grant.name}"),
+            log_fields={"key": grant.name},
+            opaque_name=_opaque(f"key {grant.name}"),
         )
-        self._known[grant.digest] = grant, client
+        self._cached[grant.digest] = grant, client
         return client
-
-
-def name_at_engines(client: Client, scope: Scope) -> bytes:
-    """Returns the value of CLIENT_HEADER: one value for each name of a key, or for each peer without a key."""
-    if client.name_at_engines:
-        return client.name_at_engines
-    address = scope.get("client")
-    return _opaque(f"peer {peer_of(address[0])}" if address else "local")
 
 
 @lru_cache(maxsize=4096)
 def _opaque(name: str) -> bytes:
-    """Returns an opaque name: an engine only has to tell clients apart, and needs neither key names nor addresses."""
+    """Returns an opaque name: an engine only distinguishes clients, and needs neither key names nor addresses."""
     return hashlib.blake2b(name.encode(), digest_size=12, person=b"mini-infer").hexdigest().encode()
 
 
-_KNOWN = 10_000
+MAX_CACHED_CLIENTS = 10_000
 """Largest number of cached clients; a file of keys that changes often would exceed it."""
 
 
-def _wanted_priority(fields: dict[str, Any]) -> int | None:
+def _requested_priority(fields: dict[str, Any]) -> int | None:
     """Returns the priority that a body requests; None if it has none or no integer, which an engine rejects."""
-    wanted = fields.get("priority")
-    if wanted is None:
+    if _PRIORITY_FIELDS.isdisjoint(fields):
+        return None
+    priority = fields.get("priority")
+    if priority is None:
         tier = fields.get("service_tier")
         return SERVICE_TIER_PRIORITIES.get(tier) if isinstance(tier, str) else None
-    return wanted if isinstance(wanted, int) and not isinstance(wanted, bool) else None
+    return priority if isinstance(priority, int) and not isinstance(priority, bool) else None
 
 
 def _with_fields(body: bytes, fields: dict[str, Any]) -> bytes:

@@ -8,8 +8,6 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from mini_infer_web.api_errors import ApiError
-
 KILLS_LIMIT = 2
 """Number of engines that one request may end before it is refused."""
 REMEMBERED_S = 300.0
@@ -81,17 +79,6 @@ class PoisonRequests:
             if not self._lengths[key[0]]:
                 del self._lengths[key[0]]
         return known
-
-
-def endpoints_ended(model: str, kills: int, detail: str = "") -> ApiError:
-    """Returns the 502 for a request that ended engines. OpenAI's and Anthropic's clients do not retry it."""
-    return ApiError(
-        502,
-        f"{kills} endpoints of model {model!r} ended while they had this request, so it is not tried on another"
-        f"{detail and f' ({detail})'}; the same request is refused for {REMEMBERED_S:g} s",
-        code="endpoints_ended",
-        headers={"x-should-retry": "false"},
-    )
 
 
 def _key(path: str, body: bytes) -> _Key:

@@ -1,15 +1,20 @@
-"""Decides whether a request that failed before its first byte is tried on another endpoint. Pure: no HTTP, no clock.
+"""Decides whether a request that failed before its first byte is tried on another endpoint. Pure: no sockets, no clock.
 
 Four limits apply: attempts and a deadline for each request; a budget for all of them (a share of what arrives, as in
 Finagle and Envoy, so that a failing fleet gets little more than its load); and the engines that a request has ended: a
 request that ended two is not sent to a third.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 from mini_infer_gateway.fleet.breaker import Cause
+from mini_infer_gateway.http.upstream import (
+    ConnectError,
+    MalformedResponseError,
+    UpstreamError,
+    UpstreamTimeoutError,
+)
 from mini_infer_gateway.pipeline.poison_requests import KILLS_LIMIT
 
 
@@ -36,6 +41,26 @@ class Failure(Enum):
     """The request was moved away from an endpoint that stopped working."""
     REMOVED = "removed"
     """The request was moved away from an endpoint that its source no longer lists."""
+
+
+class AttemptError(Exception):
+    """An attempt failed before anything was sent to the client.
+
+    `again` is True if another endpoint is to be tried, and False if no attempt is left.
+    """
+
+    def __init__(self, failure: Failure, detail: str, again: bool) -> None:
+        super().__init__(detail)
+        self.failure, self.again = failure, again
+
+
+def failure_of(error: UpstreamError) -> Failure:
+    """Returns the failure that an error of a connection is."""
+    if isinstance(error, ConnectError):
+        return Failure.CONNECT
+    if isinstance(error, MalformedResponseError):
+        return Failure.MALFORMED
+    return Failure.TIMEOUT if isinstance(error, UpstreamTimeoutError) else Failure.BROKE
 
 
 CAUSE = {
@@ -89,25 +114,10 @@ class RetryBudget:
         self.tokens, self.refilled_s = max(self.tokens, min(BUDGET_RESERVE, grown)), now_s
 
 
-@dataclass(slots=True)
-class Attempts:
-    """The attempts of one request."""
+def allows_attempt(attempts: int, limit: int, kills: int, left_s: float) -> bool:
+    """Returns True if a request's own limits allow another attempt.
 
-    budget: RetryBudget
-    limit: int
-    deadline_s: float
-    count: int = 0
-    """Number of attempts begun so far."""
-    kills: int = 0
-    """Number of engines that ended while they processed this request, including earlier submissions by the client."""
-    reasons: list[str] = field(default_factory=list)
-    """The reason why each attempt failed, for the final error message to the client."""
-
-    def retry(self, failure: Failure, others_left: Callable[[Failure], bool], now_s: float) -> bool:
-        """Returns True if the request is to be retried. Call it once for each failure: True has spent budget."""
-        self.kills += failure in KILLS
-        if self.kills >= KILLS_LIMIT or self.count >= self.limit or now_s >= self.deadline_s - LEAST_TIME_S:
-            return False
-        if not others_left(failure):
-            return False
-        return failure in FREE or self.budget.spend(now_s)
+    `attempts` is the number of attempts begun, `kills` that of the engines that ended while they processed the request,
+    and `left_s` the time until its deadline.
+    """
+    return kills < KILLS_LIMIT and attempts < limit and left_s > LEAST_TIME_S

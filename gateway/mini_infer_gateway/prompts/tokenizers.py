@@ -17,9 +17,9 @@ import msgspec
 from mini_infer_contract.launch import PROMPT_ASSETS_PATH, Endpoint
 from mini_infer_gateway.http.upstream import Upstream
 from mini_infer_gateway.memory import TOKENIZER_FACTOR
-from mini_infer_gateway.prompts.asked_tokens import AskedTokenizer
 from mini_infer_gateway.prompts.prompt_keys import PromptReader, Steps, key_steps
 from mini_infer_gateway.prompts.remembered import RememberedPrompts
+from mini_infer_gateway.prompts.remote_tokenizer import RemoteTokenizer
 from mini_infer_gateway.prompts.template_workers import RenderFailedError, TemplateWorkers
 from mini_infer_gateway.prompts.tokenizer_form import UnknownFormError, check_form
 from mini_infer_gateway.prompts.worker_threads import AbandonedError, WorkerThreads
@@ -62,11 +62,11 @@ class NoPromptAssetsError(Exception):
     """The server does not publish its tokenizer: it is another maker's."""
 
 
-class HowItTokenises(NamedTuple):
+class TokenizerSource(NamedTuple):
     """The tokenizer of a server, as far as it is known."""
 
     revision: str
-    is_told: bool
+    is_published: bool
     """True if the server is an engine of this project that reported it; False if it was configured for its model."""
 
 
@@ -111,10 +111,10 @@ class Tokenizers:
         self._tokenizers: dict[str, _Tokenizer] = {}
         self._unusable: dict[str, str] = {}
         """Reasons, by revision, why a tokenizer is not run here, so that its servers tokenise."""
-        self._asking: dict[str, AskedTokenizer] = {}
+        self._remote: dict[str, RemoteTokenizer] = {}
         """Tokenisation by servers, by revision, for models whose servers tokenise."""
 
-    async def fetch(self, endpoint: Endpoint, known_revision: str) -> "HowItTokenises":
+    async def fetch(self, endpoint: Endpoint, known_revision: str) -> "TokenizerSource":
         """Loads the tokenizer of a server.
 
         Raises NoPromptAssetsError, or UpstreamError if a retry may help.
@@ -125,7 +125,7 @@ class Tokenizers:
             endpoint.url, PROMPT_ASSETS_PATH, FETCH_TIMEOUT_S, headers, MAX_ASSETS_BYTES
         )
         if status == 304:
-            return HowItTokenises(known_revision, is_told=True)
+            return TokenizerSource(known_revision, is_published=True)
         if status == 200:
             try:
                 assets = msgspec.json.decode(body, type=PromptAssets)
@@ -136,25 +136,25 @@ class Tokenizers:
                 message = f"{PROMPT_ASSETS_PATH} claims revision {assets.revision[:64]!r}, and its files are {actual}"
                 raise NoPromptAssetsError(message)
             revision = await self._add(assets, is_ours=False)
-            # Where a process here fails at its template, or its tokenizer is of an unknown form, it is asked itself.
-            asked = self._asking.setdefault(revision, AskedTokenizer(self._upstream, endpoint.model))
-            asked.add_server(endpoint.url)
-            return HowItTokenises(revision, is_told=True)
+            # Where a process here fails at its template, or its tokenizer is of an unknown form, the server tokenises.
+            remote = self._remote.setdefault(revision, RemoteTokenizer(self._upstream, endpoint.model))
+            remote.add_server(endpoint.url)
+            return TokenizerSource(revision, is_published=True)
         if status == 404 and _NO_TOKENIZER in body:
             self._tokenizers.setdefault(TOKEN_IDS, _Tokenizer(None, self._remembered, 0))
-            return HowItTokenises(TOKEN_IDS, is_told=True)
+            return TokenizerSource(TOKEN_IDS, is_published=True)
         named = self._named.get(endpoint.model) or self._named.get("")
         if named is None:
             message = f"{PROMPT_ASSETS_PATH} answered {status}, and no --tokenizer is named for {endpoint.model}"
             raise NoPromptAssetsError(message)
         if isinstance(named, str):
-            return HowItTokenises(await self._asked(endpoint), is_told=False)
-        return HowItTokenises(await self._add(named), is_told=False)
+            return TokenizerSource(await self._remote_revision(endpoint), is_published=False)
+        return TokenizerSource(await self._add(named), is_published=False)
 
-    async def _asked(self, endpoint: Endpoint) -> str:
+    async def _remote_revision(self, endpoint: Endpoint) -> str:
         """Returns the revision of a model whose servers tokenise. Raises NoPromptAssetsError if this one does not."""
         revision = f"{ASK} {endpoint.model}"
-        tokenizer = self._asking.setdefault(revision, AskedTokenizer(self._upstream, endpoint.model))
+        tokenizer = self._remote.setdefault(revision, RemoteTokenizer(self._upstream, endpoint.model))
         if not await tokenizer.try_server(endpoint.url):
             raise NoPromptAssetsError("--tokenizer says that it is to be asked, and it does not answer /tokenize")
         return revision
@@ -185,8 +185,8 @@ class Tokenizers:
         """Forgets all other tokenizers."""
         revisions = set(revisions)
         gone = self._tokenizers.keys() - revisions
-        for revision in self._asking.keys() - revisions:
-            del self._asking[revision]
+        for revision in self._remote.keys() - revisions:
+            del self._remote[revision]
         for revision in self._unusable.keys() - revisions:
             del self._unusable[revision]
         self._workers.keep(revisions)
@@ -221,8 +221,8 @@ class Tokenizers:
         for revision in revisions:
             if tokenizer := self._tokenizers.get(revision):
                 keys = await self._keys(tokenizer, revision, read, body, size_bytes, max_tokens, abandoned)
-            elif asked := self._asking.get(revision):
-                keys = await self._keys_of_ids(asked, read, body, size_bytes, max_tokens, abandoned)
+            elif remote := self._remote.get(revision):
+                keys = await self._keys_of_ids(remote, read, body, size_bytes, max_tokens, abandoned)
             else:
                 continue
             if keys:
@@ -257,8 +257,8 @@ class Tokenizers:
                 revision, encoder.template_sources, encoder.special_tokens, read.__name__, body, abandoned
             )
         except RenderFailedError:
-            asked = self._asking.get(revision)
-            return await self._keys_of_ids(asked, read, body, size_bytes, max_tokens, abandoned) if asked else None
+            remote = self._remote.get(revision)
+            return await self._keys_of_ids(remote, read, body, size_bytes, max_tokens, abandoned) if remote else None
         if prompts is None:
             return None
         steps = tokenizer.steps(lambda templates, of_body: prompts, body, max_tokens, INLINE_UNITS)
@@ -266,21 +266,21 @@ class Tokenizers:
 
     async def _keys_of_ids(
         self,
-        asked: AskedTokenizer,
+        remote: RemoteTokenizer,
         read: PromptReader,
         body: dict[str, Any],
         size_bytes: int,
         max_tokens: int | None,
         abandoned: Callable[[], bool],
     ) -> PromptKeys | None:
-        steps = await self._steps_of_ids(asked, read, body, max_tokens)
+        steps = await self._steps_of_ids(remote, read, body, max_tokens)
         return await self._finish(steps, size_bytes <= INLINE_BYTES, abandoned) if steps else None
 
     async def _steps_of_ids(
-        self, asked: AskedTokenizer, read: PromptReader, body: dict[str, Any], max_tokens: int | None
+        self, remote: RemoteTokenizer, read: PromptReader, body: dict[str, Any], max_tokens: int | None
     ) -> Steps | None:
         try:
-            of_ids = await asked.as_token_ids(read, body)
+            of_ids = await remote.as_token_ids(read, body)
         except ApiError:
             return None  # The server knows best how to refuse it.
         return key_steps(None, self._remembered, read, of_ids, max_tokens) if of_ids else None

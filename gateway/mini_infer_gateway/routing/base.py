@@ -4,7 +4,7 @@ Knows no HTTP and no sockets; everything here is plain data.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from random import Random
 from typing import Literal, Protocol
@@ -89,6 +89,10 @@ class RoutingRequest:
     """The request's position among the waiting requests of its flow."""
     flow: Flow = NO_KEY
     """The flow whose share of the endpoints the request uses."""
+
+    def excluding(self, decision: "Decision") -> "RoutingRequest":
+        """Returns the request with the endpoints excluded that may have caused a failure."""
+        return replace(self, attempted=self.attempted.union(endpoint.name for endpoint in decision.endpoints))
 
 
 @dataclass(frozen=True, slots=True)

@@ -237,6 +237,22 @@ async def test_a_cluster_without_inference_services_has_none_of_them(tmp_path: P
             assert seen.services == []
 
 
+async def test_services_are_gone_when_their_kind_is_removed_from_the_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(list_watch, "FIRST_BACKOFF_S", 0.01)
+    async with false_server(tmp_path) as (server, config):
+        server.pods, server.services = [pod("a")], [service("svc")]
+        async with watching(config) as seen:
+            await until(lambda: bool(seen.services))
+            server.services = None
+            server.service_events.put_nowait(None)
+            await until(lambda: seen.services == [])
+            assert seen.names() == {"ns/a": True}
+            server.services = [service("svc")]
+            await until(lambda: bool(seen.services))
+
+
 async def test_a_watch_that_is_too_old_is_listed_anew_and_what_is_gone_goes(tmp_path: Path) -> None:
     async with false_server(tmp_path) as (server, config):
         server.pods = [pod("a")]

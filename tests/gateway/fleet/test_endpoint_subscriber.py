@@ -157,7 +157,7 @@ async def test_an_endpoint_that_goes_leaves_nothing() -> None:
         await until(lambda: held(gateway, engine, 1) == 4)
         gateway.source.publish([])
         assert held(gateway, engine, 1) == 0
-        assert gateway.app.index.held_blocks("a") == 0
+        assert gateway.app.index.cached_blocks("a") == 0
         assert gateway.app.tokenizers._tokenizers == {}
 
 
@@ -313,7 +313,7 @@ async def test_a_server_is_routed_by_load_when_it_cannot_tokenise() -> None:
         b.tokenizes = False
         async with running_gateway(a.endpoint, b.endpoint, tokenizers={"": "ask"}) as gateway:
             await until(lambda: gateway.app.fleet.endpoints["a"].index_kind(gateway.app._clock()) == "exact")
-            await until(lambda: gateway.app.fleet.endpoints["b"].subscriber.asked)
+            await until(lambda: gateway.app.fleet.endpoints["b"].subscriber.tokenizer_queried)
             assert gateway.app.fleet.endpoints["b"].index_kind(gateway.app._clock()) == "none"
             a.tokenizes = False
             async with gateway.chat("a question") as response:

@@ -103,11 +103,11 @@ async def test_recorded_events_make_the_index_exact_and_recorded_streams_pass_un
                 return response.headers["x-mini-infer-pod"], hit, await response.read()
 
         await one.publish(0, "chain")
-        await until(lambda: gateway.app.index.held_blocks("a") == 2)
+        await until(lambda: gateway.app.index.cached_blocks("a") == 2)
         for _ in range(3):
             pod, hit, told = await asked()
             assert (pod, hit) == ("a", 32), "both blocks of the recorded chain"
             assert told == "".join(STREAMS["0.26.0"]).encode()
         assert one.bodies == [body] * 3, "no engine but ours is asked for more"
         await one.publish(1, "cleared")
-        await until(lambda: gateway.app.index.held_blocks("a") == 0)
+        await until(lambda: gateway.app.index.cached_blocks("a") == 0)

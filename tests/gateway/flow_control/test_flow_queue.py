@@ -117,6 +117,29 @@ def test_an_idle_endpoint_takes_over_what_is_better_there() -> None:
     assert len(world.sent) == 2
 
 
+def predicted_wait_s(world: World, number: int) -> float:
+    """The prediction for a new request, which does not stay in the queue."""
+    entry = world.offer(number)
+    world.queue.drop(entry)
+    return entry.predicted_wait_s
+
+
+def test_wait_predictions_are_forgotten_when_an_endpoint_is_removed() -> None:
+    world = World()
+    for number in range(3):
+        world.offer(number)
+    at_first_s = predicted_wait_s(world, 9)
+    world.queue.keep(["a", "b"])
+    for _ in range(3):
+        world.done("a")
+    world.queued["a"] = FULL
+    learned_s = predicted_wait_s(world, 10)
+    world.queue.keep(["a", "b"])
+    assert predicted_wait_s(world, 11) == learned_s != at_first_s
+    world.queue.keep(["a"])
+    assert predicted_wait_s(world, 12) > learned_s + 1.0
+
+
 def test_requests_get_a_retry_after_when_the_queue_is_full() -> None:
     world = World(max_queue=2)
     for number in range(3):

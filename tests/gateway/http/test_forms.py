@@ -67,6 +67,8 @@ NAMED = b'Content-Disposition: form-data; name="a"'
     "body",
     [
         b"",
+        b"abc--",
+        b"abc--\r\n--",
         b"--x",
         b"--x\r\n",
         part(NAMED, b"b"),

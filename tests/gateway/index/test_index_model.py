@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mini_infer_contract.blocks import block_keys
 from mini_infer_contract.events import BlockRemoved, BlockStored
-from mini_infer_gateway.index.held_blocks import Hit
+from mini_infer_gateway.index.cached_blocks import Hit
 from mini_infer_gateway.index.key_chain import KeyChain
 from mini_infer_gateway.index.prefix_index import SLICE_BLOCKS, PrefixIndex, prompt_root, slices
 
@@ -199,7 +199,7 @@ def test_no_call_takes_long_with_two_million_tokens() -> None:
     parts = list(slices(chains))
     assert max(sum(len(event.block_hashes) for event in part) for part in parts if part) <= SLICE_BLOCKS  # type: ignore[union-attr]
     assert slow_calls([lambda part=part: index.apply("e", part) for part in parts]) == []  # type: ignore[misc]
-    assert index.held_blocks("e") == 126_000
+    assert index.cached_blocks("e") == 126_000
     prompts = [block_keys([number] * 32_000, prompt_root()) for number in range(20)]
     assert slow_calls([lambda keys=keys: index.guess("f", keys, 10.0) for keys in prompts]) == []  # type: ignore[misc]
     assert index.total_blocks <= 140_000, "the index was full on the way"

@@ -106,7 +106,7 @@ def test_the_index_equals_the_endpoints_cache(
         assert index.hit("e", keys, 0.0).blocks * BLOCK == cache.hit_tokens(tokens, salt)
         assert index.hit("other", keys, 0.0).blocks == 0
     index.clear("e")
-    assert index.held_blocks("e") == index._total == 0
+    assert index.cached_blocks("e") == index._total == 0
 
 
 def stored(first: int, blocks: int, parent: int | None = None, **fields: object) -> BlockStored:
@@ -131,7 +131,7 @@ def test_a_guess_counts_until_it_expires_or_is_removed() -> None:
     index.guess("e", keys(6), expires_s=20.0)
     while index.expire(20.0):
         pass
-    assert index.held_blocks("e") == index._total == 3
+    assert index.cached_blocks("e") == index._total == 3
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_what_tells_caches_apart(event: BlockStored, adapter: str, salt: str, bl
 def test_a_chain_on_an_unknown_parent_is_counted_and_left_out() -> None:
     index = PrefixIndex(1000)
     assert index.apply("e", [stored(1, 2, parent=0)]) == 1
-    assert index.held_blocks("e") == 0
+    assert index.cached_blocks("e") == 0
 
 
 def test_sharers_are_conversations_below_a_common_part() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from mini_infer_contract.launch import Endpoint
 from tests.engine.server.dry_server import free_port
-from tests.gateway.pipeline.test_continuation import QUESTION, Engine, told
+from tests.gateway.pipeline.continuation.test_base import QUESTION, Engine, told
 from tests.gateway.test_metrics import value
 from tests.support.running_gateway import RunningGateway, running_gateway, until
 

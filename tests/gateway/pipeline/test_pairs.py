@@ -111,7 +111,7 @@ async def test_prompts_that_a_prefill_engine_has_got_count_as_its_load_until_the
         assert load("d1").running == 1
         await asking
         assert load("p1").queued_tokens == load("p1").running == load("d1").running == 0
-        assert gateway.app.index.held_blocks("p1") > 200, "what it has computed it holds"
+        assert gateway.app.index.cached_blocks("p1") > 200, "what it has computed it holds"
 
 
 @pytest.mark.parametrize("stream", [False, True])

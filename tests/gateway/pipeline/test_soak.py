@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tests.gateway.pipeline.test_continuation import QUESTION, Engine, engines, told
+from tests.gateway.pipeline.continuation.test_base import QUESTION, Engine, engines, told
 from tests.gateway.pipeline.test_disaggregated import Side, fleet
 from tests.gateway.test_metrics import value
 from tests.support.running_gateway import RunningGateway, running_gateway, until

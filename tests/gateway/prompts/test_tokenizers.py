@@ -32,7 +32,7 @@ async def test_a_revision_is_computed_from_the_files_when_a_server_claims_anothe
         thief.assets = forged
         async with running_gateway(thief.endpoint) as gateway:
             states = gateway.app.fleet.endpoints
-            await until(lambda: states["thief"].subscriber.asked)
+            await until(lambda: states["thief"].subscriber.tokenizer_queried)
             gateway.source.publish_endpoints(thief.endpoint, victim.endpoint)
             await until(lambda: states["victim"].index_kind(gateway.app._clock()) == "exact")
             assert states["thief"].subscriber.assets_revision == ""

@@ -35,7 +35,7 @@ class PrefixHits:
             CACHED_TOKENS: [hit.blocks * size for hit in hits],
             SHARED_TOKENS: [hit.shared_blocks * size for hit in hits],
             SHARERS: [hit.sharers for hit in hits],
-            HELD_TOKENS: [blocks * size for blocks in self._index.all_held_blocks(names)],
+            HELD_TOKENS: [blocks * size for blocks in self._index.all_cached_blocks(names)],
         }
 
     def _hits(

@@ -105,7 +105,7 @@ async def test_errors_and_bodies_leave_no_trace_in_the_budget() -> None:
                 await create(client, model="unknown", background=True)
             with pytest.raises(openai.BadRequestError, match="input_image"):
                 await create(client, [{"role": "user", "content": [{"type": "input_image"}]}], background=True)  # type: ignore[arg-type]
-        await until(lambda: gateway.app._generate._bodies.taken_bytes == 0)
+        await until(lambda: gateway.app.bodies.taken_bytes == 0)
 
 
 async def failure_of(client: openai.AsyncOpenAI) -> tuple[str | None, str]:
@@ -218,7 +218,7 @@ async def test_over_websocket(dry: DryServer) -> None:
         event = await line.recv()
         assert event.type == "error"
         assert event.error.code == "model_not_found"
-        assert gateway.app._generate._bodies.taken_bytes == 0
+        assert gateway.app.bodies.taken_bytes == 0
     assert len(gateway.app.responses.store) == 0
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mini_infer_gateway.pipeline.message_continuation import MessageContinuation
+from mini_infer_gateway.pipeline.continuation.messages import MessageContinuation
 
 
 def event(kind: str, body: str = "") -> bytes:

@@ -1,21 +1,21 @@
-"""Continues a stream of Anthropic's Messages API on another engine after its engine died (see `continuation`).
+"""Continues a stream of Anthropic's Messages API on another engine after its engine died (see `base`).
 
-The engines of this project report the token ids of a step in a `ping` after its events (see `held_continuation`).
+The engines of this project report the token ids of a step in a `ping` after its events (see `buffered`).
 """
 
 import re
 from dataclasses import dataclass
 
-from mini_infer_gateway.pipeline.held_continuation import HeldContinuation
+from mini_infer_gateway.pipeline.continuation.buffered import BufferedContinuation
 
 _IDS = re.compile(rb'^event: ping\ndata: \{"type":"ping","token_ids":\[([\d,]*)\]\}$')
 _START, _PING = b"event: message_start\n", b"event: ping\n"
 _DELTA, _STOP = b"event: message_delta\n", b"event: message_stop\n"
-_OF_A_STEP = b"event: content_block_"
+_CONTENT_BLOCK = b"event: content_block_"
 
 
 @dataclass(slots=True)
-class MessageContinuation(HeldContinuation):
+class MessageContinuation(BufferedContinuation):
     """The state of one stream of the Messages API that another engine can resume."""
 
     _begun: bool = False
@@ -26,27 +26,27 @@ class MessageContinuation(HeldContinuation):
         """The event that ends a stream whose `message_delta` the client has received."""
         return b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 
-    def take_one(self, event: bytes, told: list[bytes]) -> None:
+    def take_one(self, event: bytes, sent: list[bytes]) -> None:
         """Buffers the events of a step until their `ping`, and drops a second beginning of the message."""
-        if event.startswith(_OF_A_STEP):
-            self._held.append(event)
+        if event.startswith(_CONTENT_BLOCK):
+            self._buffered.append(event)
         elif found := _IDS.match(event):
             self._ids += [found[1]] if found[1] else []
-            told += self._released() if self.strips else [*self._released(), event]
+            sent += self._released() if self.strips else [*self._released(), event]
         elif event.startswith(_DELTA):
             if not self.finished:
-                told += [*self._released(), event]
+                sent += [*self._released(), event]
             self.finished = True
-            self._held.clear()
+            self._buffered.clear()
         elif event.startswith(_STOP):
-            told.append(event)
+            sent.append(event)
             self.done = True
         elif event.startswith(_START):
-            told += [] if self._begun else [event]
+            sent += [] if self._begun else [event]
             self._begun = True
         elif not (self._resumed and event.startswith(_PING)):
-            told.append(event)
+            sent.append(event)
 
     def _released(self) -> list[bytes]:
-        held, self._held = self._held, []
-        return held
+        released, self._buffered = self._buffered, []
+        return released

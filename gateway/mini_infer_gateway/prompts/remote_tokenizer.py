@@ -1,4 +1,4 @@
-"""Has prompts tokenised by their own servers, at `/tokenize` (vLLM and compatible servers), one prompt at a time.
+"""Tokenises prompts by requests to their own servers, at `/tokenize` (vLLM and compatible servers), one at a time.
 
 This is for servers whose tokenizer is available nowhere else. It costs each request a round trip with its whole prompt.
 """
@@ -51,7 +51,7 @@ class _Tokenized(msgspec.Struct):
 _answer = msgspec.json.Decoder(_Tokenized)
 
 
-def questions(read: PromptReader, body: dict[str, Any]) -> Sequence[dict[str, Any] | list[int]] | None:
+def tokenize_requests(read: PromptReader, body: dict[str, Any]) -> Sequence[dict[str, Any] | list[int]] | None:
     """Returns for each prompt of a body the `/tokenize` request, or its token ids if they are given.
 
     Returns None if no server can tokenise such a body. Raises ApiError 400 if it has no readable prompt.
@@ -70,7 +70,7 @@ def questions(read: PromptReader, body: dict[str, Any]) -> Sequence[dict[str, An
     ]
 
 
-class AskedTokenizer:
+class RemoteTokenizer:
     """Tokenises prompts of one model by requests to its servers."""
 
     def __init__(self, upstream: Upstream, model: str) -> None:
@@ -85,33 +85,33 @@ class AskedTokenizer:
 
     async def try_server(self, url: str) -> bool:
         """Returns True if this server answers `/tokenize`; it is used from now on. Raises UpstreamError."""
-        tells = await self._ask(url, {"prompt": "a"}) is not None
-        if tells and url not in self._urls:
+        answers = await self._send(url, {"prompt": "a"}) is not None
+        if answers and url not in self._urls:
             self._urls.append(url)
-        elif not tells and url in self._urls:
+        elif not answers and url in self._urls:
             self._urls.remove(url)
-        return tells
+        return answers
 
     async def as_token_ids(self, read: PromptReader, body: dict[str, Any]) -> dict[str, Any] | None:
         """Returns a completion body with the same prompts as token ids; None if no server returned them.
 
         Raises ApiError 400 if the body has no readable prompt.
         """
-        asked = questions(read, body)
-        if asked is None or len(asked) > MOST_PROMPTS:
+        requests = tokenize_requests(read, body)
+        if requests is None or len(requests) > MOST_PROMPTS:
             return None
         prompts = []
-        for question in asked:
-            ids = question if isinstance(question, list) else await self._ask_any(question)
+        for request in requests:
+            ids = request if isinstance(request, list) else await self._tokenize(request)
             if ids is None:
                 return None
             prompts.append(ids)
         return {"prompt": prompts} | {name: body[name] for name in _KEPT if name in body}
 
-    async def _ask_any(self, question: dict[str, Any]) -> list[int] | None:
+    async def _tokenize(self, request: dict[str, Any]) -> list[int] | None:
         for url in list(self._urls):
             try:
-                ids = await self._ask(url, question)
+                ids = await self._send(url, request)
             except UpstreamError as error:
                 log.info("%s is not asked for tokens until it is back: %s", url, error)
                 if url in self._urls:
@@ -123,9 +123,9 @@ class AskedTokenizer:
             return ids
         return None
 
-    async def _ask(self, url: str, question: dict[str, Any]) -> list[int] | None:
+    async def _send(self, url: str, request: dict[str, Any]) -> list[int] | None:
         """Returns the token ids of one prompt; None if the server rejects the request."""
-        body = msgspec.json.encode({"model": self._model} | question)
+        body = msgspec.json.encode({"model": self._model} | request)
         status, answer = await self._upstream.post(url, TOKENIZE_PATH, body, TIMEOUT_S, ANSWER_BYTES)
         if status != 200:
             return None

@@ -1,4 +1,4 @@
-"""Records the state of one stream, so that another engine can continue it after its engine died. Pure: bytes in and
+"""Records the state of one stream, so that another engine can continue it after its engine died. Pure: bytes in, bytes
 out.
 
 The engines of this project report the token ids of each event if a request sets `return_token_ids`, and continue after
@@ -11,7 +11,7 @@ without them.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Final, Self
 
 from mini_infer_apis.dialects.responses import LOGPROBS
 
@@ -69,7 +69,8 @@ def _is_ids(prompt: list[Any]) -> bool:
 class Continuation:
     """The state of one stream that another engine can resume after its last token."""
 
-    asks_for_ids: ClassVar[bytes] = b',"return_token_ids":true,"return_prompt_token_ids":false'
+    token_ids_fields: ClassVar[bytes] = b',"return_token_ids":true,"return_prompt_token_ids":false'
+    """Fields of a body by which a client requests the token ids."""
     seed: int | None
     """The seed to set; None if the client sent one."""
     strips: bool
@@ -86,11 +87,13 @@ class Continuation:
     """True while everything that the client has received is known by its token ids."""
     differs: bool = False
     """True if an engine that regenerated the stream produced other tokens: no engine can continue it."""
-    usage_told: bool = False
+    usage_sent: bool = False
     """True once the client has received the usage event."""
     _ids: list[bytes] = field(default_factory=list)
-    _asked: bool = False
+    _requested: bool = False
+    """True once a request was written for an engine."""
     _resumed: bool = False
+    """True if another engine has continued the stream."""
 
     @classmethod
     def of(cls, fields: Mapping[str, Any], seed: int) -> Self:
@@ -118,11 +121,11 @@ class Continuation:
         if self.seed is not None:
             added += b',"seed":%d' % self.seed
         if self.strips:
-            added += self.asks_for_ids
+            added += self.token_ids_fields
         if self._ids:
             added += b',"resume_token_ids":[' + b",".join(self._ids) + b"]"
-        self._resumed = self._asked
-        self._asked = True
+        self._resumed = self._requested
+        self._requested = True
         body = body.rstrip()
         return body[:-1] + added + body[-1:]
 
@@ -132,18 +135,18 @@ class Continuation:
             start = events.rfind(_IDS)
             if start >= 0:
                 return self._take_step(events, start)
-        told = TOKEN_IDS_FIELD.findall(events)
-        self._ids += [ids for ids in told if ids]
-        # An engine that tells no ids may have told text: nobody could go on after it.
-        self.possible = self.possible and len(told) == len(_JSON_EVENT.findall(events)) - events.count(NO_CHOICE)
+        reported = TOKEN_IDS_FIELD.findall(events)
+        self._ids += [ids for ids in reported if ids]
+        # An engine that reports no ids may have sent text: no engine could continue after it.
+        self.possible = self.possible and len(reported) == len(_JSON_EVENT.findall(events)) - events.count(NO_CHOICE)
         if self._resumed:
             events = _without(events, _ROLE)
         if self._resumed and self.finished:
-            events = _without(events, _CHOICE)  # It has been told how the choice ended.
+            events = _without(events, _CHOICE)  # The client has received the finish reason.
         self.finished = self.finished or _FINISH in events
-        if self.usage_told:
+        if self.usage_sent:
             events = _without(events, NO_CHOICE)
-        self.usage_told = self.usage_told or NO_CHOICE in events
+        self.usage_sent = self.usage_sent or NO_CHOICE in events
         self.done = self.done or events.endswith(DONE)
         if not self.strips:
             return events
@@ -162,6 +165,24 @@ class Continuation:
         self.finished = self.finished or _FINISH in event
         has_none = NO_TEXT[0] in event or NO_TEXT[1] in event
         return b"" if has_none and self.has_text else event
+
+
+@dataclass(slots=True)
+class NoContinuation(Continuation):
+    """The null object of an answer that no other engine can continue: it changes nothing and records nothing."""
+
+    possible: bool = False
+
+    def body(self, body: bytes) -> bytes:
+        """Returns `body` unchanged."""
+        return body
+
+    def take(self, events: bytes) -> bytes:
+        """Returns `events` unchanged."""
+        return events
+
+
+NO_CONTINUATION: Final = NoContinuation(seed=None, strips=False, wants_usage=False)
 
 
 def split_engine_death(events: bytes) -> tuple[bytes, bool]:

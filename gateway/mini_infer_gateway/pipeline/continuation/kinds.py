@@ -5,10 +5,10 @@ from typing import Any
 
 from mini_infer_apis.dialects.responses import LOGPROBS
 from mini_infer_gateway.paths import StreamForm
-from mini_infer_gateway.pipeline.continuation import Continuation, can_be_continued, may_outlive_its_engine
-from mini_infer_gateway.pipeline.message_continuation import MessageContinuation
-from mini_infer_gateway.pipeline.replayed_continuation import ReplayedContinuation
-from mini_infer_gateway.pipeline.response_continuation import ReplayedResponse, ResponseContinuation
+from mini_infer_gateway.pipeline.continuation.base import Continuation, can_be_continued, may_outlive_its_engine
+from mini_infer_gateway.pipeline.continuation.messages import MessageContinuation
+from mini_infer_gateway.pipeline.continuation.replayed import ReplayedContinuation
+from mini_infer_gateway.pipeline.continuation.responses import ReplayedResponse, ResponseContinuation
 
 RESUMED: Mapping[StreamForm, type[Continuation]] = {
     "chunks": Continuation,

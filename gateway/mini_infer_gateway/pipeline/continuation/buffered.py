@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
-from mini_infer_gateway.pipeline.continuation import Continuation
+from mini_infer_gateway.pipeline.continuation.base import Continuation
 
 
 @dataclass(slots=True)
-class HeldContinuation(Continuation, ABC):
+class BufferedContinuation(Continuation, ABC):
     """The base of continuations that buffer events until their token ids arrive; a subclass knows one API's events."""
 
-    asks_for_ids: ClassVar[bytes] = b',"return_token_ids":true'
-    _held: list[bytes] = field(default_factory=list)
+    token_ids_fields: ClassVar[bytes] = b',"return_token_ids":true'
+    _buffered: list[bytes] = field(default_factory=list)
     """Events whose token ids have not arrived yet."""
 
     @classmethod
@@ -28,17 +28,17 @@ class HeldContinuation(Continuation, ABC):
 
     def body(self, body: bytes) -> bytes:
         """Returns the request for the next engine, and drops the buffered events: that engine generates them again."""
-        self._held.clear()
-        return super(HeldContinuation, self).body(body)
+        self._buffered.clear()
+        return super(BufferedContinuation, self).body(body)
 
     def take(self, events: bytes) -> bytes:
-        """Records each of these events, and returns those that the client is to receive now."""
-        told: list[bytes] = []
+        """Records each of these events, and returns those that the client receives now."""
+        sent: list[bytes] = []
         for event in events.split(b"\n\n"):
             if event:
-                self.take_one(event, told)
-        return b"".join([event + b"\n\n" for event in told])
+                self.take_one(event, sent)
+        return b"".join([event + b"\n\n" for event in sent])
 
     @abstractmethod
-    def take_one(self, event: bytes, told: list[bytes]) -> None:
-        """Records one event, and appends to `told` what the client is to receive of it and of buffered events."""
+    def take_one(self, event: bytes, sent: list[bytes]) -> None:
+        """Records one event, and appends to `sent` what the client receives of it and of buffered events."""

@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 
 from mini_infer_contract.launch import Endpoint
-from mini_infer_gateway.pipeline.continuation import DONE, Continuation, can_be_continued, split_engine_death
+from mini_infer_gateway.pipeline.continuation.base import DONE, Continuation, can_be_continued, split_engine_death
 from tests.engine.server.dry_server import HANG_S, environment, free_port, serve_command
 from tests.support.fake_engine import FakeEngine
 from tests.support.running_gateway import RunningGateway, running_gateway, until
@@ -500,7 +500,7 @@ async def test_it_is_counted_and_logged_once_when_memory_is_too_short_to_continu
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         await gateway.settled()
         gateway.app.fleet.endpoints["a"].subscriber.resumes = True
-        bodies = gateway.app._generate._bodies
+        bodies = gateway.app.bodies
         assert bodies.take(bodies._limit_bytes * 3 // 4)
         for _ in range(3):
             async with gateway.chat("hi", stream=True) as response:

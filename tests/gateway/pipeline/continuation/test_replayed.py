@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from mini_infer_gateway.pipeline.continuation import DONE
-from mini_infer_gateway.pipeline.continuations import continuation_of
-from mini_infer_gateway.pipeline.message_continuation import MessageContinuation
-from mini_infer_gateway.pipeline.replayed_continuation import ReplayedContinuation
-from mini_infer_gateway.pipeline.response_continuation import ReplayedResponse, ResponseContinuation
+from mini_infer_gateway.pipeline.continuation.base import DONE
+from mini_infer_gateway.pipeline.continuation.kinds import continuation_of
+from mini_infer_gateway.pipeline.continuation.messages import MessageContinuation
+from mini_infer_gateway.pipeline.continuation.replayed import ReplayedContinuation
+from mini_infer_gateway.pipeline.continuation.responses import ReplayedResponse, ResponseContinuation
 
 TEXTS = ("The first choice.", "Another", "and a third one")
 Kind = str

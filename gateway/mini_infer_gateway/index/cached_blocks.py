@@ -31,7 +31,7 @@ class Hit(Struct, frozen=True, gc=False):
 NO_HIT = Hit(0, 0, 1)
 
 
-class HeldBlocks:
+class CachedBlocks:
     """The blocks of an endpoint that its events have confirmed."""
 
     def __init__(self) -> None:

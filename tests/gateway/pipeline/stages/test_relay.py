@@ -17,7 +17,7 @@ from mini_infer_gateway.http.upstream import (
     UpstreamError,
     UpstreamTimeoutError,
 )
-from mini_infer_gateway.pipeline.relay import Relay
+from mini_infer_gateway.pipeline.stages.relay import Relay
 from mini_infer_web.asgi import Message, Send
 from mini_infer_web.http_server.response_writer import ResponseWriter
 

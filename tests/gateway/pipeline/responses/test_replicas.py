@@ -13,7 +13,7 @@ import aiohttp
 import openai
 import pytest
 
-from mini_infer_gateway.pipeline.replicas import Replicas, ids_in, replica_tag, replica_url
+from mini_infer_gateway.pipeline.responses.replicas import Replicas, ids_in, replica_tag, replica_url
 from mini_infer_web.tls import TlsFiles
 from tests.support.fake_engine import FakeEngine
 from tests.support.running_gateway import until
@@ -177,12 +177,12 @@ async def test_a_replica_answers_itself_when_an_id_names_nobody_else() -> None:
     names = ["127.0.0.1:8080", "127.0.0.1:8081", "no.such.name.invalid"]
     one = Replicas("127.0.0.1", names, 8080, 1.0, TlsFiles(), clock=lambda: 100.0)
     scope: dict[str, Any] = {"headers": []}
-    assert await one.keeper(scope, [f"resp_{replica_tag(other)}{'0' * 40}"]) == other
-    assert await one.keeper(scope, [f"msg_{replica_tag(other)}{'0' * 40}"]) == other
+    assert await one.owner(scope, [f"resp_{replica_tag(other)}{'0' * 40}"]) == other
+    assert await one.owner(scope, [f"msg_{replica_tag(other)}{'0' * 40}"]) == other
     for unknown in (f"resp_{replica_tag(own)}{'0' * 40}", "resp_" + "0" * 48, "resp_x", "", "/etc/passwd", "é" * 99):
-        assert await one.keeper(scope, [unknown]) is None
+        assert await one.owner(scope, [unknown]) is None
     forwarded = {"headers": [(b"x-mini-infer-forwarded", b"1")]}
-    assert await one.keeper(forwarded, [f"resp_{replica_tag(other)}{'0' * 40}"]) is None
+    assert await one.owner(forwarded, [f"resp_{replica_tag(other)}{'0' * 40}"]) is None
 
 
 @pytest.mark.parametrize("name", ["", "a:b:c", "[::1", "host:port", "http://a"])

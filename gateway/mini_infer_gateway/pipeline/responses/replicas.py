@@ -90,7 +90,7 @@ class Replicas:
     def _is_tls(self) -> bool:
         return self._tls.ssl_certfile is not None
 
-    async def keeper(self, scope: Scope, ids: Iterable[str]) -> str | None:
+    async def owner(self, scope: Scope, ids: Iterable[str]) -> str | None:
         """Returns the address of another replica that stores one of these ids; None if this replica is to answer."""
         if not self._names or any(name == FORWARDED_HEADER for name, _ in scope["headers"]):
             return None

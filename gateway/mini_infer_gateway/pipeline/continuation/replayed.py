@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import msgspec
 
-from mini_infer_gateway.pipeline.continuation import DONE, NO_TEXT, TOKEN_IDS_FIELD, Continuation
+from mini_infer_gateway.pipeline.continuation.base import DONE, NO_TEXT, TOKEN_IDS_FIELD, Continuation
 
 _JSON, _HEAD = b"data: {", b"data: "
 _UNDIVIDED = b'"logprobs":null'
@@ -30,7 +30,7 @@ class _ChoiceOf(msgspec.Struct):
     finish_reason: str | None = None
 
     @property
-    def said(self) -> str:
+    def content(self) -> str:
         return self.text or (self.delta.content if self.delta else "") or ""
 
 
@@ -39,7 +39,7 @@ class _Chunk(msgspec.Struct):
 
 
 @dataclass(slots=True)
-class _Told:
+class _ChoiceProgress:
     """The state of one choice: what the client has received, and how much of it was emitted again."""
 
     ids: list[int] = field(default_factory=list)
@@ -63,7 +63,7 @@ class ReplayedContinuation(Continuation):
     """The state of one stream that another engine can regenerate."""
 
     choices: int = 1
-    _told: dict[int, _Told] = field(default_factory=dict)
+    _progress: dict[int, _ChoiceProgress] = field(default_factory=dict)
 
     @classmethod
     def of(cls, fields: Mapping[str, Any], seed: int) -> Self:
@@ -77,38 +77,38 @@ class ReplayedContinuation(Continuation):
     @property
     def progress(self) -> int:
         """A number that grows with each token and each finish reason that the client has received."""
-        return sum(len(choice.ids) + choice.finished for choice in self._told.values()) + self.done
+        return sum(len(choice.ids) + choice.finished for choice in self._progress.values()) + self.done
 
     def body(self, body: bytes) -> bytes:
         """Returns the request for the next engine, which begins every choice again."""
-        for choice in self._told.values():
+        for choice in self._progress.values():
             choice.begin_again()
         return super(ReplayedContinuation, self).body(body)
 
     def take(self, events: bytes) -> bytes:
         """Compares whole events with what the client has received, and returns the new part."""
-        told = []
+        sent = []
         for event in events.split(b"\n\n"):
             if event and not self.differs:
-                told += [one + b"\n\n" for one in self._take_one(event)]
+                sent += [one + b"\n\n" for one in self._take_one(event)]
         self.done = self.done or (events.endswith(DONE) and not self.differs)
-        return b"".join(told)
+        return b"".join(sent)
 
     def _take_one(self, event: bytes) -> list[bytes]:
         if not event.startswith(_JSON):
             return [event]
         chunk = _chunks.decode(event[len(_HEAD) :])
         if not chunk.choices:
-            was_told, self.usage_told = self.usage_told, True
-            return [] if was_told else [event]
+            was_sent, self.usage_sent = self.usage_sent, True
+            return [] if was_sent else [event]
         found = chunk.choices[0]
         if found.token_ids is None:
-            self.possible = False  # Nobody could tell how far the client has come.
+            self.possible = False  # The client's progress is unknown without them.
             return [event]
-        choice = self._told.setdefault(found.index, _Told())
+        choice = self._progress.setdefault(found.index, _ChoiceProgress())
         return self._new(event, found, found.token_ids, choice)
 
-    def _new(self, event: bytes, found: _ChoiceOf, ids: list[int], choice: _Told) -> list[bytes]:
+    def _new(self, event: bytes, found: _ChoiceOf, ids: list[int], choice: _ChoiceProgress) -> list[bytes]:
         """Returns the part of an event that the client has not received."""
         known = choice.ids[choice.at : choice.at + len(ids)]
         if known != ids[: len(known)]:
@@ -117,29 +117,31 @@ class ReplayedContinuation(Continuation):
         choice.at += len(ids)
         choice.empty_again = 0 if ids else choice.empty_again + 1
         missing = choice.characters - choice.characters_again
-        choice.characters_again += len(found.said)
+        choice.characters_again += len(found.content)
         ends = found.finish_reason is not None and not choice.finished
-        if not ends and (choice.at <= len(choice.ids) if ids else self._was_told(choice, found)):
+        if not ends and (choice.at <= len(choice.ids) if ids else self._was_sent(choice, found)):
             return []
         if known or (ends and missing > 0):
             return self._rest(event, found, choice, ids, missing)
         self._note(choice, found, ids)
         return self._shown(event)
 
-    def _was_told(self, choice: _Told, found: _ChoiceOf) -> bool:
+    def _was_sent(self, choice: _ChoiceProgress, found: _ChoiceOf) -> bool:
         """True if the client has received this event, which has no tokens."""
         if choice.at < len(choice.ids) or (found.finish_reason is not None and choice.finished):
             return True
         return choice.empty_again <= choice.empty
 
-    def _rest(self, event: bytes, found: _ChoiceOf, choice: _Told, ids: list[int], missing: int) -> list[bytes]:
+    def _rest(
+        self, event: bytes, found: _ChoiceOf, choice: _ChoiceProgress, ids: list[int], missing: int
+    ) -> list[bytes]:
         """Returns the rest of an event that the client has in part: its steps were divided in other places."""
-        if _UNDIVIDED not in event or not (found.said or found.text == ""):
+        if _UNDIVIDED not in event or not (found.content or found.text == ""):
             self.differs, self.possible = True, False
             return []
         whole = msgspec.json.decode(event[len(_HEAD) :])
         one = whole["choices"][0]
-        rest = found.said[max(0, missing) :]
+        rest = found.content[max(0, missing) :]
         new = ids[len(ids) - (choice.at - len(choice.ids)) :] if choice.at > len(choice.ids) else []
         one["token_ids"] = new
         if "text" in one:
@@ -147,16 +149,16 @@ class ReplayedContinuation(Continuation):
         else:
             one["delta"]["content"] = rest
         self._note(choice, found, new)
-        choice.characters += len(rest) - len(found.said)
+        choice.characters += len(rest) - len(found.content)
         return self._shown(_HEAD + msgspec.json.encode(whole))
 
-    def _note(self, choice: _Told, found: _ChoiceOf, new: list[int]) -> None:
+    def _note(self, choice: _ChoiceProgress, found: _ChoiceOf, new: list[int]) -> None:
         choice.ids += new
         choice.empty = 0 if new else choice.empty + 1
-        choice.characters += len(found.said)
+        choice.characters += len(found.content)
         choice.finished = choice.finished or found.finish_reason is not None
         if choice.finished:
-            self.finished = sum(one.finished for one in self._told.values()) == self.choices
+            self.finished = sum(one.finished for one in self._progress.values()) == self.choices
 
     def _shown(self, event: bytes) -> list[bytes]:
         if not self.strips:

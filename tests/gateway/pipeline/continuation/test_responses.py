@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from mini_infer_gateway.pipeline.response_continuation import ReplayedResponse, ResponseContinuation
+from mini_infer_gateway.pipeline.continuation.responses import ReplayedResponse, ResponseContinuation
 
 
 class Engine:

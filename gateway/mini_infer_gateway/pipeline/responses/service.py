@@ -17,17 +17,18 @@ from mini_infer_apis.stored_responses.store import ResponseStore
 from mini_infer_apis.stored_responses.websocket import WebSocketSession
 from mini_infer_gateway.fleet.registry import Fleet
 from mini_infer_gateway.http.asgi import ClientGoneError, no_room, read_body
-from mini_infer_gateway.memory import BodyBudget, HeldBody
+from mini_infer_gateway.memory import BodyBudget, BodyReservation
 from mini_infer_gateway.paths import ENGINE_PATHS, EnginePath
-from mini_infer_gateway.pipeline.generate import VALUE_BYTES, Generate, asked_model
-from mini_infer_gateway.pipeline.replicas import Replicas, ids_in
+from mini_infer_gateway.pipeline.generate import Generate
+from mini_infer_gateway.pipeline.responses.replicas import Replicas, ids_in
+from mini_infer_gateway.pipeline.stages.resolve import requested_model
 from mini_infer_gateway.settings import GatewaySettings
 from mini_infer_web.asgi import Receive, Scope, Send, receive_of
 from mini_infer_web.body_fields import UnknownFields
 from mini_infer_web.http_server.client_link import CLIENT_LINK
 from mini_infer_web.json_structure import check_structure
 
-_HELD = "mini_infer_held_body"
+_RESERVATION = "mini_infer_body_reservation"
 """Key in an ASGI scope: the bytes that the request has allocated from the budget of bodies."""
 
 
@@ -65,20 +66,20 @@ class Responses:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles one request; `scope` contains its "request_id". Raises ApiError if the gateway itself refuses it."""
-        held = scope[_HELD] = HeldBody(self._bodies)
+        reservation = scope[_RESERVATION] = BodyReservation(self._bodies)
         scope.pop(CLIENT_LINK, None)  # A response that is made in the background outlives its client's connection.
         try:
             response_id, _, _ = scope["path"].removeprefix(f"{RESPONSES_PATH}/").partition("/")
-            if keeper := await self._replicas.keeper(scope, [response_id]):
-                body = await read_body(scope, receive, self._settings.max_body_bytes, held.grow)
-                if await self._replicas.forward(keeper, scope, body, receive, send, self._settings.idle_timeout_s):
+            if owner := await self._replicas.owner(scope, [response_id]):
+                body = await read_body(scope, receive, self._settings.max_body_bytes, reservation.grow)
+                if await self._replicas.forward(owner, scope, body, receive, send, self._settings.idle_timeout_s):
                     return
                 receive = receive_of(body, receive)
             await self.service(scope, receive, send)
         except ClientGoneError:
             pass  # In the middle of its body.
         finally:
-            held.release()
+            reservation.release()
 
     async def websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one WebSocket connection."""
@@ -95,43 +96,43 @@ class Responses:
 
     async def _elsewhere(self, scope: Scope, body: dict[str, Any], receive: Receive, send: Send) -> bool:
         """Forwards the request to the replica that stores the response or the items that the body refers to."""
-        keeper = await self._replicas.keeper(scope, ids_in(body))
-        if keeper is None:
+        owner = await self._replicas.owner(scope, ids_in(body))
+        if owner is None:
             return False
         scope.setdefault("request_id", token_hex(16))
         idle_s = max(self._settings.idle_timeout_s, self._settings.head_timeout_s)
-        return await self._replicas.forward(keeper, scope, msgspec.json.encode(body), receive, send, idle_s)
+        return await self._replicas.forward(owner, scope, msgspec.json.encode(body), receive, send, idle_s)
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes:
-        held: HeldBody = scope[_HELD]
-        body = await read_body(scope, receive, self._settings.max_body_bytes, held.grow)
-        if not held.grow(len(body) + VALUE_BYTES * await check_structure(body)):
+        reservation: BodyReservation = scope[_RESERVATION]
+        body = await read_body(scope, receive, self._settings.max_body_bytes, reservation.grow)
+        if not reservation.grow(len(body), await check_structure(body)):
             raise no_room()
         return body
 
     @contextmanager
     def _room(self, size_bytes: int) -> Iterator[None]:
-        held = HeldBody(self._bodies)
+        reservation = BodyReservation(self._bodies)
         try:
-            if not held.grow(size_bytes):
+            if not reservation.grow(size_bytes):
                 raise no_room()
             yield
         finally:
-            held.release()
+            reservation.release()
 
     def _check(self, body: dict[str, Any]) -> str:
         """Checks the conversation's fields and the model's name. Returns the name by which engines know the model."""
         chat_body(body, UnknownFields(self._settings.unknown_fields))
-        model = asked_model(ENGINE_PATHS[RESPONSES_PATH], body, self._fleet.catalog.listed)
+        model = requested_model(ENGINE_PATHS[RESPONSES_PATH], body, self._fleet.catalog.listed)
         endpoints = self._fleet.endpoints
         served = (endpoints[name].endpoint.model for name in self._fleet.resolve(model) if name in endpoints)
         return next(served, model)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if _HELD in scope:
+        if _RESERVATION in scope:
             # Decoded, looked up and encoded again: from now on `Generate` counts what it makes of it.
             size = next((int(value) for name, value in scope["headers"] if name == b"content-length"), 0)
-            scope[_HELD].settle(size)
+            scope[_RESERVATION].settle(size)
         await self._generate(ENGINE_PATHS[scope["path"]], scope, receive, send)
 
     async def _answer_detached(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,0 +1,37 @@
+"""The parts of one gateway that serve its requests, in one object that `app` builds and every stage receives."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from mini_infer_gateway.fleet.registry import Fleet
+from mini_infer_gateway.flow_control.controller import FlowController
+from mini_infer_gateway.http.upstream import Upstream
+from mini_infer_gateway.memory import BodyBudget
+from mini_infer_gateway.metrics import Metrics
+from mini_infer_gateway.pipeline.clients import Clients
+from mini_infer_gateway.pipeline.continuation.retention import BodyRetention
+from mini_infer_gateway.pipeline.poison_requests import PoisonRequests
+from mini_infer_gateway.pipeline.retries import RetryBudget
+from mini_infer_gateway.prompts.tokenizers import Tokenizers
+from mini_infer_gateway.routing.router import Router
+from mini_infer_gateway.settings import GatewaySettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """The parts that all requests of a gateway share; each outlives every request."""
+
+    settings: GatewaySettings
+    clock: Callable[[], float]
+    """Returns seconds on the monotonic clock."""
+    clients: Clients
+    fleet: Fleet
+    tokenizers: Tokenizers
+    router: Router
+    flow: FlowController
+    upstream: Upstream
+    metrics: Metrics
+    bodies: BodyBudget
+    retention: BodyRetention
+    retry_budget: RetryBudget
+    poison: PoisonRequests = field(default_factory=PoisonRequests)

@@ -1,0 +1,43 @@
+"""Tokenises a request's prompts, and describes the request to routing and to the queue."""
+
+from math import inf
+
+from mini_infer_gateway.pipeline.call import Call
+from mini_infer_gateway.pipeline.serving import Serving
+from mini_infer_gateway.routing.base import RoutingRequest
+
+BYTES_PER_TOKEN = 4
+"""Bytes per token, to estimate the tokens of a prompt that was not tokenised."""
+
+
+async def tokenise(call: Call, serving: Serving) -> None:
+    """Computes the prompts' block keys, and builds the `RoutingRequest`.
+
+    Raises ApiError 400 if no endpoint can take the prompt.
+    """
+    fleet, began_s = serving.fleet, serving.clock()
+    prompts = (
+        await serving.tokenizers.keys(
+            call.row.prompts,
+            call.fields,
+            len(call.body),
+            fleet.assets_revisions(call.endpoints),
+            fleet.max_prompt_tokens(call.endpoints),
+            abandoned=lambda: call.exchange.abandoned,
+        )
+        if call.row.prompts
+        else {}
+    )
+    call.reservation.settle(len(call.body))
+    if prompts:
+        serving.metrics.tokenized(serving.clock() - began_s)
+    estimate = 0 if call.boundary else len(call.body) // BYTES_PER_TOKEN
+    order_timeout_s = call.queue_timeout_s if call.client.orders_by_deadline else inf
+    call.request = RoutingRequest(
+        call.model,
+        max((prompt.tokens for prompt in prompts.values()), default=estimate),
+        prompts,
+        may_split=bool(call.row.continued and prompts) and all(len(keys.chains) == 1 for keys in prompts.values()),
+        order=serving.flow.order(call.priority, call.arrived_s, order_timeout_s),
+        flow=call.client.flow,
+    )
