@@ -5,10 +5,11 @@ back when the pass is committed. Rows of prompts and of drafts never share a pas
 """
 
 from collections.abc import Collection
+from collections.abc import Sequence as Items
+from typing import Protocol
 
 from mini_infer_engine.config.options.speculation import SpeculationConfig
 from mini_infer_engine.core.batch import Batch, Row
-from mini_infer_engine.core.kv_cache_manager import KVCacheManager
 from mini_infer_engine.core.request import Request
 from mini_infer_engine.core.sequence import Sequence, State
 from mini_infer_engine.core.speculation.acceptance import (
@@ -29,6 +30,13 @@ def may_speculate(request: Request) -> bool:
     return request.beam_search is None and not request.embeds
 
 
+class LookaheadSlots(Protocol):
+    """The part of the KV cache manager that drafts need."""
+
+    def allocate_lookahead(self, sequences: Items[Sequence], ends: Items[int]) -> bool:
+        """Allocates pages for draft tokens up to the token counts `ends`. Returns False if too few are free."""
+
+
 class NoSpeculation:
     """Stands in for a `SpeculationPlanner` where speculation is off: no pass guesses tokens."""
 
@@ -42,7 +50,7 @@ class NoSpeculation:
         del request
         return False
 
-    def plan(self, batch: Batch, sequences: list[Sequence], kv_cache: KVCacheManager) -> None:
+    def plan(self, batch: Batch, sequences: list[Sequence], kv_cache: LookaheadSlots) -> None:
         """Leaves the planned pass as it is."""
 
     def launched(self, batch: Batch) -> PassKind | None:
@@ -103,7 +111,7 @@ class SpeculationPlanner:
         """Returns True if tokens may be guessed for a request."""
         return may_speculate(request)
 
-    def plan(self, batch: Batch, sequences: list[Sequence], kv_cache: KVCacheManager) -> None:
+    def plan(self, batch: Batch, sequences: list[Sequence], kv_cache: LookaheadSlots) -> None:
         """Adds draft tokens to rows of a planned pass, where that is possible and worth it."""
         rows = len(batch.rows)
         if not rows:
@@ -126,7 +134,7 @@ class SpeculationPlanner:
             self._rested, self._rests_for = 0, self.controller.plain_passes_left
             self._rest_kind = pass_kind(rows, 0) if self._rests_for else None
 
-    def _give_guesses(self, batch: Batch, sequences: list[Sequence], kv_cache: KVCacheManager) -> None:
+    def _give_guesses(self, batch: Batch, sequences: list[Sequence], kv_cache: LookaheadSlots) -> None:
         rows = batch.rows
         if batch.num_decodes < len(rows) or len(rows) > self._max_rows:
             return
