@@ -2,10 +2,12 @@
 
     python benchmarks/slo_scheduling.py --models qwen2.5-7b --out FILE
     python benchmarks/slo_scheduling.py --models tiny --device cpu --chat-prompt 32 --doc-prompt 1024 --out FILE
+    python benchmarks/slo_scheduling.py --models modelled --out FILE
 
 Chats and long documents arrive at random times, `--load` times as many as one loaded model can serve, the same under
 each policy. Capacity is measured first: all requests at once. Targets are multiples of what is measured on the idle
 engine, unless they are given in milliseconds. Times count from the moment at which a request should have been sent.
+The model "modelled" has no weights: each pass takes the time that --pass-ms and its kind say, by a clock of its own.
 """
 
 import random
@@ -25,9 +27,12 @@ from common.report import make_parser, percentile, print_table, save, say, words
 from common.targets import Target, verdict_cells
 
 if TYPE_CHECKING:
+    from mini_infer_engine.core.batch import Batch
     from mini_infer_engine.core.engine import Engine
     from mini_infer_engine.core.request import LatencyTargets, Request
+    from mini_infer_engine.core.result import PassResult
 
+MODELLED = "modelled"
 POLICIES = ("fcfs", "slo")
 KINDS = ("chat", "doc")
 _SHARE = "admitted that meet their targets"
@@ -56,11 +61,68 @@ class Load:
     doc_ttft_ms: float = 0.0
     itl_ms: float = 0.0
     vocabulary: int = 150_000
+    pass_ms: float = 8.0
+    """Of "modelled": a pass; the next two are what each decode row and each prompt token add to it."""
+    row_ms: float = 0.06
+    prompt_token_ms: float = 0.05
 
 
 SMOKE = Load(
     seconds=1.0, chat_prompt=12, chat_output=6, doc_prompt=200, doc_output=6, probes=8, max_num_seqs=8, vocabulary=4000
 )
+
+
+class Clock:
+    """The machine's clock, with the names of the module `time`."""
+
+    monotonic, time = staticmethod(time.monotonic), staticmethod(time.time)
+
+    def wait_until(self, due_s: float) -> None:
+        """Returns at this monotonic time."""
+        time.sleep(max(0.0, due_s - time.monotonic()))
+
+
+class VirtualClock(Clock):
+    """A clock that stands still but for what `ModelledRunner` adds."""
+
+    def __init__(self) -> None:
+        self.now_s = 1.0
+        self.monotonic = self.time = lambda: self.now_s
+
+    def wait_until(self, due_s: float) -> None:
+        """Goes to this time."""
+        self.now_s = max(self.now_s, due_s)
+
+
+class ModelledRunner:
+    """A runner without a model: a launch moves the clock on by the pass's time, up to a tenth of it more by chance."""
+
+    page_size, max_speculative_rows = 128, 0
+
+    def __init__(self, load: Load, clock: VirtualClock) -> None:
+        from mini_infer_engine.core.batch import NO_SWAP
+
+        self.max_model_len = load.doc_prompt + load.doc_output + 1
+        self.num_pages = load.max_num_seqs * -(-self.max_model_len // self.page_size)
+        self.swap_space = NO_SWAP
+        self._load, self._clock, self._dice = load, clock, random.Random(5)
+
+    def refuses(self, request: "Request") -> None:
+        """Refuses nothing."""
+
+    def launch(self, batch: "Batch") -> list[list[int]]:
+        """Returns the same token for each row that samples."""
+        load, rows = self._load, batch.rows
+        prompt_tokens = sum(row.count for row in rows[batch.num_decodes :])
+        pass_ms = load.pass_ms + load.row_ms * batch.num_decodes + load.prompt_token_ms * prompt_tokens
+        self._clock.now_s += pass_ms / 1000 * (1 + 0.1 * self._dice.random())
+        return [[7] if row.sampling is not None else [] for row in rows]
+
+    def collect(self, handle: list[list[int]]) -> "PassResult":
+        """Returns the tokens of a launched pass."""
+        from mini_infer_engine.core.result import PassResult
+
+        return PassResult(list(handle))
 
 
 @dataclass(slots=True)
@@ -97,22 +159,29 @@ class Sent:
 def measure(settings: dict[str, Any], load: Load) -> Iterator[dict[str, Any]]:
     """Yields the capacity, and then the figures of each policy; one model for all, a new engine around it for each."""
     from mini_infer_engine.config.options.settings import EngineSettings
+    from mini_infer_engine.core import engine as engine_module
     from mini_infer_engine.core.engine import Engine
     from mini_infer_engine.core.request import LatencyTargets
-    from mini_infer_engine.runtime.model_runner import load_runner
 
-    runner = load_runner(EngineSettings(**settings))
+    if settings["model"] == MODELLED:
+        settings |= {"step_depth": 0}
+        clock = engine_module.time = VirtualClock()
+        runner = ModelledRunner(load, clock)
+    else:
+        from mini_infer_engine.runtime.model_runner import load_runner
+
+        clock, runner = Clock(), load_runner(EngineSettings(**settings))
 
     def engine(policy: str) -> Engine:
         asked = EngineSettings(**settings | {"scheduling_policy": policy})
         return Engine(asked, runner, (), runner.max_model_len, "", record_events=False)
 
     probe = engine("fcfs")
-    run(probe, at_once(load, seed=1))
-    served = run(probe, at_once(load, seed=2))
+    run(probe, at_once(load, 1, clock), clock)
+    served = run(probe, at_once(load, 2, clock), clock)
     capacity = len(served) / (max(one.last_s for one in served) - served[0].due_s)
-    alone_s = run(probe, [sent_of(load, "doc", random.Random(3), time.monotonic(), "alone")])[0].ttft_s
-    interval_s = median(one.itl_s for one in full_batch(probe, load))
+    alone_s = run(probe, [sent_of(load, "doc", random.Random(3), clock.monotonic(), "alone")], clock)[0].ttft_s
+    interval_s = median(one.itl_s for one in full_batch(probe, load, clock))
     itl_ms = load.itl_ms or 1000 * _INTERVAL * interval_s
     targets = {
         "chat": LatencyTargets(ttft_ms=load.chat_ttft_ms or 1000 * _CHAT_TTFT * alone_s, itl_ms=itl_ms),
@@ -129,8 +198,8 @@ def measure(settings: dict[str, Any], load: Load) -> Iterator[dict[str, Any]]:
     }
     for policy in POLICIES:
         measured = engine(policy)
-        run(measured, at_once(load, seed=1))
-        found = figures(run(measured, arrivals(load, load.load * capacity, targets)))
+        run(measured, at_once(load, 1, clock), clock)
+        found = figures(run(measured, arrivals(load, load.load * capacity, targets, clock), clock))
         say(f"  {policy}: {found[_SHARE]:.3f} of {found['admitted']} admitted, {found['refused']} refused")
         yield {policy: found}
 
@@ -161,20 +230,20 @@ def kinds(load: Load, dice: random.Random, count: int) -> list[str]:
     return chosen
 
 
-def at_once(load: Load, seed: int) -> list[Sent]:
+def at_once(load: Load, seed: int, clock: Clock) -> list[Sent]:
     """Returns requests without targets that are all sent now."""
-    dice, now_s = random.Random(seed), time.monotonic()
+    dice, now_s = random.Random(seed), clock.monotonic()
     made = [sent_of(load, kind, dice, now_s, f"r{i}") for i, kind in enumerate(kinds(load, dice, load.probes))]
-    return [replace(one, due_s=time.monotonic()) for one in made]
+    return [replace(one, due_s=clock.monotonic()) for one in made]
 
 
-def full_batch(engine: "Engine", load: Load) -> list[Sent]:
+def full_batch(engine: "Engine", load: Load, clock: Clock) -> Sequence[Sent]:
     """Runs as many chats as there are slots and nothing else, and returns them."""
-    dice, now_s = random.Random(4), time.monotonic()
-    return run(engine, [sent_of(load, "chat", dice, now_s, f"r{index}") for index in range(load.max_num_seqs)])
+    dice, now_s = random.Random(4), clock.monotonic()
+    return run(engine, [sent_of(load, "chat", dice, now_s, f"r{index}") for index in range(load.max_num_seqs)], clock)
 
 
-def arrivals(load: Load, rate: float, targets: "dict[str, LatencyTargets]") -> list[Sent]:
+def arrivals(load: Load, rate: float, targets: "dict[str, LatencyTargets]", clock: Clock) -> list[Sent]:
     """Returns requests that arrive at random times from a moment after their making on, the same in every run."""
     import msgspec
 
@@ -184,7 +253,7 @@ def arrivals(load: Load, rate: float, targets: "dict[str, LatencyTargets]") -> l
         sent_of(load, kind, dice, 0.0, f"r{index}", targets[kind])
         for index, kind in enumerate(kinds(load, dice, count))
     ]
-    due_s = time.monotonic()
+    due_s = clock.monotonic()
     for one in made:
         due_s += dice.expovariate(rate)
         one.due_s = due_s
@@ -194,19 +263,19 @@ def arrivals(load: Load, rate: float, targets: "dict[str, LatencyTargets]") -> l
     return made
 
 
-def run(engine: "Engine", requests: Sequence[Sent]) -> Sequence[Sent]:
+def run(engine: "Engine", requests: Sequence[Sent], clock: Clock) -> Sequence[Sent]:
     """Sends each request when it is due, steps the engine until all have ended, and returns them with their times."""
     by_id = {one.request.request_id: one for one in requests}
     waiting = list(reversed(requests))
     while waiting or engine.has_work:
-        now_s = time.monotonic()
+        now_s = clock.monotonic()
         while waiting and waiting[-1].due_s <= now_s:
             engine.add(waiting.pop().request)
         if not engine.has_work:
-            time.sleep(max(0.0, waiting[-1].due_s - time.monotonic()))
+            clock.wait_until(waiting[-1].due_s)
             continue
         outputs = engine.step()
-        now_s = time.monotonic()
+        now_s = clock.monotonic()
         for output in outputs:
             one = by_id[output.request_id]
             if output.retry_after_s is not None:
@@ -263,14 +332,17 @@ def main() -> int:
             if not budget.allows("a model"):
                 continue
             say(model)
-            folder = model_folder(model, Path(root))
-            known = replace(load, vocabulary=vocabulary(folder, load.vocabulary))
+            folder = model if model == MODELLED else model_folder(model, Path(root))
+            known = load if model == MODELLED else replace(load, vocabulary=vocabulary(folder, load.vocabulary))
             settings: dict[str, Any] = SETTINGS | {"model": folder, "enable_prefix_caching": False}
             if options.smoke or options.device == "cpu":
                 settings |= SMOKE_SETTINGS
             if not options.smoke and options.device == "cpu":
                 settings |= {"max_model_len": load.doc_prompt + load.doc_output + 1, "kv_cache_memory": 1 << 30}
-            settings |= {"max_num_seqs": load.max_num_seqs, "max_num_batched_tokens": options.token_budget or None}
+            settings |= {
+                "max_num_seqs": load.max_num_seqs,
+                "max_num_batched_tokens": options.token_budget or (8192 if model == MODELLED else None),
+            }
             found = shown.setdefault(model, {})
 
             def note(part: dict[str, Any]) -> None:
