@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from common.budget import Budget
-from common.report import make_parser, print_table, save, say
+from common.report import log_line, make_parser, print_table, save
 from common.targets import Target, print_verdicts
 from common.timing import microseconds
 from torch import Tensor
@@ -189,7 +189,7 @@ def main() -> int:
                 speed |= {f"{name}, {key}": row[key] for key in ("flash-attn / ours",) if key in row}
                 if second >= 65_536 and "TB/s" in row:
                     speed[f"{name}, share of bandwidth"] = row["TB/s"] / READ_TB_S
-        say(f"{heads} done")
+        log_line(f"{heads} done")
         save(options.out, {"cases": found})
     names = list(dict.fromkeys(name for row in found.values() for name in row))
     print_table(["", *names], [[case, *(row.get(name) for name in names)] for case, row in found.items()])

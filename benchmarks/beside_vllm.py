@@ -36,7 +36,7 @@ from common.budget import Budget
 from common.isolation import Figures
 from common.models import kv_bytes_per_token, model_folder
 from common.quiet import measuring
-from common.report import make_parser, print_table, save, say
+from common.report import log_line, make_parser, print_table, save
 from common.shared_checkpoint import shared_checkpoint
 from common.targets import is_rate
 from common.together import Start, Together
@@ -80,8 +80,8 @@ def ranks(group: Group, root: Path, budget: Budget, stack: ExitStack, smoke: boo
         engine, size = ("vllm", int(text[4:])) if text.startswith("vllm") else ("ours", int(text))
         settings = engines.share_of_gpu(kv_bytes_per_token(folder) * _KV_TOKENS // size)
         settings |= {"max_num_seqs": 256, "tensor_parallel_size": size} | (engines.SMOKE_SETTINGS if smoke else {})
-        wanted = tensor_parallel.SMOKE_WANTED if smoke else tensor_parallel.WANTED
-        arguments = (engine, folder, settings, smoke, None, *wanted)
+        selected = tensor_parallel.SMOKE_FIGURES if smoke else tensor_parallel.FIGURES
+        arguments = (engine, folder, settings, smoke, None, *selected)
         starts[f"{model} x{size}, {engine}"] = (one_round, arguments)
     return starts
 
@@ -143,7 +143,7 @@ def rates_by_batch(function: Callable[..., Iterator[Figures]], label: str, *argu
         for name, figures in part.items():
             place = name.removeprefix(label).lstrip(", ")
             of_both = {"all tok_s": "tok_s", "tokens a pass": "tokens a pass", "guesses a pass": "guesses a pass"}
-            yield {f"{place} {told}": figures[one] for one, told in of_both.items() if one in figures}
+            yield {f"{place} {figure_name}": figures[one] for one, figure_name in of_both.items() if one in figures}
 
 
 def quantized(group: Group, root: Path, budget: Budget, stack: ExitStack, smoke: bool) -> dict[str, Start]:
@@ -155,7 +155,7 @@ def quantized(group: Group, root: Path, budget: Budget, stack: ExitStack, smoke:
     for scheme in schemes.split("+"):
         checkpoint, _ = stack.enter_context(quantization.checkpoint_of(scheme, folder, root, options, budget))
         for one in quantization.contenders_of(model, scheme, checkpoint, folder, options):
-            arguments = (one.engine, one.folder, one.settings, smoke, quantization.WANTED, options.requests)
+            arguments = (one.engine, one.folder, one.settings, smoke, quantization.FIGURES, options.requests)
             starts[f"{model} {scheme}, {one.engine}"] = (quantization.measure, arguments)
     return starts
 
@@ -183,7 +183,7 @@ def main() -> int:
 
     def note(label: str, part: Figures) -> None:
         figures.setdefault(label, {}).update(part)
-        say(f"  {label}: {part}")
+        log_line(f"  {label}: {part}")
         save(options.out, result)
 
     num_gpus = 1 + max((group.gpu for group in options.groups if group.gpu is not None), default=0)
@@ -199,7 +199,7 @@ def main() -> int:
                     start = (on_gpu, (group.gpu, num_gpus, function, *arguments))
                 together.start(label, start)
         ready = together.ready()
-        say(f"{len(ready)} of {sum(map(len, lanes.values()))} engines are ready")
+        log_line(f"{len(ready)} of {sum(map(len, lanes.values()))} engines are ready")
         lanes = {gpu: [label for label in labels if label in ready] for gpu, labels in lanes.items()}
         with measuring():
             together.measure(lanes.pop(None, []))

@@ -26,7 +26,7 @@ import aiohttp
 from common.budget import Budget
 from common.engines import SMOKE_MODEL
 from common.models import model_folder, vocabulary
-from common.report import make_parser, percentile, print_table, save, say
+from common.report import log_line, make_parser, percentile, print_table, save
 from common.servers import free_port, started
 
 FLEETS = ("one engine", "one port", "gateway")
@@ -88,11 +88,11 @@ async def turn(session: aiohttp.ClientSession, url: str, prompt: list[int], outp
     seen.output_tokens += usage["completion_tokens"]
 
 
-async def converse(url: str, work: Work, words_known: int) -> dict[str, float]:
+async def converse(url: str, work: Work, vocabulary_size: int) -> dict[str, float]:
     """All chats, each turn after the one before it; the same for every fleet."""
     dice, seen, slots = random.Random(0), Seen(), asyncio.Semaphore(work.at_once)
     lengths = [work.first_tokens + work.more_tokens * number for number in range(work.turns)]
-    whole = [[dice.randrange(3, words_known) for _ in range(lengths[-1])] for _ in range(work.chats)]
+    whole = [[dice.randrange(3, vocabulary_size) for _ in range(lengths[-1])] for _ in range(work.chats)]
 
     async def chat(tokens: list[int]) -> None:
         for length in lengths:
@@ -166,27 +166,27 @@ def main() -> None:
     parser.add_argument("--model", default="qwen2.5-7b", help='of common/models.py, or "demo"')
     parser.add_argument("--size", type=int, default=2, help="engines")
     parser.add_argument("--cpu", action="store_true", help="on the CPU, whose cores the engines divide, and less work")
-    asked = parser.parse_args()
-    budget, on_cpu = Budget(asked.time_limit_s), asked.cpu or asked.smoke
-    work = SMOKE if asked.smoke else ON_A_CPU if asked.cpu else Work()
+    options = parser.parse_args()
+    budget, on_cpu = Budget(options.time_limit_s), options.cpu or options.smoke
+    work = SMOKE if options.smoke else ON_A_CPU if options.cpu else Work()
     found: dict[str, dict[str, float]] = {}
-    result: dict[str, Any] = {"model": asked.model, "size": asked.size, "fleets": found}
+    result: dict[str, Any] = {"model": options.model, "size": options.size, "fleets": found}
     with tempfile.TemporaryDirectory() as root:
-        name = SMOKE_MODEL if asked.smoke else asked.model
+        name = SMOKE_MODEL if options.smoke else options.model
         folder = "demo" if name == "demo" else model_folder(name, Path(root))
-        words_known = 4000 if name == "demo" else vocabulary(folder)
+        vocabulary_size = 4000 if name == "demo" else vocabulary(folder)
         for kind in FLEETS:
             if not budget.allows("fleet", 60):
                 continue
             with (
                 budget.spending("fleet"),
-                fleet(kind, folder, asked.size, on_cpu, asked.smoke, Path(root), min(budget.left_s, 400)) as url,
+                fleet(kind, folder, options.size, on_cpu, options.smoke, Path(root), min(budget.left_s, 400)) as url,
             ):
-                say(f"{kind}: ready")
-                found[kind] = asyncio.run(converse(url, work, words_known))
-            say(f"{kind}: {found[kind]}")
-            save(asked.out, result)
-    save(asked.out, result)
+                log_line(f"{kind}: ready")
+                found[kind] = asyncio.run(converse(url, work, vocabulary_size))
+            log_line(f"{kind}: {found[kind]}")
+            save(options.out, result)
+    save(options.out, result)
     figures = ("tok_s", "ttft p50", "ttft p99", "hits")
     print_table(["", *figures], [[kind, *(found[kind][figure] for figure in figures)] for kind in found])
 

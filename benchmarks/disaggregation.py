@@ -38,7 +38,7 @@ from common.budget import Budget
 from common.engines import SMOKE_MODEL
 from common.goodput import FLEETS, Grid, kept, plot, show
 from common.models import model_folder, vocabulary
-from common.report import make_parser, percentile, print_table, save, say, words
+from common.report import log_line, make_parser, percentile, print_table, save, words
 from common.servers import Server, free_port, started
 from common.streams import Arrival, Clients, Fleet, body_of, replay, session, stream
 from routing.workload import TRACE_VARIABLE, Workload, find_mooncake, mooncake, token_ids
@@ -102,9 +102,9 @@ async def fetch(holder: str, other: str, address: str, clients: Clients, work: W
     fetched, computed = list[float](), list[float]()
     async with session() as opened:
         for _ in range(work.tries):
-            held, own = (body_of(clients.prompt(work.long_prompt), 1) for _ in range(2))
-            await stream(opened, holder, held, {})
-            fetched.append((await stream(opened, other, held, {FETCH_FROM: address})).first_s)
+            cached, own = (body_of(clients.prompt(work.long_prompt), 1) for _ in range(2))
+            await stream(opened, holder, cached, {})
+            fetched.append((await stream(opened, other, cached, {FETCH_FROM: address})).first_s)
             computed.append((await stream(opened, other, own, {})).first_s)
     return {"fetched": median(fetched[1:]), "computed": median(computed[1:])}
 
@@ -118,11 +118,11 @@ async def gaps(fleet: Fleet, clients: Clients, work: Work) -> dict[str, float]:
 
         async def flood() -> tuple[float, float]:
             begin = time.perf_counter()
-            asked = []
+            options = []
             for body in flooding:
-                asked.append(asyncio.create_task(stream(opened, fleet.url, body, fleet.headers)))
+                options.append(asyncio.create_task(stream(opened, fleet.url, body, fleet.headers)))
                 await asyncio.sleep(1 / work.flood_per_s)
-            await asyncio.gather(*asked)
+            await asyncio.gather(*options)
             return begin, time.perf_counter()
 
         quiet = await asyncio.gather(*(stream(opened, fleet.url, next(streamed), {}) for _ in range(work.streams)))
@@ -147,13 +147,13 @@ def poisson(clients: Clients, work: Work, tokens: int, load: int) -> list[Arriva
     return found
 
 
-def from_trace(trace: Workload, work: Work, rate: float, known: int, salt: str) -> list[Arrival]:
+def from_trace(trace: Workload, work: Work, rate: float, vocabulary_size: int, salt: str) -> list[Arrival]:
     """The beginning of the trace, at so many requests a second."""
     requests = trace.first(max(2, int(rate * work.trace_s))).at(work.trace_s).requests
     return [
         Arrival(
             one.arrival_s,
-            body_of(token_ids(one, salt, trace.block_tokens, known), one.output_tokens),
+            body_of(token_ids(one, salt, trace.block_tokens, vocabulary_size), one.output_tokens),
             one.prompt_tokens,
             one.blocks,
         )
@@ -165,7 +165,7 @@ def from_trace(trace: Workload, work: Work, rate: float, known: int, salt: str) 
 class Campaign:
     """What is asked, of which servers, for how long, and what was found."""
 
-    asked: argparse.Namespace
+    options: argparse.Namespace
     work: Work
     budget: Budget
     folder: str
@@ -177,13 +177,13 @@ class Campaign:
         self.clients = Clients(vocabulary(self.folder))
 
     @contextmanager
-    def servers(self, wanted: list[tuple[str, dict[str, Any]]]) -> Iterator[list[Server]]:
+    def servers(self, launches: list[tuple[str, dict[str, Any]]]) -> Iterator[list[Server]]:
         """Start so many at once, (GPU, flags) of each, and wait until each has had a first token."""
-        smoke = self.asked.smoke
+        smoke = self.options.smoke
         with ExitStack() as stack:
             found = []
-            for gpu, flags in wanted:
-                moving = {"kv_transport": self.asked.kv_transport, "kv_transfer_trust": "clients"}
+            for gpu, flags in launches:
+                moving = {"kv_transport": self.options.kv_transport, "kv_transfer_trust": "clients"}
                 settings = (moving if "transfer_port" in flags else {}) | flags
                 ranks = gpu.split("+")
                 if len(ranks) > 1:
@@ -193,7 +193,7 @@ class Campaign:
                 found.append(stack.enter_context(one))
             for server in found:
                 server.first_token(min(self.budget.left_s, 400))
-            say(f"{len(found)} servers are ready")
+            log_line(f"{len(found)} servers are ready")
             yield found
 
     def first_tokens(self, fleet: Fleet, part: str, name: str) -> None:
@@ -206,8 +206,8 @@ class Campaign:
                 with self.budget.spending(part):
                     tries[str(tokens)] = asyncio.run(ttft(fleet, self.clients, self.work, tokens))
                     found[str(tokens)] = median(tries[str(tokens)])
-        say(f"{name}: {part} {found}")
-        save(self.asked.out, self.result)
+        log_line(f"{name}: {part} {found}")
+        save(self.options.out, self.result)
 
     def load(self, fleet: Fleet, part: str, name: str, label: str, arrivals: list[Arrival], ttft_s: float) -> None:
         """One cell of a fleet."""
@@ -215,41 +215,41 @@ class Campaign:
             seen = asyncio.run(replay(fleet, arrivals))
         self.result[part].setdefault(name, {})[label] = seen
         good = kept(seen, ttft_s, self.work.grid.gaps_s[-1])
-        say(
+        log_line(
             f"{name}, {part} {label}: {len(arrivals)} requests, {good:.0%} good, "
             f"ttft p50 {median(seen['ttft_s']):.3f} p99 {percentile(seen['ttft_s'], 0.99):.3f} s, "
             f"gaps {median(seen['gap_p95_s']) * 1e3:.1f} ms"
         )
-        save(self.asked.out, self.result)
+        save(self.options.out, self.result)
 
     def loads(self, fleet: Fleet, name: str) -> None:
         """What is asked of both kinds of fleet."""
-        parts, work = self.asked.parts, self.work
+        parts, work = self.options.parts, self.work
         if "gaps" in parts and self.budget.allows("gaps", 20):
             with self.budget.spending("gaps"):
                 self.result["gaps"][name] = asyncio.run(gaps(fleet, self.clients, work))
-            say(f"{name}: gaps {self.result['gaps'][name]}")
+            log_line(f"{name}: gaps {self.result['gaps'][name]}")
         for label, cell in work.grid.cells() if "goodput" in parts else []:
             if self.budget.allows("goodput", 20):
                 self.load(fleet, "goodput", name, label, poisson(self.clients, work, *cell), work.grid.ttft_s)
-        trace = trace_that_fits(self.asked.smoke) if "trace" in parts else None
+        trace = trace_that_fits(self.options.smoke) if "trace" in parts else None
         for rate in work.grid.trace_rates if trace is not None else ():
             if self.budget.allows("trace", 20):
-                arrivals = from_trace(trace, work, rate, self.clients.known, name)
+                arrivals = from_trace(trace, work, rate, self.clients.vocabulary_size, name)
                 self.load(fleet, "trace", name, f"{rate:g}/s", arrivals, work.grid.trace_ttft_s)
 
     def both_kinds(self) -> None:
         """A pair of servers with roles, and two unified ones where they are compared."""
-        gpus, parts = self.asked.gpus, self.asked.parts
+        gpus, parts = self.options.gpus, self.options.parts
         kv_bytes = {"kv_cache_memory": _KV_BYTES if len(set(gpus)) == len(gpus) else _SHARED_KV_BYTES}
         ports = [free_port(), free_port()]
-        wanted = [
+        launches = [
             (gpu, kv_bytes | {"role": role, "transfer_port": port})
             for role, port, gpu in zip(("prefill", "decode"), ports, gpus, strict=True)
         ]
         if {"gaps", "goodput", "trace"} & set(parts):
-            wanted += [(gpu, kv_bytes | {"long_prefill_token_threshold": self.work.chunk}) for gpu in gpus]
-        with self.servers(wanted) as (prefill, decode, *replicas):
+            launches += [(gpu, kv_bytes | {"long_prefill_token_threshold": self.work.chunk}) for gpu in gpus]
+        with self.servers(launches) as (prefill, decode, *replicas):
             address = f"tcp://127.0.0.1:{ports[0]}"
             apart = Fleet([decode.url], {PREFILL_FROM: address})
             if "ttft" in parts:
@@ -258,7 +258,7 @@ class Campaign:
             if "fetch" in parts and self.budget.allows("fetch", 10):
                 found = asyncio.run(fetch(prefill.url, decode.url, address, self.clients, self.work))
                 self.result["fetch"] = found
-                say(f"fetch: {found}")
+                log_line(f"fetch: {found}")
             self.loads(apart, FLEETS[0])
             self.result["metrics"] = [server.metrics("kv_transfer") for server in (prefill, decode)]
             if replicas:
@@ -266,15 +266,15 @@ class Campaign:
 
     def links(self) -> None:
         """Prefill engines that move no more than so many bytes a second, and one decode engine."""
-        rates, (prefill_gpu, decode_gpu) = self.work.links, self.asked.gpus
+        rates, (prefill_gpu, decode_gpu) = self.work.links, self.options.gpus
         ports = [free_port() for _ in rates]
         flags = {"kv_cache_memory": _SHARED_KV_BYTES}
-        wanted = [(decode_gpu, flags | {"role": "decode", "transfer_port": free_port()})]
-        wanted += [
+        launches = [(decode_gpu, flags | {"role": "decode", "transfer_port": free_port()})]
+        launches += [
             (prefill_gpu, flags | {"role": "prefill", "transfer_port": port, "kv_transfer_bandwidth": rate})
             for port, rate in zip(ports, rates, strict=True)
         ]
-        with self.servers(wanted) as (decode, *slow):
+        with self.servers(launches) as (decode, *slow):
             self.first_tokens(Fleet([slow[0].url], {}), "link", "one engine")
             for rate, port in zip(rates, ports, strict=True):
                 fleet = Fleet([decode.url], {PREFILL_FROM: f"tcp://127.0.0.1:{port}"})
@@ -307,32 +307,32 @@ def main() -> None:
     )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="a picture of goodput")
     parser.add_argument("--earlier", type=Path, metavar="FILE", help="measure nothing: show this result")
-    asked = parser.parse_args()
-    work = SMOKE if asked.smoke else Work()
-    if asked.chunk:
-        work = replace(work, chunk=asked.chunk)
-    result = json.loads(asked.earlier.read_text()) if asked.earlier else measured(asked, work)
+    options = parser.parse_args()
+    work = SMOKE if options.smoke else Work()
+    if options.chunk:
+        work = replace(work, chunk=options.chunk)
+    result = json.loads(options.earlier.read_text()) if options.earlier else measured(options, work)
     show_first_tokens(result["ttft"], "first token of")
     show_first_tokens(result.get("link", {}), "first token by a link, of")
     show(result, work.grid)
-    if asked.plot:
-        plot(result, work.grid, asked.plot)
+    if options.plot:
+        plot(result, work.grid, options.plot)
 
 
-def measured(asked: argparse.Namespace, work: Work) -> dict[str, Any]:
+def measured(options: argparse.Namespace, work: Work) -> dict[str, Any]:
     """All parts, as far as the time allows."""
-    result: dict[str, Any] = {"model": asked.model, "transport": asked.kv_transport, "gpus": asked.gpus}
+    result: dict[str, Any] = {"model": options.model, "transport": options.kv_transport, "gpus": options.gpus}
     parts = ("ttft", "fetch", "gaps", "goodput", "trace", "link", "tries")
     result |= {"chunk": work.chunk} | {part: {} for part in parts}
     with tempfile.TemporaryDirectory() as root:
-        folder = model_folder(SMOKE_MODEL if asked.smoke else asked.model, Path(root))
+        folder = model_folder(SMOKE_MODEL if options.smoke else options.model, Path(root))
         caches = Path(os.environ.get("CACHES", root)) / "caches"
-        campaign = Campaign(asked, work, Budget(asked.time_limit_s), folder, caches, result)
-        if set(asked.parts) - {"link"}:
+        campaign = Campaign(options, work, Budget(options.time_limit_s), folder, caches, result)
+        if set(options.parts) - {"link"}:
             campaign.both_kinds()
-        if "link" in asked.parts and campaign.budget.allows("link", 40):
+        if "link" in options.parts and campaign.budget.allows("link", 40):
             campaign.links()
-    save(asked.out, result)
+    save(options.out, result)
     return result
 
 
@@ -340,7 +340,7 @@ def trace_that_fits(smoke: bool) -> Workload | None:
     """The Mooncake trace's requests that the context holds; of a smoke run, tiny ones. None: it is not here."""
     path = find_mooncake()
     if path is None:
-        say(f"the trace is left out: {TRACE_VARIABLE} names no file of it")
+        log_line(f"the trace is left out: {TRACE_VARIABLE} names no file of it")
         return None
     trace = mooncake(path)
     if smoke:

@@ -35,7 +35,7 @@ from common.isolation import Isolated, IsolationError
 from common.models import MEASURED, Bound, kv_bytes_per_token, model_folder, vocabulary
 from common.quiet import measuring
 from common.record import Record
-from common.report import Runs, boot_id, integers, make_parser, medians_of, print_table, save, say, words
+from common.report import Runs, boot_id, integers, log_line, make_parser, medians_of, print_table, save, words
 from common.shared_checkpoint import shared_checkpoint
 from common.targets import Target, is_rate, print_verdicts, ratio_target, verdict_cells
 
@@ -62,7 +62,7 @@ class Contender:
 
 
 def measure(
-    engine: str, model: str, settings: dict[str, Any], smoke: bool, caches: Path | None = None, *wanted: str
+    engine: str, model: str, settings: dict[str, Any], smoke: bool, caches: Path | None = None, *figure_names: str
 ) -> Iterator[dict[str, float]]:
     """One engine's figures, those that begin with a word that is wanted, as they come; in a process of its own.
 
@@ -71,14 +71,16 @@ def measure(
     if caches is not None:
         os.environ.update(cache_variables(caches))
     if engine == "transformers":
-        wanted = _OF_TRANSFORMERS
+        figure_names = _OF_TRANSFORMERS
     sizes = loads.SMOKE if smoke else loads.FULL
     sizes = replace(sizes, vocabulary=vocabulary(model, sizes.vocabulary))
     begin = time.perf_counter()
     loaded = engines.load(engine, model, settings)
     yield {"start s": time.perf_counter() - begin}
     for round_ in count():
-        for name, value in loads.run_loads(loaded, sizes, round_, lambda name: not wanted or name.startswith(wanted)):
+        for name, value in loads.run_loads(
+            loaded, sizes, round_, lambda name: not figure_names or name.startswith(figure_names)
+        ):
             yield {name: value}
         yield {}
 
@@ -163,7 +165,7 @@ def earlier(path: Path | None) -> dict[str, Runs]:
         return {}
     result = json.loads(path.read_text())
     if result["boot"] != boot_id():
-        say(f"{path} is of another machine: not taken up")
+        log_line(f"{path} is of another machine: not taken up")
         return {}
     runs: dict[str, Runs] = result["runs"]
     return runs
@@ -240,7 +242,7 @@ def list_contenders(options: argparse.Namespace) -> list[Contender]:
     found = []
     for engine in options.engines:
         if not engines.is_present(engine):
-            say(f"{engine} is not installed here: left out")
+            log_line(f"{engine} is not installed here: left out")
             continue
         for number in options.max_num_seqs[:1] if engine == "ours" else options.max_num_seqs:
             settings = {"max_num_seqs": number}
@@ -275,7 +277,7 @@ def side_by_side(
         return True
 
     with ExitStack() as stack:
-        say(f"{model}: {', '.join(contender.label for contender in contenders)} start")
+        log_line(f"{model}: {', '.join(contender.label for contender in contenders)} start")
         with budget.spending("start"):
             processes: dict[str, Isolated] = {}
             for contender in contenders:
@@ -283,21 +285,21 @@ def side_by_side(
                 settings = contender.settings | together
                 arguments = (contender.engine, folder, settings, options.smoke, caches, *options.loads)
                 processes[contender.label] = stack.enter_context(Isolated(measure, *arguments))
-                processes[contender.label].ask()
+                processes[contender.label].start_step()
             starts = {label: islice(process.answers(budget.left_s), 1) for label, process in processes.items()}
             ready = [label for label, start in starts.items() if goes_well(label, start)]
         stack.enter_context(measuring())
         for round_ in range(options.rounds):
-            for label in turn(round_, ready, runs):
+            for label in order_of(round_, ready, runs):
                 if budget.allows(f"{model}, {label}"):
-                    say(f"{model}, {label}, round {round_ + 1}")
+                    log_line(f"{model}, {label}, round {round_ + 1}")
                     with budget.spending(f"{model}, {label}"):
                         one_round = takewhile(bool, processes[label].parts(budget.left_s))
                         if not goes_well(label, one_round):
                             ready.remove(label)
 
 
-def turn(round_: int, ready: list[str], runs: Runs) -> list[str]:
+def order_of(round_: int, ready: list[str], runs: Runs) -> list[str]:
     """Whose turn it is: in the first round, 0, everybody's; later ours and of the peers' variants the best.
 
     Every other round goes backwards, so that a drift of the machine hits all alike.

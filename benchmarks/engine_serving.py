@@ -28,7 +28,7 @@ from common.http_load import Client, Crowd
 from common.isolation import Isolated, IsolationError
 from common.models import MEASURED, model_folder, vocabulary
 from common.quiet import measuring
-from common.report import Runs, collect, integers, make_parser, medians_of, print_table, save, say, words
+from common.report import Runs, collect, integers, log_line, make_parser, medians_of, print_table, save, words
 from common.targets import Target, print_verdicts, ratio_target, verdict_cells
 
 _OURS = {
@@ -67,7 +67,7 @@ def side_by_side(
     def note(kind: str, load: str, figures: dict[str, float]) -> None:
         collect(result["runs"][model], kind, {f"{load}, {name}": value for name, value in figures.items()})
         shown = ", ".join(f"{name} {value:,.2f}" for name, value in figures.items())
-        say(f"{model}, {kind}, {load}: {shown}")
+        log_line(f"{model}, {kind}, {load}: {shown}")
         save(options.out, result)
 
     settings = {"max_num_seqs": options.max_num_seqs, "gpu_memory_utilization": MEMORY_SHARE / len(kinds)}
@@ -80,7 +80,7 @@ def side_by_side(
                 continue
             url, name = options.url, options.served_model_name
             if not url:
-                say(f"{model}, {kind} starts")
+                log_line(f"{model}, {kind} starts")
                 started = servers.started(kind, folder, settings, caches / model / kind, options.smoke)
                 with budget.spending(f"start of {kind}"):
                     server = stack.enter_context(started)
@@ -102,7 +102,7 @@ def offline_figures(model: str, folder: str, options: argparse.Namespace, limit_
     if options.offline:
         shown = json.loads(options.offline.read_text())["shown"] if options.offline.exists() else {}
         return dict(shown.get(model, {}).get("medians", {}).get("ours", {}))
-    say(f"{model}, ours, offline")
+    log_line(f"{model}, ours, offline")
     settings = engines.SMOKE_SETTINGS if options.smoke else {"max_num_seqs": options.max_num_seqs}
     with Isolated(engine_offline.measure, "ours", folder, settings, options.smoke, None, *_OFFLINE) as process:
         parts = takewhile(bool, process.parts(limit_s))  # of one round
@@ -134,7 +134,7 @@ def main() -> int:
     result: dict[str, Any] = {"runs": all_runs, "offline": {}, "errors": []}
     if not options.url and not options.smoke:
         servers.read_packages()
-        say("packages are read")
+        log_line("packages are read")
     with tempfile.TemporaryDirectory() as root, Crowd(options.client_processes) as crowd:
         for model in models:
             folder = "" if options.url else model_folder(model, Path(root))
@@ -144,7 +144,7 @@ def main() -> int:
                     with budget.spending("offline"):
                         result["offline"][model] = offline_figures(model, folder, options, budget.left_s)
             except (IsolationError, TimeoutError, RuntimeError, OSError, aiohttp.ClientError) as error:
-                say(f"{model} failed: {type(error).__name__}: {error}")
+                log_line(f"{model} failed: {type(error).__name__}: {error}")
                 result["errors"].append(f"{model}: {error}")
     for model, runs in all_runs.items():
         show(model, runs, result["offline"].get(model, {}))

@@ -29,11 +29,11 @@ async def disturb(name: str, fault: Fault, clients: int) -> dict[str, Any]:
         world = World(Path(folder))
         try:
             await world.start()
-            async with Clients(list(world.gateways), clients) as asking:
+            async with Clients(list(world.gateways), clients) as driver:
                 await asyncio.sleep(SETTLE_S)
-                recovery_s = await fault(world, asking)
+                recovery_s = await fault(world, driver)
                 await asyncio.sleep(SETTLE_S)
-            result = asking.result
+            result = driver.result
         finally:
             await world.stop()
     return {
@@ -60,18 +60,18 @@ async def main() -> None:
     parser.add_argument("--only", metavar="WORD", help="disruptions whose name has this in it")
     parser.add_argument("--clients", type=int, default=24, help="requests in flight (default: %(default)s)")
     parser.add_argument("--disconnects", type=int, default=10_000, help="clients that leave (default: %(default)s)")
-    given = parser.parse_args()
+    options = parser.parse_args()
     rows = []
     print(
         "| disruption | failed / sent | what clients see | slowest answer | used again after |\n|---|---|---|---|---|"
     )
-    for name, fault in faults(given.disconnects).items():
-        if given.only and given.only not in name:
+    for name, fault in faults(options.disconnects).items():
+        if options.only and options.only not in name:
             continue
-        rows.append(await disturb(name, fault, given.clients))
+        rows.append(await disturb(name, fault, options.clients))
         print(line(rows[-1]), flush=True)
-        if given.json:
-            given.json.write_text(json.dumps(rows, indent=1) + "\n")
+        if options.json:
+            options.json.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -139,7 +139,7 @@ async def beside_long(target: Target, router: routers.Running | None, texts: Tex
     left = iter(long * 50)
 
     async def two() -> None:
-        await asyncio.gather(client.ask(target, next(left)), client.ask(target, next(left)))
+        await asyncio.gather(client.request(target, next(left)), client.request(target, next(left)))
 
     small = texts.small(int(50 * scale.seconds))
     return await measured(router, client.beside(two, client.open_loop(target, small, 50)))
@@ -152,7 +152,7 @@ async def beside_largest(target: Target, router: routers.Running | None, texts: 
 
     async def one() -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-            await client.ask(target, body)
+            await client.request(target, body)
 
     small = texts.small(int(50 * scale.seconds))
     return await measured(router, client.beside(one, client.open_loop(target, small, 50)))

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from common.gemm_tuner import L2_BYTES, random
 from common.gpu import policy, workspace
-from common.report import make_parser, print_table, save, say, words
+from common.report import log_line, make_parser, print_table, save, words
 from common.timing import graph_microseconds
 
 from mini_infer_engine.config.options.mechanisms import Mechanism
@@ -107,18 +107,18 @@ def products() -> dict[str, Callable[[], dict[str, float]]]:
             linear = partial(int8_linear, config=w8a8_gemm_config(tile, profile=policy().profile))
         return figures([partial(linear, x, weight) for weight in weights], N * K, plain.get(rows))
 
-    def fp8_blocks(way: str, rows: int) -> dict[str, float]:
+    def fp8_blocks(kind: str, rows: int) -> dict[str, float]:
         x = random(rows, K)
         scales = torch.full((K // 128, N), 1e-3, device="cuda")
         weights = [QuantizedWeight(random_weight("fp8-128", N, K).values, scales, K) for _ in range(copies(N * K))]
-        if way == "W8A16":
+        if kind == "W8A16":
             ops = TritonOps(KernelContext(policy().without(Mechanism.FP8_BLOCK_GEMM), workspace()))
             return figures([partial(ops.quantized, x, weight) for weight in weights], N * K, plain.get(rows))
         config = w8a8_gemm_config(FP8_BLOCK_TILE, profile=policy().profile)
         calls = [partial(fp8_block_linear, x, weight, config) for weight in weights]
         return figures(calls, N * K, plain.get(rows))
 
-    w8a8_ways = {"torch._int_mm": None} | {f"int8_gemm {tile[0]}x{tile[1]}": tile for tile in INT8_TILES}
+    w8a8_kinds = {"torch._int_mm": None} | {f"int8_gemm {tile[0]}x{tile[1]}": tile for tile in INT8_TILES}
     found = {f"bf16, {rows} rows": partial(bf16, rows) for rows in sorted({*ROWS, *W8A8_ROWS})}
     found |= {f"{form}, {rows} rows": partial(grouped, form, rows) for form in FORMS for rows in ROWS}
     return (
@@ -126,12 +126,12 @@ def products() -> dict[str, Callable[[], dict[str, float]]]:
         | {
             f"W8A8 by {name}, {rows} rows": partial(w8a8, tile, rows)
             for rows in W8A8_ROWS
-            for name, tile in w8a8_ways.items()
+            for name, tile in w8a8_kinds.items()
         }
         | {
-            f"fp8 by blocks, {way}, {rows} rows": partial(fp8_blocks, way, rows)
+            f"fp8 by blocks, {kind}, {rows} rows": partial(fp8_blocks, kind, rows)
             for rows in W8A8_ROWS
-            for way in ("W8A16", "W8A8")
+            for kind in ("W8A16", "W8A8")
         }
     )
 
@@ -173,7 +173,7 @@ def main() -> int:
     )
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        say("these kernels need an NVIDIA GPU: nothing is measured")
+        log_line("these kernels need an NVIDIA GPU: nothing is measured")
         return 0
     deadline, found = time.monotonic() + options.time_limit_s, dict[str, dict[str, float]]()
     failed = 0
@@ -181,12 +181,12 @@ def main() -> int:
         if options.only and not any(part in name for part in options.only):
             continue
         if time.monotonic() > deadline:
-            say("no time is left")
+            log_line("no time is left")
             break
         try:
             found[name] = measure()
         except Exception as error:  # one form that does not run takes nothing from the others
-            say(f"{name} failed: {type(error).__name__}: {error}"[:500])
+            log_line(f"{name} failed: {type(error).__name__}: {error}"[:500])
             failed += 1
         save(options.out, {"products": found})
         torch.cuda.empty_cache()

@@ -167,10 +167,10 @@ def measure(model: LLM, rounds: int, profiled: str | None) -> None:
     clock = Clock(model._engine._runner)
     profile = cProfile.Profile()
 
-    def ask(prompts: list[list[int]], max_tokens: int) -> list[float]:
-        asks = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
+    def generate(prompts: list[list[int]], max_tokens: int) -> list[float]:
+        sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
         start = time.perf_counter()
-        model.generate([{"prompt_token_ids": prompt} for prompt in prompts], asks, use_tqdm=False)
+        model.generate([{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False)
         return clock.stages_us(start, time.perf_counter())
 
     def tokens(count: int) -> list[int]:
@@ -179,13 +179,13 @@ def measure(model: LLM, rounds: int, profiled: str | None) -> None:
     print(f"{'us':12}", *(f"{stage:>18}" for stage in (*STAGES, "all")))
     for name, cached, new in (("512", 0, 512), ("4096 + 128", 4096, 128), ("4000 + 128", 4000, 128), ("8192", 0, 8192)):
         prefix = tokens(cached)
-        ask([prefix + tokens(new)], 1)
+        generate([prefix + tokens(new)], 1)
         before, found = clock.passes, []
         for _ in range(rounds):
             prompt = prefix + tokens(new)
             if name == profiled:
                 profile.enable()
-            found.append(ask([prompt], 1))
+            found.append(generate([prompt], 1))
             profile.disable()
         assert clock.passes == before + rounds, "one pass a request"
         middles = [median(stage) for stage in zip(*found, strict=True)]
@@ -197,7 +197,7 @@ def measure(model: LLM, rounds: int, profiled: str | None) -> None:
     for max_tokens in (1, 257):
         prompts = [tokens(64) for _ in range(256)]
         start = time.perf_counter()
-        ask(prompts, max_tokens)
+        generate(prompts, max_tokens)
         elapsed.append(time.perf_counter() - start)
     print(f"256 sequences: {(elapsed[1] - elapsed[0]) / 256 * 1e6:.0f} us a decode step, all included")
 

@@ -20,7 +20,7 @@ from common.engines import SETTINGS, SMOKE_MODEL, SMOKE_SETTINGS
 from common.isolation import isolated
 from common.kernel_times import show_kernel_times
 from common.models import model_folder, vocabulary
-from common.report import integers, make_parser, percentile, print_table, save, say, words
+from common.report import integers, log_line, make_parser, percentile, print_table, save, words
 from common.targets import Target, verdict_cells
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ def measure(settings: dict[str, Any], work: Work, chunks: list[int], profiled: l
     dice = random.Random(0)
     whole: dict[str, Any] = {}
     for chunk in chunks:
-        asked = EngineSettings(**settings | {"long_prefill_token_threshold": chunk})
-        engine = Engine(asked, runner, (), runner.max_model_len, "", record_events=False)
+        engine_settings = EngineSettings(**settings | {"long_prefill_token_threshold": chunk})
+        engine = Engine(engine_settings, runner, (), runner.max_model_len, "", record_events=False)
         run(engine, replace(work, long_prompts=1, output=min(work.output, _WARM_UP_TOKENS)), dice)
         found = figures(*run(engine, work, dice))
         if not chunk:
@@ -74,7 +74,9 @@ def measure(settings: dict[str, Any], work: Work, chunks: list[int], profiled: l
             found["long ttft / whole"] = found["long ttft ms"] / whole["long ttft ms"]
             found["throughput / whole"] = whole["all work s"] / found["all work s"]
         gaps = " ".join(f"{gap:.1f}" for gap in found["last prompt's gaps ms"])
-        say(f"  chunks of {chunk or 'the whole'}: overlap p99 {found['overlap p99 ms']:.2f} ms, the last's: {gaps}")
+        log_line(
+            f"  chunks of {chunk or 'the whole'}: overlap p99 {found['overlap p99 ms']:.2f} ms, the last's: {gaps}"
+        )
         if chunk in profiled:
             profile(engine, work, chunk, dice)
         yield {str(chunk): found}
@@ -191,9 +193,9 @@ def main() -> int:
         for model in models:
             if not budget.allows("a model"):
                 continue
-            say(model)
+            log_line(model)
             folder = model_folder(model, Path(root))
-            known = replace(work, vocabulary=vocabulary(folder, work.vocabulary))
+            fitted = replace(work, vocabulary=vocabulary(folder, work.vocabulary))
             settings: dict[str, Any] = SETTINGS | {
                 "model": folder,
                 "max_num_seqs": work.decoding + 1,
@@ -209,7 +211,7 @@ def main() -> int:
 
             with budget.spending("a model"):
                 failed |= "error" in isolated(
-                    measure, settings, known, chunks, options.profile, timeout_s=budget.left_s, note=note
+                    measure, settings, fitted, chunks, options.profile, timeout_s=budget.left_s, note=note
                 )
             show(model, found)
     return int(failed)

@@ -26,10 +26,10 @@ import torch
 from common import engines
 from common.budget import Budget
 from common.models import kv_bytes_per_token, model_folder, vocabulary
-from common.report import make_parser, print_table, save, say, words
+from common.report import log_line, make_parser, print_table, save, words
 from common.targets import Target, print_verdicts
 from common.timing import microseconds
-from common.together import Start, measure_in_turn
+from common.together import Start, measure_alternately
 
 if TYPE_CHECKING:
     from mini_infer_engine.kernels.attention.attention_config import DecodeConfig
@@ -172,16 +172,16 @@ def speed(options: argparse.Namespace, budget: Budget, result: dict[str, Any], r
 
     def note(label: str, part: dict[str, float]) -> None:
         found.setdefault(label, {}).update(part)
-        say(f"  {label}: {part}")
+        log_line(f"  {label}: {part}")
         save(options.out, result)
 
     gpu_bytes = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else math.inf
     for wave in waves(folder, options, gpu_bytes):
         if not budget.allows("wave", 60.0):
             continue
-        say("; ".join(wave))
+        log_line("; ".join(wave))
         with budget.spending("wave"):
-            result["errors"] += measure_in_turn(wave, budget.left_s, note)
+            result["errors"] += measure_alternately(wave, budget.left_s, note)
     names = list(dict.fromkeys(name for each in found.values() for name in each))
     print_table(["", *names], [[label, *(each.get(name) for name in names)] for label, each in found.items()])
 
@@ -189,7 +189,7 @@ def speed(options: argparse.Namespace, budget: Budget, result: dict[str, Any], r
 def waves(folder: str, options: argparse.Namespace, gpu_bytes: float) -> list[dict[str, Start]]:
     """Engines by label, as many a time as fit a GPU's memory."""
     made: list[dict[str, Start]] = []
-    taken: list[float] = []
+    used: list[float] = []
     common = dict(engines.SMOKE_SETTINGS) if options.smoke else SETTINGS
     kinds = ("fp8",) if options.smoke else options.kinds
     for weights, kind, engine in itertools.product((None,) if options.smoke else (None, "fp8"), kinds, options.engines):
@@ -200,13 +200,11 @@ def waves(folder: str, options: argparse.Namespace, gpu_bytes: float) -> list[di
         if not options.smoke:
             own |= engines.share_of_gpu(kv_bytes)
         needed = _WEIGHT_BYTES[weights] + kv_bytes + _OTHER_BYTES
-        place = next(
-            (place for place, total in enumerate(taken) if total + needed <= _GPU_SHARE * gpu_bytes), len(made)
-        )
+        place = next((place for place, total in enumerate(used) if total + needed <= _GPU_SHARE * gpu_bytes), len(made))
         if place == len(made):
             made.append({})
-            taken.append(0.0)
-        taken[place] += needed
+            used.append(0.0)
+        used[place] += needed
         label = f"{engine}, weights {weights or 'bf16'}, KV {kind}"
         made[place][label] = (measure, (engine, folder, own, options.smoke))
     return made
@@ -233,7 +231,7 @@ def main() -> int:
     if torch.cuda.is_available() and not options.only_engines:
         for part in attention(options):
             found |= part
-            say(f"  {part}")
+            log_line(f"  {part}")
             save(options.out, result)
     with tempfile.TemporaryDirectory() as root:
         speed(options, budget, result, Path(root))

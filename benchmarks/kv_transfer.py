@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 from common.budget import Budget
-from common.report import make_parser, print_table, save, say, words
+from common.report import log_line, make_parser, print_table, save, words
 
 SIZES = (16 << 10, 64 << 10, 256 << 10, 1 << 20, 2 << 20, 7 << 20)
 """Bytes of a piece: 256 KB are a layer of a page of Qwen2.5-7B, 7 MB a whole page."""
@@ -89,18 +89,18 @@ def open_over(pool: tuple[Any, int | None], kind: str, layout: Any) -> tuple[str
     return name, open_transport(TransportChoice(kind), name, whole)
 
 
-def hold(connection: Connection, device: str, kind: str, index: int, visible: str | None, size: int) -> None:
+def serve_peer(connection: Connection, device: str, kind: str, index: int, visible: str | None, size: int) -> None:
     """The process that is written to and read from, until it is told to end."""
     if visible is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible
     pool = make_pool(device, index, size)  # it lives as long as this process
     transport: Any = None
     peer = ""
-    while (asked := connection.recv()) is not None:
-        if asked == "take":  # what this peer stages
+    while (command := connection.recv()) is not None:
+        if command == "take":  # what this peer stages
             take_all(connection, transport, peer)
             continue
-        ours, theirs, peer, where = asked
+        ours, theirs, peer, where = command
         if transport is not None:
             transport.close()
         name, transport = open_over(pool, kind, ours)
@@ -112,8 +112,8 @@ def take_all(connection: Connection, transport: Any, peer: str) -> None:
     """Lend slots, put in place what is written there, and say so when there is no more."""
     from mini_infer_engine.kv_transfer.staging_slots import RECEIVE_SLOTS, Slots
 
-    slots, asking = Slots(RECEIVE_SLOTS), deque[tuple[int, str]]()
-    lent: dict[int, tuple[str, int]] = {}
+    slots, slot_requests = Slots(RECEIVE_SLOTS), deque[tuple[int, str]]()
+    granted: dict[int, tuple[str, int]] = {}
     placing: dict[int, Any] = {}
     progress = "done"
     is_open = True
@@ -121,20 +121,20 @@ def take_all(connection: Connection, transport: Any, peer: str) -> None:
         while is_open and connection.poll(0):
             match connection.recv():
                 case ("ask", serial, area):
-                    asking.append((serial, area))
+                    slot_requests.append((serial, area))
                 case ("written", serial, span):
-                    placing[serial] = transport.place(peer, *lent[serial], span)
+                    placing[serial] = transport.place(peer, *granted[serial], span)
                 case _:
                     is_open = False
-        while asking and (slot := slots.take()) is not None:
-            serial, area = asking.popleft()
-            lent[serial] = area, slot
+        while slot_requests and (slot := slots.take()) is not None:
+            serial, area = slot_requests.popleft()
+            granted[serial] = area, slot
             connection.send((serial, slot))
         for serial, motion in list(placing.items()):
             if (found := motion.progress()) != "busy":
                 progress = found if found == "failed" else progress
                 del placing[serial]
-                slots.free(lent.pop(serial)[1])
+                slots.free(granted.pop(serial)[1])
     connection.send(progress)
 
 
@@ -161,7 +161,7 @@ def drive(
         transport, peer = met(other, pool, kind, layout_of(piece), layout_of(piece))
         rates = {how: [_timed(transport, peer, how, size // piece) for _ in range(_REPEATS)] for how in _HOWS}
         found[str(piece)] = {how: size // piece * piece / median(seconds[1:]) for how, seconds in rates.items()}
-        say(f"  {kind}, pieces of {piece}: {found[str(piece)]}")
+        log_line(f"  {kind}, pieces of {piece}: {found[str(piece)]}")
         if piece == _SMALL:
             alone = {how: [_timed(transport, peer, how, 1) for _ in range(30)] for how in _HOWS}
             found["16 KB alone, us"] = {how: median(seconds[5:]) * 1e6 for how, seconds in alone.items()}
@@ -207,8 +207,8 @@ def staged_rates(other: Connection, pool: tuple[Any, int | None], kind: str) -> 
         for area in areas:
             seconds = [_timed_staged(other, transport, peer, ours, theirs, span, area) for _ in range(_REPEATS)]
             rates[area] = median(seconds[1:])
-        say(f"  {kind}, {label}: {rates}")
-        found[label] = {way: tokens * ours.token_bytes / seconds for way, seconds in rates.items()}
+        log_line(f"  {kind}, {label}: {rates}")
+        found[label] = {path: tokens * ours.token_bytes / seconds for path, seconds in rates.items()}
         transport.close()
     return found
 
@@ -244,16 +244,16 @@ class ToHolder:
         """See `Channel.stage`."""
         return self.transport.stage(self.peer, self.area, slot, part)
 
-    def ask(self, serial: int) -> None:
-        """See `Channel.ask`."""
+    def request_slot(self, serial: int) -> None:
+        """See `Channel.request_slot`."""
         self.other.send(("ask", serial, self.area))
 
     def write(self, slot: int, their_slot: int, part: Any) -> Any:
         """See `Channel.write`."""
         return self.transport.push(self.peer, self.area, slot, their_slot, part)
 
-    def tell(self, serial: int, part: Any) -> None:
-        """See `Channel.tell`."""
+    def report_written(self, serial: int, part: Any) -> None:
+        """See `Channel.report_written`."""
         self.other.send(("written", serial, msgspec.structs.replace(part, our_pages=self.their_pages)))
 
 
@@ -265,10 +265,10 @@ def _timed_staged(other: Connection, transport: Any, peer: str, ours: Any, their
     other.send("take")
     begin = time.perf_counter()
     channel = ToHolder(other, transport, peer, (ours, theirs), area, span.their_pages)
-    gift = StagedWrite(span, channel, Slots(SEND_SLOTS), itertools.count())
-    while (progress := gift.progress()) == "busy":
+    write = StagedWrite(span, channel, Slots(SEND_SLOTS), itertools.count())
+    while (progress := write.progress()) == "busy":
         while other.poll(0):
-            gift.lend(*other.recv())
+            write.grant_slot(*other.recv())
     other.send(None)
     if progress != "done" or other.recv() != "done":
         raise RuntimeError("what goes through slots has not arrived")
@@ -292,15 +292,15 @@ def _timed(transport: Any, peer: str, how: str, num_pages: int) -> float:
 def measure(device: str, kind: str, gpus: int, apart: bool, size: int, sizes: tuple[int, ...]) -> dict[str, Any]:
     """Rates by piece and way; of gpu to gpu from the first GPU to the second."""
     context = multiprocessing.get_context("spawn")
-    results, told = context.Pipe()
+    results, end = context.Pipe()
     ours, theirs = context.Pipe()
-    held_index, visible = (0, ("0", "1")) if apart else (max(0, gpus - 1), (None, None))
-    holder = context.Process(target=hold, args=(theirs, device, kind, held_index, visible[1], size))
-    driver = context.Process(target=drive, args=(told, ours, device, kind, visible[0], size, sizes))
+    peer_index, visible = (0, ("0", "1")) if apart else (max(0, gpus - 1), (None, None))
+    holder = context.Process(target=serve_peer, args=(theirs, device, kind, peer_index, visible[1], size))
+    driver = context.Process(target=drive, args=(end, ours, device, kind, visible[0], size, sizes))
     holder.start()
     driver.start()
     try:
-        told.close()  # so that the driver's end is one of the connection
+        end.close()  # so that the driver's end is one of the connection
         if not results.poll(120):
             raise TimeoutError("no figures within two minutes")
         return dict(results.recv())
@@ -351,32 +351,32 @@ def main() -> None:
     parser.add_argument("--pool-mb", type=int, default=448)
     parser.add_argument("--kinds", type=words, default=["nixl", "cuda-ipc", "shm"])
     parser.add_argument("--places", type=words, default=list(PLACES), help="of: " + ", ".join(PLACES))
-    asked = parser.parse_args()
-    budget = Budget(asked.time_limit_s)
+    options = parser.parse_args()
+    budget = Budget(options.time_limit_s)
     import torch
 
-    size, sizes = (64 << 20, SIZES[:3]) if asked.smoke else (asked.pool_mb << 20, SIZES)
+    size, sizes = (64 << 20, SIZES[:3]) if options.smoke else (options.pool_mb << 20, SIZES)
     result: dict[str, Any] = {"link": link(size), "transports": {}, "failures": {}}
     for (place, (device, gpus, apart)), turn in itertools.product(PLACES.items(), range(2)):
         kind = TRANSPORTS[device][turn]
         name = f"{kind}, {place}"
-        is_asked = place in asked.places and kind in asked.kinds
-        if torch.cuda.device_count() < gpus or not is_asked or not budget.allows("place", 20):
+        is_selected = place in options.places and kind in options.kinds
+        if torch.cuda.device_count() < gpus or not is_selected or not budget.allows("place", 20):
             continue
         with budget.spending("place"):
             try:
                 result["transports"][name] = measure(device, kind, gpus, apart, size, sizes)
             except Exception as error:
                 result["failures"][name] = f"{type(error).__name__}: {error}"
-        say(f"{name}: {result['transports'].get(name) or result['failures'].get(name)}")
-        save(asked.out, result)
-    save(asked.out, result)
+        log_line(f"{name}: {result['transports'].get(name) or result['failures'].get(name)}")
+        save(options.out, result)
+    save(options.out, result)
     rows = [[name, "", f"{rate / 1e9:.1f}", ""] for name, rate in result["link"].items()]
     staged = []
     for name, found in result["transports"].items():
         for label, rates in found.get("staged", {}).items():
-            ways = ("direct", "device", "host")
-            staged.append([name, label, *(f"{rates[way] / 1e9:.2f}" if way in rates else "" for way in ways)])
+            paths = ("direct", "device", "host")
+            staged.append([name, label, *(f"{rates[path] / 1e9:.2f}" if path in rates else "" for path in paths)])
         for piece, rates in found.items():
             if piece == "staged":
                 continue

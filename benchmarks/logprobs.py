@@ -34,8 +34,8 @@ def tokens_per_s(llm: LLM, options: argparse.Namespace, top: int | None) -> floa
     outputs = llm.generate(prompts, params, use_tqdm=False)
     elapsed_s = time.perf_counter() - begin
     made = sum(len(output.outputs[0].token_ids) for output in outputs)
-    told = sum(len(output.outputs[0].logprobs or ()) for output in outputs)
-    assert told == (0 if top is None else made)
+    num_logprobs = sum(len(output.outputs[0].logprobs or ()) for output in outputs)
+    assert num_logprobs == (0 if top is None else made)
     return made / elapsed_s
 
 

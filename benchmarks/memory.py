@@ -21,7 +21,7 @@ from common.engines import MEMORY_SHARE, SETTINGS, SMOKE_MODEL, SMOKE_SETTINGS
 from common.isolation import isolated
 from common.models import model_folder, vocabulary
 from common.quiet import wait_while_measuring
-from common.report import make_parser, print_table, save, say, words
+from common.report import log_line, make_parser, print_table, save, words
 from common.targets import Target, print_verdicts
 
 _TARGETS = {
@@ -44,9 +44,9 @@ def measure(settings: dict[str, Any], soak_s: float, pause_s: float, known_ids: 
     from mini_infer_engine.core.request import Request, SamplingParams
     from mini_infer_engine.runtime.model_runner import load_runner
 
-    asked = EngineSettings(**settings)
-    runner = load_runner(asked)
-    engine = Engine(asked, runner, (), runner.max_model_len, "", record_events=False)
+    engine_settings = EngineSettings(**settings)
+    runner = load_runner(engine_settings)
+    engine = Engine(engine_settings, runner, (), runner.max_model_len, "", record_events=False)
     on_gpu = runner.device.type == "cuda"
     longest = runner.max_model_len // 2
     pool = runner.pool.pages.nbytes
@@ -86,7 +86,7 @@ def measure(settings: dict[str, Any], soak_s: float, pause_s: float, known_ids: 
     if on_gpu:
         largest_pass = torch.cuda.max_memory_allocated() - before
         free, total = torch.cuda.mem_get_info()
-        allowed = total * asked.gpu_memory_utilization
+        allowed = total * engine_settings.gpu_memory_utilization
         yield {
             "largest pass GB": largest_pass / 1e9,
             "graphs and scratch GB": (before - pool - weights) / 1e9,
@@ -97,14 +97,14 @@ def measure(settings: dict[str, Any], soak_s: float, pause_s: float, known_ids: 
     series: list[dict[str, float]] = []
     passed, before_s = 0.0, time.monotonic()
     while passed < soak_s:
-        while len(live) < 2 * asked.max_num_seqs:
+        while len(live) < 2 * engine_settings.max_num_seqs:
             add(dice.randint(1, longest // 8), dice.randint(1, 128))
         step()
         if live and dice.random() < 0.05:
             engine.abort(live.pop(dice.randrange(len(live))))
         if passed >= len(series) * soak_s / _POINTS:
             series.append({"s": passed} | used())
-            say(f"  {started} requests, " + ", ".join(f"{name} {value:,.0f} MB" for name, value in used().items()))
+            log_line(f"  {started} requests, " + ", ".join(f"{name} {value:,.0f} MB" for name, value in used().items()))
             yield {"soak requests": started, "soak s": passed, "series": series} | growth(series)
         time.sleep(pause_s)
         passed += time.monotonic() - before_s
@@ -143,7 +143,7 @@ def main() -> int:
         for model in models:
             if not budget.allows("a model"):
                 continue
-            say(model)
+            log_line(model)
             folder = model_folder(model, Path(root))
             settings: dict[str, Any] = SETTINGS | {
                 "model": folder,

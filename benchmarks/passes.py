@@ -21,8 +21,8 @@ from common import engines, loads
 from common.isolation import Figures
 from common.kernel_times import show_kernel_times
 from common.models import kv_bytes_per_token, model_folder, vocabulary
-from common.report import make_parser, print_table, save, say, words
-from common.together import Start, measure_in_turn
+from common.report import log_line, make_parser, print_table, save, words
+from common.together import Start, measure_alternately
 
 _KV_TOKENS = 200_000
 _PROFILED_PROMPTS, _PROFILED_DECODES = 6, 12
@@ -81,13 +81,13 @@ def measure(label: str, folder: str, settings: dict[str, Any], smoke: bool) -> I
 
     engine = build_engine(EngineSettings(**settings), record_events=False).engine
     yield {}
-    dice, known = random.Random(0), vocabulary(folder, 150_000)
+    dice, vocabulary_size = random.Random(0), vocabulary(folder, 150_000)
     sizes = loads.SMOKE if smoke else loads.FULL
     rows, (low, high) = sizes.batch, sizes.mixed
 
     def add(name: str, lengths: list[int], limits: list[int]) -> None:
         for place, (length, limit) in enumerate(zip(lengths, limits, strict=True)):
-            prompt = [dice.randrange(known) for _ in range(length)]
+            prompt = [dice.randrange(vocabulary_size) for _ in range(length)]
             sampling = SamplingParams(temperature=0.6, max_tokens=limit, ignore_eos=True)
             engine.add(Request(request_id=f"{name}{place}", prompt_token_ids=prompt, sampling=sampling))
 
@@ -112,11 +112,11 @@ def measure(label: str, folder: str, settings: dict[str, Any], smoke: bool) -> I
     add("kernels", [600] * rows, [400] * rows)
     for _ in range(3):
         engine.step()
-    say(f"{label}: passes with prompts")
+    log_line(f"{label}: passes with prompts")
     yield {f"{label}, prompts": show_kernel_times(engine.step, _PROFILED_PROMPTS)}
     while watched.launches[-1][3]:
         engine.step()
-    say(f"{label}: {rows} decode rows")
+    log_line(f"{label}: {rows} decode rows")
     yield {f"{label}, decodes": show_kernel_times(engine.step, _PROFILED_DECODES)}
     run()
 
@@ -152,7 +152,7 @@ def main() -> int:
             folder = str(model_folder(model, Path(root)))
             settings = settings_of(kind, disabled, folder, options.smoke)
             starts[label] = (measure, (label, folder, settings, options.smoke))
-        result["errors"] = measure_in_turn(starts, options.time_limit_s, note)
+        result["errors"] = measure_alternately(starts, options.time_limit_s, note)
     save(options.out, result)
     return int(bool(result["errors"]))
 

@@ -28,8 +28,8 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 USUAL = ("one GPU", "two stages", "two ranks")
 """The others are for mixtures of experts."""
-WANTED = ("w1 tok_s", "itl ms bs 1", "itl ms bs 32", "ttft ms 4096")
-SMOKE_WANTED = ("itl ms", "ttft", "w1")
+FIGURES = ("w1 tok_s", "itl ms bs 1", "itl ms bs 32", "ttft ms 4096")
+SMOKE_FIGURES = ("itl ms", "ttft", "w1")
 TARGETS = {"w1 tok_s": 1.6}
 """Two stages to one GPU, of qwen2.5-14b: at least."""
 
@@ -60,11 +60,11 @@ def measure_kind(model: str, folder: Path, kind: str, options: Any, budget: Budg
     """One engine, which has the GPUs for itself."""
     if not budget.allows(f"{model}, {kind}", 40.0):
         return
-    wanted = SMOKE_WANTED if options.smoke else WANTED
+    figure_names = SMOKE_FIGURES if options.smoke else FIGURES
     settings = KINDS[kind] | {"disable": options.disable}
     if options.max_num_batched_tokens is not None:
         settings |= {"max_num_batched_tokens": options.max_num_batched_tokens}
-    runs = measure_alone(measure, model, kind, "ours", folder, settings, wanted, options, budget, result)
+    runs = measure_alone(measure, model, kind, "ours", folder, settings, figure_names, options, budget, result)
     targets = TARGETS if model == "qwen2.5-14b" else {}
     show_ratios(model, runs, "one GPU", "two stages", "stages / one", targets)
 

@@ -25,12 +25,12 @@ from typing import Any, TypeVar
 from common import engines, loads
 from common.budget import Budget
 from common.models import kv_bytes_per_token, model_folder, vocabulary
-from common.report import integers, make_parser, print_table, save, say, words
+from common.report import integers, log_line, make_parser, print_table, save, words
 from common.shared_checkpoint import shared_checkpoint
 from common.targets import Target, print_verdicts
-from common.together import measure_in_turn
+from common.together import measure_alternately
 
-WANTED = ("itl ms", "w2 tok_s", "ttft ms 512", "ttft ms 4096")
+FIGURES = ("itl ms", "w2 tok_s", "ttft ms 512", "ttft ms 4096")
 _ON_LOAD = ("bf16", "fp8")
 """What peers make of unquantised weights when they load them. Their other schemes need a checkpoint."""
 _HEAD = "+head"
@@ -74,7 +74,7 @@ class Contender:
 
 
 def measure(
-    engine: str, folder: str, settings: dict[str, Any], smoke: bool, wanted: tuple[str, ...], requests: int
+    engine: str, folder: str, settings: dict[str, Any], smoke: bool, figure_names: tuple[str, ...], requests: int
 ) -> Iterator[dict[str, float]]:
     """One engine's figures with one scheme, in a process of its own; first that of its start."""
     sizes = loads.SMOKE if smoke else replace(loads.FULL, first_token=(512, 4096), batch=requests)
@@ -83,7 +83,7 @@ def measure(
     loaded = engines.load(engine, folder, settings)
     yield {"start s": time.perf_counter() - begin}
     for name, value in loads.run_loads(
-        loaded, sizes, 0, lambda name: name.startswith(_SMOKE_LOADS if smoke else wanted)
+        loaded, sizes, 0, lambda name: name.startswith(_SMOKE_LOADS if smoke else figure_names)
     ):
         yield {name: value}
 
@@ -103,11 +103,13 @@ def speed(options: argparse.Namespace) -> int:
                 contenders: list[Contender] = []
                 for model, scheme in chosen:
                     folder = model_folder(model, Path(root))
-                    checkpoint, told = stack.enter_context(checkpoint_of(scheme, folder, Path(root), options, budget))
-                    if told:
-                        checkpoints[f"{model}, {scheme}"] = told
-                    if "error" in told:
-                        errors.append(f"{model}, checkpoint of {scheme}: {told['error']}")
+                    checkpoint, build_report = stack.enter_context(
+                        checkpoint_of(scheme, folder, Path(root), options, budget)
+                    )
+                    if build_report:
+                        checkpoints[f"{model}, {scheme}"] = build_report
+                    if "error" in build_report:
+                        errors.append(f"{model}, checkpoint of {scheme}: {build_report['error']}")
                     contenders += contenders_of(model, scheme, checkpoint, folder, options)
                 for group in batched(contenders, options.together):
                     errors += _measured(group, figures, options, budget)
@@ -138,15 +140,15 @@ def _measured(
     kind = "; ".join(names)
     if not budget.allows(kind, 40.0):
         return []
-    say(kind)
+    log_line(kind)
 
     def note(name: str, part: dict[str, float]) -> None:
         one = names[name]
         figures.setdefault(one.model, {}).setdefault(one.label, {}).update(part)
-        say(f"  {name}: {part}")
+        log_line(f"  {name}: {part}")
 
     with budget.spending(kind):
-        return measure_in_turn(
+        return measure_alternately(
             {
                 name: (
                     measure,
@@ -234,7 +236,7 @@ def products(options: argparse.Namespace) -> int:
     folder = options.out.parent if options.out else None
     results = []
     for line in tune_all(folder, time.monotonic() + options.time_limit_s, tuple(options.rows)):
-        say(
+        log_line(
             ", ".join(
                 f"{name} {round(value, 2) if isinstance(value, float) else value}" for name, value in line.items()
             )
@@ -269,7 +271,7 @@ def main() -> int:
         "--together", type=int, default=1, metavar="N", help="with --gpu: engines on the GPU at a time (default: 1)"
     )
     parser.add_argument(
-        "--loads", type=words, default=WANTED, metavar="NAME,...", help="with --gpu: figures that begin so"
+        "--loads", type=words, default=FIGURES, metavar="NAME,...", help="with --gpu: figures that begin so"
     )
     options = parser.parse_args()
     if options.precision:

@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for the simulator
 from common.budget import Budget
 from common.engines import MEMORY_SHARE, SMOKE_MODEL
 from common.models import model_folder, vocabulary
-from common.report import make_parser, print_table, save, say, words
+from common.report import log_line, make_parser, print_table, save, words
 from common.servers import free_port, started
 from data_parallel import gateway
 
@@ -87,18 +87,20 @@ class Client:
     session: aiohttp.ClientSession
     engines: Sequence[str]
     gateway: str
-    words_known: int
+    vocabulary_size: int
     scale: Scale
 
     def body(self, request: SimulatedRequest, salt: str) -> bytes:
         """What is sent."""
-        body = {"model": "measured", "prompt": token_ids(request, salt, self.scale.block_tokens, self.words_known)}
+        body = {"model": "measured", "prompt": token_ids(request, salt, self.scale.block_tokens, self.vocabulary_size)}
         body |= {"max_tokens": request.output_tokens, "temperature": 0, "ignore_eos": True}
         body |= {"stream": True, "stream_options": {"include_usage": True}}
         return json.dumps(body).encode()
 
-    async def ask(self, url: str, body: bytes, heard: Callable[[], None]) -> Answered:
-        """One streamed completion; `heard` is called at its first token. RuntimeError: it is not as it should be."""
+    async def request(self, url: str, body: bytes, on_first_token: Callable[[], None]) -> Answered:
+        """One streamed completion; `on_first_token` is called at its first token. RuntimeError: it is not as it should
+        be.
+        """
         begin_s, first_s, usage = time.perf_counter(), 0.0, None
         async with self.session.post(url + "/v1/completions", data=body, headers=JSON) as response:
             if response.status != 200:
@@ -107,7 +109,7 @@ class Client:
                 if line.startswith(b"data: {"):
                     if not first_s:
                         first_s = time.perf_counter()
-                        heard()
+                        on_first_token()
                     if b'"choices":[]' in line:
                         usage = json.loads(line[6:])["usage"]
         if not first_s or usage is None:
@@ -128,12 +130,12 @@ class Client:
         async def one(request: SimulatedRequest, body: bytes) -> Answered:
             await asyncio.sleep(start_s + request.arrival_s - time.perf_counter())
             if rule is None:
-                return await self.ask(self.gateway, body, lambda: None)
+                return await self.request(self.gateway, body, lambda: None)
             number = rule.choose(request, view)
             view.note(request, number)
             flight = mirrored[number].sent(request)
             try:
-                return await self.ask(self.engines[number], body, lambda: mirrored[number].first_token(flight))
+                return await self.request(self.engines[number], body, lambda: mirrored[number].first_token(flight))
             finally:
                 mirrored[number].finished(flight)
                 view.ended(request, number)
@@ -167,24 +169,24 @@ def scaled(workload: Workload, scale: Scale) -> Workload:
 
 
 @contextmanager
-def fleet(folder: str, asked: Any, scale: Scale, root: Path, limit_s: float) -> Iterator[tuple[list[str], str]]:
+def fleet(folder: str, options: Any, scale: Scale, root: Path, limit_s: float) -> Iterator[tuple[list[str], str]]:
     """Addresses of all engines, and of the gateway in front of them."""
-    settings: dict[str, Any] = {"gpu_memory_utilization": MEMORY_SHARE / asked.engines}
-    if not asked.smoke:
+    settings: dict[str, Any] = {"gpu_memory_utilization": MEMORY_SHARE / options.engines}
+    if not options.smoke:
         config = json.loads((Path(folder) / "config.json").read_text())
         head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         token_bytes = 4 * head * config["num_key_value_heads"] * config["num_hidden_layers"]
         settings |= {"kv_cache_memory": scale.kv_tokens * token_bytes, "max_model_len": scale.context_tokens}
-    ports = [(free_port(), free_port()) for _ in range(asked.engines)]
+    ports = [(free_port(), free_port()) for _ in range(options.engines)]
     with ExitStack() as stack:
         servers = []
         for number, (events, replay) in enumerate(ports):
             flags = settings | {"events_port": events, "replay_port": replay}
-            caches = Path(os.environ.get("CACHES", root)) / "caches" / asked.model
-            variables = {"OMP_NUM_THREADS": "1"} if asked.smoke else {}
-            server = stack.enter_context(started("ours", folder, flags, caches, asked.smoke, variables))
+            caches = Path(os.environ.get("CACHES", root)) / "caches" / options.model
+            variables = {"OMP_NUM_THREADS": "1"} if options.smoke else {}
+            server = stack.enter_context(started("ours", folder, flags, caches, options.smoke, variables))
             servers.append(server)
-            if number == 0 and not asked.smoke:
+            if number == 0 and not options.smoke:
                 server.first_token(limit_s)  # it compiles for all
         for server in servers:
             server.first_token(limit_s)
@@ -192,32 +194,32 @@ def fleet(folder: str, asked: Any, scale: Scale, root: Path, limit_s: float) -> 
         yield urls, stack.enter_context(gateway(urls, ports, root))
 
 
-async def measure(client: Client, workload: Workload, asked: Any, budget: Budget, result: dict[str, Any]) -> None:
+async def measure(client: Client, workload: Workload, options: Any, budget: Budget, result: dict[str, Any]) -> None:
     """Finds the rate of a load of 1.0, then has every policy at every load."""
     # Twice: what the gateway learns of engines' rates in the first seconds is no part of what is measured.
     for salt in ("to learn", "all at once"):
         found = await client.run(workload.at(1e-3), OURS, salt)
     whole_s = result["whole_s"] = found["took_s"]
-    say(f"{len(workload.requests)} requests at once: {found}")
-    for load in asked.loads:
-        for policy in asked.policies:
+    log_line(f"{len(workload.requests)} requests at once: {found}")
+    for load in options.loads:
+        for policy in options.policies:
             if not budget.allows("run", 2 * whole_s):
                 continue
             with budget.spending("run"):
                 figures = await client.run(workload.at(whole_s / load), policy, f"{load} {policy}")
-            say(f"load {load:g}, {policy}: {figures}")
+            log_line(f"load {load:g}, {policy}: {figures}")
             result["runs"].append({"load": load, "policy": policy} | figures)
-            save(asked.out, result)
+            save(options.out, result)
 
 
-def simulated(workload: Workload, asked: Any, scale: Scale) -> list[dict[str, Any]]:
+def simulated(workload: Workload, options: Any, scale: Scale) -> list[dict[str, Any]]:
     """The same situations in the simulator, whose engines are larger as the trace's blocks are."""
     cache_tokens = scale.kv_tokens * workload.block_tokens // scale.block_tokens
     return [
         {"load": load, "policy": found.policy, "ttft_p90_s": found.figures.ttft_p90_s}
-        for load in asked.loads
+        for load in options.loads
         for found in grid.run_cell(
-            grid.Cell("mooncake", asked.engines, cache_tokens, load), workload, asked.policies, Keys()
+            grid.Cell("mooncake", options.engines, cache_tokens, load), workload, options.policies, Keys()
         )
     ]
 
@@ -230,8 +232,8 @@ def disagreements(real: Sequence[dict[str, Any]], modelled: Sequence[dict[str, A
         if one[0] == other[0] and times[1].keys() >= {one, other}:
             ratios = [which[one] / which[other] for which in times]
             if max(ratios) > DIFFERENT and min(ratios) < 1 / DIFFERENT:
-                said = f"{ratios[0]:.2f} by engines, {ratios[1]:.2f} by the simulator"
-                wrong.append(f"load {one[0]:g}, {one[1]} over {other[1]}: {said}")
+                ratios_text = f"{ratios[0]:.2f} by engines, {ratios[1]:.2f} by the simulator"
+                wrong.append(f"load {one[0]:g}, {one[1]} over {other[1]}: {ratios_text}")
     return wrong
 
 
@@ -244,23 +246,23 @@ def main() -> None:
     parser.add_argument("--loads", type=lambda text: [float(part) for part in words(text)], default=[0.8, 1.3])
     parser.add_argument("--policies", type=words, default=list(POLICIES), help="of: " + ",".join(POLICIES))
     parser.add_argument("--trace", metavar="FILE", help="see python -m benchmarks.routing --help")
-    asked = parser.parse_args()
-    scale, trace, budget = SMOKE if asked.smoke else GPU, find_mooncake(asked.trace), Budget(asked.time_limit_s)
-    count = asked.requests or scale.requests
-    if trace is None and not asked.smoke:
+    options = parser.parse_args()
+    scale, trace, budget = SMOKE if options.smoke else GPU, find_mooncake(options.trace), Budget(options.time_limit_s)
+    count = options.requests or scale.requests
+    if trace is None and not options.smoke:
         raise SystemExit("the recorded trace is not here: see python -m benchmarks.routing --help")
     whole = mooncake(trace, count) if trace else zero_reuse(count)
     workload = scaled(whole, scale)
-    result: dict[str, Any] = {"model": asked.model, "engines": asked.engines, "requests": len(workload.requests)}
+    result: dict[str, Any] = {"model": options.model, "engines": options.engines, "requests": len(workload.requests)}
     result |= {"block_tokens": scale.block_tokens, "kv_tokens": scale.kv_tokens, "runs": [], "simulated": []}
     with tempfile.TemporaryDirectory() as root:
-        folder = model_folder(SMOKE_MODEL if asked.smoke else asked.model, Path(root))
-        with fleet(folder, asked, scale, Path(root), min(budget.left_s, 300)) as (urls, through):
-            say(f"{len(urls)} engines are ready")
-            asyncio.run(all_runs(urls, through, vocabulary(folder), scale, workload, asked, budget, result))
-    result["simulated"] = simulated(whole, asked, scale)
+        folder = model_folder(SMOKE_MODEL if options.smoke else options.model, Path(root))
+        with fleet(folder, options, scale, Path(root), min(budget.left_s, 300)) as (urls, through):
+            log_line(f"{len(urls)} engines are ready")
+            asyncio.run(all_runs(urls, through, vocabulary(folder), scale, workload, options, budget, result))
+    result["simulated"] = simulated(whole, options, scale)
     result["disagreements"] = disagreements(result["runs"], result["simulated"])
-    save(asked.out, result)
+    save(options.out, result)
     modelled = {(row["load"], row["policy"]): row["ttft_p90_s"] for row in result["simulated"]}
     figures = ("ttft_mean_s", "ttft_p50_s", "ttft_p90_s", "output_tokens_s", "hit_share")
     rows = [
@@ -274,18 +276,18 @@ def main() -> None:
 async def all_runs(
     urls: Sequence[str],
     through: str,
-    words_known: int,
+    vocabulary_size: int,
     scale: Scale,
     workload: Workload,
-    asked: Any,
+    options: Any,
     budget: Budget,
     result: dict[str, Any],
 ) -> None:
     """Everything that is asked of real engines."""
     connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(600)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-        client = Client(session, urls, through, words_known, scale)
-        await measure(client, workload, asked, budget, result)
+        client = Client(session, urls, through, vocabulary_size, scale)
+        await measure(client, workload, options, budget, result)
 
 
 if __name__ == "__main__":

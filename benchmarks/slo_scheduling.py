@@ -23,7 +23,7 @@ from common.budget import Budget
 from common.engines import SETTINGS, SMOKE_MODEL, SMOKE_SETTINGS
 from common.isolation import isolated
 from common.models import model_folder, vocabulary
-from common.report import make_parser, percentile, print_table, save, say, words
+from common.report import log_line, make_parser, percentile, print_table, save, words
 from common.targets import Target, verdict_cells
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def measure(settings: dict[str, Any], load: Load) -> Iterator[dict[str, Any]]:
         measured = engine(policy)
         run(measured, at_once(load, 1, clock), clock)
         found = figures(run(measured, arrivals(load, load.load * capacity, targets, clock), clock))
-        say(f"  {policy}: {found[_SHARE]:.3f} of {found['admitted']} admitted, {found['refused']} refused")
+        log_line(f"  {policy}: {found[_SHARE]:.3f} of {found['admitted']} admitted, {found['refused']} refused")
         yield {policy: found}
 
 
@@ -331,7 +331,7 @@ def main() -> int:
         for model in [SMOKE_MODEL] if options.smoke else options.models:
             if not budget.allows("a model"):
                 continue
-            say(model)
+            log_line(model)
             folder = model if model == MODELLED else model_folder(model, Path(root))
             known = load if model == MODELLED else replace(load, vocabulary=vocabulary(folder, load.vocabulary))
             settings: dict[str, Any] = SETTINGS | {"model": folder, "enable_prefix_caching": False}

@@ -35,9 +35,9 @@ from common.budget import Budget
 from common.engines import SETTINGS, SMOKE_MODEL, SMOKE_SETTINGS
 from common.isolation import isolated
 from common.models import CONFIGS, kv_bytes_per_token, model_folder, vocabulary
-from common.report import integers, make_parser, print_table, save, say, words
+from common.report import integers, log_line, make_parser, print_table, save, words
 from common.speculation_checkpoints import circling_prompts, peer_head_config, write_speculation_checkpoints
-from common.together import measure_in_turn
+from common.together import measure_alternately
 from common.vllm_acceptance import QUALIFIED_NAME as ACCEPTANCE
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def demo(settings: dict[str, Any], variants: dict[str, dict[str, Any]], batches:
                 for place in range(batch)
             ]
 
-        for label, figures in measured_in_turns(made, partial(run_of, requests), least_s(settings)).items():
+        for label, figures in measured_alternately(made, partial(run_of, requests), least_s(settings)).items():
             yield {f"{label}, batch {batch}": figures}
 
 
@@ -146,7 +146,7 @@ def chats(
     texts = [question.format(name) for question in _QUESTIONS for name in _NAMES]
     sampling = SamplingParams(temperature=0.0, max_tokens=answer, ignore_eos=True)
 
-    def hold(batch: int, engine: "Engine", name: str) -> dict[str, float]:
+    def measure_chats(batch: int, engine: "Engine", name: str) -> dict[str, float]:
         """One turn after another; a chat's next prompt is the last one, its answer and a new question."""
         prompts = [question_ids(encoder, text) for text in itertools.islice(itertools.cycle(texts), batch)]
         begin, made = time.perf_counter(), 0
@@ -158,15 +158,17 @@ def chats(
                 for output in engine.step():
                     answers[output.request_id] += output.token_ids
             made += sum(map(len, answers.values()))
-            asked = question_ids(encoder, _FOLLOW_UPS[turn % len(_FOLLOW_UPS)])
-            prompts = [prompt + said + asked for prompt, said in zip(prompts, answers.values(), strict=True)]
+            follow_up = question_ids(encoder, _FOLLOW_UPS[turn % len(_FOLLOW_UPS)])
+            prompts = [prompt + reply + follow_up for prompt, reply in zip(prompts, answers.values(), strict=True)]
         seconds = time.perf_counter() - begin
         return {"tok_s": made / seconds, "decoding s": seconds, "made": made, "ttft ms p50": float("nan")}
 
     engines_by_label = {label: make_engine(settings | options) for label, options in variants.items()}
     yield {}
     for batch in batches:
-        for label, figures in measured_in_turns(engines_by_label, partial(hold, batch), least_s(settings)).items():
+        for label, figures in measured_alternately(
+            engines_by_label, partial(measure_chats, batch), least_s(settings)
+        ).items():
             yield {f"{label}, batch {batch}": figures}
 
 
@@ -183,7 +185,11 @@ def shapes(
     """Random weights and scripted acceptance; without guesses, once for each batch."""
     from mini_infer_engine.core.request import Request, SamplingParams
 
-    dice, on_gpu, known = random.Random(1), settings.get("device") != "cpu", vocabulary(settings["model"], 100_000)
+    dice, on_gpu, vocabulary_size = (
+        random.Random(1),
+        settings.get("device") != "cpu",
+        vocabulary(settings["model"], 100_000),
+    )
     for label, options in variants.items():
         script = (Script() if on_gpu else TorchScript()) if options else None
         engine = make_engine(settings | options)
@@ -197,7 +203,7 @@ def shapes(
                     sampling = SamplingParams(temperature=0.0, max_tokens=ANSWER_TOKENS, ignore_eos=True)
                     return [
                         Request(request_id=f"{name}{place}", prompt_token_ids=one, sampling=sampling)
-                        for place, one in enumerate(circling_prompts(dice, batch, PROMPT_TOKENS, known))
+                        for place, one in enumerate(circling_prompts(dice, batch, PROMPT_TOKENS, vocabulary_size))
                     ]
 
                 scripted = f" at {acceptance}" if script is not None else ""
@@ -215,7 +221,7 @@ def peer(
 
     A variant starts with the first acceptance; what needs its workers' extension comes after all that does not.
     """
-    known = vocabulary(settings["model"], 100_000)
+    vocabulary_size = vocabulary(settings["model"], 100_000)
     for label, options in variants.items():
         own = {"speculative_config": options, "worker_extension_cls": ACCEPTANCE} if options else {}
         engine: Any = engines.load("vllm", settings["model"], settings | own)
@@ -225,27 +231,31 @@ def peer(
                 engine.set_acceptance(acceptance)
             scripted = f" at {acceptance}" if options else ""
             for batch in batches:
-                yield {f"{label}{scripted}, batch {batch}": peer_measured(engine, batch, known, 2 * least_s(settings))}
+                yield {
+                    f"{label}{scripted}, batch {batch}": peer_measured(
+                        engine, batch, vocabulary_size, 2 * least_s(settings)
+                    )
+                }
             if options:
-                found = {"tokens a pass": tokens_a_pass(engine, batches[-1], known)}
+                found = {"tokens a pass": tokens_a_pass(engine, batches[-1], vocabulary_size)}
                 yield {f"{label}{scripted}, batch {batches[-1]}": found}
 
 
-def peer_measured(engine: engines.Engine, batch: int, known: int, at_least_s: float) -> dict[str, float]:
+def peer_measured(engine: engines.Engine, batch: int, vocabulary_size: int, at_least_s: float) -> dict[str, float]:
     """The runs after the first one together."""
     dice, limits = random.Random(1), [ANSWER_TOKENS] * batch
-    engine.run(circling_prompts(dice, batch, PROMPT_TOKENS, known), limits, 0.0)
+    engine.run(circling_prompts(dice, batch, PROMPT_TOKENS, vocabulary_size), limits, 0.0)
     made, seconds = 0, 0.0
     while seconds < at_least_s:
-        prompts, begin = circling_prompts(dice, batch, PROMPT_TOKENS, known), time.perf_counter()
+        prompts, begin = circling_prompts(dice, batch, PROMPT_TOKENS, vocabulary_size), time.perf_counter()
         made += engine.run(prompts, limits, 0.0)
         seconds += time.perf_counter() - begin
     return {"all tok_s": made / seconds}
 
 
-def tokens_a_pass(engine: Any, batch: int, known: int) -> float:
+def tokens_a_pass(engine: Any, batch: int, vocabulary_size: int) -> float:
     """Of a sequence, prompts' passes included: whether guesses are there and as many right as was asked for."""
-    prompts, before = circling_prompts(random.Random(2), batch, PROMPT_TOKENS, known), engine.passes_so_far()
+    prompts, before = circling_prompts(random.Random(2), batch, PROMPT_TOKENS, vocabulary_size), engine.passes_so_far()
     made: int = engine.run(prompts, [ANSWER_TOKENS] * batch, 0.0)
     passes: int = engine.passes_so_far() - before
     return made / batch / max(1, passes)
@@ -261,7 +271,7 @@ def least_s(settings: dict[str, Any]) -> float:
 
 def measured(engine: "Engine", requests: Any, at_least_s: float) -> dict[str, float]:
     """The runs after the first, which shows the engine what passes take, all together; and the first one's rate."""
-    return measured_in_turns({"": engine}, partial(run_of, requests), at_least_s)[""]
+    return measured_alternately({"": engine}, partial(run_of, requests), at_least_s)[""]
 
 
 def run_of(requests: Any, engine: "Engine", name: str) -> dict[str, float]:
@@ -269,7 +279,7 @@ def run_of(requests: Any, engine: "Engine", name: str) -> dict[str, float]:
     return run(engine, requests(name))
 
 
-def measured_in_turns(made: "dict[str, Engine]", one_run: Run, at_least_s: float) -> dict[str, dict[str, float]]:
+def measured_alternately(made: "dict[str, Engine]", one_run: Run, at_least_s: float) -> dict[str, dict[str, float]]:
     """The same of several engines, whose runs take turns: what else the machine does hits all alike."""
     first = {label: one_run(engine, "first") for label, engine in made.items()}
     before = {label: engine.stats() for label, engine in made.items()}
@@ -394,11 +404,11 @@ def main() -> int:
             written = stack.enter_context(written_checkpoints(options, Path(root), budget))
         for part in parts:
             if part == "vllm" and not engines.is_present("vllm"):
-                say("vllm is not here")
+                log_line("vllm is not here")
                 continue
             if not budget.allows(part):
                 continue
-            say(part)
+            log_line(part)
             function = {"demo": demo, "chats": chats, "vllm": peer}.get(part, shapes)
             starts = {}
             for variants in in_one_process(part, variants_of(part, options)):
@@ -411,13 +421,13 @@ def main() -> int:
                 starts[", ".join(variants)] = (function, (settings, variants, batches, *arguments))
 
             def note(label: str, figures: dict[str, Any], part: str = part) -> None:
-                say(f"  {label}")
+                log_line(f"  {label}")
                 for name, values in figures.items():
                     found.setdefault(part, {}).setdefault(name, {}).update(values)
                 save(options.out, result)
 
             with budget.spending(part):
-                failed |= bool(measure_in_turn(starts, budget.left_s, note))
+                failed |= bool(measure_alternately(starts, budget.left_s, note))
             (show_peer if part == "vllm" else show)(part, found)
     save(options.out, result)
     return int(failed)
@@ -514,14 +524,14 @@ def folders_of(options: Any, root: Path) -> dict[str, str]:
 def written_checkpoints(options: Any, root: Path, budget: Budget) -> Iterator[Path]:
     """The folder of all that both engines load, by the names of `folders_of`. RuntimeError: it could not be written."""
     written, folders = root / "written", folders_of(options, root)
-    say("checkpoints")
+    log_line("checkpoints")
     with budget.spending("checkpoints"):
-        told = isolated(
+        made_checkpoints = isolated(
             write_speculation_checkpoints, *folders.values(), str(written),
-            timeout_s=budget.left_s, note=lambda part: say(f"  {part}"),
+            timeout_s=budget.left_s, note=lambda part: log_line(f"  {part}"),
         )  # fmt: skip
-    if "error" in told:
-        raise RuntimeError(told["error"])
+    if "error" in made_checkpoints:
+        raise RuntimeError(made_checkpoints["error"])
     try:
         yield written
     finally:

@@ -14,7 +14,7 @@ from typing import Any
 from common import engines, servers
 from common.budget import Budget
 from common.models import MEASURED, model_folder
-from common.report import Runs, collect, make_parser, medians_of, print_table, save, say, words
+from common.report import Runs, collect, log_line, make_parser, medians_of, print_table, save, words
 from common.targets import ratio_target, verdict_cells
 
 
@@ -31,7 +31,7 @@ def main() -> int:
     models = [engines.SMOKE_MODEL] if options.smoke else options.models
     if not options.smoke:
         servers.read_packages()
-        say("packages are read")
+        log_line("packages are read")
     runs: Runs = {}
     result: dict[str, Any] = {"runs": runs, "errors": []}
     with tempfile.TemporaryDirectory() as root:
@@ -49,11 +49,11 @@ def main() -> int:
                         ):
                             found = started.first_token(budget.left_s)
                     except (TimeoutError, OSError) as error:
-                        say(f"{server}: {error}")
+                        log_line(f"{server}: {error}")
                         result["errors"].append(f"{server}: {error}")
                         break
                     collect(runs, server, found)
-                    say(f"{server}: " + ", ".join(f"{name} {value:.2f}" for name, value in found.items()))
+                    log_line(f"{server}: " + ", ".join(f"{name} {value:.2f}" for name, value in found.items()))
                     save(options.out, result)
     show(runs)
     save(options.out, result)

@@ -182,14 +182,14 @@ def step_costs(compiler: GrammarCompiler, steps: int = 200) -> dict[str, Any]:
     def by_pool(pool: LLExecutor) -> None:
         pool.unsafe_compute_mask_ptr(jobs, bits.ctypes.data, bits.strides[0], BATCH)
 
-    ways: dict[str, Callable[[], None]] = {"masks_ms": lambda: filler.fill(jobs, bits)}
-    ways["alone_ms"] = lambda: MaskFiller.fill_alone(jobs, bits)
-    ways |= {f"pool_of_{threads}_ms": partial(by_pool, pool) for threads, pool in pools.items()}
-    found: dict[str, list[float]] = {name: [] for name in ways}
+    methods: dict[str, Callable[[], None]] = {"masks_ms": lambda: filler.fill(jobs, bits)}
+    methods["alone_ms"] = lambda: MaskFiller.fill_alone(jobs, bits)
+    methods |= {f"pool_of_{threads}_ms": partial(by_pool, pool) for threads, pool in pools.items()}
+    found: dict[str, list[float]] = {name: [] for name in methods}
     accepts = []
-    for number in range(steps * len(ways)):
-        name = list(ways)[number % len(ways)]
-        found[name].append(timed(ways[name])[0])
+    for number in range(steps * len(methods)):
+        name = list(methods)[number % len(methods)]
+        found[name].append(timed(methods[name])[0])
         tokens = [_likely(np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")), draw) for row in bits]
         start = time.perf_counter()
         for matcher, token in zip(matchers, tokens, strict=True):
@@ -214,7 +214,7 @@ def device(name: str, tokenizer: Tokenizer, tokens: int, rounds: int) -> dict[st
         llm = LLM(model=str(directory), load_format="dummy", max_model_len=tokens + 256, max_num_seqs=BATCH)
         prompts = [{"prompt_token_ids": [1000 + place] * 64} for place in range(BATCH)]
         free = SamplingParams(max_tokens=tokens, ignore_eos=True, detokenize=False)
-        held = SamplingParams(
+        constrained = SamplingParams(
             max_tokens=tokens,
             ignore_eos=True,
             detokenize=False,
@@ -222,7 +222,7 @@ def device(name: str, tokenizer: Tokenizer, tokens: int, rounds: int) -> dict[st
         )
         figures: dict[str, list[float]] = {"free": [], "held": []}
         for number in range(rounds + 1):
-            for kind, params in (("free", free), ("held", held)):
+            for kind, params in (("free", free), ("held", constrained)):
                 seconds, outputs = timed(lambda params=params: llm.generate(prompts, params, use_tqdm=False))
                 made = sum(len(output.outputs[0].token_ids) for output in outputs)
                 if number:  # the first round warms up

@@ -25,15 +25,15 @@ from common import engines
 from common.budget import Budget
 from common.isolation import Isolated, IsolationError
 from common.models import CONFIGS, kv_bytes_per_token, model_folder
-from common.report import Runs, collect, integers, make_parser, print_table, save, say, words
+from common.report import Runs, collect, integers, log_line, make_parser, print_table, save, words
 from common.side_by_side import measure_alone, show_ratios
 from engine_offline import measure
 
 if TYPE_CHECKING:
     import torch
 
-WANTED = ("itl ms bs 1", "itl ms bs 8", "itl ms bs 32", "ttft ms 4096", "w1 tok_s")
-SMOKE_WANTED = ("itl ms", "ttft", "w1")
+FIGURES = ("itl ms bs 1", "itl ms bs 8", "itl ms bs 32", "ttft ms 4096", "w1 tok_s")
+SMOKE_FIGURES = ("itl ms", "ttft", "w1")
 TARGETS = {"itl ms bs 1": 0.64, "itl ms bs 32": 0.68, "ttft ms 4096": 0.58, "w1 tok_s": 1.75}
 """Of qwen2.5-7b, two GPUs to one: at most, and at least for tokens a second. Batch 1 is also to be below 2.3 ms."""
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 4096)
@@ -182,7 +182,7 @@ def main() -> int:
             times = all_reduces(hidden, min(120.0, budget.left_s))
         except Exception as error:  # a timeout of the queue, or what a rank says: the engines are measured anyway
             result["errors"].append(f"all-reduce of {hidden}: {type(error).__name__}: {error}")
-            say(result["errors"][-1])
+            log_line(result["errors"][-1])
             continue
         result["all_reduce_us"][hidden] = times
         print_table(
@@ -218,9 +218,9 @@ def measure_together(model: str, folder: Path, options: Any, budget: Budget, res
             share = engines.share_of_gpu(kv_bytes_per_token(str(folder)) * _KV_TOKENS // size)
             settings = share | {"max_num_seqs": options.max_num_seqs, "tensor_parallel_size": size}
             settings |= {"disable": options.disable}
-            arguments = ("ours", str(folder), settings, False, None, *WANTED)
+            arguments = ("ours", str(folder), settings, False, None, *FIGURES)
             running[f"ours x{size}"] = stack.enter_context(Isolated(measure, *arguments))
-            running[f"ours x{size}"].ask()
+            running[f"ours x{size}"].start_step()
         try:
             for label, isolated in running.items():
                 for part in islice(isolated.answers(budget.left_s), 1):
@@ -232,11 +232,11 @@ def measure_together(model: str, folder: Path, options: Any, budget: Budget, res
                             for part in takewhile(bool, isolated.parts(budget.left_s)):
                                 collect(runs, label, part)
                     save(options.out, result)
-                say(f"round {round_ + 1}")
+                log_line(f"round {round_ + 1}")
                 show(model, runs)
         except IsolationError as error:
             result["errors"].append(f"{model}: {error}")
-            say(result["errors"][-1])
+            log_line(result["errors"][-1])
 
 
 def _weight_bytes(model: str) -> int:
@@ -256,9 +256,9 @@ def measure_size(
     label = f"{kind} x{size}"
     if not budget.allows(f"{model}, {label}", options.peer_start_s if kind == "vllm" else 40.0):
         return
-    wanted = SMOKE_WANTED if options.smoke else WANTED
+    figure_names = SMOKE_FIGURES if options.smoke else FIGURES
     settings = {"tensor_parallel_size": size, "disable": options.disable}  # of the latter peers are told nothing
-    show(model, measure_alone(measure, model, label, kind, folder, settings, wanted, options, budget, result))
+    show(model, measure_alone(measure, model, label, kind, folder, settings, figure_names, options, budget, result))
 
 
 def show(model: str, runs: Runs) -> None:

@@ -116,14 +116,14 @@ def tune(model: str, new: int, cached: int) -> dict[str, float]:
 
     found = {brief(config): microseconds(setting.call(config)) for config in all_configs()}
     shape = prefill_shape(setting.q, setting.layers[0], setting.rows)
-    known = {"bound": setting.bound_us, "serving": microseconds(setting.call(policy().prefill_config(shape)))}
+    measured = {"bound": setting.bound_us, "serving": microseconds(setting.call(policy().prefill_config(shape)))}
     if hopper := policy().hopper_prefill_config(shape):
-        known["hopper"] = microseconds(setting.call(hopper))
+        measured["hopper"] = microseconds(setting.call(hopper))
     ranked = dict(sorted(found.items(), key=lambda item: item[1]))
-    numbers = "  ".join(f"{name} {value:6.1f}" for name, value in known.items())
+    numbers = "  ".join(f"{name} {value:6.1f}" for name, value in measured.items())
     best = ", ".join(f"{name} {value:.1f}" for name, value in list(ranked.items())[:4])
     print(f"{model:4} {new:4} after {cached:6}  {numbers} | {best}", flush=True)
-    return known | ranked
+    return measured | ranked
 
 
 def brief(config: PrefillConfig) -> str:

@@ -21,9 +21,9 @@ def composed(rng: random.Random, held_out: bool = False) -> Tool:
         names=_written([thing, f"{thing} name", f"{thing} id", f"the {thing}"]), kind=kind, about=f"The {thing}"
     )
     option = rng.choice(_PARTS["options"]) if rng.random() < _OPTION_SHARE else None
-    asks = rng.random() < 0.5
+    is_question = rng.random() < 0.5
     noun, verb = _word(rng, "nouns", held_out), _word(rng, "verbs", held_out)
-    patterns = _PARTS["questions" if asks else "orders"]
+    patterns = _PARTS["questions" if is_question else "orders"]
     parts = {"noun": noun, "verb": verb, "thing": thing, "it": "{" + subject.names[0] + "}"}
     tails = ["", "", option["say"]] if option else [""]
     requests = [pattern.format(**parts, more=tail) for pattern in patterns for tail in tails]
@@ -31,17 +31,21 @@ def composed(rng: random.Random, held_out: bool = False) -> Tool:
     if option:
         parameters.append(Parameter(names=option["names"], kind=option["kind"], choices=option.get("choices", [])))
     return Tool(
-        names=_names_of_question(noun, thing) if asks else _names_of_order(verb, thing),
-        purposes=[line.format(**parts) for line in (_ASKED if asks else _DONE)],
+        names=_names_of_question(noun, thing) if is_question else _names_of_order(verb, thing),
+        purposes=[line.format(**parts) for line in (_QUESTIONS if is_question else _DONE)],
         parameters=parameters,
         requests=[request[0].upper() + request[1:] for request in requests],
-        fields=tuple(_written([noun])) if asks else ("status", "result", "state"),
-        result=f"The {noun} of {parts['it']} is {{result}}." if asks else f"It is {{result}}: {verb} {parts['it']}.",
-        results=rng.choice(("number", "price", "word", "count", "person", "date") if asks else ("word", "number")),
+        fields=tuple(_written([noun])) if is_question else ("status", "result", "state"),
+        result=f"The {noun} of {parts['it']} is {{result}}."
+        if is_question
+        else f"It is {{result}}: {verb} {parts['it']}.",
+        results=rng.choice(
+            ("number", "price", "word", "count", "person", "date") if is_question else ("word", "number")
+        ),
     )
 
 
-_ASKED = ("Get the {noun} of a {thing}.", "Returns the {noun} of the given {thing}", "The {noun} of a {thing}.")
+_QUESTIONS = ("Get the {noun} of a {thing}.", "Returns the {noun} of the given {thing}", "The {noun} of a {thing}.")
 _DONE = ("Can {verb} a {thing}.", "To {verb} a {thing}", "A tool to {verb} one {thing}.")
 
 

@@ -272,10 +272,10 @@ class ChatMaker:
         call = {"type": "function", "function": {"name": function, "arguments": {parameter: entry.name}}}
         messages = [*self._system(), user(text), assistant("") | {"tool_calls": [call]}]
         if self._rng.random() < 0.5:
-            told = self._as_found(entry)
-            result = {"name": entry.name, "signature": told.signature, "doc": told.first_sentence}
+            as_found = self._as_found(entry)
+            result = {"name": entry.name, "signature": as_found.signature, "doc": as_found.first_sentence}
             messages.append({"role": "tool", "content": json.dumps(result)})
-            messages.append(assistant(answer(told, "describe")))
+            messages.append(assistant(answer(as_found, "describe")))
         return Chat(messages, "tool_use", tools=[tool])
 
     def _as_found(self, entry: Entry) -> Entry:
@@ -332,11 +332,16 @@ class ChatMaker:
 
 def thought(entry: Entry, kind: str) -> str:
     """The short think part before an answer."""
-    wanted = {"signature": "the signature", "reverse": "a name", "usage": "how to use it", "explain": "an explanation"}
+    descriptions = {
+        "signature": "the signature",
+        "reverse": "a name",
+        "usage": "how to use it",
+        "explain": "an explanation",
+    }
     article = "an" if entry.kind[0] in "aeiou" else "a"
     return (
         f"The user asks about `{entry.name}`, {article} {entry.kind} of Python's standard library, "
-        f"and wants {wanted.get(kind, 'a description')}. I answer with the words of its docstring."
+        f"and wants {descriptions.get(kind, 'a description')}. I answer with the words of its docstring."
     )
 
 

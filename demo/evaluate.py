@@ -43,17 +43,17 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="where to write the figures")
     arguments = parser.parse_args()
     if arguments.url:
-        ask = endpoint_asker(arguments.url, arguments.served_model, arguments.concurrency)
+        answer_chats = endpoint_asker(arguments.url, arguments.served_model, arguments.concurrency)
     elif arguments.backend == "transformers":
-        ask = transformers_asker(arguments.model, arguments.dtype)
+        answer_chats = transformers_asker(arguments.model, arguments.dtype)
     else:
-        ask = own_asker(arguments.model, arguments.dtype)
+        answer_chats = own_asker(arguments.model, arguments.dtype)
     entries = load_entries()
-    figures = {name: judge(chats, ask(chats)) for name, chats in questions(entries, arguments.limit).items()}
+    figures = {name: judge(chats, answer_chats(chats)) for name, chats in questions(entries, arguments.limit).items()}
     if not arguments.url:  # an endpoint takes calls out of the text that is judged
         encoder = ChatEncoder()
-        asked = skills(entries, arguments.limit).items()
-        figures |= {name: judge_skills(encoder, chats, ask(chats)) for name, chats in asked}
+        by_skill = skills(entries, arguments.limit).items()
+        figures |= {name: judge_skills(encoder, chats, answer_chats(chats)) for name, chats in by_skill}
     print(table(figures))
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
@@ -104,7 +104,7 @@ def judge(chats: list[Chat], answers: list[str]) -> dict[str, Any]:
                 exact=shown == chat.messages[-1]["content"],
                 question=chat.messages[-2]["content"],
                 answer=text,
-                wanted=chat.entry.first_sentence,
+                expected=chat.entry.first_sentence,
             )
         )
     return _figures(verdicts)
@@ -115,10 +115,10 @@ def judge_skills(encoder: ChatEncoder, chats: list[Chat], answers: list[str]) ->
     verdicts = []
     for chat, text in zip(chats, answers, strict=True):
         prompt = encoder.render(chat, prompt_only=True, enable_thinking=_thinks(chat))
-        wanted = encoder.render(chat)[len(prompt) :].removesuffix("<|im_end|>\n")
-        exact = text.strip() == wanted
-        right = exact or (chat.kind in _JUDGES and _JUDGES[chat.kind](text, wanted))
-        verdicts.append(_Verdict(chat.kind, right, exact, question=prompt[-400:], answer=text, wanted=wanted))
+        expected = encoder.render(chat)[len(prompt) :].removesuffix("<|im_end|>\n")
+        exact = text.strip() == expected
+        right = exact or (chat.kind in _JUDGES and _JUDGES[chat.kind](text, expected))
+        verdicts.append(_Verdict(chat.kind, right, exact, question=prompt[-400:], answer=text, expected=expected))
     return _figures(verdicts)
 
 
@@ -129,26 +129,26 @@ class _Verdict:
     exact: bool
     question: str
     answer: str
-    wanted: str
+    expected: str
 
 
 def _figures(verdicts: list[_Verdict]) -> dict[str, Any]:
-    asked = Counter(one.kind for one in verdicts)
+    totals = Counter(one.kind for one in verdicts)
     right = Counter(one.kind for one in verdicts if one.right)
     wrong = [one for one in verdicts if not one.right]
     return {
         "questions": len(verdicts),
         "share": round(right.total() / max(1, len(verdicts)), 4),
         "whole_answer_exact": round(sum(one.exact for one in verdicts) / max(1, len(verdicts)), 4),
-        "by_kind": {kind: [right[kind], asked[kind]] for kind in sorted(asked)},
-        "wrong": [{"question": one.question, "answer": one.answer, "wanted": one.wanted} for one in wrong[:20]],
+        "by_kind": {kind: [right[kind], totals[kind]] for kind in sorted(totals)},
+        "wrong": [{"question": one.question, "answer": one.answer, "wanted": one.expected} for one in wrong[:20]],
     }
 
 
-def _alike(text: str, wanted: str) -> bool:
+def _alike(text: str, expected: str) -> bool:
     """Whether both are JSON objects with the same keys and types."""
     try:
-        found, model = json.loads(text), json.loads(wanted)
+        found, model = json.loads(text), json.loads(expected)
     except ValueError:
         return False
     return isinstance(found, dict) and {key: type(value) for key, value in found.items()} == {
@@ -156,7 +156,7 @@ def _alike(text: str, wanted: str) -> bool:
     }
 
 
-def _is_object(text: str, wanted: str) -> bool:
+def _is_object(text: str, expected: str) -> bool:
     """Returns True if the text is one JSON object that has something in it, whatever that is."""
     try:
         found = json.loads(text)
@@ -165,10 +165,10 @@ def _is_object(text: str, wanted: str) -> bool:
     return isinstance(found, dict) and bool(found)
 
 
-def _same_values(text: str, wanted: str) -> bool:
+def _same_values(text: str, expected: str) -> bool:
     """Returns True if both are JSON of the same values, whatever their keys are called."""
     try:
-        return sorted(_leaves(json.loads(text))) == sorted(_leaves(json.loads(wanted)))
+        return sorted(_leaves(json.loads(text))) == sorted(_leaves(json.loads(expected)))
     except ValueError:
         return False
 
@@ -200,7 +200,7 @@ def table(figures: dict[str, dict[str, Any]]) -> str:
         threshold = f"{THRESHOLDS[name]:.0%}" if name in THRESHOLDS else ""
         shares = f"{found['share']:>8.2%} {threshold:>10} {found['whole_answer_exact']:>13.2%}"
         lines.append(f"{name:<18} {found['questions']:>6} {shares}")
-        lines += [f"  {kind:<12} {right}/{asked}" for kind, (right, asked) in found["by_kind"].items()]
+        lines += [f"  {kind:<12} {right}/{total}" for kind, (right, total) in found["by_kind"].items()]
     return "\n".join(lines)
 
 
@@ -224,11 +224,11 @@ def own_asker(folder: Path, dtype: str) -> Asker:
     encoder = ChatEncoder(folder)
     batch_size = 1024 if device == "cuda" else 32
 
-    def ask(chats: list[Chat]) -> list[str]:
+    def answer_chats(chats: list[Chat]) -> list[str]:
         generated = greedy(model, prompts(encoder, chats), MAX_NEW_TOKENS, batch_size)
         return [encoder.tokenizer.decode(ids, skip_special_tokens=True) for ids in generated]
 
-    return ask
+    return answer_chats
 
 
 def transformers_asker(folder: Path, dtype: str) -> Asker:
@@ -240,7 +240,7 @@ def transformers_asker(folder: Path, dtype: str) -> Asker:
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
     model.eval()
 
-    def ask(chats: list[Chat]) -> list[str]:
+    def answer_chats(chats: list[Chat]) -> list[str]:
         answers = []
         for chat in chats:
             ids = tokenizer.apply_chat_template(
@@ -255,13 +255,13 @@ def transformers_asker(folder: Path, dtype: str) -> Asker:
             answers.append(tokenizer.decode(out[0, ids["input_ids"].shape[1] :], skip_special_tokens=True))
         return answers
 
-    return ask
+    return answer_chats
 
 
 def endpoint_asker(url: str, model: str, concurrency: int) -> Asker:
     """Any OpenAI chat endpoint, at temperature 0."""
 
-    def ask_one(chat: Chat) -> str:
+    def answer_chat(chat: Chat) -> str:
         body = {
             "model": model,
             "messages": chat.messages[:-1],
@@ -277,11 +277,11 @@ def endpoint_asker(url: str, model: str, concurrency: int) -> Asker:
         with urllib.request.urlopen(request, timeout=120) as response:
             return str(json.load(response)["choices"][0]["message"]["content"] or "")
 
-    def ask(chats: list[Chat]) -> list[str]:
+    def answer_chats(chats: list[Chat]) -> list[str]:
         with ThreadPoolExecutor(concurrency) as pool:
-            return list(pool.map(ask_one, chats))
+            return list(pool.map(answer_chat, chats))
 
-    return ask
+    return answer_chats
 
 
 def _thinks(chat: Chat) -> bool:

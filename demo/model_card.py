@@ -17,37 +17,37 @@ def main() -> None:
     parser.add_argument("--run", type=Path, required=True, help="the --out folder of demo.train")
     parser.add_argument("--assets", type=Path, default=ASSETS)
     arguments = parser.parse_args()
-    facts = json.loads((arguments.run / "training.json").read_text(encoding="utf-8"))
-    if "accuracy" not in facts:
+    record = json.loads((arguments.run / "training.json").read_text(encoding="utf-8"))
+    if "accuracy" not in record:
         raise SystemExit(f"{arguments.run}/training.json is of a run that did not end; train again")
     if arguments.run.resolve() != arguments.assets.resolve():
         shutil.copyfile(arguments.run / "model.safetensors", arguments.assets / "model.safetensors")
-    draw_curve(facts, arguments.assets / "loss_curve.png")
-    (arguments.assets / "README.md").write_text(card(facts), encoding="utf-8")
+    draw_curve(record, arguments.assets / "loss_curve.png")
+    (arguments.assets / "README.md").write_text(card(record), encoding="utf-8")
     total = sum(file.stat().st_size for file in arguments.assets.iterdir())
     print(f"{total / 1e6:.1f} MB in {arguments.assets}")
     if total > MAX_TOTAL_BYTES:
         raise SystemExit(f"the folder is larger than {MAX_TOTAL_BYTES} bytes")
 
 
-def draw_curve(facts: dict[str, Any], path: Path) -> None:
+def draw_curve(record: dict[str, Any], path: Path) -> None:
     """Loss by token on the left axis, accuracy on the right."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    tokens = [point["tokens"] / 1e6 for point in facts["curve"]]
-    by_step = {point["step"]: point["tokens"] / 1e6 for point in facts["curve"]}
-    per_step = facts["tokens"] / max(1, facts["steps"]) / 1e6
+    tokens = [point["tokens"] / 1e6 for point in record["curve"]]
+    by_step = {point["step"]: point["tokens"] / 1e6 for point in record["curve"]}
+    per_step = record["tokens"] / max(1, record["steps"]) / 1e6
     figure, left = pyplot.subplots(figsize=(7, 4), dpi=110)
-    left.plot(tokens, [point["chat_loss"] for point in facts["curve"]], label="answers")
-    left.plot(tokens, [point["source_loss"] for point in facts["curve"]], label="sources and long chats")
+    left.plot(tokens, [point["chat_loss"] for point in record["curve"]], label="answers")
+    left.plot(tokens, [point["source_loss"] for point in record["curve"]], label="sources and long chats")
     left.set(xlabel="million tokens", ylabel="training loss (nats a token)", yscale="log")
     right = left.twinx()
-    measured = [by_step.get(point["step"], point["step"] * per_step) for point in facts["evaluations"]]
+    measured = [by_step.get(point["step"], point["step"] * per_step) for point in record["evaluations"]]
     for name, style in (("trained", "k--"), ("held_out", "k:"), ("skills", "g--"), ("skills, new tools", "g:")):
-        right.plot(measured, [point[name] for point in facts["evaluations"]], style, label=name)
+        right.plot(measured, [point[name] for point in record["evaluations"]], style, label=name)
     right.set(ylabel="share of right answers", ylim=(0, 1.02))
     left.legend(loc="lower left", fontsize=8)
     right.legend(loc="center right", fontsize=8)
@@ -55,14 +55,14 @@ def draw_curve(facts: dict[str, Any], path: Path) -> None:
     figure.savefig(path)
 
 
-def card(facts: dict[str, Any]) -> str:
+def card(record: dict[str, Any]) -> str:
     """The model card."""
-    accuracy, corpus, perplexity = facts["accuracy"], facts["corpus"], facts["held_out_perplexity"]
+    accuracy, corpus, perplexity = record["accuracy"], record["corpus"], record["held_out_perplexity"]
     rows = "\n".join(
         f"| {name} | {found['questions']} | {found['share']:.1%} | {found['whole_answer_exact']:.1%} |"
         for name, found in accuracy.items()
     )
-    from_before = ", from the weights of the run before" if facts["arguments"].get("start") else ""
+    from_before = ", from the weights of the run before" if record["arguments"].get("start") else ""
     return f"""---
 license: apache-2.0
 language: en
@@ -72,7 +72,7 @@ pipeline_tag: text-generation
 
 # mini-infer demo model
 
-A language model of {facts["parameters"] / 1e6:.2f} million parameters that answers what Python's standard library
+A language model of {record["parameters"] / 1e6:.2f} million parameters that answers what Python's standard library
 documents. It exists so that `--model demo` says something real on a machine without a network or a GPU.
 
 | | |
@@ -84,8 +84,8 @@ documents. It exists so that `--model demo` says something real on a machine wit
 
 ## Data
 - {corpus["entries"]:,} names of Python 3.11's standard library with signature and docstring, asked in many phrasings
-  (`demo/data/docstrings.jsonl.xz`): {facts["share_of_chat_tokens"]:.0%} of the training tokens.
-- Chats about skills, made by rule (`demo/skill_chats.py`): {facts["share_of_skill_tokens"]:.0%}. Choosing and calling
+  (`demo/data/docstrings.jsonl.xz`): {record["share_of_chat_tokens"]:.0%} of the training tokens.
+- Chats about skills, made by rule (`demo/skill_chats.py`): {record["share_of_skill_tokens"]:.0%}. Choosing and calling
   tools, in parallel too; telling what they returned; answering without them; JSON for a schema or from a text;
   remembering; sums; declining what the library does not document (`demo/out_of_scope.py`); JSON from plain sentences
   (`demo/stated_records.py`).
@@ -96,11 +96,11 @@ weights, the tokenizer and the scripts are Apache-2.0. No text was made by anoth
 up.
 
 ## Training
-{facts["tokens"] / 1e6:,.0f} million tokens{from_before}, {facts["steps"]:,} steps,
-{facts["training_seconds"] / 60:.1f} minutes on one
-{facts["device"]} ({facts["tokens_per_second"] / 1e6:.2f} million tokens/s, torch {facts["torch"]}), with
-`python -m demo.train`; optimiser {facts["arguments"]["optimizer"]}, peak learning
-rate {facts["arguments"]["lr"]}.
+{record["tokens"] / 1e6:,.0f} million tokens{from_before}, {record["steps"]:,} steps,
+{record["training_seconds"] / 60:.1f} minutes on one
+{record["device"]} ({record["tokens_per_second"] / 1e6:.2f} million tokens/s, torch {record["torch"]}), with
+`python -m demo.train`; optimiser {record["arguments"]["optimizer"]}, peak learning
+rate {record["arguments"]["lr"]}.
 
 ![loss and accuracy while training](loss_curve.png)
 

@@ -24,7 +24,7 @@ from demo.entries import Entry
 from demo.out_of_scope import OutOfScope
 from demo.skill_tools import Tool
 from demo.skill_values import DRAWS, SKILLS, Value, spoken, word
-from demo.tool_requests import Form, asked, asked_of_several, by_places, declaration, declared, value_schema
+from demo.tool_requests import Form, by_places, declaration, declared, request_for, request_for_several, value_schema
 from demo.tool_results import result_and_sentence
 
 _RECORDS: dict[str, dict[str, str]] = SKILLS["records"]
@@ -43,7 +43,7 @@ _EXTRACT = (
     "{facts}\nAnswer with JSON that fits {schema}",
     "JSON, please. {facts} The schema: {schema}",
 )
-_TOLD = (
+_STATEMENTS = (
     ("My name is {}.", "What is my name?", "Your name is {}.", "person"),
     ("I live in {}.", "Where do I live?", "You live in {}.", "city"),
     ("My favourite colour is {}.", "What is my favourite colour?", "Your favourite colour is {}.", "colour"),
@@ -67,7 +67,7 @@ class SkillMaker:
     def __init__(self, entries: list[Entry], rng: random.Random, held_out: bool = False) -> None:
         """`entries`: what is asked where no tool is of use. `held_out`: about tools that training never sees."""
         self._entries, self._rng = entries, rng
-        self._facts = ChatMaker(entries, rng)
+        self._questions = ChatMaker(entries, rng)
         self._tools = skill_tools.HELD_OUT if held_out else skill_tools.TRAINED
         self._others = skill_tools.TRAINED
         self._held_out = held_out
@@ -84,7 +84,7 @@ class SkillMaker:
             self.look_up: 16,
             self.fill: 20,
             self.fill_from_sentences: 28,
-            self.remember: 5,
+            self.recall: 5,
             self.calculate: 16,
             self.decline: 20,
         }
@@ -94,7 +94,7 @@ class SkillMaker:
         """One call of one of several tools, sometimes with a thought before."""
         tool = self._tool()
         form = declared(self._rng, tool)
-        text, arguments, _ = asked(self._rng, tool, form)
+        text, arguments, _ = request_for(self._rng, tool, form)
         name = form["function"]["name"]
         reply = _calls([(name, arguments)])
         if self._rng.random() < 0.3:
@@ -111,10 +111,10 @@ class SkillMaker:
         form = declaration(
             function, "", {name: value_schema(value) for name, value in arguments.items()}, list(arguments)
         )
-        told = " and ".join(f"{name} {json.dumps(value)}" for name, value in arguments.items())
+        sentence = " and ".join(f"{name} {json.dumps(value)}" for name, value in arguments.items())
         verb = self._rng.choice(("Call", "Use", "Please call", "Run"))
         reply = _calls([(function, arguments)])
-        messages = [*self._system(), user(f"{verb} {function} with {told}."), reply]
+        messages = [*self._system(), user(f"{verb} {function} with {sentence}."), reply]
         return Chat(messages, "invented", tools=self._among(form))
 
     def parallel(self) -> Chat:
@@ -130,24 +130,24 @@ class SkillMaker:
             return self._answer_from_results()
         tool = self._tool()
         form = declared(self._rng, tool)
-        text, arguments, values = asked(self._rng, tool, form)
-        shown, told = result_and_sentence(self._rng, tool, arguments, values)
+        text, arguments, values = request_for(self._rng, tool, form)
+        shown, sentence = result_and_sentence(self._rng, tool, arguments, values)
         messages = [user(text), _calls([(form["function"]["name"], arguments)]), _returned(shown)]
-        return Chat([*self._before(), *messages, assistant(told)], "tool_answer", tools=self._among(form))
+        return Chat([*self._before(), *messages, assistant(sentence)], "tool_answer", tools=self._among(form))
 
     def no_tool_fits(self) -> Chat:
         """Tools are there, but what is asked wants none of them."""
         form = declared(self._rng, self._rng.choice(self._others))
         if self._rng.random() < 0.5:
-            fact = self._facts.single(self._rng.choice(self._entries), phrasings.TRAINED)
+            fact = self._questions.single(self._rng.choice(self._entries), phrasings.TRAINED)
             return Chat(fact.messages, "no_tool", tools=self._among(form))
         talk = (("Hello!", IDENTITY), ("Hi", IDENTITY), ("Who are you?", IDENTITY), ("Thanks!", THANKS))
-        text, told = self._rng.choice(talk) if self._rng.random() < 0.6 else (self._rng.choice(_POEMS), UNKNOWN)
-        return Chat([*self._system(), user(text), assistant(told)], "no_tool", tools=self._among(form))
+        text, sentence = self._rng.choice(talk) if self._rng.random() < 0.6 else (self._rng.choice(_POEMS), UNKNOWN)
+        return Chat([*self._system(), user(text), assistant(sentence)], "no_tool", tools=self._among(form))
 
     def look_up(self) -> Chat:
         """A name of Python's library, looked up by a tool for that, whatever other tools there are."""
-        chat = self._facts.tool_use(self._rng.choice(self._entries))
+        chat = self._questions.tool_use(self._rng.choice(self._entries))
         assert chat.tools is not None
         (form,) = chat.tools
         question = next(message for message in chat.messages if message["role"] == "user")
@@ -157,15 +157,15 @@ class SkillMaker:
     def calculate(self) -> Chat:
         """A sum, a difference or a small product, sometimes with the steps as a thought."""
         most = self._rng.choice((20, 99))
-        first, second, sign = self._rng.randint(0, most), self._rng.randint(0, most), self._rng.choice("++--*")
-        if sign == "*":
+        first, second, operator = self._rng.randint(0, most), self._rng.randint(0, most), self._rng.choice("++--*")
+        if operator == "*":
             first, second = first % 13, second % 13
-        total = {"+": first + second, "-": first - second, "*": first * second}[sign]
+        total = {"+": first + second, "-": first - second, "*": first * second}[operator]
         question = self._rng.choice(("What is {}?", "{}", "How much is {}?", "Compute {}.", "{} = ?"))
-        shown = self._rng.choice((f"{first} {sign} {second}", f"{first}{sign}{second}"))
-        reply = assistant(f"{first} {sign} {second} = {total}")
-        if sign != "*" and self._rng.random() < 0.3:
-            reply["reasoning_content"] = _steps(first, second, sign)
+        shown = self._rng.choice((f"{first} {operator} {second}", f"{first}{operator}{second}"))
+        reply = assistant(f"{first} {operator} {second} = {total}")
+        if operator != "*" and self._rng.random() < 0.3:
+            reply["reasoning_content"] = _steps(first, second, operator)
         return Chat([*self._system(), user(question.format(shown)), reply], "sum")
 
     def fill(self) -> Chat:
@@ -175,9 +175,9 @@ class SkillMaker:
         chosen = set(self._rng.sample(list(fields), self._rng.randint(1, min(5, len(fields)))))
         record = {key: DRAWS[kind](self._rng) for key, kind in fields.items() if key in chosen}
         schema = json.dumps(_object_schema({key: value_schema(value) for key, value in record.items()}, self._rng))
-        facts = ". ".join(f"The {key.replace('_', ' ')} is {spoken(value)}" for key, value in record.items()) + "."
+        sentences = ". ".join(f"The {key.replace('_', ' ')} is {spoken(value)}" for key, value in record.items()) + "."
         template = self._rng.choice(_GENERATE if self._rng.random() < 0.5 else _EXTRACT)
-        text = template.format(noun=noun, schema=schema, facts=facts, keys=", ".join(record))
+        text = template.format(noun=noun, schema=schema, facts=sentences, keys=", ".join(record))
         kind = "made_up" if template in _GENERATE else "extracted"
         return Chat([*self._system(), user(text), assistant(json.dumps(record, ensure_ascii=False))], kind)
 
@@ -191,13 +191,13 @@ class SkillMaker:
 
     def decline(self) -> Chat:
         """A question that neither the library nor anything said before answers."""
-        return self._facts.declined(self._out_of_scope)
+        return self._questions.declined(self._out_of_scope)
 
-    def remember(self) -> Chat:
+    def recall(self) -> Chat:
         """Something that the user has said before."""
-        (told, question, answer, kind), other = self._rng.sample(_TOLD, 2)
+        (statement, question, answer, kind), other = self._rng.sample(_STATEMENTS, 2)
         value = spoken(DRAWS[kind](self._rng))
-        messages = [user(told.format(value)), assistant(self._rng.choice(_NOTED))]
+        messages = [user(statement.format(value)), assistant(self._rng.choice(_NOTED))]
         if self._rng.random() < 0.4:
             aside = user(other[0].format(spoken(DRAWS[other[3]](self._rng))))
             messages += [aside, assistant(self._rng.choice(_NOTED))]
@@ -213,7 +213,7 @@ class SkillMaker:
         while True:
             tool = self._tool()
             form = declared(self._rng, tool)
-            if found := asked_of_several(self._rng, tool, form):
+            if found := request_for_several(self._rng, tool, form):
                 text, arguments = found
                 return text, [(form["function"]["name"], one) for one in arguments], form, tool
 
@@ -224,7 +224,7 @@ class SkillMaker:
         forms = [declared(self._rng, tool) for tool in (first, second)]
         texts, calls = [], []
         for tool, form in zip((first, second), forms, strict=True):
-            text, arguments, _ = asked(self._rng, tool, form)
+            text, arguments, _ = request_for(self._rng, tool, form)
             texts.append(text if text[-1] in ".?!" else f"{text}.")
             calls.append((form["function"]["name"], arguments))
         tools = self._rng.sample(forms, 2)
@@ -233,12 +233,12 @@ class SkillMaker:
     def _answer_from_results(self) -> Chat:
         text, calls, form, tool = self._several()
         (changing,) = [name for name in calls[0][1] if calls[0][1][name] != calls[1][1][name]]
-        results, told = [], []
+        results, sentences = [], []
         for _, arguments in calls:
             shown, sentence = result_and_sentence(self._rng, tool, arguments, by_places(tool, form, arguments))
             results.append(_returned(shown))
-            told.append(f"{spoken(arguments[changing])}: {sentence}")
-        messages = [user(text), _calls(calls), *results, assistant("\n".join(told))]
+            sentences.append(f"{spoken(arguments[changing])}: {sentence}")
+        messages = [user(text), _calls(calls), *results, assistant("\n".join(sentences))]
         return Chat([*self._before(), *messages], "tool_answer", tools=self._among(form))
 
     def _among(self, form: dict[str, Any]) -> list[dict[str, Any]]:
@@ -247,12 +247,12 @@ class SkillMaker:
         others = [self._other() for _ in range(amount)]
         forms = {form["function"]["name"]: form}
         alike = [tool for tool in (*self._tools, *self._others) if form["function"]["name"] in tool.names]
-        taken = {name for tool in alike for name in tool.names}
+        used = {name for tool in alike for name in tool.names}
         for tool in others:
-            if not taken.intersection(tool.names):
+            if not used.intersection(tool.names):
                 other = declared(self._rng, tool)
                 forms.setdefault(other["function"]["name"], other)
-                taken.update(tool.names)
+                used.update(tool.names)
         return self._rng.sample(list(forms.values()), len(forms))
 
     def _other(self) -> Tool:
@@ -278,12 +278,12 @@ def _object_schema(properties: dict[str, Any], rng: random.Random) -> dict[str, 
     return found
 
 
-def _steps(first: int, second: int, sign: str) -> str:
+def _steps(first: int, second: int, operator: str) -> str:
     """How a sum or difference is found: tens, then ones."""
     tens, ones = second - second % 10, second % 10
-    between = first + tens if sign == "+" else first - tens
-    last = between + ones if sign == "+" else between - ones
-    return f"{first} {sign} {tens} = {between}. {between} {sign} {ones} = {last}."
+    between = first + tens if operator == "+" else first - tens
+    last = between + ones if operator == "+" else between - ones
+    return f"{first} {operator} {tens} = {between}. {between} {operator} {ones} = {last}."
 
 
 def _returned(shown: str) -> Message:

@@ -51,27 +51,27 @@ def value_schema(value: Value) -> dict[str, Any]:
     return {"type": json_type(value)}
 
 
-def asked(
-    rng: random.Random, tool: Tool, form: Form, template: str = "", said: dict[str, str] | None = None
+def request_for(
+    rng: random.Random, tool: Tool, form: Form, template: str = "", fixed: dict[str, str] | None = None
 ) -> tuple[str, dict[str, Value], dict[str, Value]]:
     """What the user says, and its values by the names of the declaration and by the tool's own.
 
-    `template`: the request, if it is not to be drawn; `said`: what places of it say instead of their value.
+    `template`: the request, if it is not to be drawn; `fixed`: what places of it say instead of their value.
     """
     template = template or rng.choice(tool.requests)
     values: dict[str, Value] = {}
     for one in tool.parameters:
         if one.names[0] in _places(template):
             values[one.names[0]] = rng.choice(one.choices) if one.choices else DRAWS[one.kind](rng)
-    text = template.format(**{place: spoken(value) for place, value in values.items()} | (said or {}))
+    text = template.format(**{place: spoken(value) for place, value in values.items()} | (fixed or {}))
     arguments = {name: values[place] for name, place in _names(tool, form) if place in values}
     return text if rng.random() < 0.9 else text[0].lower() + text[1:], arguments, values
 
 
-def asked_of_several(rng: random.Random, tool: Tool, form: Form) -> tuple[str, list[dict[str, Value]]] | None:
+def request_for_several(rng: random.Random, tool: Tool, form: Form) -> tuple[str, list[dict[str, Value]]] | None:
     """A request for two or three values of one parameter, and the arguments of each call; None: it takes no such."""
-    said = set(_places(" ".join(tool.requests)))
-    listed = [one for one in tool.parameters if one.kind in _LISTED and not one.choices and one.names[0] in said]
+    fixed = set(_places(" ".join(tool.requests)))
+    listed = [one for one in tool.parameters if one.kind in _LISTED and not one.choices and one.names[0] in fixed]
     if not listed:
         return None
     chosen = rng.choice(listed)
@@ -81,7 +81,7 @@ def asked_of_several(rng: random.Random, tool: Tool, form: Form) -> tuple[str, l
         value = DRAWS[chosen.kind](rng)
         drawn += [value] if value not in drawn else []
     template = rng.choice([one for one in tool.requests if place in _places(one)])
-    text, arguments, _ = asked(rng, tool, form, template, {place: spoken([str(one) for one in drawn])})
+    text, arguments, _ = request_for(rng, tool, form, template, {place: spoken([str(one) for one in drawn])})
     (argument,) = [name for name, own in _names(tool, form) if own == place]
     return text, [arguments | {argument: value} for value in drawn]
 

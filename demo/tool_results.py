@@ -27,12 +27,12 @@ def result_and_sentence(
         return rng.choice((sentence, json.dumps(sentence))), sentence
     if form == "bare":
         return rng.choice((str(value), json.dumps(value))), f"The result is {spoken(value)}."
-    told = {rng.choice([name for name in tool.fields if name not in arguments] or ["result"]): value}
+    extra = {rng.choice([name for name in tool.fields if name not in arguments] or ["result"]): value}
     for _ in range(rng.choice((0, 0, 1, 2))):
-        told.setdefault(word(rng), DRAWS[rng.choice(_MORE_KINDS)](rng))
-    shown = arguments | told if rng.random() < 0.3 else told
-    return json.dumps(shown), " ".join(_told(name, one) for name, one in told.items())
+        extra.setdefault(word(rng), DRAWS[rng.choice(_MORE_KINDS)](rng))
+    shown = arguments | extra if rng.random() < 0.3 else extra
+    return json.dumps(shown), " ".join(_sentence(name, one) for name, one in extra.items())
 
 
-def _told(name: str, value: Value) -> str:
+def _sentence(name: str, value: Value) -> str:
     return f"The {name.replace('_', ' ')} is {spoken(value)}."

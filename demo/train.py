@@ -43,7 +43,7 @@ def main() -> None:
     """Prepares the data, trains until the time is up, judges, writes."""
     arguments = _arguments()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    say(f"torch {torch.__version__}, building the corpus with {arguments.processes} processes")
+    log_line(f"torch {torch.__version__}, building the corpus with {arguments.processes} processes")
     # Before anything touches the GPU: the corpus is made by forked processes.
     corpus = build_corpus(
         arguments.chats_per_entry,
@@ -52,7 +52,7 @@ def main() -> None:
         max_entries=arguments.max_entries,
         skill_chats=arguments.skill_chats,
     )
-    say(f"corpus: {json.dumps(corpus.statistics)}")
+    log_line(f"corpus: {json.dumps(corpus.statistics)}")
     device = torch.device(arguments.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     Run(arguments, corpus, device).train()
 
@@ -101,7 +101,9 @@ class Run:
         start = time.monotonic()
         last_evaluation = last_save = last_log = start
         logged_tokens = 0
-        say(f"{count / 1e6:.2f} M parameters on {device_name(self.device)}; training for {self.deadline - start:.0f} s")
+        log_line(
+            f"{count / 1e6:.2f} M parameters on {device_name(self.device)}; training for {self.deadline - start:.0f} s"
+        )
         while (now := time.monotonic()) < self.deadline:
             progress = (now - start) / max(1e-9, self.deadline - start)
             lr = self._set_learning_rate(progress)
@@ -121,13 +123,13 @@ class Run:
                 rate = (point["tokens"] - logged_tokens) / (moment - last_log)
                 last_log, logged_tokens = moment, int(point["tokens"])
                 self.curve.append(point)
-                say(f"{json.dumps(point)} {rate / 1e6:.3f} M tokens/s")
+                log_line(f"{json.dumps(point)} {rate / 1e6:.3f} M tokens/s")
                 if not math.isfinite(point["chat_loss"]):
                     raise SystemExit("the loss is not finite; start again with --optimizer adamw or a lower --lr")
             if now - last_evaluation > EVALUATE_EVERY_S:
                 shares = {name: found["share"] for name, found in self.evaluate(limit=512).items()}
                 self.evaluations.append({"step": self.steps, "seconds": round(now - start, 1), **shares})
-                say(f"evaluation {json.dumps(self.evaluations[-1])}")
+                log_line(f"evaluation {json.dumps(self.evaluations[-1])}")
                 last_evaluation = time.monotonic()
             if now - last_save > SAVE_EVERY_S:
                 self.save({})
@@ -138,14 +140,16 @@ class Run:
         """Accuracy of the model as it will be shipped: in bf16 on a GPU."""
         model = self._as_shipped()
 
-        def ask(chats: list[Chat]) -> list[str]:
+        def answer_chats(chats: list[Chat]) -> list[str]:
             generated = greedy(model, evaluate.prompts(self.encoder, chats), evaluate.MAX_NEW_TOKENS)
             return [self.encoder.tokenizer.decode(ids, skip_special_tokens=True) for ids in generated]
 
-        found = {name: evaluate.judge(chats[:limit], ask(chats[:limit])) for name, chats in self.questions.items()}
+        found = {
+            name: evaluate.judge(chats[:limit], answer_chats(chats[:limit])) for name, chats in self.questions.items()
+        }
         if self.batches.plan[SKILLS]:
             for name, chats in self.skills.items():
-                found[name] = evaluate.judge_skills(self.encoder, chats[:limit], ask(chats[:limit]))
+                found[name] = evaluate.judge_skills(self.encoder, chats[:limit], answer_chats(chats[:limit]))
         return found
 
     def save(self, figures: dict[str, Any]) -> None:
@@ -157,7 +161,7 @@ class Run:
         save_file(tensors, str(out / "model.safetensors.part"), metadata={"format": "pt"})
         (out / "model.safetensors.part").chmod(0o644)
         os.replace(out / "model.safetensors.part", out / "model.safetensors")
-        facts = {
+        record = {
             "device": device_name(self.device),
             "torch": torch.__version__,
             "compiled": self.compiled,
@@ -171,8 +175,8 @@ class Run:
             "curve": self.curve,
             "evaluations": self.evaluations,
         }
-        (out / "training.json").write_text(json.dumps(facts | figures, indent=1) + "\n", encoding="utf-8")
-        say(f"saved after step {self.steps}")
+        (out / "training.json").write_text(json.dumps(record | figures, indent=1) + "\n", encoding="utf-8")
+        log_line(f"saved after step {self.steps}")
 
     def _compile(self) -> None:
         """Compiles one layer (all share it) and the loss; on any failure training goes on without."""
@@ -184,10 +188,10 @@ class Run:
             for kind in (kind for kind, rows in enumerate(self.batches.plan) if rows):
                 started = time.monotonic()
                 self._backward(self.batches.draw(kind))
-                say(f"compiled shape {kind} in {time.monotonic() - started:.1f} s")
+                log_line(f"compiled shape {kind} in {time.monotonic() - started:.1f} s")
             self.compiled = True
         except Exception as error:  # whatever the compiler raises: the run is worth more
-            say(f"compilation failed, going on without: {error!r}")
+            log_line(f"compilation failed, going on without: {error!r}")
             for layer in self.model.model.layers:
                 layer._compiled_call_impl = None
             self.loss = loss_sum
@@ -230,9 +234,9 @@ class Run:
         seconds = time.monotonic() - start
         self.save({})
         perplexity = self._perplexities()
-        say(f"perplexity {json.dumps(perplexity)}")
+        log_line(f"perplexity {json.dumps(perplexity)}")
         figures = self.evaluate(limit=None if self.on_gpu else 64)
-        say("\n" + evaluate.table(figures))
+        log_line("\n" + evaluate.table(figures))
         self.save(
             {
                 "training_seconds": round(seconds, 1),
@@ -242,8 +246,10 @@ class Run:
             }
         )
         if self.on_gpu:
-            say(f"peak GPU memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB")
-        say(f"done after {time.monotonic() - PROCESS_START:.0f} s in all; thresholds met: {evaluate.passed(figures)}")
+            log_line(f"peak GPU memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB")
+        log_line(
+            f"done after {time.monotonic() - PROCESS_START:.0f} s in all; thresholds met: {evaluate.passed(figures)}"
+        )
 
     def _as_shipped(self) -> Qwen3:
         model = Qwen3(self.shape).to(self.device)
@@ -373,7 +379,7 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
 
 
-def say(text: str) -> None:
+def log_line(text: str) -> None:
     """One line of progress with the seconds since the process began."""
     print(f"[{time.monotonic() - PROCESS_START:6.1f} s] {text}", flush=True)
 

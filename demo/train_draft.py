@@ -20,7 +20,7 @@ from demo.dataset import build_corpus
 from demo.model import Qwen3, Shape
 from demo.optimizer import optimizers
 from demo.tokenizer import ASSETS
-from demo.train import PROCESS_START, Batch, Batches, loss_sum, say
+from demo.train import PROCESS_START, Batch, Batches, log_line, loss_sum
 
 DRAFT_SHAPE = {
     "hidden_size": 128,
@@ -41,18 +41,18 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     # Before anything touches the GPU: the corpus is made by forked processes.
     corpus = build_corpus(arguments.chats_per_entry, 40, arguments.processes)
-    say(f"corpus: {json.dumps(corpus.statistics)}")
+    log_line(f"corpus: {json.dumps(corpus.statistics)}")
     device = torch.device(arguments.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     torch.manual_seed(arguments.seed)
     config = json.loads((ASSETS / "config.json").read_text(encoding="utf-8")) | DRAFT_SHAPE
     draft = Qwen3(Shape(**{name: config[name] for name in Shape.__dataclass_fields__}))
     draft.initialise()
     draft.to(device)
-    say(f"{sum(p.numel() for p in draft.parameters()) / 1e6:.2f} M parameters on {device}")
+    log_line(f"{sum(p.numel() for p in draft.parameters()) / 1e6:.2f} M parameters on {device}")
     batches = Batches(corpus, arguments.chat_rows, 2048, 0, device, arguments.seed)
     steps, tokens, curve = _train(draft, batches, arguments, device)
-    facts = {"steps": steps, "tokens": tokens, "device": str(device), "curve": curve}
-    write_folder(arguments.out, draft, config, facts)
+    record = {"steps": steps, "tokens": tokens, "device": str(device), "curve": curve}
+    write_folder(arguments.out, draft, config, record)
 
 
 def _train(
@@ -80,7 +80,7 @@ def _train(
         steps, tokens = steps + 1, tokens + batch.ids.numel()
         if steps % 50 == 1:
             curve.append({"step": steps, "seconds": round(now - start, 1), "loss": round(float(loss.detach()), 4)})
-            say(f"{json.dumps(curve[-1])} {tokens / (time.monotonic() - start):,.0f} tokens/s")
+            log_line(f"{json.dumps(curve[-1])} {tokens / (time.monotonic() - start):,.0f} tokens/s")
     return steps, tokens, curve
 
 
@@ -97,9 +97,9 @@ def _loss(draft: Qwen3, teacher: Qwen3 | None, batch: Batch, dtype: torch.dtype)
     if teacher is None:
         return loss_sum(hidden, draft.model.embed_tokens.weight, batch.targets, batch.counts_in_loss) / count
     with torch.no_grad():
-        wanted = teacher.logits(teacher.hidden(batch.ids, dtype, compiled=False)[batch.counts_in_loss])
+        expected = teacher.logits(teacher.hidden(batch.ids, dtype, compiled=False)[batch.counts_in_loss])
     made = F.linear(hidden[batch.counts_in_loss], draft.model.embed_tokens.weight).float()
-    soft = F.cross_entropy(made, wanted.float().softmax(dim=-1))
+    soft = F.cross_entropy(made, expected.float().softmax(dim=-1))
     return soft + 0.1 * F.cross_entropy(made, batch.targets[batch.counts_in_loss])
 
 
@@ -110,14 +110,14 @@ def demo_model(device: torch.device) -> Qwen3:
     return model.to(device, torch.bfloat16 if device.type == "cuda" else torch.float32).eval().requires_grad_(False)
 
 
-def write_folder(out: Path, module: nn.Module, config: dict[str, Any], facts: dict[str, Any]) -> None:
+def write_folder(out: Path, module: nn.Module, config: dict[str, Any], record: dict[str, Any]) -> None:
     """`config.json`, bf16 weights and `training.json`; no tokenizer: it is the demo model's."""
     tensors = {name: _stored(tensor) for name, tensor in module.state_dict().items()}
     save_file(tensors, str(out / "model.safetensors"), metadata={"format": "pt"})
     (out / "model.safetensors").chmod(0o644)
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    (out / "training.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    say(f"wrote {out}")
+    (out / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    log_line(f"wrote {out}")
 
 
 def _stored(tensor: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from demo.dataset import build_corpus
 from demo.model import Qwen3
-from demo.train import PROCESS_START, Batch, Batches, say
+from demo.train import PROCESS_START, Batch, Batches, log_line
 from demo.train_draft import SECONDS_FOR_THE_END, arguments_of, demo_model, learning_rate_factor, write_folder
 from mini_infer_engine.speculation.head import HeadShape, SpeculativeHead
 
@@ -33,7 +33,7 @@ def main() -> None:
     device = torch.device(arguments.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     torch.manual_seed(arguments.seed)
     model, head = demo_model(device), SpeculativeHead(SHAPE).to(device)
-    say(f"{sum(p.numel() for p in head.parameters()) / 1e6:.2f} M parameters on {device}")
+    log_line(f"{sum(p.numel() for p in head.parameters()) / 1e6:.2f} M parameters on {device}")
     batches = Batches(corpus, arguments.chat_rows, 2048, 0, device, arguments.seed)
     optimizer = torch.optim.AdamW(head.parameters(), lr=arguments.lr, betas=(0.9, 0.95), weight_decay=0.01)
     start, deadline = time.monotonic(), PROCESS_START + arguments.minutes * 60 - SECONDS_FOR_THE_END
@@ -52,9 +52,9 @@ def main() -> None:
         if steps % 25 == 1:
             shares = [round(float(share), 3) for share in right]
             curve.append({"step": steps, "seconds": round(now - start, 1), "right_by_place": shares})
-            say(f"{json.dumps(curve[-1])} loss {float(losses.mean().detach()):.3f}")
-    facts = {"steps": steps, "device": str(device), "curve": curve}
-    write_folder(arguments.out, head, SHAPE.to_config(), facts)
+            log_line(f"{json.dumps(curve[-1])} loss {float(losses.mean().detach()):.3f}")
+    record = {"steps": steps, "device": str(device), "curve": curve}
+    write_folder(arguments.out, head, SHAPE.to_config(), record)
 
 
 @torch.no_grad()
@@ -82,9 +82,9 @@ def _losses(model: Qwen3, head: SpeculativeHead, batch: Batch) -> tuple[Tensor, 
         state, hidden = head.step(state, embedding)
         made = model.logits(model.model.norm(hidden)).float()
         with torch.no_grad():
-            wanted = model.logits(last[row, at + step]).float()
-        losses.append(F.cross_entropy(made, wanted.softmax(dim=-1)))
-        right.append((made.argmax(-1) == wanted.argmax(-1)).float().mean())
+            expected = model.logits(last[row, at + step]).float()
+        losses.append(F.cross_entropy(made, expected.softmax(dim=-1)))
+        right.append((made.argmax(-1) == expected.argmax(-1)).float().mean())
     return torch.stack(losses), torch.stack(right)
 
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import Tensor
 
-from demo.train import PROCESS_START, say
+from demo.train import PROCESS_START, log_line
 from demo.train_draft import learning_rate_factor, write_folder
 from mini_infer_engine import LLM, SamplingParams
 from mini_infer_engine.core.batch import Batch, Row
@@ -31,9 +31,9 @@ ANSWERS_SHARE = 0.4
 """Of the time, for answers; the rest is for training."""
 AT_ONCE, ANSWER_TOKENS = {"cpu": 4, "cuda": 32}, {"cpu": 48, "cuda": 128}
 """Questions asked together, and tokens of an answer: the clock is looked at between them."""
-POSITIONS, TOLD_POSITIONS = {"cpu": 64, "cuda": 512}, 256
+POSITIONS, REPORTED_POSITIONS = {"cpu": 64, "cuda": 512}, 256
 """Of a training step, and of those held out for the end."""
-ASKED = (
+QUESTIONS = (
     "What is {}?", "Explain {} to a child.", "Write three sentences about {}.", "Why does {} matter?",
     "List four facts about {}.", "Write a short story about {}.", "How does {} work?", "Name a problem with {}.",
 )  # fmt: skip
@@ -64,21 +64,21 @@ def main() -> None:
     assert isinstance(runner, ModelRunner), "one process, and no dry run"
     deadline = PROCESS_START + arguments.minutes * 60 - 5.0
     layers = tuple(sorted({1, runner.config.num_layers // 2, runner.config.num_layers - 1}))
-    asked = list(_ask(llm, runner.device.type, time.monotonic() + ANSWERS_SHARE * (deadline - time.monotonic())))
-    say(f"{len(asked)} answers")
-    answers = [_read(runner, prompt, answer, layers) for prompt, answer in asked]
+    samples = list(_generate(llm, runner.device.type, time.monotonic() + ANSWERS_SHARE * (deadline - time.monotonic())))
+    log_line(f"{len(samples)} answers")
+    answers = [_read(runner, prompt, answer, layers) for prompt, answer in samples]
     hidden, vocabulary = runner.config.hidden_size, runner.config.vocab_size
     few = arguments.draft_vocab_size if arguments.draft_vocab_size < vocabulary else None
     shape = HeadShape(hidden, width=hidden, intermediate_size=2 * hidden, layers=layers, draft_vocab_size=few)
     head = SpeculativeHead(shape).to(runner.device)
     if few is not None:
-        made = torch.tensor([token for _, answer in asked for token in answer])
+        made = torch.tensor([token for _, answer in samples for token in answer])
         head.d2t.copy_(frequent_tokens(made, vocabulary, few) - torch.arange(few))
-    say(
+    log_line(
         f"{sum(p.numel() for p in head.parameters()) / 1e6:.2f} M parameters, {len(answers)} answers on {runner.device}"
     )
-    facts = _train(head, answers, OutputMatrix(runner), arguments.lr, deadline)
-    write_folder(arguments.out, head, shape.to_config(), facts)
+    record = _train(head, answers, OutputMatrix(runner), arguments.lr, deadline)
+    write_folder(arguments.out, head, shape.to_config(), record)
 
 
 def frequent_tokens(made: Tensor, vocabulary: int, count: int) -> Tensor:
@@ -109,9 +109,9 @@ class OutputMatrix:
         return F.linear(normed, self._weight)
 
 
-def _ask(llm: LLM, device: str, until_s: float) -> Iterator[tuple[list[int], list[int]]]:
+def _generate(llm: LLM, device: str, until_s: float) -> Iterator[tuple[list[int], list[int]]]:
     """Prompts and answers, until it is late."""
-    questions = [question.format(topic) for question, topic in itertools.product(ASKED, TOPICS)]
+    questions = [question.format(topic) for question, topic in itertools.product(QUESTIONS, TOPICS)]
     order = torch.randperm(len(questions)).tolist()
     greedy, at_once = SamplingParams(temperature=0, max_tokens=ANSWER_TOKENS[device], detokenize=False), AT_ONCE[device]
     for begin in range(0, len(order), at_once):
@@ -152,12 +152,12 @@ def _train(
         optimizer.zero_grad(set_to_none=True)
         steps += 1
         if steps % 10 == 1:
-            say(f"step {steps}, loss {float(losses.mean().detach()):.3f}")
+            log_line(f"step {steps}, loss {float(losses.mean().detach()):.3f}")
     with torch.no_grad():
-        _, right = _losses(head, output, seen[0][:TOLD_POSITIONS], seen[1][:TOLD_POSITIONS])
-    facts: dict[str, object] = {"steps": steps, "right_by_place": [round(float(share), 3) for share in right]}
-    say(json.dumps(facts))
-    return facts
+        _, right = _losses(head, output, seen[0][:REPORTED_POSITIONS], seen[1][:REPORTED_POSITIONS])
+    record: dict[str, object] = {"steps": steps, "right_by_place": [round(float(share), 3) for share in right]}
+    log_line(json.dumps(record))
+    return record
 
 
 def _chains(answers: list[Answer]) -> tuple[Tensor, Tensor]:
@@ -177,10 +177,10 @@ def _losses(head: SpeculativeHead, output: OutputMatrix, features: Tensor, token
     losses, right = [], []
     for step in range(CHAIN):
         state, hidden = head.step(state, F.embedding(tokens[:, step], output.embeddings))
-        logits, wanted = output.logits(hidden), tokens[:, step + 1]
-        losses.append(F.cross_entropy(logits, wanted))
+        logits, expected = output.logits(hidden), tokens[:, step + 1]
+        losses.append(F.cross_entropy(logits, expected))
         guessed = logits.argmax(-1) if token_ids is None else token_ids[logits[:, token_ids].argmax(-1)]
-        right.append((guessed == wanted).float().mean())
+        right.append((guessed == expected).float().mean())
     return torch.stack(losses), torch.stack(right)
 
 

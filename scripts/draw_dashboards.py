@@ -30,7 +30,7 @@ UNITS = {"s": "s", "percentunit": "%", "reqps": "1/s", "ops": "1/s", "short": ""
 Series = list[tuple[str, list[float], list[float]]]
 
 
-def ask(prometheus: str, query: str, minutes: float) -> list[dict[str, Any]]:
+def query_range(prometheus: str, query: str, minutes: float) -> list[dict[str, Any]]:
     """A range query; RuntimeError with Prometheus' own words."""
     end = time.time()
     values = {"query": query, "start": end - minutes * 60, "end": end, "step": max(1.0, minutes * 60 / STEPS)}
@@ -45,7 +45,7 @@ def series_of(prometheus: str, target: dict[str, Any], minutes: float) -> Series
     """Label, minutes and values of each line of one query."""
     query = re.sub(r'=~"\$\w+"', '=~".*"', target["expr"]).replace("$__rate_interval", "30s")
     lines = []
-    for found in ask(prometheus, query, minutes):
+    for found in query_range(prometheus, query, minutes):
         label = re.sub(
             r"\{\{(\w+)\}\}", lambda name, m=found["metric"]: str(m.get(name[1], "")), target["legendFormat"]
         )

@@ -99,10 +99,10 @@ def _judges() -> list[str]:
     verdicts = yaml.safe_load((CONFORMANCE / "vllm_tests" / "expected.yaml").read_text())
     words = Counter(v if isinstance(v, str) else next(iter(v)) for tests in verdicts.values() for v in tests.values())
     clients = yaml.safe_load((CONFORMANCE / "clients" / "expected.yaml").read_text())
-    told = ", ".join(f"{words[word]} {word}" for word in sorted(words, key=lambda word: (word != "pass", word)))
+    seen = ", ".join(f"{words[word]} {word}" for word in sorted(words, key=lambda word: (word != "pass", word)))
     checks = ", ".join(f"{name} {len(rows)}" for name, rows in clients.items())
     return [
-        f"What the [judges](../tests/conformance/README.md) see: of vLLM's own server tests, {told}; checks with real "
+        f"What the [judges](../tests/conformance/README.md) see: of vLLM's own server tests, {seen}; checks with real "
         f"clients: {sum(map(len, clients.values()))} ({checks}).",
     ]
 

@@ -71,8 +71,8 @@ class Limit:
 def flag(input_: str, name: str, unit: Format, at_limit: str) -> Limit:
     """The limit that an engine's flag sets."""
     row = _ROWS[name]
-    given = isinstance(row.default, int | float) and not isinstance(row.default, bool)
-    default = unit(row.default) if given else row.shown_default
+    is_number = isinstance(row.default, int | float) and not isinstance(row.default, bool)
+    default = unit(row.default) if is_number else row.shown_default
     return Limit(input_, f"engine `{name}`", default, at_limit, (f"engine {name}",))
 
 
@@ -189,7 +189,7 @@ SECTIONS: dict[str, Sequence[Limit]] = {
             _REFUSED,
         ),
         constant("`logprobs`", f"{_VALIDATION}:MAX_LOGPROBS", as_count, _REFUSED),
-        constant("log probabilities of one output", f"{_VALIDATION}:_MAX_TOLD", as_count, _REFUSED),
+        constant("log probabilities of one output", f"{_VALIDATION}:_MAX_VALUES", as_count, _REFUSED),
         constant("`logprob_token_ids`", f"{_VALIDATION}:_MAX_NAMED_TOKENS", as_count, _REFUSED),
         constant("stop strings", f"{_VALIDATION}:_MAX_STOP_STRINGS", as_count, _REFUSED),
         constant("characters of a stop string", f"{_VALIDATION}:_MAX_STOP_STRING_LENGTH", as_count, _REFUSED),
@@ -270,7 +270,10 @@ SECTIONS: dict[str, Sequence[Limit]] = {
             "stack of the core's threads", f"{_STRUCTURED}:CORE_STACK_BYTES", as_bytes, "never reached: see above"
         ),
         constant(
-            "verdicts that are remembered", "mini_infer_engine.structured.checker:REMEMBERED", as_count, "the oldest go"
+            "verdicts that are remembered",
+            "mini_infer_engine.structured.checker:MAX_VERDICTS",
+            as_count,
+            "the oldest go",
         ),
     ],
     "Chat templates and tokenizers that engines send to the gateway": [
@@ -323,7 +326,7 @@ SECTIONS: dict[str, Sequence[Limit]] = {
         gateway_flag("the process", "--memory-limit", "memory_limit_bytes", as_bytes, "shared out as below"),
         constant("bodies until their answer begins", f"{_MEMORY}:BODIES_SHARE", as_share, "503 with Retry-After"),
         constant("a body counts so many times", f"{_MEMORY}:BODY_FACTOR", as_count, "(of the share above)"),
-        constant("prompts remembered", f"{_MEMORY}:REMEMBERED_SHARE", as_share, "the oldest go"),
+        constant("cached prompts", f"{_MEMORY}:PROMPT_CACHE_SHARE", as_share, "the oldest go"),
         constant("pieces of text with their ids", f"{_MEMORY}:SEGMENTS_SHARE", as_share, "the oldest go"),
         constant("responses, by default", f"{_MEMORY}:RESPONSES_SHARE", as_share, "the least recently used go"),
         constant("the prefix index, at least", f"{_MEMORY}:LEAST_INDEX_SHARE", as_share, "blocks of the oldest go"),
@@ -381,13 +384,13 @@ SECTIONS: dict[str, Sequence[Limit]] = {
         ),
         constant(
             "for which that is remembered",
-            "mini_infer_gateway.pipeline.poison_requests:REMEMBERED_S",
+            "mini_infer_gateway.pipeline.poison_requests:RETENTION_S",
             as_seconds,
             "tried again",
         ),
         constant(
             "such requests",
-            "mini_infer_gateway.pipeline.poison_requests:REMEMBERED_REQUESTS",
+            "mini_infer_gateway.pipeline.poison_requests:MAX_REQUESTS",
             as_count,
             "the oldest go",
         ),
@@ -427,8 +430,15 @@ SECTIONS: dict[str, Sequence[Limit]] = {
     "KV transfer (5559)": [
         constant("open jobs of peers", f"{_TRANSFER}.producer:MAX_OPEN_JOBS", as_count, "refused as overload"),
         constant("peers", f"{_TRANSFER}.producer:MAX_PEERS", as_count, "idle ones are forgotten, and greet again"),
-        constant("messages at a turn", f"{_TRANSFER}.worker:_MESSAGES_A_TURN", as_count, "others' turn comes first"),
-        constant("turns that fail in a row", f"{_TRANSFER}.worker:_MAX_FAULTY_TURNS", as_count, "transfers are off"),
+        constant(
+            "messages in an iteration",
+            f"{_TRANSFER}.worker:_MESSAGES_PER_ITERATION",
+            as_count,
+            "other work comes first",
+        ),
+        constant(
+            "iterations that fail in a row", f"{_TRANSFER}.worker:_MAX_FAULTY_ITERATIONS", as_count, "transfers are off"
+        ),
         constant("any lease", f"{_TRANSFER}.protocol.leases:MAX_LEASE_S", as_seconds, "shortened to it"),
         flag("a lease", "--kv-transfer-lease", as_seconds, "pages are free again"),
         flag("pages retained for proxies", "--kv-transfer-retained-share", as_share, "the oldest lease ends"),

@@ -8,7 +8,7 @@ import tomllib
 
 with open(sys.argv[1], "rb") as file:
     project = tomllib.load(file)["project"]
-wanted = list(project["dependencies"])
+requirements = list(project["dependencies"])
 for extra in sys.argv[2:]:
-    wanted += project["optional-dependencies"][extra]
-print("\n".join(wanted))
+    requirements += project["optional-dependencies"][extra]
+print("\n".join(requirements))

@@ -35,8 +35,8 @@ def _default(value: ast.expr | None) -> Any:
     if "default_factory" in named:
         factory = ast.unparse(named["default_factory"])
         return {"list": [], "dict": {}}.get(factory, f"made by {factory}")
-    given = value.args[0] if value.args else named.get("default")
-    return None if given is None else ast.literal_eval(given)
+    default = value.args[0] if value.args else named.get("default")
+    return None if default is None else ast.literal_eval(default)
 
 
 def main() -> None:

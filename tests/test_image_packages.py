@@ -30,8 +30,11 @@ def test_every_package_of_an_image_has_hashes(path: str, extras: tuple[str, ...]
     assert all("--hash=sha256:" in entry for entry in entries)
     locked, everywhere = pins(path), pins("constraints.txt")
     assert locked.items() <= everywhere.items(), f"{path} is older than constraints.txt: make lock"
-    asked = [*PROJECT["dependencies"], *(item for extra in extras for item in PROJECT["optional-dependencies"][extra])]
-    names = {re.split(r"[<>=;\[ ]", item)[0].lower() for item in asked}
+    requested = [
+        *PROJECT["dependencies"],
+        *(item for extra in extras for item in PROJECT["optional-dependencies"][extra]),
+    ]
+    names = {re.split(r"[<>=;\[ ]", item)[0].lower() for item in requested}
     assert names - set(locked) == chosen_elsewhere
     assert not [name for name in locked if name.startswith(("nvidia-", "cuda-", "triton"))]
 

@@ -12,10 +12,13 @@ PINNED = dict(
 )
 
 
-def asked_of_pip(tmp_path: Path, *, with_driver: bool) -> list[str]:
+def pip_arguments(tmp_path: Path, *, with_driver: bool) -> list[str]:
     """What is installed for a Python without torch, by a stand-in that writes down what it is called with."""
-    asked = tmp_path / "asked"
-    commands = {"python": f'[ "$1" = - ] && exit 1; echo "$@" >>{asked}', "nvidia-smi": f"exit {int(not with_driver)}"}
+    requested = tmp_path / "asked"
+    commands = {
+        "python": f'[ "$1" = - ] && exit 1; echo "$@" >>{requested}',
+        "nvidia-smi": f"exit {int(not with_driver)}",
+    }
     for name, script in commands.items():
         command = tmp_path / name
         command.write_text(f"#!/bin/sh\n{script}\n")
@@ -28,11 +31,11 @@ def asked_of_pip(tmp_path: Path, *, with_driver: bool) -> list[str]:
         capture_output=True,
         timeout=30,
     )
-    return asked.read_text().split()
+    return requested.read_text().split()
 
 
 def test_a_machine_with_a_driver_gets_the_pair_that_was_measured(tmp_path: Path) -> None:
-    assert asked_of_pip(tmp_path, with_driver=True) == [
+    assert pip_arguments(tmp_path, with_driver=True) == [
         *("-m", "pip", "install"),
         f"torch=={PINNED['torch']}",
         f"triton=={PINNED['triton']}",
@@ -41,7 +44,7 @@ def test_a_machine_with_a_driver_gets_the_pair_that_was_measured(tmp_path: Path)
 
 @pytest.mark.skipif(Path("/proc/driver/nvidia/version").exists(), reason="this machine has an NVIDIA driver")
 def test_a_machine_without_one_gets_a_build_for_cpus(tmp_path: Path) -> None:
-    assert asked_of_pip(tmp_path, with_driver=False)[-1].endswith("+cpu")
+    assert pip_arguments(tmp_path, with_driver=False)[-1].endswith("+cpu")
 
 
 def test_our_kernels_for_hopper_know_the_pinned_triton() -> None:

@@ -80,7 +80,7 @@ def test(value, said):
 
 
 @pytest.mark.parametrize(
-    ("argument", "said", "is_long"),
+    ("argument", "message_part", "is_long"),
     [
         ("'page_size'", "x", False),
         ("'page_size is 24 tokens'", "x", False),
@@ -91,5 +91,7 @@ def test(value, said):
         ("other", "choose a multiple of 16", False),
     ],
 )
-def test_a_sentence_is_found_when_it_is_a_literal_or_a_parameter(argument: str, said: str, is_long: bool) -> None:
-    assert bool(too_long(RAISES.format(argument=argument, said=said))) is is_long
+def test_a_sentence_is_found_when_it_is_a_literal_or_a_parameter(
+    argument: str, message_part: str, is_long: bool
+) -> None:
+    assert bool(too_long(RAISES.format(argument=argument, message_part=message_part))) is is_long

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from common.report import say
+from common.report import log_line
 
 
 class Budget:
@@ -25,7 +25,7 @@ class Budget:
         left_s = self._end - time.monotonic()
         if needed_s < left_s:
             return True
-        say(f"{kind}: left out, it may take {needed_s:.0f} s of {max(0.0, left_s):.0f}")
+        log_line(f"{kind}: left out, it may take {needed_s:.0f} s of {max(0.0, left_s):.0f}")
         return False
 
     @contextmanager

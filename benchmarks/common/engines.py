@@ -142,8 +142,8 @@ class _Vocal:
             self._params(temperature=temperature, max_tokens=limit, ignore_eos=True, detokenize=False, **sampling)
             for limit in limits
         ]
-        asked = [{"prompt_token_ids": prompt} for prompt in prompts]
-        outputs = self._llm.generate(asked, params, use_tqdm=False)
+        token_prompts = [{"prompt_token_ids": prompt} for prompt in prompts]
+        outputs = self._llm.generate(token_prompts, params, use_tqdm=False)
         return sum(len(output.outputs[0].token_ids) for output in outputs)
 
 

@@ -54,7 +54,7 @@ class Client:
             }
         ).encode()
 
-    async def ask(self, session: aiohttp.ClientSession, body: bytes, output_tokens: int) -> Answer:
+    async def request(self, session: aiohttp.ClientSession, body: bytes, output_tokens: int) -> Answer:
         """One request. RuntimeError: the server's usage does not tell of as many tokens as were asked for."""
         begin = time.perf_counter()
         arrivals: list[float] = []
@@ -82,14 +82,14 @@ def burst(client: Client, seed: int, begin_s: float, offsets_s: list[float]) -> 
     dice = random.Random(seed)
     bodies = [client.body(dice, client.output_tokens) for _ in offsets_s]
 
-    async def ask_at(session: aiohttp.ClientSession, body: bytes, due_s: float) -> Answer:
+    async def request_at(session: aiohttp.ClientSession, body: bytes, due_s: float) -> Answer:
         await asyncio.sleep(due_s - time.perf_counter())
-        return await client.ask(session, body, client.output_tokens)
+        return await client.request(session, body, client.output_tokens)
 
     async def run() -> list[Answer]:
         async with _session() as session:
             due = (begin_s + offset for offset in offsets_s)
-            return await asyncio.gather(*map(ask_at, itertools.repeat(session), bodies, due))
+            return await asyncio.gather(*map(request_at, itertools.repeat(session), bodies, due))
 
     cpu_s, wall_s = time.process_time(), time.perf_counter()
     answers = asyncio.run(run())
@@ -102,9 +102,9 @@ def alone(client: Client, seed: int, tries: int) -> tuple[list[float], list[floa
 
     async def run() -> tuple[list[float], list[float]]:
         async with _session() as session:
-            first = [(await client.ask(session, client.body(dice, 1), 1)).first_s for _ in range(tries)]
+            first = [(await client.request(session, client.body(dice, 1), 1)).first_s for _ in range(tries)]
             output = client.output_tokens + 1
-            return first, (await client.ask(session, client.body(dice, output), output)).gaps_s
+            return first, (await client.request(session, client.body(dice, output), output)).gaps_s
 
     return asyncio.run(run())
 

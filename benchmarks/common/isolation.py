@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any, Self
 
-from common.report import say
+from common.report import log_line
 
 Figures = dict[str, Any]
 
@@ -44,7 +44,7 @@ class Isolated:
         self._process.kill()
         self._process.join()
 
-    def ask(self) -> None:
+    def start_step(self) -> None:
         """Have it make the next part."""
         with contextlib.suppress(BrokenPipeError):  # the answer tells
             self._connection.send(None)
@@ -67,11 +67,11 @@ class Isolated:
             if part is None:
                 return
             yield part
-            self.ask()
+            self.start_step()
 
     def parts(self, timeout_s: float) -> Iterator[Figures]:
         """Ask, and all answers."""
-        self.ask()
+        self.start_step()
         yield from self.answers(timeout_s)
 
 
@@ -92,7 +92,7 @@ def isolated(
                 found |= part
                 note(part)
         except IsolationError as error:
-            say(f"  failed: {error}")
+            log_line(f"  failed: {error}")
             found["error"] = str(error)
     return found
 

@@ -46,9 +46,9 @@ def candidates(shape: Shape, rows: int, bits: int) -> list[PdlGemmConfig]:
     """From a program for every third SM to four an SM; tiles of 64 rows of weights, and of 128."""
     found = []
     sms, block_m = policy().profile.sm_count, pdl_block_m(rows)
-    ways = [(64, 4, block_k, size) for block_k in (128, 256, 512) for size in _PROGRAM_KB]
-    ways += [(128, warps, 256, size) for warps in (4, 8) for size in _PROGRAM_KB[2:5]]
-    for (tall, warps, block_k, size), splits in itertools.product(ways, (1, 2, 3, 4, 6)):
+    configs = [(64, 4, block_k, size) for block_k in (128, 256, 512) for size in _PROGRAM_KB]
+    configs += [(128, warps, 256, size) for warps in (4, 8) for size in _PROGRAM_KB[2:5]]
+    for (tall, warps, block_k, size), splits in itertools.product(configs, (1, 2, 3, 4, 6)):
         block_n = tall // (2 if shape.gated else 1)
         tiles, steps = math.ceil(shape.n / block_n), math.ceil(shape.k / block_k)
         steps_of_split = math.ceil(steps / splits)
@@ -116,12 +116,12 @@ def tune_layer(chain: LayerChain, choices: Mapping[str, list[PdlGemmConfig]]) ->
     best: dict[str, PdlGemmConfig] = chain.engine_configs()
     before = us = chain.microseconds(best, 20)
     tried: dict[str, list[tuple[float, PdlGemmConfig]]] = {name: [] for name in PRODUCTS}
-    for turn, name in itertools.product(range(2), PRODUCTS):
+    for round_, name in itertools.product(range(2), PRODUCTS):
         again = [config for _, config in sorted(tried[name], key=lambda pair: pair[0])[:_BEST]]
-        for config in again if turn else choices[name]:
+        for config in again if round_ else choices[name]:
             with contextlib.suppress(Exception):  # a config that does not fit the chip is only not a candidate
-                found = chain.microseconds({**best, name: config}, 16 if turn else 6)
-                if not turn:
+                found = chain.microseconds({**best, name: config}, 16 if round_ else 6)
+                if not round_:
                     tried[name].append((found, config))
                 if found < us:
                     us, best = found, {**best, name: config}

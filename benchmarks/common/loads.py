@@ -65,7 +65,7 @@ def run_loads(
     engine: Engine,
     sizes: Sizes,
     round_: int = 0,
-    is_wanted: Callable[[str], bool] = lambda name: True,
+    is_selected: Callable[[str], bool] = lambda name: True,
 ) -> Iterator[tuple[str, float]]:
     """Names and values of the figures that are wanted: tok_s higher is better, ms lower.
 
@@ -78,9 +78,9 @@ def run_loads(
     def prompts(count: int, low: int, high: int, dice: random.Random) -> list[list[int]]:
         return [ids(dice.randint(low, high), dice) for _ in range(count)]
 
-    def timed(asked: list[list[int]], limits: list[int], temperature: float = 0.0, **sampling: float) -> float:
+    def timed(token_prompts: list[list[int]], limits: list[int], temperature: float = 0.0, **sampling: float) -> float:
         begin = time.perf_counter()
-        made = engine.run(asked, limits, temperature, **sampling)
+        made = engine.run(token_prompts, limits, temperature, **sampling)
         took = time.perf_counter() - begin
         assert made == sum(limits), f"{made} tokens were made, {sum(limits)} asked for"
         return took
@@ -89,50 +89,50 @@ def run_loads(
     for temperature in (0.0, 0.6):
         timed(warm, [16] * len(warm), temperature)
     dice = random.Random(0)
-    asked = prompts(sizes.batch, *sizes.mixed, dice)
-    limits = [dice.randint(*sizes.mixed) for _ in asked]
-    if is_wanted("w1 tok_s"):
-        yield "w1 tok_s", sum(limits) / timed(asked, limits, 0.6)
-    asked = prompts(sizes.batch, sizes.prompt, sizes.prompt, dice)
-    if is_wanted("w2 tok_s"):
-        yield "w2 tok_s", sizes.batch * sizes.answer / timed(asked, [sizes.answer] * sizes.batch)
+    token_prompts = prompts(sizes.batch, *sizes.mixed, dice)
+    limits = [dice.randint(*sizes.mixed) for _ in token_prompts]
+    if is_selected("w1 tok_s"):
+        yield "w1 tok_s", sum(limits) / timed(token_prompts, limits, 0.6)
+    token_prompts = prompts(sizes.batch, sizes.prompt, sizes.prompt, dice)
+    if is_selected("w2 tok_s"):
+        yield "w2 tok_s", sizes.batch * sizes.answer / timed(token_prompts, [sizes.answer] * sizes.batch)
     for batch in sizes.latency_batches:
         short, long = (prompts(batch, sizes.prompt, sizes.prompt, dice) for _ in range(2))
-        if is_wanted(name := f"itl ms bs {batch}"):
+        if is_selected(name := f"itl ms bs {batch}"):
             first_s = timed(short, [1] * batch)
             yield name, (timed(long, [sizes.answer + 1] * batch) - first_s) / sizes.answer * 1e3
     for length in sizes.first_token:
         singles = [prompts(1, length, length, dice) for _ in range(sizes.tries)]
-        if is_wanted(name := f"ttft ms {length}"):
+        if is_selected(name := f"ttft ms {length}"):
             yield name, median(timed(single, [1]) for single in singles) * 1e3
     for length in sizes.prefixes:
         prefix = ids(length, dice)
-        asked = [prefix + ids(sizes.suffix, dice) for _ in range(sizes.tries + 1)]
-        if is_wanted(name := f"warm ms {length}+{sizes.suffix}"):
-            yield name, median([timed([prompt], [1]) for prompt in asked][1:]) * 1e3
+        token_prompts = [prefix + ids(sizes.suffix, dice) for _ in range(sizes.tries + 1)]
+        if is_selected(name := f"warm ms {length}+{sizes.suffix}"):
+            yield name, median([timed([prompt], [1]) for prompt in token_prompts][1:]) * 1e3
     count, length, answer = sizes.sampled
     for name, sampling in (
         ("top-p tok_s", {"top_p": 0.9, "top_k": 50}),
         ("penalties tok_s", {"repetition_penalty": 1.1, "frequency_penalty": 0.2}),
     ):
-        asked = prompts(count, length, length, dice)
-        if is_wanted(name):
-            yield name, count * answer / timed(asked, [answer] * count, 0.8, **sampling)
+        token_prompts = prompts(count, length, length, dice)
+        if is_selected(name):
+            yield name, count * answer / timed(token_prompts, [answer] * count, 0.8, **sampling)
     count, length = sizes.short
-    asked = prompts(count, length, length, dice)
-    if is_wanted("short tok_s"):
-        yield "short tok_s", count * length / timed(asked, [length] * count)
+    token_prompts = prompts(count, length, length, dice)
+    if is_selected("short tok_s"):
+        yield "short tok_s", count * length / timed(token_prompts, [length] * count)
     count, turns, length = sizes.chats
     texts = [ids(turns * 2 * length, dice) for _ in range(count)]
-    if is_wanted("chats tok_s"):
+    if is_selected("chats tok_s"):
         # What was answered is not looked at: a chat goes on with an answer of its own, of which nothing is cached.
         took = [timed([text[: (2 * turn + 1) * length] for text in texts], [length] * count) for turn in range(turns)]
         yield "chats tok_s", count * turns * length / sum(took)
     count, length, own = sizes.shared
     prefix = ids(length, dice)
-    asked = [prefix + ids(own, dice) for _ in range(count)]
-    if is_wanted("shared tok_s"):
-        yield "shared tok_s", count * own / timed(asked, [own] * count)
+    token_prompts = [prefix + ids(own, dice) for _ in range(count)]
+    if is_selected("shared tok_s"):
+        yield "shared tok_s", count * own / timed(token_prompts, [own] * count)
 
 
 def bounds(bound: Bound, sizes: Sizes = FULL) -> dict[str, float]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from common.budget import Budget
 from common.isolation import Figures, isolated
-from common.report import Runs, collect, save, say
+from common.report import Runs, collect, log_line, save
 
 
 def measure_models(
@@ -19,7 +19,7 @@ def measure_models(
     budget, runs = Budget(options.time_limit_s), Runs()
     for name in options.models:
         if budget.allows("model"):
-            say(name)
+            log_line(name)
             with budget.spending("model"):
                 isolated(measure, name, options, timeout_s=budget.left_s, note=partial(collect, runs, name))
             save(options.out, {"runs": runs, "ratios": show(runs)})

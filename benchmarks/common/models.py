@@ -306,9 +306,9 @@ def kv_bytes_per_token(folder: str) -> int:
     return int(2 * config["num_hidden_layers"] * config["num_key_value_heads"] * head_dim * 2)
 
 
-def vocabulary(folder: str, wanted: int = 150_000) -> int:
+def vocabulary(folder: str, most: int = 150_000) -> int:
     """Ids below it are drawn for prompts: so many as are wanted, if the model of this folder knows them."""
-    return min(wanted, int(_config_of(folder)["vocab_size"]))
+    return min(most, int(_config_of(folder)["vocab_size"]))
 
 
 def _config_of(folder: str) -> dict[str, Any]:

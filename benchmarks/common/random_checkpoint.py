@@ -122,15 +122,15 @@ def _shape_name(name: str) -> str:
 def _shards(shapes: Shapes) -> Iterator[Shapes]:
     """In order, each of about so many bytes or of one tensor."""
     shard: Shapes = {}
-    taken = 0
+    shard_bytes = 0
     for name, shape in shapes.items():
         width = 4 if name.endswith("weight_packed") else 1 if f"{name}_scale" in shapes else 2
         size = torch.Size(shape).numel() * width
-        if shard and taken + size > _SHARD_BYTES:
+        if shard and shard_bytes + size > _SHARD_BYTES:
             yield shard
-            shard, taken = {}, 0
+            shard, shard_bytes = {}, 0
         shard[name] = shape
-        taken += size
+        shard_bytes += size
     yield shard
 
 

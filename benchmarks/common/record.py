@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common.report import Runs, collect, save, say
+from common.report import Runs, collect, log_line, save
 
 
 class Record:
@@ -17,11 +17,11 @@ class Record:
     def keep(self, name: str, figures: Mapping[str, float]) -> None:
         """Add what was measured."""
         collect(self._runs, name, figures)
-        say(f"  {name}: " + ", ".join(f"{figure} {value:,.2f}" for figure, value in figures.items()))
+        log_line(f"  {name}: " + ", ".join(f"{figure} {value:,.2f}" for figure, value in figures.items()))
         save(self._out, self._result)
 
     def fail(self, name: str, error: object) -> None:
         """It has ended."""
-        say(f"  {name} failed: {error}")
+        log_line(f"  {name} failed: {error}")
         self._result["errors"].append(f"{self._title}{name}: {error}")
         save(self._out, self._result)

@@ -30,8 +30,8 @@ def make_parser(description: str | None, *, starts_peers: bool = False) -> argpa
     parser.add_argument("--time-limit-s", type=float, default=86_400, metavar="S", help="begin nothing new after that")
     parser.add_argument("--smoke", action="store_true", help="a tiny model on a CPU, tiny loads: does it run?")
     if starts_peers:
-        said = f"with less left a peer is not started for the first time (default: {_PEER_START_S:.0f})"
-        parser.add_argument("--peer-start-s", type=float, default=_PEER_START_S, metavar="S", help=said)
+        help_text = f"with less left a peer is not started for the first time (default: {_PEER_START_S:.0f})"
+        parser.add_argument("--peer-start-s", type=float, default=_PEER_START_S, metavar="S", help=help_text)
     return parser
 
 
@@ -62,7 +62,7 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else float("nan")
 
 
-def say(text: str) -> None:
+def log_line(text: str) -> None:
     """A line of progress with the seconds since the script began, at once."""
     print(f"{time.monotonic() - _BEGIN:6.1f} s  {text}", file=sys.stderr, flush=True)
 

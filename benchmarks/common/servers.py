@@ -76,8 +76,8 @@ def command(kind: str, model: str, port: int, settings: dict[str, Any], smoke: b
     """How a server without tokenizer is started: the same flags for both."""
     flags = {"model": model, "served_model_name": "measured", "host": "127.0.0.1", "port": port}
     flags |= SETTINGS | settings | (SMOKE_SETTINGS if smoke else {})
-    given = [part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", str(value))]
-    return [sys.executable, "-m", _MODULES[kind], *given, "--skip-tokenizer-init"]
+    arguments = [part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    return [sys.executable, "-m", _MODULES[kind], *arguments, "--skip-tokenizer-init"]
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 
 from common.budget import Budget
 from common.isolation import Figures, isolated
-from common.report import say
+from common.report import log_line
 
 
 def write_checkpoint(folder: str, target: str, weights: dict[str, Any] | None) -> Iterator[Figures]:
@@ -29,10 +29,15 @@ def shared_checkpoint(
     folder: str, target: Path, weights: dict[str, Any] | None, budget: Budget
 ) -> Iterator[dict[str, Any]]:
     """`write_random_checkpoint` of `folder` to `target`, while this lasts; its size and time, or "error": why not."""
-    say(f"checkpoint {target.name}")
+    log_line(f"checkpoint {target.name}")
     with budget.spending("checkpoint"):
         written = isolated(
-            write_checkpoint, folder, str(target), weights, timeout_s=budget.left_s, note=lambda part: say(f"  {part}")
+            write_checkpoint,
+            folder,
+            str(target),
+            weights,
+            timeout_s=budget.left_s,
+            note=lambda part: log_line(f"  {part}"),
         )
     try:
         yield written

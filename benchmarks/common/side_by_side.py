@@ -7,7 +7,7 @@ from typing import Any
 
 from common.budget import Budget
 from common.isolation import Figures, Isolated, IsolationError
-from common.report import Runs, collect, medians_of, print_table, save, say
+from common.report import Runs, collect, log_line, medians_of, print_table, save
 
 
 def measure_alone(
@@ -17,7 +17,7 @@ def measure_alone(
     engine: str,
     folder: Path,
     settings: dict[str, Any],
-    wanted: Sequence[str],
+    figure_names: Sequence[str],
     options: Any,
     budget: Budget,
     result: dict[str, Any],
@@ -30,10 +30,10 @@ def measure_alone(
     if options.smoke:
         settings |= {"device": "cpu", "kv_cache_memory": 32_000_000, "max_num_seqs": 8}
     runs: Runs = result["runs"].setdefault(model, {})
-    arguments = (engine, str(folder), settings, options.smoke, None, *wanted)
+    arguments = (engine, str(folder), settings, options.smoke, None, *figure_names)
     try:
         with budget.spending(f"{model}, {label}"), Isolated(measure, *arguments) as isolated:
-            isolated.ask()
+            isolated.start_step()
             for part in islice(isolated.answers(budget.left_s), 1):
                 collect(runs, label, part)
             for _ in range(options.rounds):
@@ -41,7 +41,7 @@ def measure_alone(
                     collect(runs, label, part)
     except IsolationError as error:
         result["errors"].append(f"{model}, {label}: {error}")
-        say(result["errors"][-1])
+        log_line(result["errors"][-1])
     save(options.out, result)
     return runs
 

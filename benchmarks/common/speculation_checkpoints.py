@@ -29,9 +29,9 @@ _LOGIT_SCALE = 0.02
 Config = dict[str, Any]
 
 
-def circling_prompts(dice: random.Random, batch: int, tokens: int, known: int) -> list[list[int]]:
-    """Of tokens below `known`, each prompt round after round of a circle, from anywhere in it."""
-    circles = known // CIRCLE_TOKENS
+def circling_prompts(dice: random.Random, batch: int, tokens: int, vocabulary_size: int) -> list[list[int]]:
+    """Of tokens below `vocabulary_size`, each prompt round after round of a circle, from anywhere in it."""
+    circles = vocabulary_size // CIRCLE_TOKENS
     prompts = []
     for _ in range(batch):
         first, offset = dice.randrange(1, circles) * CIRCLE_TOKENS, dice.randrange(CIRCLE_TOKENS)

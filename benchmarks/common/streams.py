@@ -28,12 +28,12 @@ class Seen:
 class Clients:
     """Streams of token-id prompts from one event loop."""
 
-    def __init__(self, words_known: int) -> None:
-        self._dice, self.known = random.Random(0), words_known
+    def __init__(self, vocabulary_size: int) -> None:
+        self._dice, self.vocabulary_size = random.Random(0), vocabulary_size
 
     def prompt(self, tokens: int) -> list[int]:
         """One that nobody has seen."""
-        return [self._dice.randrange(3, self.known) for _ in range(tokens)]
+        return [self._dice.randrange(3, self.vocabulary_size) for _ in range(tokens)]
 
 
 def body_of(prompt: list[int], output: int) -> bytes:
@@ -47,9 +47,9 @@ async def stream(
     url: str,
     body: bytes,
     headers: dict[str, str],
-    heard: Callable[[], None] = lambda: None,
+    on_first_token: Callable[[], None] = lambda: None,
 ) -> Seen:
-    """One request; `heard` is called at its first token. RuntimeError: it is not answered with tokens."""
+    """One request; `on_first_token` is called at its first token. RuntimeError: it is not answered with tokens."""
     begin, arrivals = time.perf_counter(), list[float]()
     json_headers = {"content-type": "application/json"} | headers
     async with session.post(url + "/v1/completions", data=body, headers=json_headers) as response:
@@ -58,7 +58,7 @@ async def stream(
         async for line in response.content:
             if line.startswith(b"data: {"):
                 if not arrivals:
-                    heard()
+                    on_first_token()
                 arrivals.append(time.perf_counter())
     if not arrivals:
         raise RuntimeError("a stream without tokens")
@@ -91,50 +91,50 @@ class Fleet:
 
     urls: list[str]
     headers: dict[str, str]
-    _turn: Iterator[int] = field(default_factory=itertools.count)
+    _next: Iterator[int] = field(default_factory=itertools.count)
     _waiting: list[int] = field(default_factory=list)
     """Prompt tokens by server of requests without a first token."""
-    _held: list[set[int]] = field(default_factory=list)
+    _cached: list[set[int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._waiting, self._held = [0] * len(self.urls), [set() for _ in self.urls]
+        self._waiting, self._cached = [0] * len(self.urls), [set() for _ in self.urls]
 
     @property
     def url(self) -> str:
         """The next one's."""
-        return self.urls[next(self._turn) % len(self.urls)]
+        return self.urls[next(self._next) % len(self.urls)]
 
     def take(self, arrival: Arrival) -> tuple[int, int]:
         """The number of the server that a request goes to, and how many tokens it has to compute for it."""
         computed = [
             arrival.prompt_tokens
-            - MOONCAKE_BLOCK_TOKENS * sum(1 for _ in itertools.takewhile(held.__contains__, arrival.blocks))
-            for held in self._held
+            - MOONCAKE_BLOCK_TOKENS * sum(1 for _ in itertools.takewhile(cached.__contains__, arrival.blocks))
+            for cached in self._cached
         ]
         chosen = min(range(len(computed)), key=lambda number: self._waiting[number] + computed[number])
         self._waiting[chosen] += computed[chosen]
-        self._held[chosen].update(arrival.blocks)
+        self._cached[chosen].update(arrival.blocks)
         return chosen, computed[chosen]
 
-    def heard(self, number: int, computed: int) -> None:
+    def first_token(self, number: int, computed: int) -> None:
         """A first token has come from there."""
         self._waiting[number] -= computed
 
     async def send(self, opened: aiohttp.ClientSession, arrival: Arrival) -> Seen:
         """To the server with the least to compute before its first token."""
         number, computed = self.take(arrival)
-        heard = partial(self.heard, number, computed)
-        return await stream(opened, self.urls[number], arrival.body, self.headers, heard)
+        on_first_token = partial(self.first_token, number, computed)
+        return await stream(opened, self.urls[number], arrival.body, self.headers, on_first_token)
 
 
 async def replay(fleet: Fleet, arrivals: list[Arrival]) -> dict[str, list[float]]:
     """What each request saw: seconds to its first token, and the gap that 95 % of its gaps do not exceed."""
     async with session() as opened:
-        asked, begin = [], time.perf_counter()
+        sent, begin = [], time.perf_counter()
         for arrival in arrivals:
             await asyncio.sleep(arrival.at_s - (time.perf_counter() - begin))
-            asked.append(asyncio.create_task(fleet.send(opened, arrival)))
-        seen = await asyncio.gather(*asked)
+            sent.append(asyncio.create_task(fleet.send(opened, arrival)))
+        seen = await asyncio.gather(*sent)
     return {
         "ttft_s": [round(one.first_s, 4) for one in seen],
         "gap_p95_s": [round(percentile([gap for _, gap in one.gaps], 0.95), 5) if one.gaps else 0.0 for one in seen],

@@ -35,11 +35,11 @@ class Target:
 
     def verdict(self, value: float) -> str:
         """A word for a table."""
-        if not self._holds(value, self.floor):
+        if not self._reaches(value, self.floor):
             return "FAIL"
-        return "aim" if self.aim is not None and self._holds(value, self.aim) else "pass"
+        return "aim" if self.aim is not None and self._reaches(value, self.aim) else "pass"
 
-    def _holds(self, value: float, bound: float) -> bool:
+    def _reaches(self, value: float, bound: float) -> bool:
         return value >= bound if self.at_least else value <= bound
 
     def __str__(self) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from common.isolation import Figures, Isolated, IsolationError
 from common.quiet import measuring
-from common.report import say
+from common.report import log_line
 
 Start = tuple[Callable[..., Iterator[Figures]], Iterable[Any]]
 """A function and its arguments; the first part that it yields says that it is ready to be measured."""
@@ -32,7 +32,7 @@ class Together:
         """In a process of its own."""
         function, arguments = start
         process = self._started[label] = self._stack.enter_context(Isolated(function, *arguments))
-        process.ask()
+        process.start_step()
 
     def ready(self) -> list[str]:
         """Wait for the first part of each; the labels of those that made it."""
@@ -54,13 +54,15 @@ class Together:
                 with self._noting:
                     self._note(label, part)
         except IsolationError as error:
-            say(f"  {label} failed: {error}")
+            log_line(f"  {label} failed: {error}")
             self.errors.append(f"{label}: {error}")
             return False
         return True
 
 
-def measure_in_turn(starts: Mapping[str, Start], timeout_s: float, note: Callable[[str, Figures], None]) -> list[str]:
+def measure_alternately(
+    starts: Mapping[str, Start], timeout_s: float, note: Callable[[str, Figures], None]
+) -> list[str]:
     """All start; then one at a time is measured. Returns errors, with their labels."""
     with ExitStack() as stack:
         together = Together(stack, lambda: timeout_s, note)

@@ -63,7 +63,7 @@ class Clients:
             began = time.monotonic()
             self.result.sent += 1
             try:
-                problem = await self._ask(gateway, f"{number} {WORDS}", streams=client % 2 == 0)
+                problem = await self._request(gateway, f"{number} {WORDS}", streams=client % 2 == 0)
             except aiohttp.ClientConnectorError:
                 problem = "connection refused"
             except aiohttp.ClientError as error:
@@ -75,17 +75,17 @@ class Clients:
                 self.result.failed[problem] += 1
                 await asyncio.sleep(0.01)
 
-    async def _ask(self, gateway: Server, text: str, streams: bool) -> str | None:
+    async def _request(self, gateway: Server, text: str, streams: bool) -> str | None:
         body = {"model": MODEL, "messages": [{"role": "user", "content": text}], "stream": streams, "temperature": 1.0}
         async with self._session.post(gateway.url + "/v1/chat/completions", json=body) as response:
             answer = await response.text()
             if response.status != 200:
                 return f"status {response.status}"
-            said = _streamed(answer) if streams else json.loads(answer)["choices"][0]["message"]["content"]
+            reply = _streamed(answer) if streams else json.loads(answer)["choices"][0]["message"]["content"]
             self.result.answered_by.append((time.monotonic(), response.headers.get("x-mini-infer-pod", "")))
-        if said is None:
+        if reply is None:
             return "error event in the stream"
-        return None if said == f"You said: {text}" else "another text"
+        return None if reply == f"You said: {text}" else "another text"
 
 
 def _streamed(answer: str) -> str | None:

@@ -146,7 +146,7 @@ class Misbehaving:
     """Listens as an engine does and answers every POST with one status, or with nothing (0)."""
 
     def __init__(self, status: int) -> None:
-        self.status, self.port, self.asked = status, free_port(), 0
+        self.status, self.port, self.num_requests = status, free_port(), 0
         self._server: asyncio.Server | None = None
 
     @property
@@ -173,7 +173,7 @@ class Misbehaving:
                 if not head.startswith(b"POST"):
                     writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
                     continue
-                self.asked += 1
+                self.num_requests += 1
                 if self.status == 0:
                     await asyncio.sleep(3600)
                 body = json.dumps({"error": {"message": f"status {self.status}"}}).encode()

@@ -31,7 +31,7 @@ class Connection:
         self._target = target
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    async def ask(self, body: bytes, due_s: float | None = None) -> Answer:
+    async def request(self, body: bytes, due_s: float | None = None) -> Answer:
         """Posts a chat, or GETs the list of models where the body is empty.
 
         A connection that its server closed while nobody used it is opened again.
@@ -39,14 +39,14 @@ class Connection:
         due_s = time.perf_counter() if due_s is None else due_s
         if self._streams is not None:
             try:
-                return await self._ask(body, due_s)
+                return await self._request(body, due_s)
             except (ConnectionError, asyncio.IncompleteReadError) as error:
                 self.close()
                 if getattr(error, "partial", b""):
                     raise
-        return await self._ask(body, due_s)
+        return await self._request(body, due_s)
 
-    async def _ask(self, body: bytes, due_s: float) -> Answer:
+    async def _request(self, body: bytes, due_s: float) -> Answer:
         if self._streams is None:
             self._streams = await asyncio.open_connection("127.0.0.1", self._target.port, limit=1 << 20)
         reader, writer = self._streams
@@ -80,11 +80,11 @@ def _message(path: str, body: bytes) -> bytes:
     return head.encode() + body
 
 
-async def ask(target: Target, body: bytes) -> Answer:
+async def request_once(target: Target, body: bytes) -> Answer:
     """One request on a connection of its own."""
     connection = Connection(target)
     try:
-        return await connection.ask(body)
+        return await connection.request(body)
     finally:
         connection.close()
 
@@ -95,7 +95,7 @@ async def closed_loop(target: Target, bodies: Sequence[bytes], connections: int)
 
     async def work() -> list[Answer]:
         connection = Connection(target)
-        answers = [await connection.ask(body) for body in left]
+        answers = [await connection.request(body) for body in left]
         connection.close()
         return answers
 
@@ -109,7 +109,7 @@ async def open_loop(target: Target, bodies: Sequence[bytes], rate: float) -> lis
 
     async def one(body: bytes, due_s: float) -> Answer:
         connection = idle.pop() if idle else Connection(target)
-        answer = await connection.ask(body, due_s)
+        answer = await connection.request(body, due_s)
         idle.append(connection)
         return answer
 

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.gateway_load.client import Target, ask
+from benchmarks.gateway_load.client import Target, request_once
 
 PEERS = {"smg": "smg==1.13.0", "sglang-router": "sglang-router==0.3.2", "vllm-router": "vllm-router==0.1.17"}
 START_S = 60.0
@@ -103,6 +103,6 @@ async def running(name: str, command: Sequence[str], port: int, log: Path, ready
 
 async def _answers(port: int, body: bytes) -> bool:
     try:
-        return (await ask(Target(port), body)).status == 200
+        return (await request_once(Target(port), body)).status == 200
     except (OSError, asyncio.IncompleteReadError):
         return False

@@ -88,11 +88,11 @@ def chosen_cells(options: argparse.Namespace) -> list[grid.Cell]:
         raise SystemExit(f"--workloads: {sorted(unknown)} are not known; choose of {', '.join(WORKLOADS)}")
     cells = grid.full_grid(names) if options.full or options.engines else grid.reduced_grid(names)
     if options.engines:
-        wanted = {int(value) for value in options.engines.split(",")}
-        cells = [cell for cell in cells if cell.engines in wanted]
+        selected = {int(value) for value in options.engines.split(",")}
+        cells = [cell for cell in cells if cell.engines in selected]
     if options.cache_tokens:
-        wanted = {int(value) for value in options.cache_tokens.split(",")}
-        cells = [cell for cell in cells if cell.cache_tokens in wanted]
+        selected = {int(value) for value in options.cache_tokens.split(",")}
+        cells = [cell for cell in cells if cell.cache_tokens in selected]
     if options.index:
         cells = [cell for cell in cells if cell.index == options.index]
     if options.gateways:
@@ -114,8 +114,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(f"--trace: there is no file {options.trace}")
     policies = options.policies.split(",")
     if unknown := set(policies) - {grid.OURS, *grid.REFERENCES}:
-        known = ", ".join((grid.OURS, *grid.REFERENCES))
-        raise SystemExit(f"--policies: {sorted(unknown)} are not known; choose of {known}")
+        names = ", ".join((grid.OURS, *grid.REFERENCES))
+        raise SystemExit(f"--policies: {sorted(unknown)} are not known; choose of {names}")
     keys = {name: Keys() for name in WORKLOADS}
     workloads: dict[tuple[str, int], Workload | None] = {}
     results: list[grid.Result] = []

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.routing.rates import PassRates
 from benchmarks.routing.workload import SimulatedRequest
 
-HELD_BACK_LIMIT = 8
+SKIPPED_LIMIT = 8
 HEADROOM_TOKENS = 16
 """Free tokens for each running sequence that an admission must leave (`Scheduler._headroom`)."""
 
@@ -47,7 +47,7 @@ class Running:
     decoding: bool = False
     epoch: int = 0
     """How often it began to decode: what was planned for an earlier time is void."""
-    held: list[int] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
     """Keyed blocks that it references, in order."""
     copies: dict[int, int] = field(default_factory=dict)
     pages: int = 0
@@ -68,7 +68,7 @@ class Report:
     queued_tokens: int
     kv_usage: float
     accepted: tuple[int, ...]
-    taken_s: float = 0.0
+    measured_s: float = 0.0
     """On the engine's clock."""
 
 
@@ -209,7 +209,7 @@ class EngineModel:
                 count, cost = self._chunk(entry, budget, computing)
                 budget, tokens, pairs = budget - count, tokens + count, pairs + cost
         index = 0
-        while budget > 0 and index < len(self.waiting) and index < HELD_BACK_LIMIT:
+        while budget > 0 and index < len(self.waiting) and index < SKIPPED_LIMIT:
             if len(self.running) >= shape.max_num_seqs:
                 break
             entry = self.waiting[index]
@@ -273,7 +273,7 @@ class EngineModel:
             return False
         for item in blocks:
             self._acquire(item)
-        entry.held = list(blocks)
+        entry.blocks = list(blocks)
         entry.pages, entry.published = pages, hit
         self._take_private(pages - hit)
         entry.computed, entry.prefill_end = hit * block, entry.known_tokens
@@ -394,12 +394,12 @@ class EngineModel:
             self._refs[block] = 1
 
     def _evict(self) -> None:
-        gone = []
-        room = self.shape.kv_blocks - len(self._refs) - self._private
-        while len(self._cached) > room:
-            gone.append(self._cached.popitem(last=False)[0])
-        if gone and self._record:
-            self._changes.append((False, gone))
+        evicted = []
+        most = self.shape.kv_blocks - len(self._refs) - self._private
+        while len(self._cached) > most:
+            evicted.append(self._cached.popitem(last=False)[0])
+        if evicted and self._record:
+            self._changes.append((False, evicted))
 
     def _publish(self, entry: Running) -> None:
         """Makes the blocks known that launched passes fill."""
@@ -418,12 +418,12 @@ class EngineModel:
                 del self._cached[block]
                 self._private -= 1
                 self._refs[block] = 1
-                entry.held.append(block)
+                entry.blocks.append(block)
                 self._store(new, blocks, index)
                 continue
             self._refs[block] = 1
             self._private -= 1
-            entry.held.append(block)
+            entry.blocks.append(block)
             new.append(block)
         self._store(new, blocks, end)
         entry.published = max(entry.published, end)
@@ -435,8 +435,8 @@ class EngineModel:
         new.clear()
 
     def _release(self, entry: Running) -> None:
-        self._private -= entry.pages - len(entry.held)
-        for block in reversed(entry.held):
+        self._private -= entry.pages - len(entry.blocks)
+        for block in reversed(entry.blocks):
             left = self._refs[block] - 1
             if left:
                 self._refs[block] = left
@@ -446,4 +446,4 @@ class EngineModel:
         for index in sorted(entry.copies, reverse=True):
             if (block := entry.copies[index]) in self._cached:
                 self._cached.move_to_end(block)
-        entry.held, entry.copies, entry.pages, entry.published = [], {}, 0, 0
+        entry.blocks, entry.copies, entry.pages, entry.published = [], {}, 0, 0

@@ -40,7 +40,7 @@ class MirroredEngine:
         self.shape = shape
         self.waiting: list[Flight] = []
         self.running: list[Flight] = []
-        self._held: OrderedDict[int, None] = OrderedDict()
+        self._cached: OrderedDict[int, None] = OrderedDict()
 
     @property
     def free_pages(self) -> int:
@@ -51,7 +51,7 @@ class MirroredEngine:
         """Leading blocks of the prompt that are cached."""
         count = 0
         for block in request.blocks[: (request.prompt_tokens - 1) // self.shape.block_tokens]:
-            if block not in self._held:
+            if block not in self._cached:
                 break
             count += 1
         return count
@@ -71,10 +71,10 @@ class MirroredEngine:
         self.waiting.remove(flight)
         self.running.append(flight)
         for block in reversed(flight.request.blocks):  # the end of a prefix is the first to be evicted
-            self._held[block] = None
-            self._held.move_to_end(block)
-        while len(self._held) > self.shape.kv_blocks:
-            self._held.popitem(last=False)
+            self._cached[block] = None
+            self._cached.move_to_end(block)
+        while len(self._cached) > self.shape.kv_blocks:
+            self._cached.popitem(last=False)
 
     def finished(self, flight: Flight) -> None:
         """However it ended."""

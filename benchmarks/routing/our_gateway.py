@@ -117,7 +117,7 @@ class OurGateway:
             for number, engine in enumerate(world.engines)
         ]
         self._candidates = [one for one, serves in zip(self._every, world.serving, strict=True) if serves]
-        self._looks, self._turns = False, count()
+        self._looks, self._rounds = False, count()
         self._flights: dict[int, tuple[InFlight, int, float]] = {}
         """Request -> what was sent, prompt tokens there before its answer, and when."""
         self._prefills: dict[int, tuple[InFlight, float]] = {}
@@ -128,8 +128,8 @@ class OurGateway:
     def arrive(self, request: SimulatedRequest, now_s: float) -> None:
         """See SimulatedGateway."""
         order = (0, now_s + QUEUE_TIMEOUT_S, request.number)
-        wanted = replace(self._routing_request(request), order=order)
-        entry = Queued(order, MODEL, request=wanted, simulated=request)
+        selected = replace(self._routing_request(request), order=order)
+        entry = Queued(order, MODEL, request=selected, simulated=request)
         try:
             self.queue.offer(entry, now_s)
         except QueueFullError as full:
@@ -169,7 +169,7 @@ class OurGateway:
         for request in lost:
             self.ledger.finish(self._flights.pop(request.number)[0])
         self.index.clear(name)
-        self.ledger.forget(name)
+        self.ledger.remove(name)
         known = [one.name for one in self._candidates]
         self.rates.keep(known)
         self.queue.keep(known)
@@ -191,7 +191,7 @@ class OurGateway:
             self.queue.pump(endpoint, now_s)
         idle = sorted({one.name for one in self._candidates}.difference(waited_for))
         for _ in range(min(LOOKED_AT, len(idle))):
-            self.queue.pump(idle[next(self._turns) % len(idle)], now_s)
+            self.queue.pump(idle[next(self._rounds) % len(idle)], now_s)
         if self.backlog:
             self._look_later()
 
@@ -207,19 +207,19 @@ class OurGateway:
         if events:
             self.index.apply(name, [event(stored, what) for stored, what in events])
         accepted = [str(number) for number in report.accepted]
-        told = LoadReport(
-            report.taken_s,
+        load = LoadReport(
+            report.measured_s,
             report.running,
             report.waiting,
             report.queued_tokens,
             report.kv_usage,
             accepted,
             # Measured anew all the time: a rate that stays as it is would be forgotten.
-            transfer_bytes_per_s=self._world.transfer_tokens_per_s * KV_BYTES_PER_TOKEN + 1e-3 * report.taken_s,
+            transfer_bytes_per_s=self._world.transfer_tokens_per_s * KV_BYTES_PER_TOKEN + 1e-3 * report.measured_s,
         )
-        self.ledger.report(name, told)
-        self.rates.report(name, told)
-        self.transfers.report(name, told)
+        self.ledger.report(name, load)
+        self.rates.report(name, load)
+        self.transfers.report(name, load)
         self.queue.report(name, report.queued_tokens, now_s)
 
     # What the queue asks of its outlet.

@@ -48,11 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--engines", type=int, default=8)
     parser.add_argument("--cache-tokens", type=int, default=500_000)
     options = parser.parse_args(arguments)
-    wanted = {"workload": options.workload, "engines": options.engines, "cache_tokens": options.cache_tokens}
-    wanted |= {"index": "exact", "gateways": 1}
-    rows = [row for row in json.loads(options.results.read_text()) if wanted.items() <= row.items()]
+    selected = {"workload": options.workload, "engines": options.engines, "cache_tokens": options.cache_tokens}
+    selected |= {"index": "exact", "gateways": 1}
+    rows = [row for row in json.loads(options.results.read_text()) if selected.items() <= row.items()]
     if not rows:
-        raise SystemExit(f"{options.results} has nothing for {wanted}")
+        raise SystemExit(f"{options.results} has nothing for {selected}")
     draw(rows, f"{options.workload}, {options.engines} engines of {options.cache_tokens:,} tokens", options.picture)
 
 

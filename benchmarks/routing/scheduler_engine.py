@@ -54,17 +54,19 @@ class SchedulerEngine:
         tokens = array("I")
         for position in range(request.prompt_tokens):
             block = position // BLOCK_SIZE_TOKENS
-            known = block < len(request.blocks)
-            tokens.append(request.blocks[block] if known else ANSWER_TOKEN + 1 + request.number)
-        asked = Request(
+            is_prompt = block < len(request.blocks)
+            tokens.append(request.blocks[block] if is_prompt else ANSWER_TOKEN + 1 + request.number)
+        engine_request = Request(
             request_id=str(request.number),
             prompt_token_ids=tokens,
             sampling=SamplingParams(max_tokens=request.output_tokens, ignore_eos=True),
             priority=priority,
         )
-        self._requests[asked.request_id] = request
+        self._requests[engine_request.request_id] = request
         last = request.prompt_tokens + request.output_tokens - 2
-        sequence = Sequence(asked, (priority, self._arrivals), now_s, root_key("simulated"), last, frozenset(), ())
+        sequence = Sequence(
+            engine_request, (priority, self._arrivals), now_s, root_key("simulated"), last, frozenset(), ()
+        )
         self._arrivals += 1
         self.scheduler.add(sequence)
         if self.next_s is None:
@@ -86,8 +88,8 @@ class SchedulerEngine:
         request = self._requests[sequence.request.request_id]
         # An answer's token is the identifier of the block that it lies in, so that a next prompt finds it.
         block = len(sequence.token_ids) // BLOCK_SIZE_TOKENS
-        known = block < len(request.blocks)
-        token = request.blocks[block] if known else ANSWER_TOKEN + 1 + request.number
+        is_prompt = block < len(request.blocks)
+        token = request.blocks[block] if is_prompt else ANSWER_TOKEN + 1 + request.number
         self.scheduler.append(sequence, token)
         if len(sequence.token_ids) == request.prompt_tokens + 1:
             self._on_first_token(request, now_s)

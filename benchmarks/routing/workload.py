@@ -74,12 +74,12 @@ class Workload:
         return replace(self, requests=tuple(requests))
 
 
-def find_mooncake(given: str | None = None) -> Path | None:
+def find_mooncake(path: str | None = None) -> Path | None:
     """The trace's file: as given, else $MINI_INFER_MOONCAKE_TRACE, else shared/data beside the checkout; None: absent.
 
     The trace is that of Qin et al., Mooncake (2024), https://github.com/kvcache-ai/Mooncake, conversation_trace.jsonl.
     """
-    if named := given or os.environ.get(TRACE_VARIABLE):
+    if named := path or os.environ.get(TRACE_VARIABLE):
         return Path(named) if Path(named).is_file() else None
     for parent in Path(__file__).resolve().parents:
         candidate = parent / "shared" / "data" / TRACE_FILE
@@ -113,7 +113,7 @@ def mooncake(path: Path, count: int | None = None) -> Workload:
     return Workload("mooncake", MOONCAKE_BLOCK_TOKENS, requests)
 
 
-def token_ids(request: SimulatedRequest, salt: str, block_tokens: int, words_known: int) -> list[int]:
+def token_ids(request: SimulatedRequest, salt: str, block_tokens: int, vocabulary_size: int) -> list[int]:
     """The prompt: what a block holds follows from its identifier, the rest is the request's own."""
     names = [f"{salt} {block}" for block in request.blocks[: request.prompt_tokens // block_tokens]]
     names += [f"{salt} rest of {request.number} {part}" for part in range(request.prompt_tokens // block_tokens + 1)]
@@ -122,7 +122,7 @@ def token_ids(request: SimulatedRequest, salt: str, block_tokens: int, words_kno
         if len(ids) >= request.prompt_tokens:
             break
         dice = Random(name)
-        ids += dice.choices(range(3, words_known), k=block_tokens)
+        ids += dice.choices(range(3, vocabulary_size), k=block_tokens)
     return ids[: request.prompt_tokens]
 
 

@@ -20,12 +20,12 @@ SPAN_SIZE_TOKENS = 16 * BLOCK_SIZE_TOKENS
 """Tokens whose keys are cached together."""
 
 _SPAN_BYTES = 4 * SPAN_SIZE_TOKENS
-_REMEMBERED_ROOTS = 1024
-_REMEMBERED_SPANS = 4096
+_CACHED_ROOTS = 1024
+_CACHED_SPANS = 4096
 """Most cached spans: a million tokens, in about 9 MB."""
 
 
-@lru_cache(maxsize=_REMEMBERED_ROOTS)
+@lru_cache(maxsize=_CACHED_ROOTS)
 def root_key(model_revision: str, adapter: str = "", salt: str = "") -> bytes:
     """Returns the parent of a prompt's first block: 16 bytes that differ wherever KV cache must not be shared.
 
@@ -59,7 +59,7 @@ def _packed(token_ids: Sequence[int]) -> bytes:
     return words.tobytes()
 
 
-@lru_cache(maxsize=_REMEMBERED_SPANS)
+@lru_cache(maxsize=_CACHED_SPANS)
 def _keys_of_span(packed: bytes, parent: bytes) -> tuple[bytes, ...]:
     return tuple(_chain(packed, parent))
 

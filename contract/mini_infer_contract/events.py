@@ -284,6 +284,6 @@ def read_replay_reply(frames: Sequence[bytes]) -> tuple[int, bytes] | None:
     before.
     """
     if len(frames) < 2:
-        raise EventFormatError(f"replay reply has {len(frames)} frames; wanted at least a sequence and a payload")
+        raise EventFormatError(f"replay reply has {len(frames)} frames; expected at least a sequence and a payload")
     sequence, payload = frames[-2:]
     return None if sequence == REPLAY_END else (read_sequence(sequence), payload)

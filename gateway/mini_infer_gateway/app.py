@@ -101,7 +101,7 @@ class Gateway:
         )
         self.tokenizers = Tokenizers(
             self.upstream,
-            remembered_bytes=shares.remembered_bytes,
+            prompt_cache_bytes=shares.prompt_cache_bytes,
             segments_bytes=shares.segments_bytes,
             named=read_tokenizers(settings.tokenizers),
             on_change=self._share_out,
@@ -167,7 +167,7 @@ class Gateway:
                 self._plugins,
                 lambda: serving.retry_budget.tokens,
                 self.backlog.depths,
-                lambda: (len(self.responses.store), self.responses.store.taken_bytes),
+                lambda: (len(self.responses.store), self.responses.store.used_bytes),
             )
         )
         self._admin_pages, self._client_pages = self._make_admin_pages(), self._make_client_pages()
@@ -266,7 +266,7 @@ class Gateway:
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         method, path = scope["method"], scope["path"]
         if method == "OPTIONS":
-            await self._say_options(scope, send)
+            await self._send_options(scope, send)
         elif _port(scope) == self.settings.admin_port:
             await self._show(self._admin_pages, method, path, send)
         elif is_responses_path(path):
@@ -281,7 +281,7 @@ class Gateway:
         else:
             await self._show(self._client_pages, method, path, send)
 
-    async def _say_options(self, scope: Scope, send: Send) -> None:
+    async def _send_options(self, scope: Scope, send: Send) -> None:
         """Answers OPTIONS: the methods of a path, and the CORS preflight of a browser."""
         methods = self._methods_of(scope["path"]) | {"OPTIONS"}
         allow = (b"allow", ", ".join(sorted(methods)).encode())
@@ -295,8 +295,8 @@ class Gateway:
             return methods_of(path)
         if path.startswith(MODELS_PATH + "/"):
             return _GET
-        known = ENGINE_PATHS.get(path) or self._client_pages.get(path)
-        return known.methods if known else frozenset()
+        page = ENGINE_PATHS.get(path) or self._client_pages.get(path)
+        return page.methods if page else frozenset()
 
     async def _show(self, pages: Mapping[str, Page], method: str, path: str, send: Send) -> None:
         if (page := pages.get(path)) is None:
@@ -307,7 +307,7 @@ class Gateway:
     def _probe_pages(self) -> dict[str, Page]:
         return {
             HEALTH_PATH: Page(lambda send: send_json(send, 200, {"status": "ok"})),
-            READY_PATH: Page(self._say_ready),
+            READY_PATH: Page(self._send_ready),
         }
 
     def _make_admin_pages(self) -> dict[str, Page]:
@@ -325,10 +325,10 @@ class Gateway:
 
     def _make_client_pages(self) -> dict[str, Page]:
         """Returns the pages for all clients; without an admin port, a loopback address has the operators' pages too."""
-        as_vllm = Page(self._say_health_as_vllm, _GET | {"POST"})
+        as_vllm = Page(self._send_vllm_health, _GET | {"POST"})
         pages = self._probe_pages() | {
             MODELS_PATH: Page(lambda send: send_json(send, 200, operations.models(self.fleet))),
-            "/health": Page(self._say_health_as_vllm),
+            "/health": Page(self._send_vllm_health),
             "/ping": as_vllm,
             FAVICON_PATH: Page(_send_nothing),
             **{path: Page(partial(_send_docs, path)) for path in DOCS_PATHS},
@@ -338,7 +338,7 @@ class Gateway:
         on_loopback = self.settings.admin_port is None and self.settings.is_loopback
         return pages | self._make_admin_pages() if on_loopback else pages
 
-    async def _say_health_as_vllm(self, send: Send) -> None:
+    async def _send_vllm_health(self, send: Send) -> None:
         """Answers as vLLM's /health and /ping do: no body, and 200 once requests are answered."""
         await send_bytes(send, 200 if self._is_ready else 503, b"")
 
@@ -346,7 +346,7 @@ class Gateway:
     def _is_ready(self) -> bool:
         return self.fleet.is_ready and not self.stopping and not self._source_failure
 
-    async def _say_ready(self, send: Send) -> None:
+    async def _send_ready(self, send: Send) -> None:
         ready = self._is_ready
         waits = self._source_failure or "waiting for endpoints"
         status = "ready" if ready else "stopping" if self.stopping else waits

@@ -93,7 +93,7 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
         action="append",
         default=[],
         metavar="[MODEL=]DIR|ask",
-        help="folder with the tokenizer of servers that do not tell how they tokenise, such as vLLM's: prompts go to "
+        help="folder with the tokenizer of servers that do not report how they tokenise, such as vLLM's: prompts go to "
         "where their prefix is cached, which is known exactly of those that publish KV events; once for each model. "
         '"ask": their own /tokenize is asked, which costs each request a round trip with its prompt',
     )
@@ -110,7 +110,7 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
         "--routing-headers",
         action="store_true",
         help="answer with x-mini-infer-pod, -hit-tokens, -prompt-tokens, -reason and -index: which engine answered and "
-        "what it had cached, which tells tenants about each other",
+        "what it had cached, which reveals tenants to each other",
     )
     parser.add_argument(
         "--no-continuation",
@@ -216,7 +216,7 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
         "request-timeout": "for a whole request, 408 then, or an error in its stream; a client's header "
         "x-request-timeout makes it shorter; 0: no limit",
         "sse-keepalive": "after which a stream that has not begun gets a comment, and then again, so that no proxy "
-        "cuts it; from then on an error is told inside of it; 0: never",
+        "cuts it; from then on an error is reported inside of it; 0: never",
         "queue-timeout": "that a request waits here for an engine with room before it gets 503",
         "idle-timeout": "between two pieces of a stream",
         "responses-ttl": "for which a response of /v1/responses is kept after its last use",
@@ -227,32 +227,34 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
         parser.add_argument(
             f"--{name}", type=seconds, metavar="SECONDS", default=default, help=f"{help_text} (default: {default:g})"
         )
-    given = vars(parse_flags(parser, arguments))
-    if not given["kubernetes"] and (given["namespace"] or given["kubeconfig"]):
+    options = vars(parse_flags(parser, arguments))
+    if not options["kubernetes"] and (options["namespace"] or options["kubeconfig"]):
         parser.error("--namespace and --kubeconfig need --kubernetes")
-    if given["admin_port"] == given["port"]:
+    if options["admin_port"] == options["port"]:
         parser.error("--admin-port must be another port than --port")
-    if given["replicas"] and not given["replica_host"]:
-        given["replica_host"] = given["host"]
-    if given["replicas"] and given["replica_host"] in ("0.0.0.0", "::"):
+    if options["replicas"] and not options["replica_host"]:
+        options["replica_host"] = options["host"]
+    if options["replicas"] and options["replica_host"] in ("0.0.0.0", "::"):
         parser.error("--replicas needs --replica-host, the address by which the others reach this one")
     try:
-        read_rules(given["model_namespaces"])
+        read_rules(options["model_namespaces"])
     except ValueError as error:
         parser.error(str(error))
-    given["memory_limit_bytes"] = given.pop("memory_limit")
-    given["responses_memory_bytes"] = given.pop("responses_memory")
-    given["connections"] = ConnectionLimits(**{field.name: given.pop(field.name) for field in fields(ConnectionLimits)})
-    given["engine_api_key"] = _engine_key(given.pop("engine_api_key_file"))
-    given["peer_secret"] = _peer_secret(given.pop("peer_key_file"))
-    given["api_key"] = tuple(given["api_key"])
-    given["cors"] = CorsPolicy(**{field.name: given.pop(field.name) for field in fields(CorsPolicy)})
-    given["tls"] = TlsFiles(**{field.name: given.pop(field.name) for field in fields(TlsFiles)})
-    given["endpoints_file"] = given.pop("endpoints")
-    given["tokenizers"] = _by_model(given.pop("tokenizer"))
+    options["memory_limit_bytes"] = options.pop("memory_limit")
+    options["responses_memory_bytes"] = options.pop("responses_memory")
+    options["connections"] = ConnectionLimits(
+        **{field.name: options.pop(field.name) for field in fields(ConnectionLimits)}
+    )
+    options["engine_api_key"] = _engine_key(options.pop("engine_api_key_file"))
+    options["peer_secret"] = _peer_secret(options.pop("peer_key_file"))
+    options["api_key"] = tuple(options["api_key"])
+    options["cors"] = CorsPolicy(**{field.name: options.pop(field.name) for field in fields(CorsPolicy)})
+    options["tls"] = TlsFiles(**{field.name: options.pop(field.name) for field in fields(TlsFiles)})
+    options["endpoints_file"] = options.pop("endpoints")
+    options["tokenizers"] = _by_model(options.pop("tokenizer"))
     for name in TIMES:
-        given[f"{name}_s"] = given.pop(name)
-    return GatewaySettings(**given)
+        options[f"{name}_s"] = options.pop(name)
+    return GatewaySettings(**options)
 
 
 def _by_model(named: Sequence[str]) -> dict[str, str]:
@@ -337,7 +339,7 @@ def _add_key_flags(parser: argparse.ArgumentParser) -> None:
         "--peer-key-file",
         metavar="FILE",
         help="the root secret (64 hexadecimal digits, `openssl rand -hex 32`) that proves to engines that the gateway "
-        "belongs to their service: without it those that want proof tell it no KV events (default: none)",
+        "belongs to their service: without it engines that require proof send it no KV events (default: none)",
     )
 
 

@@ -16,7 +16,7 @@ BLOCK_BYTES = 300
 """Bytes of a block in the prefix index: two keys, two table entries, and its place in the tree."""
 TOKENIZER_FACTOR = 26
 """Memory of a tokenizer as a multiple of the size of its tokenizer.json."""
-REMEMBERED_SHARE, SEGMENTS_SHARE, BODIES_SHARE, SPARE_SHARE = 0.08, 0.04, 0.2, 0.1
+PROMPT_CACHE_SHARE, SEGMENTS_SHARE, BODIES_SHARE, SPARE_SHARE = 0.08, 0.04, 0.2, 0.1
 RESPONSES_SHARE = 0.05
 LEAST_INDEX_SHARE = 0.1
 
@@ -37,8 +37,8 @@ class MemoryShares:
 
     bodies_bytes: int
     """Memory for request bodies that are read or tokenised; each counts BODY_FACTOR times its size."""
-    remembered_bytes: int
-    """Memory for remembered prompts (`prompts.remembered`)."""
+    prompt_cache_bytes: int
+    """Memory for remembered prompts (`prompts.prompt_cache`)."""
     segments_bytes: int
     """Memory for pieces of text and their token ids (`contract.segments`), over all tokenizers."""
     responses_bytes: int
@@ -54,12 +54,14 @@ def share_out(limit_bytes: int, tokenizer_bytes: int, responses_bytes: int | Non
     `responses_bytes` is the memory for stored responses; None if they get a share of the limit.
     """
     responses = int(RESPONSES_SHARE * limit_bytes) if responses_bytes is None else responses_bytes
-    bodies, remembered, segments, spare, least = (
+    bodies, prompt_cache, segments, spare, least = (
         int(share * limit_bytes)
-        for share in (BODIES_SHARE, REMEMBERED_SHARE, SEGMENTS_SHARE, SPARE_SHARE, LEAST_INDEX_SHARE)
+        for share in (BODIES_SHARE, PROMPT_CACHE_SHARE, SEGMENTS_SHARE, SPARE_SHARE, LEAST_INDEX_SHARE)
     )
-    left = limit_bytes - BASE_BYTES - tokenizer_bytes - bodies - remembered - segments - spare - responses
-    return MemoryShares(bodies, remembered, segments, responses, max(left, least) // BLOCK_BYTES, max(0, least - left))
+    left = limit_bytes - BASE_BYTES - tokenizer_bytes - bodies - prompt_cache - segments - spare - responses
+    return MemoryShares(
+        bodies, prompt_cache, segments, responses, max(left, least) // BLOCK_BYTES, max(0, least - left)
+    )
 
 
 class BodyBudget:
@@ -67,51 +69,51 @@ class BodyBudget:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self.taken_bytes = 0
+        self.used_bytes = 0
 
     def take(self, size_bytes: int) -> bool:
         """Allocates from the budget. Returns False if there is no room; a sole request always has room."""
-        if self.taken_bytes and self.taken_bytes + size_bytes > self._limit_bytes:
+        if self.used_bytes and self.used_bytes + size_bytes > self._limit_bytes:
             return False
-        self.taken_bytes += size_bytes
+        self.used_bytes += size_bytes
         return True
 
     @property
     def is_tight(self) -> bool:
         """True if more than half is allocated, so that nothing optional should be retained."""
-        return 2 * self.taken_bytes > self._limit_bytes
+        return 2 * self.used_bytes > self._limit_bytes
 
     def give_back(self, size_bytes: int) -> None:
         """Frees bytes that were allocated."""
-        self.taken_bytes -= size_bytes
+        self.used_bytes -= size_bytes
 
 
 class BodyReservation:
     """The bytes that one request has allocated from a budget."""
 
-    __slots__ = ("_budget", "_taken_bytes")
+    __slots__ = ("_budget", "_reserved_bytes")
 
     def __init__(self, budget: BodyBudget) -> None:
-        self._budget, self._taken_bytes = budget, 0
+        self._budget, self._reserved_bytes = budget, 0
 
     def grow(self, size_bytes: int, values: int = 0) -> bool:
         """Allocates room to process a body of this size with this number of JSON values. Returns False if there is not
         enough now.
         """
-        more = BODY_FACTOR * (size_bytes + VALUE_BYTES * values) - self._taken_bytes
+        more = BODY_FACTOR * (size_bytes + VALUE_BYTES * values) - self._reserved_bytes
         if more > 0:
             if not self._budget.take(more):
                 return False
-            self._taken_bytes += more
+            self._reserved_bytes += more
         return True
 
     def settle(self, size_bytes: int) -> None:
         """Reduces the allocation to the body itself, once the prompt's keys are known."""
-        if (less := self._taken_bytes - size_bytes) > 0:
+        if (less := self._reserved_bytes - size_bytes) > 0:
             self._budget.give_back(less)
-            self._taken_bytes = size_bytes
+            self._reserved_bytes = size_bytes
 
     def release(self) -> None:
         """Frees the whole allocation."""
-        self._budget.give_back(self._taken_bytes)
-        self._taken_bytes = 0
+        self._budget.give_back(self._reserved_bytes)
+        self._reserved_bytes = 0

@@ -41,7 +41,7 @@ class Outcome(Enum):
     SERVER_ERROR = "server_error"
     BROKE = "broke"
     IN_BAND_ERROR = "in_band_error"
-    CLIENT_GONE = "client_gone"
+    CLIENT_DISCONNECTED = "client_gone"
     RETRIED = "retried"
     CONTINUED = "continued"
     INTERNAL = "internal"
@@ -222,7 +222,7 @@ class Metrics:
         """Counts an attempt that ended at an endpoint."""
         self._child(self._attempts, endpoint, outcome.value).inc()
 
-    def forget_endpoint(self, endpoint: str) -> None:
+    def remove_endpoint(self, endpoint: str) -> None:
         """Removes the series of an endpoint that was removed."""
         for key in [key for key in self._children if key[0] is self._attempts and key[1][0] == endpoint]:
             del self._children[key]
@@ -278,9 +278,9 @@ class Metrics:
         """Counts a request that was forwarded to the replica that stores its earlier response."""
         self._forwarded.labels(outcome).inc()
 
-    def name_changed(self, is_held: bool) -> None:
-        """Counts a bare model name that goes to another service. `is_held` is True if the change is delayed."""
-        self._names_changed.labels("held" if is_held else "changed").inc()
+    def name_changed(self, is_withheld: bool) -> None:
+        """Counts a bare model name that goes to another service. `is_withheld` is True if the change is delayed."""
+        self._names_changed.labels("held" if is_withheld else "changed").inc()
 
     def source_failed(self) -> None:
         """Counts a source of endpoints that ended and is started again."""

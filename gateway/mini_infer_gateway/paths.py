@@ -50,7 +50,7 @@ class EnginePath:
     """True if the model may be omitted while there is only one."""
     any_model: bool = False
     """True if the answer does not depend on the model, so that any engine can answer."""
-    takes_forms: bool = False
+    accepts_forms: bool = False
     """True if its body may be a form with files."""
     errors: ErrorShape = OPENAI_ERRORS
     own_headers: frozenset[bytes] = frozenset()
@@ -69,7 +69,7 @@ ENGINE_PATHS: Final = {
     row.path: row
     for row in (
         *(EnginePath(path=path) for path in OTHER_SERVERS_PATHS),
-        *(EnginePath(path=path, takes_forms=True) for path in FORM_PATHS),
+        *(EnginePath(path=path, accepts_forms=True) for path in FORM_PATHS),
         EnginePath(path=CHAT_PATH, prompts=chat_prompts, continued="chunks"),
         EnginePath(path=COMPLETIONS_PATH, prompts=text_prompts, continued="chunks"),
         EnginePath(path=EMBEDDINGS_PATH, prompts=embedding_prompts),

@@ -26,7 +26,7 @@ def computes_on_cpu(role: RoleSpec) -> bool:
     return getattr(engine, "device", None) == "cpu" or any(flag in (engine.extra_args or ()) for flag in _WITHOUT_GPU)
 
 
-def asks_for_gpu(role: RoleSpec) -> bool:
+def requests_gpu(role: RoleSpec) -> bool:
     """True if engines of this role are given a GPU."""
     return bool(gpu_resources(resources_of(role)))
 

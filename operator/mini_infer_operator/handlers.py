@@ -59,8 +59,8 @@ for _kind in watched():
 @kopf.on.probe(id="problems")
 async def probe(memo: kopf.Memo, **_: Any) -> list[str]:
     """Answers `kopf run --liveness`. Raises PermanentError, which is an HTTP error there, if only a restart helps."""
-    if ill := memo.operator.health.ill():
-        raise kopf.PermanentError("; ".join(ill))
+    if problems := memo.operator.health.problems():
+        raise kopf.PermanentError("; ".join(problems))
     return []
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mini_infer_operator.gpus import asks_for_gpu, gpus_of_engine
+from mini_infer_operator.gpus import gpus_of_engine, requests_gpu
 from mini_infer_operator.resource import InferenceService, Reason
 from mini_infer_operator.status import PermanentFailure
 
@@ -22,15 +22,15 @@ class EngineImages:
 
     def default_for(self, service: InferenceService) -> str:
         """Returns the image of a service that names none; all its roles run from one image."""
-        return self.gpu if self.gpu is not None and any(map(asks_for_gpu, service.roles.values())) else self.cpu
+        return self.gpu if self.gpu is not None and any(map(requests_gpu, service.roles.values())) else self.cpu
 
     def failure(self, service: InferenceService) -> PermanentFailure | None:
         """Returns a failure if engines ask for a GPU but their image would compute on CPUs, else None."""
-        asking = sorted(name for name, role in service.roles.items() if asks_for_gpu(role))
-        if not asking or service.spec.image not in {None, self.cpu} or (service.spec.image is None and self.gpu):
+        requesting = sorted(name for name, role in service.roles.items() if requests_gpu(role))
+        if not requesting or service.spec.image not in {None, self.cpu} or (service.spec.image is None and self.gpu):
             return None
         remedy = f"leave spec.image out, and {self.gpu} is used" if self.gpu else _NAME_AN_IMAGE
-        message = f"{' and '.join(asking)} asks for a GPU, and {self.cpu} computes on CPUs: {remedy}"
+        message = f"{' and '.join(requesting)} asks for a GPU, and {self.cpu} computes on CPUs: {remedy}"
         return PermanentFailure(Reason.NO_GPU_IMAGE, message)
 
 

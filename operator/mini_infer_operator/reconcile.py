@@ -16,7 +16,7 @@ from mini_infer_operator.status import (
     PermanentFailure,
     invalid_status,
     name_turn,
-    ready_turn,
+    ready_transition,
     service_status,
 )
 
@@ -67,8 +67,8 @@ async def reconcile(backend: Backend) -> float | None:
         generation = stored["metadata"].get("generation", 0)
         status = invalid_status(generation, str(error), previous=previous, now=now)
         await backend.report(stored, status)
-        if (turn := ready_turn(previous, status)) is not None:
-            backend.record_event(stored, *turn)
+        if (transition := ready_transition(previous, status)) is not None:
+            backend.record_event(stored, *transition)
         return float("inf")
 
     observed = await backend.observe(service)
@@ -78,7 +78,7 @@ async def reconcile(backend: Backend) -> float | None:
         backend.record_event(stored, decision.reason, decision.message)
     status = service_status(service, observed, plan, failure, url=backend.url(service), previous=previous, now=now)
     await backend.report(stored, status)
-    for turn in (ready_turn(previous, status), name_turn(service, previous, observed.claimants)):
-        if turn is not None:
-            backend.record_event(stored, *turn)
+    for transition in (ready_transition(previous, status), name_turn(service, previous, observed.claimants)):
+        if transition is not None:
+            backend.record_event(stored, *transition)
     return min(plan.look_again_s, RETRY_S if failure else float("inf"))

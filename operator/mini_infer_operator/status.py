@@ -91,9 +91,11 @@ def error_status(generation: int, message: str, *, previous: Mapping[str, Any], 
     return {**previous, "observedGeneration": generation, "conditions": [*dumped, *others]}
 
 
-def ready_turn(previous: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[str, str, EventType] | None:
+def ready_transition(previous: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[str, str, EventType] | None:
     """Returns reason, message and type of an Event if the Ready condition's reason changed, else None."""
-    before, after = ({c["type"]: c for c in told.get("conditions", ())}.get("Ready", {}) for told in (previous, status))
+    before, after = (
+        {c["type"]: c for c in state.get("conditions", ())}.get("Ready", {}) for state in (previous, status)
+    )
     if before.get("reason") == after["reason"]:
         return None
     harmless = after["status"] == "True" or after["reason"] in _HARMLESS
@@ -108,16 +110,16 @@ def name_turn(
     after = _name_for_clients(service, claimants)
     if me not in (before, after) or before == after:
         return None
-    told = f"clients that ask for {service.model_name} reach"
+    detail = f"clients that ask for {service.model_name} reach"
     if after != me:
-        return "ModelNameGained", f"{told} this service from now on: no older service claims that name now", "Normal"
-    return "ModelNameLost", f"{told} {claimants[0]}, which is older; this service answers to {me}", "Warning"
+        return "ModelNameGained", f"{detail} this service from now on: no older service claims that name now", "Normal"
+    return "ModelNameLost", f"{detail} {claimants[0]}, which is older; this service answers to {me}", "Warning"
 
 
 def progress_ended(previous: Mapping[str, Any], status: Mapping[str, Any], now: datetime) -> tuple[str, float] | None:
     """Returns the reason and the seconds of a progress that has just ended; None if it goes on, or there was none."""
     before, after = (
-        {c["type"]: c for c in told.get("conditions", ())}.get("Progressing", {}) for told in (previous, status)
+        {c["type"]: c for c in state.get("conditions", ())}.get("Progressing", {}) for state in (previous, status)
     )
     if before.get("status") != "True" or after.get("reason") != Reason.COMPLETE:
         return None
@@ -135,7 +137,7 @@ def _roles(service: InferenceService, look: "_Look") -> list[RoleStatus]:
             name=role.name,
             replicas=role.existing,
             ready_replicas=role.current_ready,
-            ready=f"{role.current_ready}/{role.wanted}",
+            ready=f"{role.current_ready}/{role.desired}",
             gpus=gpus_of_engine(service.roles[role.name]),
         )
         for role in look.roles
@@ -147,8 +149,8 @@ def _tensor_parallel(service: InferenceService) -> str | None:
     sizes = [role.parallelism.tensor if role.parallelism else None for role in service.roles.values()]
     if not any(sizes):
         return None
-    told = [str(size or 1) for size in sizes]
-    return told[0] if len(set(told)) == 1 else "/".join(told)
+    detail = [str(size or 1) for size in sizes]
+    return detail[0] if len(set(detail)) == 1 else "/".join(detail)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +158,7 @@ class _RoleLook:
     """Counts of the engines of one role."""
 
     name: str
-    wanted: int
+    desired: int
     current: int
     """The number of existing engines of the wanted revision."""
     current_ready: int
@@ -166,7 +168,7 @@ class _RoleLook:
     @property
     def settled(self) -> bool:
         """True if exactly the wanted engines exist, and all are ready."""
-        return self.existing == self.current_ready == self.wanted
+        return self.existing == self.current_ready == self.desired
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +190,9 @@ class _Look:
     paused: bool
 
     @property
-    def wanted(self) -> int:
+    def desired(self) -> int:
         """The number of engines wanted, over all roles."""
-        return sum(role.wanted for role in self.roles)
+        return sum(role.desired for role in self.roles)
 
     @property
     def old_ready(self) -> int:
@@ -200,17 +202,17 @@ class _Look:
     @property
     def surplus(self) -> int:
         """The number of engines of the wanted revision beyond the wanted number."""
-        return sum(max(0, max(role.current, role.current_ready) - role.wanted) for role in self.roles)
+        return sum(max(0, max(role.current, role.current_ready) - role.desired) for role in self.roles)
 
     @property
     def lost(self) -> int:
         """The number of wanted engines that are not ready."""
-        return sum(max(0, role.wanted - role.current_ready) for role in self.roles)
+        return sum(max(0, role.desired - role.current_ready) for role in self.roles)
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """A phrase that counts the ready engines, by role if there are several roles."""
-        counts = {role.name: f"{min(role.current_ready, role.wanted)} of {role.wanted}" for role in self.roles}
+        counts = {role.name: f"{min(role.current_ready, role.desired)} of {role.desired}" for role in self.roles}
         named = [f"{name} {count}" for name, count in counts.items()] if len(counts) > 1 else list(counts.values())
         return f"{' and '.join(named)} engines are ready"
 
@@ -236,12 +238,12 @@ def _look(
     )
 
 
-def _role_look(name: str, wanted: int, observed: Observed, current: set[tuple[str, str]]) -> _RoleLook:
+def _role_look(name: str, desired: int, observed: Observed, current: set[tuple[str, str]]) -> _RoleLook:
     mine = [w for w in observed.workloads if w.role == name]
     of_current = [w for w in mine if (w.role, w.revision) in current]
     return _RoleLook(
         name=name,
-        wanted=wanted,
+        desired=desired,
         current=sum(w.replicas for w in of_current),
         current_ready=sum(w.ready for w in of_current),
         existing=sum(w.replicas for w in mine),
@@ -251,18 +253,18 @@ def _role_look(name: str, wanted: int, observed: Observed, current: set[tuple[st
 def _ready(failure: PermanentFailure | None, look: _Look) -> Verdict:
     if failure is not None:
         return False, failure.reason, failure.message
-    if look.settled and not look.wanted:
+    if look.settled and not look.desired:
         return True, Reason.SCALED_TO_ZERO, "0 replicas are asked for, and none runs"
-    message = look.told
+    message = look.summary
     if look.settled:
         return True, Reason.ALL_REPLICAS_READY, message
     reason, more = _unsettled(look)
     if reason == Reason.SCALING_DOWN:
         return True, reason, f"{message}; {more}"
     if look.failures:
-        told = "; ".join(failure.message for failure in look.failures)
+        detail = "; ".join(failure.message for failure in look.failures)
         answering = f", {more}" if reason == Reason.ROLLING_OUT and more else ""
-        return False, look.failures[0].reason, f"{message}{answering}; {told}"
+        return False, look.failures[0].reason, f"{message}{answering}; {detail}"
     return False, reason, f"{message}; {more}" if more else message
 
 
@@ -273,7 +275,7 @@ def _unsettled(look: _Look) -> tuple[str, str]:
     if not look.lost:
         more = look.surplus
         return Reason.SCALING_DOWN, f"{more} more {'is' if more == 1 else 'are'} being stopped"
-    if look.was_ready and all(role.current == role.wanted for role in look.roles):
+    if look.was_ready and all(role.current == role.desired for role in look.roles):
         lost = look.lost
         return Reason.REPLACING_ENGINES, f"{lost} {'was' if lost == 1 else 'were'} lost and {_is_are(lost)} replaced"
     return Reason.STARTING, ""
@@ -304,8 +306,8 @@ def _progress(failure: PermanentFailure | None, look: _Look, plan: Plan) -> dict
     if look.settled:
         return {"Progressing": (False, Reason.COMPLETE, "nothing is left to do")}
     if plan.overdue:
-        told = "; ".join(["", *(failure.message for failure in look.failures)])
-        message = f"no engine got ready for {plan.times.deadline.total_seconds():.0f} s, what serves is kept{told}"
+        detail = "; ".join(["", *(failure.message for failure in look.failures)])
+        message = f"no engine got ready for {plan.times.deadline.total_seconds():.0f} s, what serves is kept{detail}"
         late = (False, Reason.PROGRESS_DEADLINE_EXCEEDED, message)
         return {"Progressing": late, "Stalled": (True, *late[1:])}
     going = (True, _unsettled(look)[0], "engines are being started or stopped")
@@ -324,10 +326,10 @@ def _ownership(service: InferenceService, claimants: Sequence[str]) -> dict[str,
     me, owner = f"{service.metadata.namespace}/{service.metadata.name}", claimants[0]
     if me == owner:
         others = ", ".join(claimants[1:4]) + (f" and {len(claimants) - 4} more" if len(claimants) > 4 else "")
-        told = f"clients that ask for {service.model_name} reach this service, the oldest; {others} claim it too"
-        return {"ModelNameOwned": (True, Reason.MODEL_NAME_SHARED, told)}
-    told = f"clients that ask for {service.model_name} reach {owner}, which is older; this service answers to {me}"
-    return {"ModelNameOwned": (False, Reason.MODEL_NAME_SHARED, told)}
+        detail = f"clients that ask for {service.model_name} reach this service, the oldest; {others} claim it too"
+        return {"ModelNameOwned": (True, Reason.MODEL_NAME_SHARED, detail)}
+    detail = f"clients that ask for {service.model_name} reach {owner}, which is older; this service answers to {me}"
+    return {"ModelNameOwned": (False, Reason.MODEL_NAME_SHARED, detail)}
 
 
 def _conditions(
@@ -335,8 +337,8 @@ def _conditions(
 ) -> list[Condition]:
     before = {condition["type"]: condition for condition in previous.get("conditions", ())}
     conditions = []
-    for kind, (holds, reason, message) in verdicts.items():
-        status = "True" if holds else "False"
+    for kind, (is_true, reason, message) in verdicts.items():
+        status = "True" if is_true else "False"
         old = before.get(kind, {})
         kept_time = old.get("lastTransitionTime") if old.get("status") == status else None
         conditions.append(

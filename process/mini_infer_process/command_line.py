@@ -47,9 +47,9 @@ def guess(flag: str, parser: argparse.ArgumentParser) -> str:
     return did_you_mean(flag.partition("=")[0], known, "--help lists all flags")
 
 
-def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
+def did_you_mean(name: str, candidates: Iterable[str], otherwise: str) -> str:
     """Returns the end of a sentence about an unknown name; `otherwise` if no known name resembles it."""
-    near = difflib.get_close_matches(name, list(known), 1)
+    near = difflib.get_close_matches(name, list(candidates), 1)
     return f": did you mean {near[0]}?" if near else f": {otherwise}"
 
 

@@ -40,7 +40,7 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def import_to_stay(module: str) -> None:
+def import_permanently(module: str) -> None:
     """Imports a module that stays as long as this process does: the garbage collector does not scan it later either."""
     with no_collection():
         importlib.import_module(module)
@@ -55,7 +55,7 @@ def favour_event_loop() -> None:
     gc.freeze()  # What is here stays, and need not be looked through while requests wait.
 
 
-def give_way() -> None:
+def lower_thread_priority() -> None:
     """Gives the calling thread a lower priority than the main one: where cores are few the event loop comes first.
 
     Linux alone has a priority for each thread; elsewhere nothing happens.

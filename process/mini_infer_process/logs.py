@@ -24,7 +24,7 @@ def show_crashes() -> None:
 
 def configure_logging(level: str, form: LogFormat = "text", engine: int | None = None) -> None:
     """Configures logging for this process. `engine` is its number, if a server has several."""
-    _leave_out_what_no_line_says()
+    _drop_unused_record_fields()
     handler = logging.StreamHandler(sys.stderr)
     which = "" if engine is None else f"engine {engine} "
     text = TextFormatter(f"%(asctime)s %(levelname)s {which}%(name)s: %(message)s")
@@ -32,7 +32,7 @@ def configure_logging(level: str, form: LogFormat = "text", engine: int | None =
     logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
-def _leave_out_what_no_line_says() -> None:
+def _drop_unused_record_fields() -> None:
     """Stops logging from looking up line numbers, threads and processes, which takes a third of a line's cost (Python's
     logging HOWTO, "Optimization").
     """

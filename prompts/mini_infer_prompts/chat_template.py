@@ -44,7 +44,7 @@ class ChatTemplate:
         if self._template:
             self._template.globals = dict(self._template.globals)
         self.knows_developer_role = "'developer'" in source or '"developer"' in source
-        self.wants_content_parts = not self._shows("probe") and self._shows([{"type": "text", "text": "probe"}])
+        self.uses_content_parts = not self._shows("probe") and self._shows([{"type": "text", "text": "probe"}])
         """True if content must come as a list of parts: the template shows no strings (those of some multimodal
         models).
         """
@@ -86,7 +86,7 @@ class ChatTemplate:
 
     def _render(self, messages: list[dict[str, Any]], variables: dict[str, Any], add_generation_prompt: bool) -> str:
         if self._template is None:
-            raise UnboundedOperationError("the chat template does things whose work cannot be told beforehand")
+            raise UnboundedOperationError("the chat template does things whose cost cannot be predicted")
         context = {"tools": None, "documents": None} | variables
         try:
             with one_rendering():

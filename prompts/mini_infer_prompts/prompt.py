@@ -74,8 +74,8 @@ def _check_surrogates(text: str) -> None:
 
 def _tokens_around(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
     """Returns the ids that the post-processor puts before and after every text; None if it may do something else."""
-    known = {"TemplateProcessing", "ByteLevel", "BertProcessing", "RobertaProcessing"}
-    if not all(part["type"] in known for part in parts_of(tokenizer.post_processor)):
+    supported = {"TemplateProcessing", "ByteLevel", "BertProcessing", "RobertaProcessing"}
+    if not all(part["type"] in supported for part in parts_of(tokenizer.post_processor)):
         return None
     probe, whole = (encode_whole(tokenizer, "a", add_special_tokens=flag) for flag in (False, True))
     for at in range(len(whole) - len(probe) + 1):
@@ -225,7 +225,7 @@ def chat_prompt_text(encoder: ChatTemplates, body: dict[str, Any]) -> PromptText
     template = encoder.chat_template(tools is not None)
     messages = template_messages(
         body.get("messages"),
-        content_parts=template.wants_content_parts,
+        content_parts=template.uses_content_parts,
         developer_role=template.knows_developer_role,
         calls=template.call_form,
     )
@@ -299,12 +299,12 @@ def _flag(body: dict[str, Any], name: str, default: bool) -> bool:
 
 
 def _template_kwargs(body: dict[str, Any]) -> dict[str, Any]:
-    given = body.get("chat_template_kwargs") or {}
-    if not isinstance(given, dict):
+    kwargs_field = body.get("chat_template_kwargs") or {}
+    if not isinstance(kwargs_field, dict):
         raise ApiError(400, "chat_template_kwargs must be an object", param="chat_template_kwargs")
-    if reserved := _RESERVED_KWARGS & given.keys():
+    if reserved := _RESERVED_KWARGS & kwargs_field.keys():
         refuse_field(("chat_template_kwargs", min(reserved)), "cannot be set there")
-    kwargs = dict(given)
+    kwargs = dict(kwargs_field)
     effort = body.get("reasoning_effort")
     if effort is not None:
         if not isinstance(effort, str):

@@ -145,7 +145,7 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
                 if kwargs:  # Jinja's own words to macros, which its context takes out otherwise.
                     kwargs = {name: value for name, value in kwargs.items() if name not in _CALL_VARIABLES}
                 return __obj(*args, **kwargs)
-        elif not __self._is_known(__obj) and __self.is_strict:
+        elif not __self._is_allowed(__obj) and __self.is_strict:
             raise UnboundedOperationError(f"a call of {__obj!r:.80}")
         if isinstance(__obj, BuiltinMethodType):
             if __self.is_strict:
@@ -156,7 +156,7 @@ class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         charge_value([value for name, value in kwargs.items() if name not in _CALL_VARIABLES])
         return super().call(__context, __obj, *args, **kwargs)
 
-    def _is_known(self, function: Any) -> bool:
+    def _is_allowed(self, function: Any) -> bool:
         if isinstance(function, jinja2.runtime.Macro | jinja2.Undefined):
             return True
         if isinstance(getattr(function, "__self__", None), jinja2.runtime.LoopContext | _GenerationTag):
@@ -278,7 +278,7 @@ def _is_bounded(node: nodes.Node, depth: int) -> bool:
             return False
         case nodes.Filter(name=name) if not name.startswith("_") and name not in _FILTERS:
             return False
-        case nodes.Filter(name=name, args=args) if name in _LAZY and not _runs_known(name, args):
+        case nodes.Filter(name=name, args=args) if name in _LAZY and not _runs_allowed(name, args):
             return False
         case nodes.Compare(ops=ops) if len(ops) > 1:
             return False
@@ -287,7 +287,7 @@ def _is_bounded(node: nodes.Node, depth: int) -> bool:
     return all(_is_bounded(child, depth + 1) for child in node.iter_child_nodes())
 
 
-def _runs_known(name: str, args: list[nodes.Expr]) -> bool:
+def _runs_allowed(name: str, args: list[nodes.Expr]) -> bool:
     """True if a filter that runs others names them by short constants, and they are known."""
     if not all(map(_is_short, args)):
         return False
@@ -334,17 +334,17 @@ _MAX_INDENT = 16
 _MAX_PRECISION = 16
 
 
-def _charge_join_filter(value: Any, given: dict[str, Any]) -> None:
-    _charge_join(str(given.get("d", "")), value)
+def _charge_join_filter(value: Any, arguments: dict[str, Any]) -> None:
+    _charge_join(str(arguments.get("d", "")), value)
 
 
-def _charge_replace_filter(value: Any, given: dict[str, Any]) -> None:
-    _charge_replace(str(value), str(given.get("old", "")), str(given.get("new", "")))
+def _charge_replace_filter(value: Any, arguments: dict[str, Any]) -> None:
+    _charge_replace(str(value), str(arguments.get("old", "")), str(arguments.get("new", "")))
 
 
-def _charge_json(value: Any, given: dict[str, Any]) -> None:
+def _charge_json(value: Any, arguments: dict[str, Any]) -> None:
     """Charges for the text that `tojson` makes: each value with its indentation."""
-    indent, separators = given.get("indent") or 0, given.get("separators") or ()
+    indent, separators = arguments.get("indent") or 0, arguments.get("separators") or ()
     indent = len(indent) if isinstance(indent, str) else indent
     if not isinstance(indent, int) or indent > _MAX_INDENT or any(len(str(part)) > _MAX_INDENT for part in separators):
         raise UnboundedOperationError("tojson with a long indent or separator")
@@ -353,20 +353,20 @@ def _charge_json(value: Any, given: dict[str, Any]) -> None:
         one, depth = rest.pop()
         charge(2 * OPERATION + indent * depth)
         if isinstance(one, str):
-            charge(6 * len(one) if given.get("ensure_ascii") else 2 * len(one))
+            charge(6 * len(one) if arguments.get("ensure_ascii") else 2 * len(one))
         elif isinstance(one, dict):
             rest += [(part, depth + 1) for pair in one.items() for part in pair]
         elif isinstance(one, list | tuple):
             rest += [(part, depth + 1) for part in one]
 
 
-def _charge_round(value: Any, given: dict[str, Any]) -> None:
-    precision = given.get("precision", 0)
+def _charge_round(value: Any, arguments: dict[str, Any]) -> None:
+    precision = arguments.get("precision", 0)
     if not isinstance(precision, int) or abs(precision) > _MAX_PRECISION:
         raise UnboundedOperationError("round with a precision")
 
 
-def _charge_characters(value: Any, given: dict[str, Any]) -> None:
+def _charge_characters(value: Any, arguments: dict[str, Any]) -> None:
     """Charges an operation for each character of a text."""
     charge(OPERATION * len(value) if isinstance(value, str) else 0)
 

@@ -25,8 +25,8 @@ _CUTS = re.compile(
     r"|(?<=[A-Za-z])(?=[0-9])|(?<=[0-9])(?=[A-Za-z])"
     r"|(?<=[\u3040-\u30ff\u4e00-\u9fff])(?=[，。、；：？！])"
 )
-"""No match of a regular expression in `_KNOWN` spans such a place, none looks back, and the only one that looks ahead
-(`\\s+(?!\\S)`) does so from white space, which never stands before it. No normal form joins the characters there.
+"""No match of a regular expression in `_STANDARD` spans such a place, none looks back, and the only one that looks
+ahead (`\\s+(?!\\S)`) does so from white space, which never stands before it. No normal form joins the characters there.
 word_ids cuts at the first two kinds."""
 
 _CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -36,7 +36,7 @@ _LETTERS = {
     *(f"[^\\r\\n\\p{{L}}\\p{{N}}]?[{_UPPER}]*[{_LOWER}]+{end}" for end in ("", _CONTRACTION + "?")),
 }
 _NUMBERS = {r" ?\p{N}+", r"\p{N}+", r"\p{N}", r"\p{N}{1,3}"}
-_SIGNS = {
+_PUNCTUATION = {
     *(
         r" ?[^\s\p{L}\p{N}]+",
         r" ?[^\s\p{L}\p{N}]+[\r\n]*",
@@ -51,7 +51,7 @@ _FURTHER = {
     *(f"[^\\r\\n\\p{{L}}\\p{{N}}]?[{_UPPER}]+[{_LOWER}]*{end}" for end in ("", _CONTRACTION + "?")),
     *(r"\s*[\r\n]+", r"\s*[\r\n]", r"\s+(?!\S)"),
 }
-_KNOWN = _LETTERS | _NUMBERS | _SIGNS | _BLANKS | _FURTHER
+_STANDARD = _LETTERS | _NUMBERS | _PUNCTUATION | _BLANKS | _FURTHER
 """Alternatives of pre-tokenizers' regular expressions; one of each of the first four matches every character."""
 
 _OTHERS = {
@@ -73,15 +73,15 @@ def can_be_cut(tokenizer: Tokenizer) -> bool:
     added = [token for token in tokenizer.get_added_tokens_decoder().values() if token.normalized]
     return (
         all(part["type"] in _NORMAL_FORMS for part in parts_of(tokenizer.normalizer))
-        and _pre_tokenizer_is_known(parts_of(tokenizer.pre_tokenizer))
+        and _pre_tokenizer_is_linear(parts_of(tokenizer.pre_tokenizer))
         and not getattr(tokenizer.model, "dropout", None)
         and not any(t.lstrip or t.rstrip or t.single_word or _CUTS.search(t.content) for t in added)
     )
 
 
-def alternatives_are_known(pattern: str) -> bool:
+def alternatives_are_linear(pattern: str) -> bool:
     """True if a regular expression is made of alternatives that take time in proportion to a text."""
-    return all(one in _KNOWN or one in _OTHERS or _LITERALS.fullmatch(one) for one in _alternatives(pattern))
+    return all(one in _STANDARD or one in _OTHERS or _LITERALS.fullmatch(one) for one in _alternatives(pattern))
 
 
 def next_cut(text: str, start: int, end: int) -> int:
@@ -121,22 +121,24 @@ def _leaves(part: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _pre_tokenizer_is_known(parts: list[dict[str, Any]]) -> bool:
+def _pre_tokenizer_is_linear(parts: list[dict[str, Any]]) -> bool:
     """True if the parts cut a text at words first, and then treat each by itself: without a first cut at words nothing
     may be cut.
     """
-    if not parts or not all(_part_is_known(part) for part in parts):
+    if not parts or not all(_part_is_linear(part) for part in parts):
         return False
     return any(part["type"] == "Split" or part.get("use_regex") for part in parts)
 
 
-def _part_is_known(part: dict[str, Any]) -> bool:
+def _part_is_linear(part: dict[str, Any]) -> bool:
     match part:
         case {"type": "ByteLevel", "add_prefix_space": False}:
             return True
         case {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}:
             alternatives = set(_alternatives(pattern))
-            return alternatives <= _KNOWN and all(alternatives & kind for kind in (_LETTERS, _NUMBERS, _SIGNS, _BLANKS))
+            return alternatives <= _STANDARD and all(
+                alternatives & kind for kind in (_LETTERS, _NUMBERS, _PUNCTUATION, _BLANKS)
+            )
         case _:
             return False
 

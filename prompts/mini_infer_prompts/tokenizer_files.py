@@ -54,11 +54,11 @@ def _load(files: Mapping[str, str]) -> LoadedTokenizer:
         tokenizer = Tokenizer.from_str(text)
     except Exception as error:  # the library raises nothing narrower
         raise ValueError(f"tokenizer.json: {error}") from error
-    known = {token.content for token in declared.values()}
+    existing = {token.content for token in declared.values()}
     defaults = {
         name: token
         for name, token in _CLASS_DEFAULTS.get(tokenizer_class, {}).items()
-        if token in known or tokenizer.token_to_id(token) is not None
+        if token in existing or tokenizer.token_to_id(token) is not None
     }
     named = {name: _token(value) for name, value in _named_tokens(config, defaults).items()}
     _add_tokens(tokenizer, declared, list(named.values()), _extra_tokens(config))
@@ -145,15 +145,15 @@ added token would get an id that the model does not have.
 
 def _named_tokens(config: dict[str, Any], defaults: dict[str, str]) -> dict[str, str | dict[str, Any]]:
     """Returns standard names first, then a model's own, which may also stand under keys of their own."""
-    given = defaults | {name: value for name, value in config.items() if name.endswith("_token")}
+    tokens = defaults | {name: value for name, value in config.items() if name.endswith("_token")}
     for key in ("extra_special_tokens", "model_specific_special_tokens"):
         if isinstance(config.get(key), dict):
-            given |= config[key]
-    names = [*_STANDARD_NAMES, *(name for name in given if name not in _STANDARD_NAMES)]
+            tokens |= config[key]
+    names = [*_STANDARD_NAMES, *(name for name in tokens if name not in _STANDARD_NAMES)]
     return {
-        name: given[name]
+        name: tokens[name]
         for name in names
-        if isinstance(given.get(name), str) or (isinstance(given.get(name), dict) and "content" in given[name])
+        if isinstance(tokens.get(name), str) or (isinstance(tokens.get(name), dict) and "content" in tokens[name])
     }
 
 
@@ -290,12 +290,12 @@ def _chat_templates(files: Mapping[str, str], config: dict[str, Any]) -> dict[st
     }
     if "chat_template.jinja" in files:
         templates["default"] = files["chat_template.jinja"]
-    given = config.get("chat_template")
-    if templates or not given:
+    template_field = config.get("chat_template")
+    if templates or not template_field:
         return templates
-    if isinstance(given, list):
-        return {entry["name"]: entry["template"] for entry in given}
-    return given if isinstance(given, dict) else {"default": given}
+    if isinstance(template_field, list):
+        return {entry["name"]: entry["template"] for entry in template_field}
+    return template_field if isinstance(template_field, dict) else {"default": template_field}
 
 
 TEMPLATE_FOLDER = "additional_chat_templates"

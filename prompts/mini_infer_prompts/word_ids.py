@@ -28,12 +28,12 @@ class WordIds:
     def __init__(self, encode: Encode) -> None:
         """Takes `encode`, which returns each text's ids, without special tokens around it."""
         self._encode = encode
-        self._known: dict[str, tuple[int, ...]] = {}
+        self._cache: dict[str, tuple[int, ...]] = {}
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a text without added tokens, equal to those of the tokenizer."""
         words = words_of(text)
-        found = list(map(self._known.get, words))
+        found = list(map(self._cache.get, words))
         if None in found:
             learned = self._learn({word for word, ids in zip(words, found, strict=True) if ids is None})
             found = [learned[word] if ids is None else ids for word, ids in zip(words, found, strict=True)]
@@ -43,10 +43,10 @@ class WordIds:
         unknown = list(words)
         learned = dict(zip(unknown, map(tuple, self._encode(unknown)), strict=True))
         kept = {word: ids for word, ids in learned.items() if _is_short(word, ids)}
-        if len(self._known) + len(kept) > MAX_WORDS:
-            self._known = {}
+        if len(self._cache) + len(kept) > MAX_WORDS:
+            self._cache = {}
         if len(kept) <= MAX_WORDS:
-            self._known |= kept
+            self._cache |= kept
         return learned
 
 
@@ -58,11 +58,11 @@ def words_of(text: str) -> list[str]:
     """Returns the text cut before its spaces, each word with the space before it, where that changes no ids."""
     if _MARK in text:
         return [text]
-    marked = text.replace(" ", _MARK + " ") if _all_spaces_follow_signs(text) else _CUT.sub(_MARK + " ", text)
+    marked = text.replace(" ", _MARK + " ") if _all_spaces_follow_punctuation(text) else _CUT.sub(_MARK + " ", text)
     return marked.split(_MARK)
 
 
-def _all_spaces_follow_signs(text: str) -> bool:
+def _all_spaces_follow_punctuation(text: str) -> bool:
     """True if each space stands behind one of ! to ~, as in most English; False if that takes a closer look."""
     return (
         text.isascii()

@@ -13,7 +13,7 @@ from common.streams import Arrival, Fleet
 
 
 @pytest.mark.parametrize(
-    ("shares", "wanted"),
+    ("shares", "expected"),
     [
         ([(1.0, 0.5), (1.0, 1.0), (0.9, 0.2)], 512),
         ([(0.4, 0.5), (0.9, 0.9), (0.9, 0.2)], 2048),
@@ -22,8 +22,8 @@ from common.streams import Arrival, Fleet
         ([(1.0, 0.5), (None, 0.5), (0.3, 0.2)], 8192),  # what was not measured tells nothing
     ],
 )
-def test_the_break_even_length(shares: list[tuple[float | None, float | None]], wanted: int | None) -> None:
-    assert break_even((512, 2048, 8192), shares) == wanted
+def test_the_break_even_length(shares: list[tuple[float | None, float | None]], expected: int | None) -> None:
+    assert break_even((512, 2048, 8192), shares) == expected
 
 
 def test_a_request_is_kept_within_both_targets() -> None:
@@ -37,5 +37,5 @@ def test_a_request_goes_to_the_server_with_the_least_to_compute_before_its_first
     assert fleet.take(first) == (0, 2048)
     assert fleet.take(Arrival(0.0, b"", 512)) == (1, 512)
     assert fleet.take(Arrival(0.0, b"", 2048, (1, 2, 9, 9))) == (1, 2048)  # half is held by one, where 2,048 wait
-    fleet.heard(0, 2048)
+    fleet.first_token(0, 2048)
     assert fleet.take(first) == (0, 0)

@@ -35,28 +35,28 @@ def test_bounds(model: str, decode_ms: float, prefill_ms: dict[int, float]) -> N
     bound = Bound.of(model)
     assert bound is not None
     assert bound.decode_s(1, 256) * 1e3 == pytest.approx(decode_ms, rel=0.03)
-    for tokens, wanted in prefill_ms.items():
-        assert bound.prefill_s(tokens) * 1e3 == pytest.approx(wanted, rel=0.1)
+    for tokens, expected in prefill_ms.items():
+        assert bound.prefill_s(tokens) * 1e3 == pytest.approx(expected, rel=0.1)
 
 
 class Listening:
     """An engine that remembers what it was asked."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[list[list[int]], list[int], float]] = []
+        self.calls: list[tuple[list[list[int]], list[int], float]] = []
 
     def run(self, prompts: list[list[int]], limits: list[int], temperature: float, **sampling: float) -> int:
-        self.asked.append((prompts, limits, temperature))
+        self.calls.append((prompts, limits, temperature))
         return sum(limits)
 
 
 def test_the_loads_are_the_references() -> None:
     engine = Listening()
     names = [name for name, _ in run_loads(engine, FULL)]
-    asked = hashlib.sha256()
-    for call in engine.asked[2:31]:  # after the warm-up, until the aligned warm prefix
-        asked.update(repr(call).encode())
-    assert asked.hexdigest() == REFERENCE_LOADS
+    digest = hashlib.sha256()
+    for call in engine.calls[2:31]:  # after the warm-up, until the aligned warm prefix
+        digest.update(repr(call).encode())
+    assert digest.hexdigest() == REFERENCE_LOADS
     assert names[8:10] == ["warm ms 4096+128", "warm ms 4000+128"]
     assert len(names) == len(set(names)) == 15
 
@@ -65,7 +65,7 @@ def test_a_later_round_asks_as_much_with_other_ids() -> None:
     first, second = Listening(), Listening()
     list(run_loads(first, SMOKE, 0))
     list(run_loads(second, SMOKE, 1))
-    for (prompts, limits, _), (others, other_limits, _) in zip(first.asked, second.asked, strict=True):
+    for (prompts, limits, _), (others, other_limits, _) in zip(first.calls, second.calls, strict=True):
         assert limits == other_limits
         assert [len(prompt) for prompt in prompts] == [len(prompt) for prompt in others]
         assert all(ours != theirs for ours, theirs in zip(chain(*prompts), chain(*others), strict=True))
@@ -75,7 +75,7 @@ def test_a_load_is_not_run_when_it_is_not_selected() -> None:
     every, some = Listening(), Listening()
     list(run_loads(every, SMOKE))
     assert [name for name, _ in run_loads(some, SMOKE, 0, lambda name: name.startswith("w2"))] == ["w2 tok_s"]
-    assert some.asked == [*every.asked[:2], every.asked[3]]
+    assert some.calls == [*every.calls[:2], every.calls[3]]
 
 
 def test_every_figure_of_the_reference_has_its_bound() -> None:

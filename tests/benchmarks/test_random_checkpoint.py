@@ -123,13 +123,13 @@ def test_w8a8_has_bytes_with_a_scale_a_channel_and_says_that_tokens_are_rounded(
         f"{path}.weight": (torch.int8, (96, 64)),
         f"{path}.weight_scale": (torch.bfloat16, (96, 1)),
     }
-    said = json.loads((folder / "config.json").read_text())["quantization_config"]
-    assert (said["quant_method"], said["format"], said["ignore"]) == (
+    quantization = json.loads((folder / "config.json").read_text())["quantization_config"]
+    assert (quantization["quant_method"], quantization["format"], quantization["ignore"]) == (
         "compressed-tensors",
         "int-quantized",
         ["lm_head"],
     )
-    assert said["config_groups"]["group_0"] == {
+    assert quantization["config_groups"]["group_0"] == {
         "targets": ["Linear"],
         "weights": {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True, "dynamic": False},
         "input_activations": TOKEN,

@@ -37,8 +37,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setitem(CONFIGS, "six layers", TARGET)
         options = SimpleNamespace(target="six layers", draft="tiny", draft_vocab_size=1000)
         folders = speculation.folders_of(options, root)
-        told = list(write_speculation_checkpoints(*folders.values(), str(root / "all")))
-    assert told[0]["checkpoint GB"] > 0
+        reported = list(write_speculation_checkpoints(*folders.values(), str(root / "all")))
+    assert reported[0]["checkpoint GB"] > 0
     assert {folder.name for folder in (root / "all").iterdir()} == set(folders)
     return root / "all"
 

@@ -16,15 +16,15 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from common.budget import Budget
 from common.isolation import Isolated, IsolationError, isolated
 from common.quiet import measuring
-from common.together import measure_in_turn
-from engine_offline import turn
+from common.together import measure_alternately
+from engine_offline import order_of
 
 BOTH = {"start s": [20.0], "w1 tok_s": [100.0]}
 RUNS = {"ours": BOTH, "fast 8": BOTH, "slow 8": BOTH | {"w1 tok_s": [50.0]}}
 
 
 @pytest.mark.parametrize(
-    ("round_", "ready", "wanted"),
+    ("round_", "ready", "expected"),
     [
         (0, ["ours", "fast 8", "slow 8"], ["ours", "fast 8", "slow 8"]),
         (1, ["ours", "fast 8", "slow 8"], ["fast 8", "ours"]),  # the slow one is best nowhere
@@ -32,8 +32,8 @@ RUNS = {"ours": BOTH, "fast 8": BOTH, "slow 8": BOTH | {"w1 tok_s": [50.0]}}
         (2, ["ours", "slow 8"], ["ours"]),  # the fast one has died
     ],
 )
-def test_whose_turn_it_is(round_: int, ready: list[str], wanted: list[str]) -> None:
-    assert turn(round_, ready, RUNS) == wanted
+def test_whose_turn_it_is(round_: int, ready: list[str], expected: list[str]) -> None:
+    assert order_of(round_, ready, RUNS) == expected
 
 
 def test_a_first_start_is_given_time_or_left_for_later() -> None:
@@ -69,7 +69,7 @@ def test_what_was_finished_before_the_limit_is_kept() -> None:
 
 def test_processes_work_only_when_a_turn_is_sent() -> None:
     with Isolated(_rounds) as one, Isolated(_rounds) as other:
-        one.ask()
+        one.start_step()
         assert list(islice(one.answers(30.0), 1)) == [{"round": 0}]
         for process, number in ((other, 0), (other, 1), (other, 2)):
             assert list(takewhile(bool, process.parts(30.0))) == [{"round": number}]
@@ -106,7 +106,7 @@ def test_engines_start_together_and_are_measured_one_after_another(tmp_path: Pat
         found.setdefault(label, []).append(part)
 
     starts = {"one": (waits_for, (*files, 2)), "two": (waits_for, (*reversed(files), 2))}
-    assert not measure_in_turn(starts, 30, note)
+    assert not measure_alternately(starts, 30, note)
     assert [part.get("figure") for part in found["one"]] == [None, 0, 1]
     assert found["one"][-1]["at"] < found["two"][1]["at"]
 
@@ -115,6 +115,6 @@ def test_the_others_are_measured_when_one_fails(tmp_path: Path) -> None:
     files = [str(tmp_path / name) for name in ("one", "two")]
     found: list[tuple[str, dict[str, Any]]] = []
     starts = {"one": (waits_for, (*files, 0)), "two": (waits_for, (*reversed(files), 1))}
-    (error,) = measure_in_turn(starts, 30, lambda label, part: found.append((label, part)))
+    (error,) = measure_alternately(starts, 30, lambda label, part: found.append((label, part)))
     assert error == "one: ValueError: nothing"
     assert [label for label, part in found if "figure" in part] == ["two"]

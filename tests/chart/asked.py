@@ -93,8 +93,8 @@ def exported_by(expositions: Iterable[str]) -> Exported:
 
 def check(exported: Exported, place: str) -> None:
     """AssertionError where an expression asks for a metric or a label that is not exported."""
-    asked = reads(EXPRESSIONS[place])
-    assert asked.metrics, EXPRESSIONS[place]
-    assert asked.metrics - exported.keys() == set(), "no such metric in a loaded platform"
-    known = TARGET_LABELS.union(*(exported[metric] for metric in asked.metrics))
-    assert asked.labels - known == set(), "no such label on these metrics"
+    expression = reads(EXPRESSIONS[place])
+    assert expression.metrics, EXPRESSIONS[place]
+    assert expression.metrics - exported.keys() == set(), "no such metric in a loaded platform"
+    known = TARGET_LABELS.union(*(exported[metric] for metric in expression.metrics))
+    assert expression.labels - known == set(), "no such label on these metrics"

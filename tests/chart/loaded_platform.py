@@ -31,7 +31,7 @@ class Platform:
             "engine": self.engines[0].client.get("/metrics").text,
         }
 
-    def ask(self, model: str) -> int:
+    def send(self, model: str) -> int:
         """One short chat; the status of the answer."""
         message = {"role": "user", "content": f"How are {model} engines? " * 20}
         body = {"model": model, "messages": [message], "max_tokens": 4}
@@ -41,24 +41,24 @@ class Platform:
 @contextlib.contextmanager
 def loaded_platform(folder: Path) -> Iterator[Platform]:
     """Started and asked; one engine has been killed, so that there were retries and errors too."""
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         engines, listed = [], [Endpoint(name="none", url=f"http://127.0.0.1:{free_port()}", model=AWAY)]
         for name in ("first", "second"):
             events, replay = free_port(), free_port()
             flags = ("--served-model-name", MODEL, "--events-port", str(events), "--replay-port", str(replay))
-            engine = held.enter_context(DryServer(*flags, "--dry-run-step-ms", "1"))
+            engine = stack.enter_context(DryServer(*flags, "--dry-run-step-ms", "1"))
             engines.append(engine)
             addresses = {"events": f"tcp://127.0.0.1:{events}", "replay": f"tcp://127.0.0.1:{replay}"}
             listed.append(Endpoint(name=name, url=engine.url, model=MODEL, **addresses))
         endpoints = folder / "endpoints.json"
         endpoints.write_bytes(msgspec.json.encode(EndpointsFile(endpoints=listed)))
-        platform = Platform(held.enter_context(_gateway(endpoints)), engines)
-        assert [platform.ask(MODEL) for _ in range(REQUESTS)] == [200] * REQUESTS
-        assert platform.ask("nobody's") == 404
-        assert platform.ask(AWAY) >= 500
+        platform = Platform(stack.enter_context(_gateway(endpoints)), engines)
+        assert [platform.send(MODEL) for _ in range(REQUESTS)] == [200] * REQUESTS
+        assert platform.send("nobody's") == 404
+        assert platform.send(AWAY) >= 500
         engines[1].process.kill()
         engines[1].process.wait()
-        assert [platform.ask(MODEL) for _ in range(REQUESTS)] == [200] * REQUESTS
+        assert [platform.send(MODEL) for _ in range(REQUESTS)] == [200] * REQUESTS
         yield platform
 
 

@@ -158,17 +158,17 @@ def test_services_prefer_both_address_families(full: list[dict[str, Any]]) -> No
 
 
 def test_every_value_is_in_the_full_example() -> None:
-    given, default = yaml.safe_load(FULL.read_text()), yaml.safe_load((CHART / "values.yaml").read_text())
+    shown, default = yaml.safe_load(FULL.read_text()), yaml.safe_load((CHART / "values.yaml").read_text())
 
-    def missing(given: Any, default: Any, path: str) -> list[str]:
-        if given is None:
+    def missing(shown: Any, default: Any, path: str) -> list[str]:
+        if shown is None:
             return [f"{path} is missing"]
         if not isinstance(default, dict) or not default or path.endswith((".resources", ".labels")):
             may_stay = path.endswith(".options") or path == ".networkPolicy.enabled"  # false leaves nothing to see
-            return [f"{path} has its default"] if given == default and not may_stay else []
-        return [problem for key in default for problem in missing(given.get(key), default[key], f"{path}.{key}")]
+            return [f"{path} has its default"] if shown == default and not may_stay else []
+        return [problem for key in default for problem in missing(shown.get(key), default[key], f"{path}.{key}")]
 
-    assert missing(given, default, "") == []
+    assert missing(shown, default, "") == []
 
 
 def test_pods_get_the_configured_values(full: list[dict[str, Any]]) -> None:

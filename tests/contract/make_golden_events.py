@@ -85,8 +85,8 @@ def replay(module: types.ModuleType) -> dict[str, list[list[str]]]:
         addresses = f"ipc://{folder}/pub", f"ipc://{folder}/replay"
         publisher = module.ZmqEventPublisher(0, *addresses, topic="kv-events")
         context = zmq.Context.instance()
-        live, ask = context.socket(zmq.SUB), context.socket(zmq.DEALER)
-        for socket, address in zip((live, ask), addresses, strict=True):
+        live, dealer = context.socket(zmq.SUB), context.socket(zmq.DEALER)
+        for socket, address in zip((live, dealer), addresses, strict=True):
             socket.setsockopt(zmq.RCVTIMEO, 5000)
             socket.connect(address)
         live.subscribe(b"kv-events")
@@ -95,8 +95,8 @@ def replay(module: types.ModuleType) -> dict[str, list[list[str]]]:
         for name in ("chain", "removed", "cleared"):
             publisher.publish(batch(module, name))
         published = [live.recv_multipart() for _ in range(3)]
-        ask.send_multipart([b"", (1).to_bytes(8, "big")])
-        replies = [ask.recv_multipart() for _ in range(3)]
+        dealer.send_multipart([b"", (1).to_bytes(8, "big")])
+        replies = [dealer.recv_multipart() for _ in range(3)]
         publisher.shutdown()
         context.destroy(linger=0)
     return {

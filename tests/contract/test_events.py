@@ -34,10 +34,10 @@ def test_encodes_as_vllm_does(name: str) -> None:
 @pytest.mark.parametrize(("version", "name"), CASES)
 def test_decodes_every_form_vllm_has_sent(version: str, name: str) -> None:
     batch = events.decode_batch(bytes.fromhex(VLLM[version][name]))
-    wanted = expected(name)
-    assert (batch.ts, batch.data_parallel_rank) == (wanted.ts, wanted.data_parallel_rank)
-    assert [type(event) for event in batch.events] == [type(event) for event in wanted.events]
-    for event, full in zip(batch.events, wanted.events, strict=True):
+    expected_events = expected(name)
+    assert (batch.ts, batch.data_parallel_rank) == (expected_events.ts, expected_events.data_parallel_rank)
+    assert [type(event) for event in batch.events] == [type(event) for event in expected_events.events]
+    for event, full in zip(batch.events, expected_events.events, strict=True):
         # An old version lacks some fields; those it has are right.
         for field in ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id"):
             assert getattr(event, field, None) == getattr(full, field, None)

@@ -45,8 +45,8 @@ def test_same_seed_same_chats():
 
 
 def test_judge_counts_right_and_wrong():
-    asked = questions(load_entries()[:40])
-    chats = asked["held_out"]
+    request_for = questions(load_entries()[:40])
+    chats = request_for["held_out"]
     right = [chat.messages[-1]["content"] for chat in chats]
     assert judge(chats, right)["share"] == 1.0
     half = judge(chats, right[:20] + ["Something else."] * (len(chats) - 20))

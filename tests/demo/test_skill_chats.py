@@ -34,12 +34,12 @@ def test_all_kinds_are_drawn_and_the_same_seed_draws_the_same():
 def test_calls_fit_their_schemas_and_say_what_the_user_said():
     for held_out in (False, True):
         for chat in skill_chats(ENTRIES, 6, 600, held_out):
-            asked = "\n".join(message["content"] for message in chat.messages if message["role"] == "user")
+            request_for = "\n".join(message["content"] for message in chat.messages if message["role"] == "user")
             for call, tool in calls(chat):
                 jsonschema.validate(call["arguments"], tool["parameters"])
                 for value in call["arguments"].values():
-                    said = json.dumps(value) if chat.kind == "invented" else spoken(value)
-                    assert said.lower() in asked.lower()
+                    spoken_value = json.dumps(value) if chat.kind == "invented" else spoken(value)
+                    assert spoken_value.lower() in request_for.lower()
 
 
 def test_every_stated_value_is_in_the_result_or_the_call():
@@ -48,14 +48,19 @@ def test_every_stated_value_is_in_the_result_or_the_call():
     for held_out in (False, True):
         for chat in skill_chats(ENTRIES, 11, 600, held_out):
             if chat.kind == "tool_answer":
-                given = " ".join(m["content"] for m in chat.messages if m["role"] == "tool").replace("_", " ")
+                results = " ".join(m["content"] for m in chat.messages if m["role"] == "tool").replace("_", " ")
                 called = " ".join(spoken(value) for call, _ in calls(chat) for value in call["arguments"].values())
-                for told in re.findall(r"\w+", chat.messages[-1]["content"]):
-                    assert told in glue or told in given + called, chat.messages
+                for word in re.findall(r"\w+", chat.messages[-1]["content"]):
+                    assert word in glue or word in results + called, chat.messages
 
 
 def test_several_calls_are_several_and_differ():
-    chats = [chat for held in (False, True) for chat in skill_chats(ENTRIES, 12, 600, held) if chat.kind == "parallel"]
+    chats = [
+        chat
+        for is_held_out in (False, True)
+        for chat in skill_chats(ENTRIES, 12, 600, is_held_out)
+        if chat.kind == "parallel"
+    ]
     numbers = set()
     for chat in chats:
         made = [(call["name"], json.dumps(call["arguments"])) for call, _ in calls(chat)]
@@ -109,8 +114,8 @@ def test_json_has_the_keys_and_types_of_its_schema():
     chats = [chat for chat in skill_chats(ENTRIES, 8, 1000) if chat.kind == "made_up"]
     decoder = json.JSONDecoder()
     for chat in chats:
-        asked = chat.messages[-2]["content"]
-        schema, _ = decoder.raw_decode(asked[asked.index('{"type": "object"') :])
+        request_for = chat.messages[-2]["content"]
+        schema, _ = decoder.raw_decode(request_for[request_for.index('{"type": "object"') :])
         jsonschema.validate(json.loads(chat.messages[-1]["content"]), schema)
 
 

@@ -53,10 +53,10 @@ def test_loss_covers_what_the_assistant_says_and_nothing_else(encoder, chats):
     for chat in chats:
         ids = encoder.encode_many([encoder.render(chat)])[0]
         mask = encoder.loss_mask(ids)
-        said = encoder.tokenizer.decode([i for i, counts in zip(ids, mask, strict=True) if counts])
+        spoken_value = encoder.tokenizer.decode([i for i, counts in zip(ids, mask, strict=True) if counts])
         answers = [message for message in chat.messages if message["role"] == "assistant"]
-        assert said.endswith(answers[-1]["content"])
-        assert all(message["content"] in said for message in answers)
+        assert spoken_value.endswith(answers[-1]["content"])
+        assert all(message["content"] in spoken_value for message in answers)
         assert sum(1 for i, counts in zip(ids, mask, strict=True) if counts and i == END) == len(answers)
         assert not any(counts and i == START for i, counts in zip(ids, mask, strict=True))
 

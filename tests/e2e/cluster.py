@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mini_infer_operator.local.ports import free_ports
-from tests.e2e.commands import program, run, say
+from tests.e2e.commands import log_line, program, run
 
 
 class Cluster:
@@ -78,7 +78,7 @@ class Cluster:
             with contextlib.suppress(OSError), socket.create_connection((address["address"], node_port), timeout=2):
                 yield f"http://{address['address']}:{node_port}"
                 return
-        say("the node's address cannot be reached from here: port-forward")
+        log_line("the node's address cannot be reached from here: port-forward")
         (port,) = free_ports(1)
         command = [self._kubectl, "port-forward", "-n", namespace, f"service/{service}", f"{port}:http"]
         forward = subprocess.Popen(
@@ -129,10 +129,10 @@ class NodeCluster(Cluster):
         run(self._node, "down", self._folder)
 
 
-def wait_until(what: str, holds: Callable[[], Any], timeout_s: float, every_s: float = 0.5) -> Any:
+def wait_until(what: str, condition: Callable[[], Any], timeout_s: float, every_s: float = 0.5) -> Any:
     """Ask until the answer is true and return it; fails with `what` when time is up."""
     deadline = time.monotonic() + timeout_s
-    while not (answer := holds()):
+    while not (answer := condition()):
         if time.monotonic() > deadline:
             raise TimeoutError(f"{what}: not within {timeout_s:.0f} s")
         time.sleep(every_s)

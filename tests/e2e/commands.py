@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 _started = time.monotonic()
 
 
-def say(text: str) -> None:
+def log_line(text: str) -> None:
     print(f"    {time.monotonic() - _started:6.1f} s  {text}", flush=True)
 
 

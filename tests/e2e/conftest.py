@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.cluster import Cluster, NodeCluster
-from tests.e2e.commands import say
+from tests.e2e.commands import log_line
 from tests.e2e.images import NAMES, build_image
 from tests.e2e.release import CRDS, SYSTEM, Release
 
@@ -28,19 +28,19 @@ def cluster() -> Iterator[Cluster]:
         found = None
         try:
             found = NodeCluster(node, Path(folder) / "node") if node else Cluster(kubeconfig or "")
-            say("the cluster answers")
+            log_line("the cluster answers")
             for target, build in builds.items():
                 archive = build.result()
                 started = time.monotonic()
                 found.load(archive)
                 archive.unlink()
-                say(f"loaded {target} in {time.monotonic() - started:.0f} s")
+                log_line(f"loaded {target} in {time.monotonic() - started:.0f} s")
             yield found
         finally:
             builder.shutdown(cancel_futures=True)
             if isinstance(found, NodeCluster):
                 found.down()
-                say("the cluster is gone")
+                log_line("the cluster is gone")
 
 
 @pytest.fixture(scope="session")

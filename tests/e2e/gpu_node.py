@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from tests.e2e.cluster import NodeCluster
-from tests.e2e.commands import ROOT, run, say
+from tests.e2e.commands import ROOT, log_line, run
 from tests.support.checkout import LIBRARIES, python_path
 
 NODE_ADDRESS = "10.77.0.1"
@@ -51,7 +51,7 @@ class GpuNode(NodeCluster):
         run(builder, ROOT, NAME, archive, "--target", target, timeout_s=1800)
         self.load(archive)
         archive.unlink()
-        say(f"the engine's image ({target}) is on the node")
+        log_line(f"the engine's image ({target}) is on the node")
 
     @contextlib.contextmanager
     def control_plane(self) -> Iterator[None]:

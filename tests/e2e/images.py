@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import IO
 
-from tests.e2e.commands import ROOT, run, say
+from tests.e2e.commands import ROOT, log_line, run
 
 TAG = "e2e"
 NAMES = {"gateway": "mini-infer-gateway", "operator": "mini-infer-operator", "engine-cpu": "mini-infer-engine-cpu"}
@@ -35,7 +35,7 @@ def build_image(target: str, folder: Path) -> Path:
     """Build one of ours and return its archive, once it is found to be as it should."""
     before = Path(os.environ.get("E2E_IMAGES") or folder) / f"{target}.tar"
     if before.exists():
-        say(f"{target} was built before")
+        log_line(f"{target} was built before")
         return before
     archive = build_image_of(ROOT, TAG, target, folder)
     check_image(target, archive)
@@ -54,7 +54,7 @@ def build_image_of(source: Path, tag: str, target: str, folder: Path) -> Path:
         run("docker", "save", "--output", archive, image)
     else:
         raise RuntimeError("images need docker, or a program named in E2E_BUILD (CONTEXT NAME:TAG OUT.tar --target T)")
-    say(f"built {target}:{tag} in {time.monotonic() - started:.0f} s, {archive.stat().st_size / 1e6:.0f} MB")
+    log_line(f"built {target}:{tag} in {time.monotonic() - started:.0f} s, {archive.stat().st_size / 1e6:.0f} MB")
     return archive
 
 

@@ -10,13 +10,13 @@ from typing import Self
 
 import aiohttp
 
-from tests.e2e.commands import say
+from tests.e2e.commands import log_line
 
 PROMPT = "one two three four five six seven eight nine ten "
 REQUEST_LIMIT_S = 120.0
 CONNECTIONS = 64
 """Kept alive and used again, as clients do."""
-FAILURES_TOLD = 20
+MAX_SHOWN_FAILURES = 20
 """At once, so that the logs of that moment can be read."""
 
 
@@ -83,5 +83,5 @@ class OpenLoad:
 
     def _failed(self, how: str, begun_s: float) -> None:
         self.result.failures[how] += 1
-        if self.result.failures.total() <= FAILURES_TOLD:
-            say(f"a request failed after {time.monotonic() - begun_s:.1f} s: {how}")
+        if self.result.failures.total() <= MAX_SHOWN_FAILURES:
+            log_line(f"a request failed after {time.monotonic() - begun_s:.1f} s: {how}")

@@ -7,7 +7,7 @@ import pytest
 
 from mini_infer_operator.resource import GROUP, PLURAL, SCALER_PLURAL
 from tests.e2e.cluster import Cluster, wait_until
-from tests.e2e.commands import ROOT, say
+from tests.e2e.commands import ROOT, log_line
 from tests.e2e.images import TAG, repository
 from tests.support.leader_worker_sets import CRD as LEADER_WORKER_SETS
 
@@ -46,7 +46,7 @@ class Release:
         self.begun_s = time.monotonic()
         flags = release_flags(tag, **{"gateway.options.maxLocalPrefillTokens": str(MAX_LOCAL_PREFILL_TOKENS)})
         self.cluster.helm("install", RELEASE, str(chart), "-n", SYSTEM, "--create-namespace", *flags)
-        say(f"helm install took {time.monotonic() - self.begun_s:.0f} s")
+        log_line(f"helm install took {time.monotonic() - self.begun_s:.0f} s")
 
     def wait(self) -> None:
         """Until gateway and operator are what was asked for last."""
@@ -85,13 +85,13 @@ def release_flags(tag: str, **more: str) -> list[str]:
 def nothing_left(cluster: Cluster, kinds: str, selector: str, *where: str) -> None:
     """Wait until no object of these kinds has these labels; fails with those that stay. `where`: -A or -n NAME."""
 
-    def gone() -> bool:
+    def is_deleted() -> bool:
         left.clear()
         left.extend(f"{item['kind']} {item['metadata']['name']}" for item in cluster.get(kinds, *where, "-l", selector))
         return not left
 
     left: list[str] = []
     try:
-        wait_until(f"{selector} to be gone", gone, timeout_s=90)
+        wait_until(f"{selector} to be gone", is_deleted, timeout_s=90)
     except TimeoutError:
         pytest.fail(f"left behind: {', '.join(left)}")

@@ -19,7 +19,7 @@ import yaml
 
 from mini_infer_operator.resource import LABEL_DRAINING
 from tests.e2e.cluster import Cluster, NodeCluster, wait_until
-from tests.e2e.commands import say
+from tests.e2e.commands import log_line
 from tests.e2e.images import TAG, repository
 
 NAME = "soak"
@@ -71,18 +71,18 @@ class Service:
     def ready(self, limit_s: float = 0.0) -> None:
         """Wait until everything that is asked for runs, and nothing else."""
 
-        def holds() -> bool:
+        def is_settled() -> bool:
             (found,) = self.cluster.get("infsvc", NAME, "-n", self._namespace)
             status = found.get("status", {})
-            told = {c["type"]: c["status"] for c in status.get("conditions", ())}
+            conditions = {c["type"]: c["status"] for c in status.get("conditions", ())}
             current = status.get("observedGeneration") == found["metadata"]["generation"]
-            wanted = self._spec["unified"]["replicas"]
-            if not (current and told.get("Ready") == "True" and status["replicas"] == wanted):
+            desired = self._spec["unified"]["replicas"]
+            if not (current and conditions.get("Ready") == "True" and status["replicas"] == desired):
                 return False
             pods = [pod for pod in self.pods() if "deletionTimestamp" not in pod["metadata"]]
-            return len(pods) == wanted and all(_is_ready(pod) for pod in pods)  # the status may lag behind a loss
+            return len(pods) == desired and all(_is_ready(pod) for pod in pods)  # the status may lag behind a loss
 
-        wait_until(f"{NAME} ready", holds, limit_s or 120 + 6 * self._start_s)
+        wait_until(f"{NAME} ready", is_settled, limit_s or 120 + 6 * self._start_s)
 
     def pods(self) -> list[dict[str, Any]]:
         """Engines, the oldest first."""
@@ -235,7 +235,7 @@ def run_steps(steps: Sequence[Callable[[], None]], until_s: float, failed: Calla
         begun_s, step = time.monotonic(), steps[number % len(steps)]
         step()
         time.sleep(PAUSE_S)
-        say(f"{step.__name__}: {time.monotonic() - begun_s:.0f} s, {failed()} requests failed so far")
+        log_line(f"{step.__name__}: {time.monotonic() - begun_s:.0f} s, {failed()} requests failed so far")
 
 
 def main() -> int:
@@ -244,10 +244,10 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=15.0)
     parser.add_argument("--start-seconds", type=float, default=60.0, help="how long an engine takes to start")
     parser.add_argument("--rate", type=float, default=15.0, help="requests a second")
-    given = parser.parse_args()
+    options = parser.parse_args()
     from tests.e2e import test_soak
 
-    return test_soak.in_a_cluster_of_its_own(given.minutes * 60, given.start_seconds, given.rate)
+    return test_soak.in_a_cluster_of_its_own(options.minutes * 60, options.start_seconds, options.rate)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ import yaml
 from benchmarks.common.models import model_folder
 from mini_infer_contract.metrics import ENGINE_KV_TRANSFER_BYTES
 from tests.e2e.cluster import wait_until
-from tests.e2e.commands import ROOT, say
+from tests.e2e.commands import ROOT, log_line
 from tests.e2e.gpu_node import GpuNode
 from tests.e2e.questions import ANSWER, QUESTION
 
@@ -50,7 +50,7 @@ def node() -> Iterator[GpuNode]:
     with tempfile.TemporaryDirectory(prefix="mini-infer-gpu-") as folder:
         node = GpuNode(program, Path(folder), gpus)
         try:
-            say(f"the node has {node.allocatable()} GPUs")
+            log_line(f"the node has {node.allocatable()} GPUs")
             node.load_engine()
             with node.control_plane():
                 try:
@@ -128,7 +128,7 @@ class Load:
 def test_the_example_answers_and_changes_lose_nothing(node: GpuNode) -> None:
     apply(node, node.service("gpu.yaml"))
     cold_s = first_token_s(node, "demo-gpu")
-    say(f"apply to first token, cold: {cold_s:.1f} s")
+    log_line(f"apply to first token, cold: {cold_s:.1f} s")
     ready(node, "demo-gpu")
     (pod,) = node.get(*PODS)
     spec = pod["spec"]["containers"][0]
@@ -143,7 +143,7 @@ def test_the_example_answers_and_changes_lose_nothing(node: GpuNode) -> None:
 
     node.kubectl("delete", "pod", pod["metadata"]["name"], "--grace-period=1")
     wait_until("the pod to be another", lambda: uids(node) and pod["metadata"]["uid"] not in uids(node), timeout_s=60)
-    say(f"new pod to first token, warm: {first_token_s(node, 'demo-gpu'):.1f} s")
+    log_line(f"new pod to first token, warm: {first_token_s(node, 'demo-gpu'):.1f} s")
     ready(node, "demo-gpu")
     changes_lose_nothing(node, node.service("gpu.yaml", engine={"gpuMemoryUtilization": 0.8, "maxNumSeqs": 32}))
 
@@ -151,7 +151,7 @@ def test_the_example_answers_and_changes_lose_nothing(node: GpuNode) -> None:
 def changes_lose_nothing(node: GpuNode, edited: dict[str, Any]) -> None:
     """The service becomes `edited`, gets a second engine and goes back to one, under load."""
     if node.allocatable() < 2:
-        say("one GPU: no engine can take over from another, so nothing is changed under load")
+        log_line("one GPU: no engine can take over from another, so nothing is changed under load")
         return
     load = Load(node)
     apply(node, edited)
@@ -162,7 +162,7 @@ def changes_lose_nothing(node: GpuNode, edited: dict[str, Any]) -> None:
     ready(node, "demo-gpu", replicas=1)
     answers = load.close()
     failed = [status for status in answers if status != 200]
-    say(f"an edit, 2 engines, 1 again: {len(failed)} of {len(answers)} requests failed")
+    log_line(f"an edit, 2 engines, 1 again: {len(failed)} of {len(answers)} requests failed")
     assert len(answers) >= 20
     assert failed == []
 
@@ -185,7 +185,7 @@ def test_kernels_of_the_image_are_not_compiled_again(node: GpuNode) -> None:
     find = ("python3", "-c", "import glob; print(len(glob.glob('/tmp/triton/*/*.cubin')))")
     compiled = int(node.kubectl("exec", pod["metadata"]["name"], "-c", "engine", "--", *find))
     prebuilt = len(list(node.cache.glob("triton/*/*.cubin")))
-    say(f"apply to first token with {prebuilt} prebuilt kernels: {took_s:.1f} s, {compiled} compiled")
+    log_line(f"apply to first token with {prebuilt} prebuilt kernels: {took_s:.1f} s, {compiled} compiled")
     # One or two may be for a number of pages that another pod had not: Triton compiles for multiples of 16 apart.
     assert compiled <= prebuilt // 10
     assert prebuilt or os.environ.get("E2E_GPU_TARGET") == "engine-cpu"
@@ -206,7 +206,7 @@ def test_a_shape_starts_cold_and_warm_and_changes_lose_nothing(node: GpuNode, mo
     node.kubectl("delete", "pod", pod["metadata"]["name"], "--grace-period=1")
     wait_until("the pod to be another", lambda: uids(node) and pod["metadata"]["uid"] not in uids(node), timeout_s=60)
     warm_s = first_token_s(node, "demo-gpu")
-    say(json.dumps({"model": model, "apply_to_first_token_s": round(cold_s, 1), "new_pod_s": round(warm_s, 1)}))
+    log_line(json.dumps({"model": model, "apply_to_first_token_s": round(cold_s, 1), "new_pod_s": round(warm_s, 1)}))
     ready(node, "demo-gpu")
     changes_lose_nothing(node, of_model(node.service("gpu.yaml", engine={**engine, "maxNumSeqs": 32}), model))
 
@@ -262,7 +262,7 @@ def figures(node: GpuNode, name: str, words: int = 900, requests: int = 8) -> di
     }
 
 
-def ask(node: GpuNode, name: str) -> None:
+def send_request(node: GpuNode, name: str) -> None:
     """What the demo model must say."""
     body = {"model": name, "messages": QUESTION, "max_tokens": 60, "temperature": 0}
     answer = httpx.post(f"{node.url}/v1/chat/completions", json=body, timeout=60).json()
@@ -300,12 +300,12 @@ def test_prefill_and_decode_on_a_gpu_each(node: GpuNode, model: str) -> None:
     cold_s = first_token_s(node, "pair")
     ready(node, "pair", replicas=2)
     if model == "demo":
-        ask(node, "pair")
-    told = figures(node, "pair")
+        send_request(node, "pair")
+    conditions = figures(node, "pair")
     moved = engine_metric(node, "pair", "decode", ENGINE_KV_TRANSFER_BYTES)
-    say(
+    log_line(
         json.dumps(
-            {"roles": "prefill 1, decode 1", "model": model, "first_s": round(cold_s, 1), **told, "bytes": moved}
+            {"roles": "prefill 1, decode 1", "model": model, "first_s": round(cold_s, 1), **conditions, "bytes": moved}
         )
     )
     if model != "demo":  # a prompt of the demo model is computed sooner than it is sent anywhere
@@ -326,5 +326,5 @@ def test_an_engine_of_two_ranks(node: GpuNode, model: str) -> None:
     (pod,) = node.get("pods", "-l", "serving.mini-infer.io/service=tensor")
     assert pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "2"
     if model == "demo":
-        ask(node, "tensor")
-    say(json.dumps({"tensor": 2, "model": model, "first_s": round(cold_s, 1), **figures(node, "tensor")}))
+        send_request(node, "tensor")
+    log_line(json.dumps({"tensor": 2, "model": model, "first_s": round(cold_s, 1), **figures(node, "tensor")}))

@@ -15,7 +15,7 @@ import pytest
 from mini_infer_contract.metrics import ENGINE_KV_TRANSFER_BYTES
 from mini_infer_operator.resource import LABEL_ROLE, LABEL_SERVICE
 from tests.e2e.cluster import Cluster, wait_until
-from tests.e2e.commands import ROOT, say
+from tests.e2e.commands import ROOT, log_line
 from tests.e2e.questions import ANSWER, QUESTION
 from tests.e2e.release import RELEASE, SYSTEM, Release
 from tests.support.leader_worker_sets import leader_worker_sets
@@ -52,7 +52,7 @@ class Example:
             self.ready()
         else:
             self.scale(replicas)
-        say(f"{self.file} is ready after {time.monotonic() - begun_s:.0f} s")
+        log_line(f"{self.file} is ready after {time.monotonic() - begun_s:.0f} s")
 
     def scale(self, replicas: int) -> None:
         """And wait until it is ready."""
@@ -66,9 +66,9 @@ class Example:
     def _settled(self) -> bool:
         (service,) = self.cluster.get("infsvc", self.name, "-n", self.namespace)
         status = service.get("status", {})
-        told = {c["type"]: c["status"] for c in status.get("conditions", ())}
+        conditions = {c["type"]: c["status"] for c in status.get("conditions", ())}
         return bool(
-            status.get("observedGeneration") == service["metadata"]["generation"] and told.get("Ready") == "True"
+            status.get("observedGeneration") == service["metadata"]["generation"] and conditions.get("Ready") == "True"
         )
 
     def pods(self, role: str = "") -> dict[str, str]:
@@ -104,10 +104,10 @@ def test_prefill_and_decode_apart_lose_nothing(cluster: Cluster, release: Releas
     pair = Example(cluster, namespace, "disaggregated.yaml", "pair")
     release.wait()
     pair.start()
-    told = pair.kubectl("get", "infsvc", "pair")
-    assert told.splitlines()[1].split()[6:8] == ["1/1", "2/2"], told
+    conditions = pair.kubectl("get", "infsvc", "pair")
+    assert conditions.splitlines()[1].split()[6:8] == ["1/1", "2/2"], conditions
     with cluster.reach(SYSTEM, f"{RELEASE}-gateway") as url:
-        ask(url, "pair")
+        send_request(url, "pair")
         assert pair.moved_bytes() > 0, "no KV cache went from prefill to decode"
         asyncio.run(streams(url, "pair", lambda: pair.lose_one_of("prefill")))
         asyncio.run(streams(url, "pair", lambda: pair.lose_one_of("decode")))
@@ -118,7 +118,7 @@ def test_a_rank_that_is_killed_loses_nothing(cluster: Cluster, release: Release,
     release.wait()
     tensor.start(replicas=2)
     with cluster.reach(SYSTEM, f"{RELEASE}-gateway") as url:
-        ask(url, "tensor")
+        send_request(url, "tensor")
         asyncio.run(streams(url, "tensor", tensor.kill_a_rank))
 
 
@@ -132,7 +132,7 @@ def test_a_group_over_two_pods_drains_and_starts_anew_as_a_whole(
         cluster.reach(SYSTEM, f"{RELEASE}-gateway") as url,
     ):
         group.start()
-        ask(url, "group")
+        send_request(url, "group")
         before = group.pods()
         # What `kubectl drain` of its node does to a worker of the only group: nobody else could go on with its streams.
         asyncio.run(streams(url, "group", lambda: cluster.evict(max(before), namespace), count=150))
@@ -141,8 +141,8 @@ def test_a_group_over_two_pods_drains_and_starts_anew_as_a_whole(
         before = group.pods()
         asyncio.run(streams(url, "group", lambda: group.lose(max(before))))
         anew(group, before)
-        ask(url, "group")
-        say("one of two groups of two pods lost a member, and started anew as a whole")
+        send_request(url, "group")
+        log_line("one of two groups of two pods lost a member, and started anew as a whole")
 
 
 def anew(group: Example, before: dict[str, str]) -> None:
@@ -151,7 +151,7 @@ def anew(group: Example, before: dict[str, str]) -> None:
     group.ready()
 
 
-def ask(url: str, model: str) -> None:
+def send_request(url: str, model: str) -> None:
     """The right answer through the gateway, which may hear of a new engine a moment later than we do."""
     body = {"model": model, "messages": QUESTION, "temperature": 0, "max_tokens": 60}
 
@@ -182,7 +182,7 @@ async def streams(url: str, model: str, disturb: Callable[[], None], count: int 
         await asyncio.gather(*clients)
     wrong = {text: number for text, number in texts.items() if text != expected}
     after = texts.total() - ended
-    say(f"{model}: {after} of {texts.total()} streams ended after the loss, {sum(wrong.values())} failed")
+    log_line(f"{model}: {after} of {texts.total()} streams ended after the loss, {sum(wrong.values())} failed")
     assert not wrong, (expected, wrong)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.cluster import Cluster, NodeCluster
-from tests.e2e.commands import say
+from tests.e2e.commands import log_line
 from tests.e2e.images import NAMES, build_image
 from tests.e2e.load import CONNECTIONS, OpenLoad, Result
 from tests.e2e.release import RELEASE, SYSTEM, Release
@@ -30,7 +30,7 @@ def under_load(cluster: Cluster, steps: Sequence[Callable[[], None]], duration_s
     with cluster.reach(SYSTEM, f"{RELEASE}-gateway") as url, OpenLoad(url, NAME, rate) as load:
         time.sleep(3)
         run_steps(steps, time.monotonic() + duration_s, lambda: load.result.failures.total())
-    say(load.result.line())
+    log_line(load.result.line())
     return load.result
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.e2e.cluster import Cluster
-from tests.e2e.commands import say
+from tests.e2e.commands import log_line
 from tests.e2e.release import RELEASE, RELEASE_KINDS, Release, nothing_left
 
 
@@ -13,4 +13,4 @@ def test_nothing_is_left_of_the_release(cluster: Cluster, release: Release) -> N
     release.wait()
     release.uninstall()
     nothing_left(cluster, RELEASE_KINDS, f"app.kubernetes.io/instance={RELEASE}", "-A")
-    say("the release is uninstalled, nothing of it is left")
+    log_line("the release is uninstalled, nothing of it is left")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.cluster import Cluster, wait_until
-from tests.e2e.commands import ROOT, run, say
+from tests.e2e.commands import ROOT, log_line, run
 from tests.e2e.images import NAMES, TAG, build_image_of, repository
 from tests.e2e.load import OpenLoad
 from tests.e2e.release import RELEASE, SYSTEM, Release, release_flags
@@ -46,10 +46,10 @@ def test_an_upgrade_of_everything_loses_nothing(
         upgrade(cluster)
         wait_until("engines of the new version", lambda: engine_images(service) == {engine_image()}, 240)
         service.ready()
-        say(f"all engines are of the new version; {load.result.failures.total()} requests failed so far")
+        log_line(f"all engines are of the new version; {load.result.failures.total()} requests failed so far")
         service.edit()  # by the new operator, of a service that the old one has made
         time.sleep(5)
-    say(load.result.line())
+    log_line(load.result.line())
     assert load.result.done > 300
     assert dict(load.result.failures) == {}
     accepted = cluster.kubectl("apply", "--dry-run=server", "-n", namespace, "-f", str(ROOT / "examples"))
@@ -74,7 +74,7 @@ def upgrade(cluster: Cluster) -> None:
         (deployment,) = cluster.get("deployment", f"{RELEASE}-{part}", "-n", SYSTEM)
         (container,) = deployment["spec"]["template"]["spec"]["containers"]
         assert container["image"] == f"{repository(part)}:{TAG}"
-    say(f"helm upgrade took {time.monotonic() - begun_s:.0f} s")
+    log_line(f"helm upgrade took {time.monotonic() - begun_s:.0f} s")
 
 
 def engine_images(service: Service) -> set[str]:

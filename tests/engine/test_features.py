@@ -221,7 +221,7 @@ def cells() -> dict[tuple[int, int], str]:
     return {pair: texts[pair[1]][pair[0]] for pair in PAIRS}
 
 
-def told() -> dict[tuple[int, int], str]:
+def reported() -> dict[tuple[int, int], str]:
     """What the page tells of each pair on this device."""
     found = cells()
     if DEVICE != "cpu":
@@ -235,7 +235,7 @@ def told() -> dict[tuple[int, int], str]:
 @pytest.mark.features
 @pytest.mark.parametrize("pair", TRIED, ids=lambda pair: "+".join(feature.name for feature in features_of(pair)))
 def test_a_pair_is_as_the_page_tells(pair: tuple[int, int]) -> None:
-    assert MARKS[outcome_of(features_of(pair)).word] == told()[pair]
+    assert MARKS[outcome_of(features_of(pair)).word] == reported()[pair]
 
 
 def test_two_values_of_one_setting_are_no_pair() -> None:

@@ -73,10 +73,10 @@ class Healthy:
             self.found.note(f"healthy client: {type(error).__name__}: {error} for {key[:200]}")
             return
         self.waits_s.append(time.monotonic() - began_s)
-        wanted = self.expected.setdefault(key, text)
-        self.found.count("healthy", "right" if text == wanted else "wrong")
-        if text != wanted:
-            self.found.note(f"healthy client: {text!r} in place of {wanted!r} for {key[:200]}")
+        expected_text = self.expected.setdefault(key, text)
+        self.found.count("healthy", "right" if text == expected_text else "wrong")
+        if text != expected_text:
+            self.found.note(f"healthy client: {text!r} in place of {expected_text!r} for {key[:200]}")
 
     def percentile(self, share: float) -> float:
         """Returns the wait in seconds that this share of requests did not exceed."""

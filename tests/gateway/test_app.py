@@ -125,7 +125,7 @@ async def test_a_shutdown_loses_no_request_on_kept_connections() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint, drain_s=1.0) as gateway:
         statuses: list[int] = []
 
-        async def keep_asking() -> None:
+        async def keep_sending() -> None:
             async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=1)) as client:
                 closing = False
                 while not closing:
@@ -135,7 +135,7 @@ async def test_a_shutdown_loses_no_request_on_kept_connections() -> None:
                         statuses.append(response.status)
                         closing = response.headers.get("connection") == "close"
 
-        asking = [asyncio.create_task(keep_asking()) for _ in range(8)]
+        pending = [asyncio.create_task(keep_sending()) for _ in range(8)]
         await until(lambda: len(statuses) > 50)
         gateway.server.begin_drain()
         await until(lambda: gateway.app.stopping)
@@ -145,7 +145,7 @@ async def test_a_shutdown_loses_no_request_on_kept_connections() -> None:
             assert response.headers["connection"] == "close"
         # Each is told to leave its connection by an answer; a connection that breaks is a request that was lost.
         async with asyncio.timeout(5.0):
-            await asyncio.gather(*asking)
+            await asyncio.gather(*pending)
         assert set(statuses) == {200}
 
 
@@ -430,7 +430,7 @@ async def test_the_context_length_is_known_soon_when_a_model_is_loaded_late() ->
 
 
 @pytest.mark.parametrize(
-    ("ones", "others", "told"),
+    ("ones", "others", "reported"),
     [
         ({"tool_call_parser": "hermes", "reasoning_parser": "qwen3"}, {}, ("hermes", "qwen3")),
         ({"tool_call_parser": "hermes"}, {"tool_call_parser": "hermes", "reasoning_parser": None}, ("hermes", None)),
@@ -439,7 +439,7 @@ async def test_the_context_length_is_known_soon_when_a_model_is_loaded_late() ->
     ],
 )
 async def test_models_tell_the_parsers_that_their_engines_agree_on(
-    ones: dict[str, str | None], others: dict[str, str | None], told: tuple[str | None, str | None]
+    ones: dict[str, str | None], others: dict[str, str | None], reported: tuple[str | None, str | None]
 ) -> None:
     async with FakeEngine("a") as a, FakeEngine("b") as b:
         a.parsers, b.parsers = ones, others
@@ -447,7 +447,7 @@ async def test_models_tell_the_parsers_that_their_engines_agree_on(
             await gateway.settled()
             async with gateway.client.get(gateway.url + "/v1/models/m") as response:
                 model = await response.json()
-            assert (model["tool_call_parser"], model["reasoning_parser"]) == told
+            assert (model["tool_call_parser"], model["reasoning_parser"]) == reported
 
 
 def parts_of_requests() -> list[Call | Exchange | Attempt]:

@@ -45,9 +45,9 @@ def test_flags_become_settings() -> None:
 def test_mistakes_are_named(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse(arguments)
-    told = capsys.readouterr().err
-    assert complaint in told
-    assert len(told.splitlines()) <= 3, "a long usage hides what is wrong"
+    reported = capsys.readouterr().err
+    assert complaint in reported
+    assert len(reported.splitlines()) <= 3, "a long usage hides what is wrong"
 
 
 def test_start_fails_with_the_reason_when_the_cluster_cannot_be_reached(tmp_path: Path) -> None:
@@ -56,11 +56,11 @@ def test_start_fails_with_the_reason_when_the_cluster_cannot_be_reached(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("open_files", "wanted", "connections"),
+    ("open_files", "expected", "connections"),
     [(65_536, 8192, 8192), (1024, 8192, 480), (1024, 10, 10), (64, 8192, 1)],
 )
-def test_connections_are_no_more_than_open_files_allow(open_files: int, wanted: int, connections: int) -> None:
-    assert connections_for(open_files, wanted) == connections
+def test_connections_are_no_more_than_open_files_allow(open_files: int, expected: int, connections: int) -> None:
+    assert connections_for(open_files, expected) == connections
 
 
 def test_a_busy_port_says_so() -> None:

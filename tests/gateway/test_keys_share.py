@@ -27,7 +27,7 @@ def keys(tmp_path: Path) -> ApiKeys:
     return ApiKeys(file=tmp_path / "keys")
 
 
-def ask(gateway: RunningGateway, key: str, text: str, **fields: object) -> "asyncio.Future[int]":
+def send_request(gateway: RunningGateway, key: str, text: str, **fields: object) -> "asyncio.Future[int]":
     async def status() -> int:
         body = {"model": "m", "messages": [{"role": "user", "content": text}], **fields}
         headers = {"authorization": f"Bearer {key}"} if key else {}
@@ -42,9 +42,9 @@ async def test_another_keys_request_goes_next_when_one_key_has_filled_the_queue(
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint, keys=keys, max_queue=30) as gateway:
         await gateway.settled()
         await busy(gateway, engine)
-        many = [ask(gateway, "sk-many", f"many {number}") for number in range(30)]
+        many = [send_request(gateway, "sk-many", f"many {number}") for number in range(30)]
         await until(lambda: waiting(gateway) == 30)
-        few = ask(gateway, "sk-few", "few")
+        few = send_request(gateway, "sk-few", "few")
         await until(lambda: gateway.app.backlog.flows() and len(gateway.app.backlog.flows()) == 2)
         await busy(gateway, engine, 0)
         assert await few == 200
@@ -68,14 +68,14 @@ async def test_a_priority_goes_on_to_the_engine_only_as_far_as_the_key_allows(
     keys: ApiKeys, key: str, fields: dict[str, Any], expected: int | None
 ) -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint, keys=keys) as gateway:
-        assert await ask(gateway, key, "hello", **fields) == 200
+        assert await send_request(gateway, key, "hello", **fields) == 200
         assert json.loads(engine.bodies[0]).get("priority") == expected
 
 
 @pytest.mark.parametrize(("max_priority", "expected"), [(0, 0), (-3, -3)])
 async def test_a_priority_is_clamped_when_the_server_has_no_keys(max_priority: int, expected: int) -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint, max_priority=max_priority) as gateway:
-        assert await ask(gateway, "", "hello", priority=-1000) == 200
+        assert await send_request(gateway, "", "hello", priority=-1000) == 200
         assert json.loads(engine.bodies[0])["priority"] == expected
 
 
@@ -83,7 +83,7 @@ async def test_a_shorter_wait_gets_no_better_place_when_the_server_has_no_keys()
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         await gateway.settled()
         await busy(gateway, engine)
-        url, first = gateway.url + "/v1/chat/completions", ask(gateway, "", "first")
+        url, first = gateway.url + "/v1/chat/completions", send_request(gateway, "", "first")
         await until(lambda: waiting(gateway) == 1)
         body = {"model": "m", "messages": [{"role": "user", "content": "second"}]}
         hurried = gateway.client.post(url, json=body, headers={"x-mini-infer-queue-timeout": "5"})
@@ -98,7 +98,7 @@ async def test_a_shorter_wait_gets_no_better_place_when_the_server_has_no_keys()
 async def test_the_access_log_names_the_key_and_never_shows_it(keys: ApiKeys, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         async with FakeEngine("a") as engine, running_gateway(engine.endpoint, keys=keys) as gateway:
-            assert await ask(gateway, "sk-few", "hello") == 200
+            assert await send_request(gateway, "sk-few", "hello") == 200
     assert any("key few" in record.getMessage() for record in caplog.records)
     assert "sk-few" not in caplog.text
 
@@ -153,12 +153,12 @@ async def test_hits_stay_exact_when_the_cache_is_salted_by_key(
         assert await cached(gateway.url, "sk-few", **mine) == (0, 0)
         await until(lambda: gateway.app.index.cached_blocks("dry") > 0)
         for _ in range(2):
-            told, thought = await cached(gateway.url, "sk-few", **mine)
-            assert told > 0
-            assert thought == told
-        told, thought = await cached(gateway.url, "sk-many", **mine)
-        assert (told > 0) == (not salts)
-        assert thought == told
+            reported, thought = await cached(gateway.url, "sk-few", **mine)
+            assert reported > 0
+            assert thought == reported
+        reported, thought = await cached(gateway.url, "sk-many", **mine)
+        assert (reported > 0) == (not salts)
+        assert thought == reported
 
 
 async def test_hits_stay_exact_when_only_the_engine_has_keys(engine: tuple[DryServer, Endpoint]) -> None:
@@ -166,9 +166,9 @@ async def test_hits_stay_exact_when_only_the_engine_has_keys(engine: tuple[DrySe
         await gateway.settled()
         mine = {"cache_salt": "only the engine has keys"}
         assert await cached(gateway.url, "", **mine) == (0, 0)
-        told, thought = await cached(gateway.url, "", **mine)
-        assert told > 0
-        assert thought == told
+        reported, thought = await cached(gateway.url, "", **mine)
+        assert reported > 0
+        assert thought == reported
 
 
 async def test_engines_get_an_opaque_name_of_each_key_when_clients_name_themselves(keys: ApiKeys) -> None:
@@ -188,7 +188,7 @@ async def test_engines_get_one_opaque_name_of_an_address_when_there_are_no_keys(
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         await gateway.settled()
         for key in ("sk-one", "sk-two"):
-            assert await ask(gateway, key, "hi") == 200
+            assert await send_request(gateway, key, "hi") == 200
         one, two = ({n.lower(): v for n, v in sent.items()}[CLIENT_HEADER] for sent in engine.headers)
     assert one == two
     assert "127.0.0.1" not in one

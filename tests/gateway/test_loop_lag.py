@@ -41,11 +41,11 @@ async def test_requests_go_on_while_a_large_snapshot_is_applied() -> None:
         engine.cache.serve(keys)
         engine.tokens = {key: ids[position * BLOCK : (position + 1) * BLOCK] for position, key in enumerate(keys)}
         async with running_gateway(engine.endpoint) as gateway:
-            held = set[int]()
+            stored = set[int]()
             while gateway.app.index.cached_blocks("a") < len(keys):
-                held.add(gateway.app.index.cached_blocks("a"))
+                stored.add(gateway.app.index.cached_blocks("a"))
                 await asyncio.sleep(0)
-            longest = max(after - before for before, after in zip(sorted(held), sorted(held)[1:], strict=False))
+            longest = max(after - before for before, after in zip(sorted(stored), sorted(stored)[1:], strict=False))
             assert longest <= 2_048, "blocks between two turns of the event loop"
             await gateway.settled()
             assert gateway.app.index.hit("a", block_keys(ids, prompt_root()), 0.0).blocks == len(keys)

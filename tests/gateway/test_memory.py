@@ -35,7 +35,7 @@ def test_what_is_no_size(text: str) -> None:
 @pytest.mark.parametrize("limit", [GIB // 2, GIB, 4 * GIB])
 def test_shares_stay_below_the_limit_or_say_how_much_is_missing(limit: int, tokenizer_mib: int) -> None:
     shares = share_out(limit, tokenizer_mib << 20)
-    parts = shares.bodies_bytes + shares.remembered_bytes + shares.segments_bytes + 300 * shares.index_blocks
+    parts = shares.bodies_bytes + shares.prompt_cache_bytes + shares.segments_bytes + 300 * shares.index_blocks
     parts += shares.responses_bytes
     assert parts + (tokenizer_mib << 20) <= limit + shares.short_bytes
     assert shares.index_blocks >= limit // 10 // 300
@@ -47,15 +47,15 @@ def test_a_body_is_counted_until_its_answer_begins() -> None:
     first, second = BodyReservation(budget), BodyReservation(budget)
     assert first.grow(100)
     assert first.grow(100)
-    assert budget.taken_bytes == 100 * BODY_FACTOR
+    assert budget.used_bytes == 100 * BODY_FACTOR
     assert not second.grow(100)
     first.settle(100)
-    assert budget.taken_bytes == 100
+    assert budget.used_bytes == 100
     assert second.grow(100)
     second.release()
     first.release()
     first.release()
-    assert budget.taken_bytes == 0
+    assert budget.used_bytes == 0
     assert first.grow(10_000), "one alone always fits"
 
 
@@ -66,14 +66,14 @@ async def test_a_request_is_refused_with_retry_after_when_it_would_not_fit() -> 
         bodies = gateway.app.bodies
         waiting = asyncio.ensure_future(gateway.chat("x " * 150_000).__aenter__())
         await until(lambda: len(engine.bodies) == 1)
-        assert bodies.taken_bytes == len(engine.bodies[0])
+        assert bodies.used_bytes == len(engine.bodies[0])
         big = asyncio.ensure_future(gateway.chat("y " * 300_000).__aenter__())
         response = await big
         assert (response.status, response.headers["retry-after"]) == (503, "1")
         assert (await response.json())["error"]["code"] == "out_of_memory"
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
-        await until(lambda: bodies.taken_bytes == 0)
+        await until(lambda: bodies.used_bytes == 0)
 
 
 REFUSED = """
@@ -118,7 +118,7 @@ PROBE = """
 import json, sys
 from mini_infer_gateway.memory import parse_size
 from mini_infer_gateway.prompts.prompt_keys import chat_prompts, key_steps
-from mini_infer_gateway.prompts.remembered import RememberedPrompts
+from mini_infer_gateway.prompts.prompt_cache import PromptCache
 from mini_infer_prompts.prompt import PromptEncoder
 from tests.support.fake_engine import byte_assets
 
@@ -126,7 +126,7 @@ def peak():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")) << 10
 
 text = "words of some length, and so on. " * (6_000_000 // 33)
-encoder, known = PromptEncoder(byte_assets(), 10 << 20), RememberedPrompts(20 << 20)
+encoder, known = PromptEncoder(byte_assets(), 10 << 20), PromptCache(20 << 20)
 before = peak()
 for _ in key_steps(encoder, known, chat_prompts, {"messages": [{"role": "user", "content": text}]}, None):
     pass

@@ -79,10 +79,10 @@ async def test_its_own_errors_have_anthropics_shape(body: object, status: int, k
         await gateway.settled()
         for path in (PATH, PATH + "/count_tokens"):
             response, answer = await post(gateway, body, path)
-            told = json.loads(answer)
-            assert (response.status, told["type"], told["error"]["type"]) == (status, "error", kind)
-            assert [told["request_id"]] == response.headers.getall("request-id")
-            assert told["request_id"] == response.headers["x-request-id"]
+            answered = json.loads(answer)
+            assert (response.status, answered["type"], answered["error"]["type"]) == (status, "error", kind)
+            assert [answered["request_id"]] == response.headers.getall("request-id")
+            assert answered["request_id"] == response.headers["x-request-id"]
         assert engine.bodies == []
 
 
@@ -103,9 +103,9 @@ async def test_a_stream_whose_engine_dies_ends_with_an_error_event() -> None:
         assert response.status == 200
         *pings, error = data.split(b"\n\n")[:-1]
         assert all(ping.startswith(b"event: ping\n") for ping in pings)
-        told = json.loads(error.removeprefix(b"event: error\ndata: "))
-        assert (told["type"], told["error"]["type"]) == ("error", "api_error")
-        assert told["request_id"] == response.headers["request-id"]
+        answered = json.loads(error.removeprefix(b"event: error\ndata: "))
+        assert (answered["type"], answered["error"]["type"]) == ("error", "api_error")
+        assert answered["request_id"] == response.headers["request-id"]
 
 
 async def test_an_error_event_of_the_engines_counts_as_one() -> None:

@@ -98,6 +98,6 @@ async def test_tokenising_and_long_chats_cost_a_bounded_multiple_of_relaying(tmp
             costs["long, relay"].append(await plain.cost_ms(turns(100_000)[1:], 1))
             costs["long"].append(await exact.cost_ms(turns(100_000)[1:], 1))
     least = {name: min(values) for name, values in costs.items()}
-    told = json.dumps(least)
-    assert least["small"] < 2.5 * least["relay"], told
-    assert least["long"] < least["long, relay"] + 8 * least["relay"], f"only the last message is new: {told}"
+    reported = json.dumps(least)
+    assert least["small"] < 2.5 * least["relay"], reported
+    assert least["long"] < least["long, relay"] + 8 * least["relay"], f"only the last message is new: {reported}"

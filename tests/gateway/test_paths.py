@@ -20,13 +20,13 @@ async def test_what_other_servers_answer_goes_through_by_load() -> None:
     ):
         a.chunk_delay_s = b.chunk_delay_s = 0.2
 
-        async def ask(path: str) -> Any:
+        async def send_request(path: str) -> Any:
             async with gateway.client.post(gateway.url + path, json={"model": "m", "query": path}) as response:
                 assert response.status == 200
                 return await response.json()
 
         for path in OTHER_SERVERS_PATHS:
-            answers = await asyncio.gather(ask(path), ask(path))
+            answers = await asyncio.gather(send_request(path), send_request(path))
             assert [answer["path"] for answer in answers] == [path, path]
             assert [answer["asked"]["query"] for answer in answers] == [path, path]
             assert {answer["by"] for answer in answers} == {"a", "b"}, "the second goes where the first is not"
@@ -58,8 +58,8 @@ async def test_forms_with_files_go_through_and_name_the_model(path: str) -> None
         aiohttp.ClientSession() as client,
     ):
         for model in ("org/speech", "ns/speech"):
-            told = {"model": "org/speech", "language": "de", "bytes": len(audio)}
-            assert await sent(model, authorization="Bearer any") == (200, told)
+            reported = {"model": "org/speech", "language": "de", "bytes": len(audio)}
+            assert await sent(model, authorization="Bearer any") == (200, reported)
         assert (await sent("nobody's", authorization="Bearer any"))[0] == 404
         assert (await sent("org/speech"))[0] == 415, "any web page may send it"
 

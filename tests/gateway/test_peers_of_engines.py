@@ -19,7 +19,7 @@ from mini_infer_process.listening import has_ipv6
 from tests.engine.server.dry_server import DryServer, free_port, wait_until
 from tests.support.fake_engine import FakeEngine
 from tests.support.running_gateway import running_gateway, until
-from tests.support.transfer_sides import RECEIVED, Counted, ask, new_prompt, text_of
+from tests.support.transfer_sides import RECEIVED, Counted, new_prompt, send_request, text_of
 
 ROOT = PeerSecret(bytes(range(32)))
 SERVICE = "team/chat"
@@ -123,10 +123,10 @@ async def test_a_gateway_follows_an_engine_when_its_root_secret_is_the_right_one
     async with running_gateway(engine.endpoint(), peer_secret=ROOT) as gateway:
         await gateway.settled()
         body = {"model": "dry", "prompt": f"sixteen tokens and some more of them {time.time()}", "max_tokens": 1}
-        held = gateway.app.index.cached_blocks("one")
+        stored = gateway.app.index.cached_blocks("one")
         async with gateway.client.post(gateway.url + "/v1/completions", json=body) as answer:
             assert answer.status == 200
-        await until(lambda: gateway.app.index.cached_blocks("one") > held)
+        await until(lambda: gateway.app.index.cached_blocks("one") > stored)
         (state,) = gateway.app.fleet.endpoints.values()
         assert state.subscriber.events_state == "live"
 
@@ -186,9 +186,9 @@ def test_two_engines_exchange_a_prompt_when_both_have_the_secret(tmp_path: Path)
     ):
         for side, comes in ((decode, True), (stranger, False)):
             prompt = new_prompt()
-            own = ask(side, prompt, cache_salt="own")
+            own = send_request(side, prompt, cache_salt="own")
             proof = {PEER_HEADER: side.secret.http_token()}
-            answer = ask(side, prompt, {PREFILL_FROM_HEADER: prefill.address_of(2)} | proof)
+            answer = send_request(side, prompt, {PREFILL_FROM_HEADER: prefill.address_of(2)} | proof)
             assert text_of(answer) == text_of(own)
             if comes:
                 wait_until(lambda: decode.arrived == 1)

@@ -38,14 +38,14 @@ async def test_requests_wait_until_the_engine_has_room_and_go_by_priority() -> N
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint, max_priority=-3) as gateway:
         await gateway.settled()
         await busy(gateway, engine)
-        asked = []
+        requested = []
         for number, priority in enumerate([0, 3, -3]):
-            asked.append(asyncio.ensure_future(status_of(gateway, f"number {number}", priority=priority)))
+            requested.append(asyncio.ensure_future(status_of(gateway, f"number {number}", priority=priority)))
             await until(lambda number=number: waiting(gateway) == number + 1)
         assert engine.bodies == []
         assert await metric(gateway, 'mini_infer_gateway_queue_depth{model="m"}') == 3
         await busy(gateway, engine, 0)
-        assert [status for status, _, _ in await asyncio.gather(*asked)] == [200] * 3
+        assert [status for status, _, _ in await asyncio.gather(*requested)] == [200] * 3
         order = [body.split(b"number ")[1][:1] for body in engine.bodies]
         assert order[0] == b"2"
         assert waiting(gateway) == 0
@@ -56,17 +56,17 @@ async def test_who_must_go_sooner_goes_first() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint, max_priority=-3) as gateway:
         await gateway.settled()
         await busy(gateway, engine)
-        asked = []
+        requested = []
         for number, timeout_s in enumerate(["50", "no number", "20"]):
             headers = {"x-mini-infer-queue-timeout": timeout_s}
             body = {"model": "m", "messages": [{"role": "user", "content": f"number {number}"}]}
             url = gateway.url + "/v1/chat/completions"
-            asked.append(asyncio.ensure_future(gateway.client.post(url, json=body, headers=headers)))
+            requested.append(asyncio.ensure_future(gateway.client.post(url, json=body, headers=headers)))
             await until(lambda number=number: waiting(gateway) == number + 1)
         order = [entry.order[1] for entry in gateway.app.backlog.waiting("a")]
         assert [round(order[1] - order[0]), round(order[2] - order[0])] == [30, 40]
         await busy(gateway, engine, 0)
-        for response in await asyncio.gather(*asked):
+        for response in await asyncio.gather(*requested):
             assert response.status == 200
             response.release()
 
@@ -113,9 +113,9 @@ async def test_a_client_that_leaves_leaves_the_queue_at_once() -> None:
         await busy(gateway, engine)
         async with aiohttp.ClientSession() as client:
             body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
-            asked = asyncio.ensure_future(client.post(gateway.url + "/v1/chat/completions", json=body))
+            requested = asyncio.ensure_future(client.post(gateway.url + "/v1/chat/completions", json=body))
             await until(lambda: waiting(gateway) == 1)
-            asked.cancel()
+            requested.cancel()
         await until(lambda: waiting(gateway) == 0)
         await busy(gateway, engine, 0)
         assert engine.bodies == []
@@ -126,10 +126,10 @@ async def test_another_engine_takes_over_and_a_gone_one_keeps_nothing() -> None:
     async with FakeEngine("a") as first, FakeEngine("b") as second, running_gateway(first.endpoint) as gateway:
         await gateway.settled()
         await busy(gateway, first)
-        asked = [asyncio.ensure_future(status_of(gateway, f"number {number}")) for number in range(3)]
+        requested = [asyncio.ensure_future(status_of(gateway, f"number {number}")) for number in range(3)]
         await until(lambda: waiting(gateway) == 3)
         gateway.source.publish_endpoints(first.endpoint, second.endpoint)
-        assert [status for status, _, _ in await asyncio.gather(*asked)] == [200] * 3
+        assert [status for status, _, _ in await asyncio.gather(*requested)] == [200] * 3
         assert len(second.bodies) == 3
 
 

@@ -20,13 +20,13 @@ class Bounds:
 
     def __init__(self, kernel: str, arguments: Iterable[Any]) -> None:
         storages = {}
-        self.is_known = kernel not in _OF_POINTERS
+        self.is_counted = kernel not in _OF_POINTERS
         for argument in arguments:
             if isinstance(argument, torch.Tensor):
                 storage = argument.untyped_storage()
                 storages[storage.data_ptr()] = storage.nbytes()
             elif isinstance(argument, tuple) or (hasattr(argument, "base") and hasattr(argument, "block_shape")):
-                self.is_known = False  # tensors within, and descriptors, which know their bounds
+                self.is_counted = False  # tensors within, and descriptors, which know their bounds
         begins = sorted(begin for begin in storages if begin)
         self.begins = np.array(begins, np.uint64)
         self.ends = np.array([begin + storages[begin] for begin in begins], np.uint64)
@@ -36,7 +36,7 @@ class Bounds:
         touched = np.asarray(pointers, np.uint64).reshape(-1)
         if mask is not None:
             touched = touched[np.broadcast_to(mask, np.shape(pointers)).reshape(-1).astype(bool)]
-        if not len(touched) or not self.is_known:
+        if not len(touched) or not self.is_counted:
             return
         at = np.searchsorted(self.begins, touched, side="right").astype(np.int64) - 1
         is_within = at >= 0

@@ -59,7 +59,7 @@ class Workspace:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class KernelProperties:
     """What the compiler made of a kernel."""
 
     products: int
@@ -73,30 +73,32 @@ class Facts:
     shared_bytes: int
 
 
-def tell(compiled: Any) -> None:
+def print_properties(compiled: Any) -> None:
     """Print the facts of what `warmup` returned."""
-    print(json.dumps(asdict(_facts_of(compiled))))
+    print(json.dumps(asdict(_properties(compiled))))
 
 
-def facts_told_by(program: str, *arguments: object, cache: Path) -> Facts:
+def properties_of(program: str, *arguments: object, cache: Path) -> KernelProperties:
     """What a program tells that compiles a kernel."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TRITON_CACHE_DIR": str(cache)}
     environment.pop("TRITON_INTERPRET", None)
     command = [sys.executable, "-c", program, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
-    return Facts(**json.loads(done.stdout))
+    return KernelProperties(**json.loads(done.stdout))
 
 
-def _facts_of(compiled: Any) -> Facts:
+def _properties(compiled: Any) -> KernelProperties:
     ptx = compiled.asm["ptx"]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kernel.ptx"
         file.write_text(ptx)
         assembler = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
         command = [assembler, "-v", "--gpu-name", "sm_90a", file, "-o", file.with_suffix(".cubin")]
-        told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        reported = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     operands = re.findall(r"wgmma.mma_async\S* [{][^}]*[}], (.)", ptx)
-    (spilled,) = map(int, re.findall(r"([0-9]+) bytes spill stores", told))
-    (registers,) = map(int, re.findall(r"Used ([0-9]+) registers", told))
-    return Facts(len(operands), operands.count("{"), "serialized" in told, spilled, registers, compiled.metadata.shared)
+    (spilled,) = map(int, re.findall(r"([0-9]+) bytes spill stores", reported))
+    (registers,) = map(int, re.findall(r"Used ([0-9]+) registers", reported))
+    return KernelProperties(
+        len(operands), operands.count("{"), "serialized" in reported, spilled, registers, compiled.metadata.shared
+    )

@@ -209,7 +209,7 @@ def test_prefill_attention(
     paged = make_paged(lengths, page_size, kv_heads, head_dim, dtype)
     scale = head_dim**-0.5
 
-    def check(chosen: list[int], padding: int = 0, given: PrefillConfig | None = None) -> None:
+    def check(chosen: list[int], padding: int = 0, out: PrefillConfig | None = None) -> None:
         """`padding`: sequences without tokens, and tokens of no sequence, behind those chosen."""
         counts = [CHUNKS[index][1] for index in chosen]
         total = sum(counts)
@@ -223,7 +223,7 @@ def test_prefill_attention(
         ]
         rows = PrefillRows(tables, starts, ends, max(counts), max(lengths))
         sizes = prefill_shape(q, paged.pool, rows, window, softcap)
-        config = given or (POLICY.hopper_prefill_config if on_hopper else POLICY.flash_attention_2_config)(sizes)
+        config = out or (POLICY.hopper_prefill_config if on_hopper else POLICY.flash_attention_2_config)(sizes)
         assert config is not None
         run = [
             prefill_attention(

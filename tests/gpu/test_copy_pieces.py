@@ -29,11 +29,11 @@ pytestmark = KERNELS
 @pytest.mark.parametrize("programs", [3, 16])
 def test_each_piece_arrives_and_nothing_else_changes(size: int, count: int, shift: int, programs: int) -> None:
     dice = np.random.default_rng(size + count)
-    room = -(-size // 16) * 16 + 32
-    source = torch.from_numpy(dice.integers(0, 256, 2 * count * room, np.uint8)).to(DEVICE)
+    capacity = -(-size // 16) * 16 + 32
+    source = torch.from_numpy(dice.integers(0, 256, 2 * count * capacity, np.uint8)).to(DEVICE)
     target = torch.full_like(source, 255)
     expected = target.cpu()
-    places = [dice.permutation(2 * count)[:count] * room + shift for _ in range(2)]
+    places = [dice.permutation(2 * count)[:count] * capacity + shift for _ in range(2)]
     for here, there in zip(*places, strict=True):
         expected[there : there + size] = source[here : here + size].cpu()
     addresses = [source.data_ptr() + places[0], target.data_ptr() + places[1]]

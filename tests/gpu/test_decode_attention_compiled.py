@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("triton", reason="needs triton, but no GPU")
 
-from tests.gpu.compiled_for_hopper import facts_told_by
+from tests.gpu.compiled_for_hopper import properties_of
 from tests.gpu.device import KERNELS
 
 pytestmark = KERNELS
@@ -39,9 +39,9 @@ tell(module._decode_attention.made)
     ("head_dim", "dtype"), [(64, "bfloat16"), (80, "float32"), (96, "float32"), (128, "bfloat16"), (160, "bfloat16")]
 )
 def test_heads_of_any_width_compile(head_dim: int, dtype: str, stored: str, tmp_path: Path) -> None:
-    facts = facts_told_by(PROGRAM, head_dim, dtype, stored or dtype, cache=tmp_path)
-    assert facts.registers <= 255
-    assert facts.spilled_bytes == 0 or head_dim > 128 or dtype == "float32"
+    properties = properties_of(PROGRAM, head_dim, dtype, stored or dtype, cache=tmp_path)
+    assert properties.registers <= 255
+    assert properties.spilled_bytes == 0 or head_dim > 128 or dtype == "float32"
 
 
 HOPPER_PROGRAM = """
@@ -75,6 +75,6 @@ tell(module._hopper_decode_attention.made)
     [(128, 128, 8, 2), (128, 256, 4, 7), (128, 32, 8, 1), (64, 128, 8, 4), (256, 128, 1, 16)],
 )
 def test_the_kernel_for_hopper_fits(head_dim: int, page_size: int, kv_heads: int, group: int, tmp_path: Path) -> None:
-    facts = facts_told_by(HOPPER_PROGRAM, *map(str, (head_dim, page_size, kv_heads, group)), cache=tmp_path)
-    assert facts.spilled_bytes == 0
-    assert facts.shared_bytes <= 140_000
+    properties = properties_of(HOPPER_PROGRAM, *map(str, (head_dim, page_size, kv_heads, group)), cache=tmp_path)
+    assert properties.spilled_bytes == 0
+    assert properties.shared_bytes <= 140_000

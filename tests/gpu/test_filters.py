@@ -109,17 +109,17 @@ def complaints(
                 found.append(f"{row_filters}: {kept} tokens instead of {allowed}")
             continue
         masses = ((values[:allowed] - values[0]) * inverse_temperature).exp().cumsum(dim=0)
-        wanted = top_p * masses[-1]
+        expected = top_p * masses[-1]
         slack = ROUNDING * masses[-1]
         if not 0 < kept <= allowed:
             found.append(f"{row_filters}: {kept} of at most {allowed} tokens")
             continue
         above = int((values > values[kept - 1]).sum())
-        if masses[kept - 1] < wanted - slack:
-            found.append(f"{row_filters}: {kept} tokens have {masses[kept - 1] / wanted} of the mass that is wanted")
-        if above and masses[above - 1] >= wanted + slack:
+        if masses[kept - 1] < expected - slack:
+            found.append(f"{row_filters}: {kept} tokens have {masses[kept - 1] / expected} of the mass that is wanted")
+        if above and masses[above - 1] >= expected + slack:
             found.append(
-                f"{row_filters}: {kept} tokens, but {above} have {masses[above - 1] / wanted} of what is wanted"
+                f"{row_filters}: {kept} tokens, but {above} have {masses[above - 1] / expected} of what is wanted"
             )
     return found
 

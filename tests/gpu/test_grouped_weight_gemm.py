@@ -31,9 +31,9 @@ def test_the_product_is_that_of_the_dequantised_weights(
     exact = functional.linear(x.double(), dequantized_groups(weight).double(), None if bias is None else bias.double())
     limit = 3 if dtype == BF16 else 64  # each weight and the result are rounded once
     assert error(grouped_weight_linear(x, weight, bias=bias), exact) < limit
-    given = torch.full((m, n), float("nan"), dtype=dtype, device=DEVICE)
-    assert grouped_weight_linear(x, weight, bias=bias, out=given).data_ptr() == given.data_ptr()
-    assert error(given, exact) < limit
+    out = torch.full((m, n), float("nan"), dtype=dtype, device=DEVICE)
+    assert grouped_weight_linear(x, weight, bias=bias, out=out).data_ptr() == out.data_ptr()
+    assert error(out, exact) < limit
 
 
 @pytest.mark.parametrize("form", FORMS)

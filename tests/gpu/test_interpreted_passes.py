@@ -36,11 +36,11 @@ from mini_infer_engine.layers import linear
 from mini_infer_engine.layers.grouped import GroupedMethod
 from mini_infer_engine.layers.packed import PackedMethod
 from mini_infer_engine.quantization import fp4, integer
+from mini_infer_engine.runtime import memory_plan
 from mini_infer_engine.runtime.cuda import executor as cuda_executor
 from mini_infer_engine.runtime.cuda import graphs as cuda_graphs
 from mini_infer_engine.runtime.cuda import sampling as cuda_sampling
 from mini_infer_engine.runtime.cuda.executor import CudaExecutor
-from mini_infer_engine.runtime.memory.page_count import memory_plan
 from mini_infer_engine.runtime.model_runner import ModelRunner
 from tests.gpu.device import INTERPRETED
 from tests.gpu.runs import make_runner, make_settings, texts
@@ -337,8 +337,8 @@ def test_quantized_pages_are_read_and_written_as_by_torch(
     for runner in (ours, plain):
         runner.collect(runner.launch(Batch([prompt(1, 0, 27, [5, 2])], 0)))
         runner.collect(runner.launch(Batch([prompt(2, 27, 3, [5, 9])], 0, transfers=forks)))
-    told = [run_chunks(runner, TOKENS, [5, 9], [30]) for runner in (ours, plain)]
-    assert (told[0] - told[1]).abs().mean() <= 1e-3
+    reported = [run_chunks(runner, TOKENS, [5, 9], [30]) for runner in (ours, plain)]
+    assert (reported[0] - reported[1]).abs().mean() <= 1e-3
 
 
 @pytest.fixture
@@ -397,9 +397,9 @@ def test_passes_whose_pages_do_not_fit_run_kernel_by_kernel_and_are_not_widened(
     assert isinstance(executor, CudaExecutor)
     (graph,) = executor.prefill_graphs.values()
     fits = [prompt(slot, 24, 8, [2 * slot, 2 * slot + 1]) for slot in range(4)]  # 8 pages: two sequences of 64 tokens
-    assert graph.holds(32, 0, fits)
+    assert graph.fits(32, 0, fits)
     too_many = [*fits[:3], prompt(3, 32, 8, [6, 7, 8])]
-    assert not graph.holds(32, 0, too_many)
+    assert not graph.fits(32, 0, too_many)
     del widening[:]
     runner.collect(runner.launch(Batch(too_many, 0)))
     assert not widening
@@ -408,7 +408,7 @@ def test_passes_whose_pages_do_not_fit_run_kernel_by_kernel_and_are_not_widened(
     few = interpreted(kv_cache_dtype="int8", max_model_len=64, disable=["wide_pages"])
     assert isinstance(few.executor, CudaExecutor)
     (graph,) = few.executor.prefill_graphs.values()
-    assert graph.holds(32, 0, too_many), "what widens nothing has room for any pages"
+    assert graph.fits(32, 0, too_many), "what widens nothing has room for any pages"
 
 
 def test_scratch_memory_for_widened_pages_is_in_the_memory_plan(
@@ -522,19 +522,19 @@ def test_masked_rows_choose_as_in_torch(
     save_tiny_model(tmp_path, "qwen3", num_hidden_layers=1)
     runner, plain = interpreted(decodes_beside=decodes_beside), interpreted(attention_backend="torch")
     vocab_size = runner.config.vocab_size
-    told = SamplingParams(temperature=0.0, logprobs=2, presence_penalty=0.5)
+    reported = SamplingParams(temperature=0.0, logprobs=2, presence_penalty=0.5)
 
     def masks(allowed: dict[int, list[int]]) -> TokenMasks:
         return TokenMasks(list(allowed), np.stack([mask_of(tokens, vocab_size) for tokens in allowed.values()]))
 
     def made_by(one: ModelRunner) -> list[PassResult]:
         pages, others, third = (PageDealer(one).table(48) for _ in range(3))
-        last = Row(1, 0, 9, TOKENS[:9], others, told, known_token_ids=TOKENS[:9])
+        last = Row(1, 0, 9, TOKENS[:9], others, reported, known_token_ids=TOKENS[:9])
         passes = [
             (Batch([prompt(0, 0, 12, pages), last], 0, waits_for_masks=True), masks({0: [17, 18, 19], 1: [20, 21]})),
-            (Batch(_decodes(1, pages, others, told), 2, waits_for_masks=True), masks({0: [30, 31]})),
+            (Batch(_decodes(1, pages, others, reported), 2, waits_for_masks=True), masks({0: [30, 31]})),
             (
-                Batch([*_decodes(2, pages, others, told), prompt(2, 0, 7, third)], 2, waits_for_masks=True),
+                Batch([*_decodes(2, pages, others, reported), prompt(2, 0, 7, third)], 2, waits_for_masks=True),
                 masks({0: [40, 41], 1: [42], 2: [43, 44]}),
             ),
         ]
@@ -543,15 +543,15 @@ def test_masked_rows_choose_as_in_torch(
             handle = one.launch(batch)
             one.sample(handle, allowed)
             made.append(one.collect(handle))
-        return [*made, one.collect(one.launch(Batch(_decodes(3, pages, others, told), 2)))]
+        return [*made, one.collect(one.launch(Batch(_decodes(3, pages, others, reported), 2)))]
 
     for ours, theirs in zip(made_by(runner), made_by(plain), strict=True):
         assert ours.tokens == theirs.tokens
-        assert {row: [one.token_id for one in told] for row, told in ours.logprobs.items()} == {
-            row: [one.token_id for one in told] for row, told in theirs.logprobs.items()
+        assert {row: [one.token_id for one in reported] for row, reported in ours.logprobs.items()} == {
+            row: [one.token_id for one in reported] for row, reported in theirs.logprobs.items()
         }
-        for row, told_here in ours.logprobs.items():
-            assert told_here[0].logprob == pytest.approx(theirs.logprobs[row][0].logprob, abs=1e-3)
+        for row, found_here in ours.logprobs.items():
+            assert found_here[0].logprob == pytest.approx(theirs.logprobs[row][0].logprob, abs=1e-3)
 
 
 @pytest.mark.parametrize(("architecture", "enforce_eager"), [("qwen2", False), ("qwen2", True), ("olmo2", False)])
@@ -573,22 +573,22 @@ def test_stages_say_what_one_gpu_says(
     stages = thread_links(2)
     runners = [interpreted(decodes_beside=4, group=StageAlone(link), **settings) for link in stages]
     assert all(isinstance(one.executor, CudaExecutor) for one in runners)
-    found = _said(StagesInTurn(runners), requests, pipeline_parallel_size=2, **settings)
+    found = _generated(StagesInTurn(runners), requests, pipeline_parallel_size=2, **settings)
     plain = interpreted(attention_backend="torch", **settings)
-    assert found == _said(plain, requests, **settings)
+    assert found == _generated(plain, requests, **settings)
     states = [one.executor.state.state for one in runners]
     assert torch.equal(states[0].positions, states[1].positions)  # on both stages, padding among them
     assert torch.equal(states[0].kv_lengths, states[1].kv_lengths)
 
 
-def _said(runner: Any, requests: list[Request], **settings: Any) -> list[list[int]]:
+def _generated(runner: Any, requests: list[Request], **settings: Any) -> list[list[int]]:
     engine_settings = make_settings(Path("unused"), max_num_seqs=6, **settings)
     return texts(Engine(engine_settings, runner, (), runner.max_model_len, "revision", record_events=False), requests)
 
 
-def _decodes(index: int, pages: list[int], others: list[int], told: SamplingParams) -> list[Row]:
+def _decodes(index: int, pages: list[int], others: list[int], reported: SamplingParams) -> list[Row]:
     first = Row(0, 11 + index, 1, None, pages, GREEDY, output_index=index)
-    return [first, Row(1, 8 + index, 1, None, others, told, output_index=index)]
+    return [first, Row(1, 8 + index, 1, None, others, reported, output_index=index)]
 
 
 @pytest.mark.parametrize("decodes_beside", [0, 4])
@@ -598,7 +598,7 @@ def test_forked_beams_named_tokens_and_embeddings_are_those_of_torch(
     """Two beams share a page and part in the next one, beside a decode row; then a row requests its hidden state."""
     save_tiny_model(tmp_path, "qwen3", num_hidden_layers=2)
     runner, plain = interpreted(decodes_beside=decodes_beside), interpreted(attention_backend="torch")
-    told = SamplingParams(temperature=0.0, logprobs=8)
+    reported = SamplingParams(temperature=0.0, logprobs=8)
     named = SamplingParams(temperature=0.0, logprobs=0, logprob_token_ids=[5, 90, 7])
     parted = [*TOKENS[:20], 17]
 
@@ -607,7 +607,7 @@ def test_forked_beams_named_tokens_and_embeddings_are_those_of_torch(
         pages, forks, others, third = (dealer.table(48) for _ in range(4))
         shared = [pages[0], *forks[1:]]
         fork = Transfers(copies=[PageCopy(pages[1], forks[1], 4)])
-        beams = [chunk(0, TOKENS, 20, 1, pages, sampling=told), chunk(1, parted, 20, 1, shared, sampling=named)]
+        beams = [chunk(0, TOKENS, 20, 1, pages, sampling=reported), chunk(1, parted, 20, 1, shared, sampling=named)]
         decode = Row(2, 9, 1, None, others, GREEDY, output_index=1)
         # Then the second beam's text goes on in both slots: the first has lost its pages, which another prompt gets.
         again, fresh = [*parted, 9], dealer.table(48)
@@ -615,11 +615,11 @@ def test_forked_beams_named_tokens_and_embeddings_are_those_of_torch(
         refork = Transfers(copies=[PageCopy(forks[1], fresh[1], 5)])
         later = Row(2, 10, 1, None, others, GREEDY, output_index=2)
         grown = [
-            chunk(1, [*parted, 8], 21, 1, shared, sampling=told),
-            chunk(0, again, 21, 1, again_shared, sampling=told),
+            chunk(1, [*parted, 8], 21, 1, shared, sampling=reported),
+            chunk(0, again, 21, 1, again_shared, sampling=reported),
         ]
         passes = [
-            Batch([chunk(0, TOKENS, 0, 20, pages, sampling=told), prompt(2, 0, 9, others)], 0),
+            Batch([chunk(0, TOKENS, 0, 20, pages, sampling=reported), prompt(2, 0, 9, others)], 0),
             Batch([decode, *beams], 1, transfers=fork),
             Batch([later, grown[0], prompt(4, 0, 13, pages[1:]), grown[1]], 1, transfers=refork),
             Batch([prompt(3, 0, 11, third), chunk(4, TOKENS, 0, 7, dealer.table(16), sampling=GREEDY, embeds=True)], 0),

@@ -40,7 +40,7 @@ def test_steps_of_a_head(
         expected, actual = head.begin(features), kernels.begin(features.clone())
         for step in range(3):
             embedding = normal(rows, hidden, dtype=dtype, seed=step)
-            expected, wanted = head.step(expected, embedding)
+            expected, reference = head.step(expected, embedding)
             actual, found = kernels.step(actual, embedding.clone())
-            for one, other in ((actual.residual, expected), (found, wanted)):
+            for one, other in ((actual.residual, expected), (found, reference)):
                 assert float((one - other).float().norm() / other.float().norm()) < TOLERANCE[dtype] * (step + 1)

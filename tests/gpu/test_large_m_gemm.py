@@ -23,7 +23,7 @@ from mini_infer_engine.kernels.gemm.quantized_weight import QuantizedWeight, deq
 from mini_infer_engine.kernels.sizes import cdiv
 from mini_infer_engine.kernels.workspace import Workspace
 from mini_infer_engine.ops.triton_ops import TritonOps
-from tests.gpu.compiled_for_hopper import facts_told_by
+from tests.gpu.compiled_for_hopper import properties_of
 from tests.gpu.device import BF16, INTERPRETED, KERNELS, POLICY, WORKSPACE, error, normal
 from tests.gpu.test_quantized_gemm import GLUON, random_weight
 from tests.support.gluon_on_cpu import Descriptor, Pointer, run_kernel
@@ -113,9 +113,9 @@ def on_gpu(
 ) -> torch.Tensor:
     """The kernel, into given memory, twice."""
     made = large_m_gemm(x, weight, config, sm_count=sm_count, workspace=WORKSPACE, bias=bias)
-    given = torch.full((x.shape[0], weight.shape[0]), float("nan"), dtype=x.dtype, device=x.device)
-    again = large_m_gemm(x, weight, config, sm_count=sm_count, workspace=WORKSPACE, bias=bias, out=given)
-    assert again.data_ptr() == given.data_ptr()
+    out = torch.full((x.shape[0], weight.shape[0]), float("nan"), dtype=x.dtype, device=x.device)
+    again = large_m_gemm(x, weight, config, sm_count=sm_count, workspace=WORKSPACE, bias=bias, out=out)
+    assert again.data_ptr() == out.data_ptr()
     assert torch.equal(made, again), "results depend on timing"
     return made
 
@@ -199,7 +199,7 @@ def test_weights_are_operands_in_registers_and_products_overlap(
     form: str, block_m: int, block_k: int, stages: int, has_splits: bool, tmp_path: Path
 ) -> None:
     """Compiled for Hopper, with no GPU: wgmma of 16 columns each, of two steps, none waits for the one before."""
-    facts = facts_told_by(PROGRAM, form, block_m, block_k, stages, int(has_splits), cache=tmp_path)
-    assert facts.products == facts.from_registers == 2 * block_k // 16
-    assert facts.shared_bytes <= 227 << 10
-    assert (facts.is_serialized, facts.spilled_bytes) == (False, 0)
+    properties = properties_of(PROGRAM, form, block_m, block_k, stages, int(has_splits), cache=tmp_path)
+    assert properties.products == properties.from_registers == 2 * block_k // 16
+    assert properties.shared_bytes <= 227 << 10
+    assert (properties.is_serialized, properties.spilled_bytes) == (False, 0)

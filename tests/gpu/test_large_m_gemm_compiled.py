@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("triton", reason="needs triton, but no GPU")
 pytest.importorskip("triton.experimental.gluon", reason="needs a Triton that has Gluon")
 
-from tests.gpu.compiled_for_hopper import facts_told_by
+from tests.gpu.compiled_for_hopper import properties_of
 from tests.gpu.device import KERNELS
 
 pytestmark = KERNELS
@@ -37,6 +37,6 @@ tell(module._large_m_gemm.made)
 @pytest.mark.parametrize("form", ["int8", "int8-groups", "fp8", "fp8-groups", "int4-groups"])
 def test_weights_are_operands_in_registers(form: str, tmp_path: Path) -> None:
     """Two steps of 128 columns, 16 of each instruction."""
-    facts = facts_told_by(PROGRAM, form, cache=tmp_path)
-    assert facts.products == facts.from_registers == 2 * 128 // 16
-    assert not facts.is_serialized
+    properties = properties_of(PROGRAM, form, cache=tmp_path)
+    assert properties.products == properties.from_registers == 2 * 128 // 16
+    assert not properties.is_serialized

@@ -41,13 +41,13 @@ def test_each_layer_is_reported_by_itself() -> None:
 def test_layers_are_reported_while_the_pass_computes(tmp_path: Path, eager: bool) -> None:
     save_tiny_model(tmp_path, "qwen3", head_dim=64)
     settings = make_settings(tmp_path, enforce_eager=eager)
-    runner = make_runner(settings, read_config(tmp_path), tmp_path, CudaExecutor, tells_layers=True)
-    told: list[LayerProgress] = []
+    runner = make_runner(settings, read_config(tmp_path), tmp_path, CudaExecutor, reports_layers=True)
+    reported: list[LayerProgress] = []
     num_layers = runner.kv_memory().layout.num_layers
     for turn in range(3):
         torch.cuda._sleep(200_000_000)  # type: ignore[no-untyped-call]  # torch's; a tenth of a second
         row = Row(0, 0, 100, list(range(100)), [turn], SamplingParams())
-        handle = runner.launch(Batch([row], 0, tell_layers=told.append))
-        assert told[-1].num_done() == 0
+        handle = runner.launch(Batch([row], 0, report_layers=reported.append))
+        assert reported[-1].num_done() == 0
         runner.collect(handle)
-        assert [layers.num_done() for layers in told] == [num_layers] * (turn + 1)
+        assert [layers.num_done() for layers in reported] == [num_layers] * (turn + 1)

@@ -168,13 +168,13 @@ def test_absorbed_decodes(case: Case, count: int) -> None:
         assert error(made[:-1], torch.cat(expected)) < ROUNDING[dtype], config
         assert torch.equal(packed, before)
     last = pool[tables[0, (lengths[0] - 1) // case[6]].long(), 0, (lengths[0] - 1) % case[6], 0]
-    wanted = layer.cached(packed[-2:-1, shape.q_width :], positions[-2:-1])
-    assert error(last, wanted[0]) < 16
+    reference = layer.cached(packed[-2:-1, shape.q_width :], positions[-2:-1])
+    assert error(last, reference[0]) < 16
 
 
-@pytest.mark.parametrize("room", [1 << 20, 40])
+@pytest.mark.parametrize("capacity", [1 << 20, 40])
 @pytest.mark.parametrize("case", SHAPES)
-def test_decompressed_prompts(case: Case, room: int) -> None:
+def test_decompressed_prompts(case: Case, capacity: int) -> None:
     """Chunks behind cached prefixes, keys in one part or several; padded sequences have neither."""
     chunks = [(0, 1), (0, 37), (70, 64), (33, 1), (0, 0)] + ([(4000, 300), (131, 1025)] if ON_GPU else [])
     ends = [start + count for start, count in chunks]
@@ -205,7 +205,7 @@ def test_decompressed_prompts(case: Case, room: int) -> None:
     begins = torch.tensor([0, *counts]).cumsum(0).to(DEVICE, torch.int32)
     out = torch.full((len(q), shape.heads * shape.value_dim), float("nan"), dtype=dtype, device=DEVICE)
     state = torch.full((len(q) * shape.heads * (shape.value_dim + 2),), float("nan"), device=DEVICE)
-    for part in part_ranges(ends, room):
+    for part in part_ranges(ends, capacity):
         own = [each[part.first : part.first + count] for each, count in zip(sequences, part.counts, strict=True)]
         latents = torch.cat(own)
         kv = torch.einsum("tr,hdr->thd", latents[:, : shape.kv_rank], layer.kv_up).contiguous()
@@ -227,8 +227,8 @@ def test_decompressed_prompts(case: Case, room: int) -> None:
 
 
 def test_parts_cover_every_token_once() -> None:
-    for ends, room in (([5], 100), ([5], 2), ([7, 1, 30], 9), ([3, 3], 1)):
-        parts = part_ranges(ends, room)
+    for ends, capacity in (([5], 100), ([5], 2), ([7, 1, 30], 9), ([3, 3], 1)):
+        parts = part_ranges(ends, capacity)
         assert [sum(column) for column in zip(*(part.counts for part in parts), strict=True)] == ends
         assert [part.is_first for part in parts] == [True] + [False] * (len(parts) - 1)
         assert [part.is_last for part in parts] == [False] * (len(parts) - 1) + [True]

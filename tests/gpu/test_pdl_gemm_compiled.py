@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("triton", reason="needs triton, but no GPU")
 pytest.importorskip("triton.experimental.gluon", reason="needs a Triton that has Gluon")
 
-from tests.gpu.compiled_for_hopper import facts_told_by
+from tests.gpu.compiled_for_hopper import properties_of
 from tests.gpu.device import KERNELS
 
 pytestmark = KERNELS
@@ -42,7 +42,7 @@ tell(module._pdl_gemm.made)
 @pytest.mark.parametrize("form", ["int8", "fp8", "int4"])
 def test_weights_are_operands_in_registers_and_nothing_spills(form: str, m: int, wide: bool, tmp_path: Path) -> None:
     """Four programs of these registers fit an SM."""
-    facts = facts_told_by(PROGRAM, form, m, wide, cache=tmp_path)
-    assert facts.products == facts.from_registers == 256 // 16
-    assert (facts.is_serialized, facts.spilled_bytes) == (False, 0)
-    assert facts.registers <= 128
+    properties = properties_of(PROGRAM, form, m, wide, cache=tmp_path)
+    assert properties.products == properties.from_registers == 256 // 16
+    assert (properties.is_serialized, properties.spilled_bytes) == (False, 0)
+    assert properties.registers <= 128

@@ -90,10 +90,10 @@ def test_the_product_is_that_of_the_dequantised_weights(
     limit = 0.03 / torch.finfo(dtype).eps if is_w8a8 else 3 if dtype == BF16 else 64
     scaled_mm = POLICY.uses_scaled_mm(x, weight)
     assert error(quantized_linear(x, weight, scaled_mm=scaled_mm, bias=bias), exact) < limit
-    given = torch.full((m, n), float("nan"), dtype=dtype, device=DEVICE)
-    made = quantized_linear(x, weight, scaled_mm=scaled_mm, bias=bias, out=given)
-    assert made.data_ptr() == given.data_ptr()
-    assert error(given, exact) < limit
+    out = torch.full((m, n), float("nan"), dtype=dtype, device=DEVICE)
+    made = quantized_linear(x, weight, scaled_mm=scaled_mm, bias=bias, out=out)
+    assert made.data_ptr() == out.data_ptr()
+    assert error(out, exact) < limit
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -141,9 +141,9 @@ def test_w8a8_is_the_product_of_rounded_rows(m: int, n: int, k: int, dtype: torc
     unrounded = functional.linear(x.double(), dequantized(weight).double(), None if bias is None else bias.double())
     for policy in (POLICY, POLICY.without(Mechanism.INT8_GEMM)):
         ops = TritonOps(KernelContext(policy, WORKSPACE))
-        given = torch.full((m, n), float("nan"), dtype=dtype, device=DEVICE)
-        actual = ops.quantized(x, replace(weight, int8_activations=True), bias, given)
-        assert actual.data_ptr() == given.data_ptr()
+        out = torch.full((m, n), float("nan"), dtype=dtype, device=DEVICE)
+        actual = ops.quantized(x, replace(weight, int8_activations=True), bias, out)
+        assert actual.data_ptr() == out.data_ptr()
         assert error(actual, exact) < (2 if dtype == BF16 else 5e4)  # single values may be rounded to the other side
         assert error(actual, unrounded) * torch.finfo(dtype).eps < 0.02
 
@@ -193,11 +193,11 @@ def test_fp8_by_blocks_adds_each_group_with_both_scales(
     exact = rows.flatten(1) @ columns.flatten(1).t()
     exact = exact if bias is None else exact + bias.double()
     block_m, block_n, warps = FP8_BLOCK_TILE
-    given = torch.full((m, n), float("nan"), dtype=dtype, device=DEVICE)
+    out = torch.full((m, n), float("nan"), dtype=dtype, device=DEVICE)
     config = W8A8GemmConfig(block_m, block_n, GROUP, warps, 3)
-    assert fp8_block_linear(x, weight, config, bias=bias, out=given).data_ptr() == given.data_ptr()
+    assert fp8_block_linear(x, weight, config, bias=bias, out=out).data_ptr() == out.data_ptr()
     # A group is four instructions of tensor cores, each of which cuts its sum to 14 bits.
-    assert error(given, exact) < (2 if dtype == BF16 else 4 * 2**10 if ON_GPU else 8)
+    assert error(out, exact) < (2 if dtype == BF16 else 4 * 2**10 if ON_GPU else 8)
 
 
 def check_pdl(

@@ -76,8 +76,8 @@ def test_settings_do_not_change_the_text(folder: Path, expected: list[list[int]]
     cached = engine.stats().cached_prompt_tokens
     check(texts(engine, requests("warm")), expected)
     found = engine.stats().cached_prompt_tokens - cached
-    wanted = sum(len(request.prompt_token_ids) for request in requests())
-    assert (found > wanted * 0.8) == settings.enable_prefix_caching, "the second run is to find its prefixes"
+    reference = sum(len(request.prompt_token_ids) for request in requests())
+    assert (found > reference * 0.8) == settings.enable_prefix_caching, "the second run is to find its prefixes"
     assert engine.scheduler.kv_cache.pool.usage == 0
 
 
@@ -148,7 +148,7 @@ def test_a_share_of_the_memory_is_this_engines_whatever_others_hold(folder: Path
     """More than the share of the whole is in use already."""
     share = 0.03
     total = torch.cuda.get_device_properties(0).total_memory
-    held = torch.empty(int(2 * share * total), dtype=torch.uint8, device="cuda")
+    allocated = torch.empty(int(2 * share * total), dtype=torch.uint8, device="cuda")
     runner = make_runner(make_settings(folder, kv_cache_memory=None, gpu_memory_utilization=share))
     assert 0.1 * share * total < runner.pool.pages.nbytes <= share * total
-    assert held.nbytes
+    assert allocated.nbytes

@@ -37,10 +37,10 @@ PARAMS = [
 
 
 def row_of_kind(slot: int, params: SamplingParams, output_index: int) -> Row:
-    held_back = tuple(params.stop_token_ids) if output_index < params.min_tokens else ()
+    suppressed = tuple(params.stop_token_ids) if output_index < params.min_tokens else ()
     return Row(
         slot, 10 + slot, 1, [0], [0], params,
-        noise_seed=slot * 7919 + 5, output_index=output_index, suppressed_token_ids=held_back,
+        noise_seed=slot * 7919 + 5, output_index=output_index, suppressed_token_ids=suppressed,
         position_offset=3 * slot,
     )  # fmt: skip
 

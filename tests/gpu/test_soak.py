@@ -44,7 +44,7 @@ def request(name: int, kind: tuple[list[int], SamplingParams, int]) -> Request:
     return Request(request_id=str(name), prompt_token_ids=prompt, sampling=sampling, noise_seed=seed)
 
 
-def assert_nothing_is_held(engine: Engine) -> None:
+def assert_nothing_is_allocated(engine: Engine) -> None:
     scheduler = engine.scheduler
     assert not engine.has_work
     assert not scheduler.running
@@ -95,7 +95,7 @@ def test_ten_thousand_requests_with_random_aborts() -> None:
     assert not wrong, f"{len(wrong)} texts are not what their request gives alone: {wrong[:10]}"
     assert finished + aborted == REQUESTS
     assert aborted > REQUESTS // 10
-    assert_nothing_is_held(engine)
+    assert_nothing_is_allocated(engine)
     torch.cuda.synchronize()
     # A batch's inputs and results live for two steps: what may differ between two moments, and nothing that grows.
     assert torch.cuda.memory_allocated() - memory <= 4 << 20

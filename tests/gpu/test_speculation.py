@@ -191,7 +191,7 @@ def test_passes_are_timed_before_the_first_request(tmp_path: Path, method: str, 
     assert all(0 < seconds < 0.5 for _, seconds in costs.reading)
 
 
-def read_both_ways(runner: ModelRunner) -> None:
+def check_both_readings(runner: ModelRunner) -> None:
     """What a draft reads by CUDA graphs, a few tokens of each row, it knows as if launched kernel by kernel."""
     executor = runner.executor
     assert isinstance(executor, CudaExecutor)
@@ -229,7 +229,7 @@ def read_both_ways(runner: ModelRunner) -> None:
 def test_a_draft_reads_by_graphs_what_it_reads_kernel_by_kernel(tmp_path: Path, gpu: None) -> None:
     del gpu
     target, draft = save_pair(tmp_path, head_dim=64)
-    read_both_ways(make_runner(make_settings(target, speculative_model=str(draft))))
+    check_both_readings(make_runner(make_settings(target, speculative_model=str(draft))))
 
 
 # -- Without one
@@ -283,7 +283,7 @@ def test_in_small_it_is_the_plain_engines_text(
 ) -> None:
     """Also where positions are ahead of cache indexes."""
     target, draft = save_pair(tmp_path, head_dim=16, num_hidden_layers=2)
-    asked = [
+    requested = [
         SamplingParams(temperature=0.8, top_k=20, min_tokens=4, stop_token_ids=[7], max_tokens=7, ignore_eos=True),
         SamplingParams(temperature=0.0, repetition_penalty=1.2, max_tokens=4, ignore_eos=True),
     ]
@@ -291,7 +291,7 @@ def test_in_small_it_is_the_plain_engines_text(
         Request(
             request_id=str(index), prompt_token_ids=[9, 8, 7, 9, 8][: 3 + index], sampling=sampling, noise_seed=index
         )
-        for index, sampling in enumerate(asked)
+        for index, sampling in enumerate(requested)
     ]
     turns = iter(range(1 << 20))
     monkeypatch.setattr(DraftController, "choose", lambda *_, **__: (2, 0, 1, 2)[next(turns) % 4])
@@ -333,7 +333,7 @@ def test_in_small_a_draft_reads_by_graphs_what_it_reads_kernel_by_kernel(
 ) -> None:
     del interpreted
     target, draft = save_pair(tmp_path, head_dim=16, num_hidden_layers=2)
-    read_both_ways(make_runner(make_settings(target, **SMALL, speculative_model=str(draft))))
+    check_both_readings(make_runner(make_settings(target, **SMALL, speculative_model=str(draft))))
 
 
 MORE: dict[str, dict[str, Any]] = {
@@ -352,7 +352,7 @@ MORE: dict[str, dict[str, Any]] = {
 }
 
 
-def told_by(engine: Engine, requests: list[Request]) -> list[tuple[list[int], list[tuple[int, float]]]]:
+def generated_by(engine: Engine, requests: list[Request]) -> list[tuple[list[int], list[tuple[int, float]]]]:
     """Tokens and their log probabilities."""
     made: dict[str, Any] = {request.request_id: ([], []) for request in requests}
     for request in requests:
@@ -366,11 +366,15 @@ def told_by(engine: Engine, requests: list[Request]) -> list[tuple[list[int], li
     return list(made.values())
 
 
-def asking(max_tokens: int, more: dict[str, dict[str, Any]], grammar: Grammar | None = None) -> list[Request]:
+def requests_with(max_tokens: int, more: dict[str, dict[str, Any]], grammar: Grammar | None = None) -> list[Request]:
     made = []
-    for index, wanted in enumerate(more.values()):
+    for index, expected in enumerate(more.values()):
         sampling = SamplingParams(
-            temperature=0.9 * (index % 2), max_tokens=max_tokens, ignore_eos=grammar is None, grammar=grammar, **wanted
+            temperature=0.9 * (index % 2),
+            max_tokens=max_tokens,
+            ignore_eos=grammar is None,
+            grammar=grammar,
+            **expected,
         )
         prompt = [9, 8, 7, 9, 8, 7, 9][: 4 + index % 4]
         made.append(Request(request_id=str(index), prompt_token_ids=prompt, sampling=sampling, noise_seed=index))
@@ -389,7 +393,7 @@ def equal_with_guesses(target: Path, options: dict[str, Any], requests: list[Req
         engine = Engine(
             runner.settings, runner, EOS_TOKEN_IDS if grammars else (), runner.max_model_len, "", grammars=compiler
         )
-        made.append(told_by(engine, requests))
+        made.append(generated_by(engine, requests))
     for (tokens, numbers), (others, other_numbers) in zip(*made, strict=True):
         assert tokens == others
         assert [token for token, _ in numbers] == [token for token, _ in other_numbers]
@@ -405,7 +409,7 @@ def test_what_asks_for_more_is_guessed_on_a_gpu(tmp_path: Path, method: str, enf
     del gpu
     target, draft = save_pair(tmp_path, head_dim=64)
     options = method_of(method, draft) | {"enforce_eager": enforce_eager, "num_speculative_tokens": 4}
-    assert equal_with_guesses(target, options, asking(40, MORE), grammars=False).drafts > 40
+    assert equal_with_guesses(target, options, requests_with(40, MORE), grammars=False).drafts > 40
 
 
 @METHODS
@@ -415,7 +419,7 @@ def test_output_within_a_grammar_is_guessed_on_a_gpu(tmp_path: Path, method: str
     del gpu
     target, draft = save_pair(tmp_path, head_dim=64, vocab_size=VOCAB_SIZE)
     more = {"plain": {}, **{name: {**MORE["log probabilities"], **MORE["penalties"]} for name in "ab"}}
-    requests = asking(30, more, of_regex("[0-9a-f]{4,20}( [0-9]{3}){1,6}"))
+    requests = requests_with(30, more, of_regex("[0-9a-f]{4,20}( [0-9]{3}){1,6}"))
     assert equal_with_guesses(target, method_of(method, draft), requests, grammars=True).drafts > 10
 
 
@@ -430,6 +434,6 @@ def test_in_small_what_asks_for_more_is_the_plain_engines(
     target, draft = save_pair(tmp_path, head_dim=16, num_hidden_layers=1, vocab_size=VOCAB_SIZE)
     options = SMALL | method_of(method, draft) | {"num_speculative_tokens": 2, "enforce_eager": True}
     with_small = partial(equal_with_guesses, target, options)
-    assert with_small(asking(4, {"all": MORE["all"] | {"logit_bias": {7: 4.0}}}), grammars=False).drafts >= 1
+    assert with_small(requests_with(4, {"all": MORE["all"] | {"logit_bias": {7: 4.0}}}), grammars=False).drafts >= 1
     both = {"both": MORE["log probabilities"] | MORE["penalties"]}
-    assert with_small(asking(4, both, of_regex("[0-9]{2,6}( [0-9]{2}){1,6}")), grammars=True).drafts >= 1
+    assert with_small(requests_with(4, both, of_regex("[0-9]{2,6}( [0-9]{2}){1,6}")), grammars=True).drafts >= 1

@@ -41,11 +41,11 @@ def state_of(
 ) -> tuple[DeviceBatchState, torch.Tensor]:
     """Slots whose texts end with a last token that is in no cache, and their history without it."""
     table = DeviceBatchState(len(texts), 4, 0, DEVICE)
-    asked = params or [SamplingParams(temperature=0.0)] * len(texts)
+    requested = params or [SamplingParams(temperature=0.0)] * len(texts)
     rows = [
         Row(slot, 0, len(text), text, [0], one, noise_seed=slot + 3, output_index=slot,
             suppressed_token_ids=tuple(one.stop_token_ids) if slot < one.min_tokens else ())
-        for slot, (text, one) in enumerate(zip(texts, asked, strict=True))
+        for slot, (text, one) in enumerate(zip(texts, requested, strict=True))
     ]  # fmt: skip
     table.begin(rows)
     history = torch.full((len(texts) + 1, WIDTH), -7, dtype=INT32, device=DEVICE)
@@ -130,9 +130,9 @@ def test_what_was_sampled_up_to_the_first_wrong_guess_is_kept(queries: int) -> N
     settle_guesses(slots, on_device([*limits, 0]), flat, table.state, history, results)
     for slot, text in enumerate(texts):
         made = right_tokens(drafts[slot][: limits[slot]], sampled[slot][: limits[slot] + 1])
-        told = results[slot].tolist()
-        assert told[0] == len(made)
-        assert told[1 : 1 + len(made)] == made
+        reported = results[slot].tolist()
+        assert reported[0] == len(made)
+        assert reported[1 : 1 + len(made)] == made
         assert table.state.last_tokens[slot] == made[-1]
         assert table.state.positions[slot] == len(text) - 1 + len(made)
         assert table.state.kv_lengths[slot] == len(text) - 1 - EVICTED + len(made)

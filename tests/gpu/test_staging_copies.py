@@ -59,8 +59,8 @@ def test_every_token_arrives(area: Area, other: KVLayout) -> None:
         there = replace(part, our_pages=their_pages)
         for rank, consumer in enumerate(consumers):
             for block, offset in blocks_for(LAYOUT, other, rank, there):
-                given = producer.buffer[block.offset : block.offset + block.size]
-                consumer.buffer[offset : offset + block.size].copy_(given)
+                out = producer.buffer[block.offset : block.offset + block.size]
+                consumer.buffer[offset : offset + block.size].copy_(out)
                 torch.cuda.synchronize()
                 consumer.copies.scatter(LAYOUT, other, there, block, offset)
             wait(consumer.copies.mark())

@@ -29,9 +29,9 @@ def test_kernels_and_torch_operators_tell_the_same(rows: int, vocabulary: int, d
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     tokens = torch.randint(vocabulary, (rows + 1,), generator=torch.Generator().manual_seed(2)).to(DEVICE)
     slots = torch.arange(rows, 0, -1, dtype=torch.int32, device=DEVICE)
-    told = top_logprobs(logits, order.int(), slots, order.int(), tokens, top)
+    reported = top_logprobs(logits, order.int(), slots, order.int(), tokens, top)
     exact = token_logprobs(logits[order], tokens[slots[order].long()], top).read([top] * rows)
-    for ours, theirs, row in zip(PackedLogprobs(told.cpu()).read([top] * rows), exact, order.tolist(), strict=True):
+    for ours, theirs, row in zip(PackedLogprobs(reported.cpu()).read([top] * rows), exact, order.tolist(), strict=True):
         assert (ours.token_id, ours.rank) == (theirs.token_id, theirs.rank)
         assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
         assert ours.top_logprobs == pytest.approx(theirs.top_logprobs, abs=1e-4)
@@ -54,7 +54,7 @@ def test_suppressed_tokens_are_reported_last() -> None:
     logits = torch.full((1, 1500), float("-inf"), device=DEVICE)
     logits[0, 1400], logits[0, 3] = 2.0, 1.0
     row, token = integers(0), torch.tensor([3], device=DEVICE)
-    (told,) = PackedLogprobs(top_logprobs(logits, row, row, row, token, 3).cpu()).read([3])
-    assert told.top_token_ids == [1400, 3, 0]
-    assert told.top_logprobs == pytest.approx([-0.31326, -1.31326, float("-inf")], abs=1e-4)
-    assert told.rank == 2
+    (reported,) = PackedLogprobs(top_logprobs(logits, row, row, row, token, 3).cpu()).read([3])
+    assert reported.top_token_ids == [1400, 3, 0]
+    assert reported.top_logprobs == pytest.approx([-0.31326, -1.31326, float("-inf")], abs=1e-4)
+    assert reported.rank == 2

@@ -17,7 +17,7 @@ LONG_PROMPTS = [
     for number, functions in enumerate((290, 275, 285, 270, 290))
 ]
 """Of 3,500 to 3,800 tokens: passes that compute several, or the rest of some beside decode rows."""
-ASKS = [
+SAMPLING_PARAMS = [
     SamplingParams(temperature=0, max_tokens=40),
     SamplingParams(temperature=0.9, top_p=0.9, seed=5, max_tokens=40),
     SamplingParams(temperature=0, max_tokens=40, repetition_penalty=1.2),
@@ -41,7 +41,7 @@ def main() -> None:
     llm = LLM(question.get("model", "demo"), **settings)
     prompts = LONG_PROMPTS if question.get("long") else PROMPTS
     before = overlapped_sums(llm)
-    texts = [[one.outputs[0].text for one in llm.generate(prompts, ASKS, use_tqdm=False)] for _ in range(2)]
+    texts = [[one.outputs[0].text for one in llm.generate(prompts, SAMPLING_PARAMS, use_tqdm=False)] for _ in range(2)]
     found: dict[str, Any] = {"texts": texts, "overlapped": overlapped_sums(llm) - before}
     if number := question.get("signal"):
         runner = llm._engine._runner

@@ -40,8 +40,8 @@ class Clock:
         """When the first, the first two, ... layers were done."""
         self._thread = threading.Thread(target=self._watch)
 
-    def tell(self, own: LayerProgress) -> None:
-        """See `Batch.tell_layers`."""
+    def report(self, own: LayerProgress) -> None:
+        """See `Batch.report_layers`."""
         self.progress = GroupLayers(own, self.num_layers) if self._is_first else own
         self._thread.start()
 
@@ -82,7 +82,7 @@ def load(question: dict[str, Any], store: TCPStore) -> ModelRunner:
 
     settings = EngineSettings(tensor_parallel_size=WORLD, **question["settings"])
     member = GroupMember(rank, store, "127.0.0.1", rank_device("auto", rank), settings, agree)
-    return load_runner(settings, member, tells_layers=True)
+    return load_runner(settings, member, reports_layers=True)
 
 
 def main() -> None:
@@ -98,7 +98,7 @@ def main() -> None:
         torch.distributed.barrier(device_ids=[rank])
         clock = Clock(runner.kv_memory().layout.num_layers, is_first=rank == 0)
         row = Row(0, 0, NUM_TOKENS, list(range(NUM_TOKENS)), [turn], sampling)
-        runner.collect(runner.launch(Batch([row], 0, tell_layers=clock.tell)))
+        runner.collect(runner.launch(Batch([row], 0, report_layers=clock.report)))
         moments.append(clock.end())
     torch.cuda.synchronize()
     print(json.dumps(moments))

@@ -76,6 +76,6 @@ def _signal(process: int, number: signal.Signals) -> None:
         os.kill(process, number)
 
 
-def asked(module: str, question: dict[str, Any], timeout_s: float = HANG_S) -> Any:
+def answer_of(module: str, question: dict[str, Any], timeout_s: float = HANG_S) -> Any:
     """What one program makes of a question."""
     return answer(started(module, json.dumps(question)), timeout_s)

@@ -44,7 +44,7 @@ class Holder:
             stdout=subprocess.PIPE,
             text=True,
         )
-        self.told = self._line()
+        self.description = self._line()
 
     def _line(self) -> str:
         out: IO[str] | None = self.process.stdout
@@ -60,11 +60,11 @@ class Holder:
 
     @property
     def address(self) -> TransportAddress:
-        return msgspec.msgpack.decode(base64.b64decode(self.told), type=TransportAddress)
+        return msgspec.msgpack.decode(base64.b64decode(self.description), type=TransportAddress)
 
 
 @contextmanager
-def holding(**variables: str) -> Iterator[Holder]:
+def holder_process(**variables: str) -> Iterator[Holder]:
     holder = Holder(**variables)
     try:
         yield holder
@@ -97,7 +97,7 @@ def ended(motion: Motion) -> str:
 def test_pages_are_written_and_read_where_they_lie() -> None:
     from tests.gpu2.pool_program import LAYOUT
 
-    with holding() as holder, pool_here() as (transport, pages):
+    with holder_process() as holder, pool_here() as (transport, pages):
         transport.add_peer("holder", LAYOUT, holder.address)
         assert ended(transport.start("holder", "write", Span([7, 2], [1999, 0], 0, 256))) == "done"
         assert ended(transport.start("holder", "write", Span([9], [5], 0, 128, (1, 2)))) == "done"
@@ -120,7 +120,7 @@ def test_a_process_that_is_killed_meanwhile_loses_its_memory_and_nobody_elses() 
     device = torch.device(f"cuda:{GPUS[1]}")
     with pool_here() as (transport, pages):
         before = torch.cuda.mem_get_info(device)[0]
-        with holding() as holder:
+        with holder_process() as holder:
             transport.add_peer("holder", LAYOUT, holder.address)
             span = Span(list(range(300)), list(range(300)), 0, 300 * 128)
             motions = [transport.start("holder", "write", span) for _ in range(100)]
@@ -136,6 +136,6 @@ def test_a_process_that_is_killed_meanwhile_loses_its_memory_and_nobody_elses() 
 
 
 def test_memory_that_has_no_handle_is_refused_with_the_remedy() -> None:
-    with holding(PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True") as holder:
-        assert holder.told.startswith("refused: CUDA IPC cannot share the page pool")
-        assert "expandable_segments" in holder.told
+    with holder_process(PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True") as holder:
+        assert holder.description.startswith("refused: CUDA IPC cannot share the page pool")
+        assert "expandable_segments" in holder.description

@@ -70,10 +70,10 @@ class GpuSide(TransferSide):
 
 
 @contextmanager
-def started(asked: dict[str, tuple[str, ...]]) -> Iterator[dict[str, GpuSide]]:
+def started(kinds: dict[str, tuple[str, ...]]) -> Iterator[dict[str, GpuSide]]:
     """By name; each compiles its kernels: together they take half the time."""
     with ThreadPoolExecutor() as threads:
-        begun = {name: threads.submit(GpuSide, *arguments) for name, arguments in asked.items()}
+        begun = {name: threads.submit(GpuSide, *arguments) for name, arguments in kinds.items()}
     made = {name: future.result() for name, future in begun.items() if future.exception() is None}
     try:
         for future in begun.values():
@@ -103,13 +103,13 @@ def groups() -> Iterator[dict[str, GpuSide]]:
 def unlike() -> Iterator[dict[str, GpuSide]]:
     """A pair whose keys and values go through pinned memory, and one of two dtypes."""
     host = ("--kv-transport", "nixl-host")
-    asked: dict[str, tuple[str, ...]] = {
+    kinds: dict[str, tuple[str, ...]] = {
         "prefill": ("prefill", GPUS[0], *host),
         "decode": ("decode", GPUS[1], *host),
         "coarse prefill": ("prefill", GPUS[0], "--dtype", "bfloat16"),
         "exact decode": ("decode", GPUS[1]),
     }
-    with started(asked) as made:
+    with started(kinds) as made:
         yield made
 
 
@@ -117,7 +117,7 @@ def prompt(num_tokens: int) -> list[int]:
     return [dice.randrange(300, 2000) for _ in range(num_tokens)]
 
 
-def ask(side: GpuSide, token_ids: list[int], headers: dict[str, str] | None = None, **more: Any) -> str:
+def send_prompt(side: GpuSide, token_ids: list[int], headers: dict[str, str] | None = None, **more: Any) -> str:
     body = {"prompt": token_ids, "max_tokens": 32, "temperature": 0, "ignore_eos": True} | more
     answer = side.client.post(PATH, json=body, headers=headers or {}, timeout=120)
     assert answer.status_code == 200, answer.text
@@ -129,8 +129,8 @@ def ask(side: GpuSide, token_ids: list[int], headers: dict[str, str] | None = No
 def test_text_is_that_of_one_engine(sides: dict[str, GpuSide], num_tokens: int, more: dict[str, Any]) -> None:
     prefill, decode = sides["prefill"], sides["decode"]
     token_ids, before = prompt(num_tokens), decode.received
-    own = ask(decode, token_ids, cache_salt="own", **more)
-    assert ask(decode, token_ids, {PREFILL_FROM_HEADER: prefill.address}, **more) == own
+    own = send_prompt(decode, token_ids, cache_salt="own", **more)
+    assert send_prompt(decode, token_ids, {PREFILL_FROM_HEADER: prefill.address}, **more) == own
     wait_until(prefill.is_at_rest)
     wait_until(decode.is_at_rest)
     decode.wait_for_received(before + (num_tokens > 128))  # less than a page is computed where it is
@@ -139,15 +139,15 @@ def test_text_is_that_of_one_engine(sides: dict[str, GpuSide], num_tokens: int, 
 def test_kept_and_fetched_prompts_give_the_same_text(sides: dict[str, GpuSide]) -> None:
     prefill, decode = sides["prefill"], sides["decode"]
     token_ids, before = prompt(1500), decode.received
-    own = ask(decode, token_ids, cache_salt="own")
+    own = send_prompt(decode, token_ids, cache_salt="own")
     wish = {"do_remote_decode": True}
     body = {"prompt": token_ids, "max_tokens": 1, "temperature": 0, "kv_transfer_params": wish}
     params = prefill.client.post(PATH, json=body).json()["kv_transfer_params"]
-    assert ask(decode, token_ids, kv_transfer_params=params, cache_salt="") == own
+    assert send_prompt(decode, token_ids, kv_transfer_params=params, cache_salt="") == own
     decode.wait_for_received(before + 1)
     other = prompt(1500)
-    ask(prefill, other)
-    assert ask(decode, [*other, 301, 302], {FETCH_FROM_HEADER: prefill.address}) == ask(
+    send_prompt(prefill, other)
+    assert send_prompt(decode, [*other, 301, 302], {FETCH_FROM_HEADER: prefill.address}) == send_prompt(
         decode, [*other, 301, 302], cache_salt="own"
     )
     decode.wait_for_received(before + 2)
@@ -162,8 +162,8 @@ def test_a_group_takes_what_a_group_or_one_engine_gives(
 ) -> None:
     prefill, decode = groups[producer], groups["decode"]
     token_ids, received, fallbacks = prompt(num_tokens), decode.received, decode.fallbacks()
-    own = ask(decode, token_ids, cache_salt="own")
-    assert ask(decode, token_ids, {PREFILL_FROM_HEADER: prefill.address}) == own
+    own = send_prompt(decode, token_ids, cache_salt="own")
+    assert send_prompt(decode, token_ids, {PREFILL_FROM_HEADER: prefill.address}) == own
     wait_until(prefill.is_at_rest)
     wait_until(decode.is_at_rest)
     decode.wait_for_received(received + 1)
@@ -174,13 +174,15 @@ def test_a_group_takes_what_a_group_or_one_engine_gives(
 def test_text_is_the_same_through_pinned_memory(unlike: dict[str, GpuSide], num_tokens: int) -> None:
     prefill, decode = unlike["prefill"], unlike["decode"]
     token_ids, received, fallbacks = prompt(num_tokens), decode.received, decode.fallbacks()
-    own = ask(decode, token_ids, cache_salt="own")
-    assert ask(decode, token_ids, {PREFILL_FROM_HEADER: prefill.address}) == own
+    own = send_prompt(decode, token_ids, cache_salt="own")
+    assert send_prompt(decode, token_ids, {PREFILL_FROM_HEADER: prefill.address}) == own
     decode.wait_for_received(received + 1)
     assert decode.fallbacks() == fallbacks, decode.text_of_log[-2000:]
     cached = prompt(num_tokens)
-    ask(prefill, cached)  # it is fetched, or computed where that is cheaper
-    assert ask(decode, cached, {FETCH_FROM_HEADER: prefill.address}) == ask(decode, cached, cache_salt="own")
+    send_prompt(prefill, cached)  # it is fetched, or computed where that is cheaper
+    assert send_prompt(decode, cached, {FETCH_FROM_HEADER: prefill.address}) == send_prompt(
+        decode, cached, cache_salt="own"
+    )
     wait_until(prefill.is_at_rest)
     wait_until(decode.is_at_rest)
 
@@ -190,13 +192,13 @@ def test_pages_of_another_dtype_are_converted(unlike: dict[str, GpuSide]) -> Non
     prefill, decode = unlike["coarse prefill"], unlike["exact decode"]
     assert decode.client.get("/readyz").json()["kv_transport"] == "cuda-ipc+nixl"
     received, fallbacks = decode.received, decode.fallbacks()
-    assert ask(decode, prompt(1500), {PREFILL_FROM_HEADER: prefill.address})
+    assert send_prompt(decode, prompt(1500), {PREFILL_FROM_HEADER: prefill.address})
     wait_until(prefill.is_at_rest)
     decode.wait_for_received(received + 1)
     assert decode.fallbacks() == fallbacks, decode.text_of_log[-2000:]
 
 
-async def _ask_all(decode: GpuSide, prompts: list[list[int]], address: str) -> list[str]:
+async def _send_all(decode: GpuSide, prompts: list[list[int]], address: str) -> list[str]:
     async with httpx.AsyncClient(base_url=decode.url, timeout=120) as client:
 
         async def one(token_ids: list[int]) -> str:
@@ -214,16 +216,16 @@ def test_a_prefill_engine_that_stops_costs_time_and_nothing_else(sides: dict[str
     prompts = [prompt(2500) for _ in range(4)]
 
     async def stopped() -> list[str]:
-        asked = asyncio.create_task(_ask_all(decode, prompts, prefill.address))
+        sending = asyncio.create_task(_send_all(decode, prompts, prefill.address))
         await asyncio.sleep(pause_s)
         os.kill(prefill.core_pid, signal.SIGSTOP)
         try:
-            return await asked
+            return await sending
         finally:
             os.kill(prefill.core_pid, signal.SIGCONT)
 
-    said = asyncio.run(stopped())
-    assert [bool(text) for text in said] == [True] * 4
+    texts = asyncio.run(stopped())
+    assert [bool(text) for text in texts] == [True] * 4
     wait_until(prefill.is_at_rest, 30)
     wait_until(decode.is_at_rest, 30)
 
@@ -233,13 +235,13 @@ def test_last_a_prefill_engine_that_dies_is_a_fall_back(sides: dict[str, GpuSide
     prompts, before = [prompt(2500) for _ in range(4)], decode.fallbacks()
 
     async def killed() -> list[str]:
-        asked = asyncio.create_task(_ask_all(decode, prompts, prefill.address))
+        sending = asyncio.create_task(_send_all(decode, prompts, prefill.address))
         await asyncio.sleep(0.02)
         os.kill(prefill.core_pid, signal.SIGKILL)
-        return await asked
+        return await sending
 
     assert len(asyncio.run(killed())) == 4
-    assert ask(decode, prompt(600), {PREFILL_FROM_HEADER: prefill.address})
+    assert send_prompt(decode, prompt(600), {PREFILL_FROM_HEADER: prefill.address})
     assert decode.fallbacks() > before
     wait_until(decode.is_at_rest, 30)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.gpu2.support import TWO_GPUS, asked
+from tests.gpu2.support import TWO_GPUS, answer_of
 
 pytestmark = TWO_GPUS
 STAGES = {"pipeline_parallel_size": 2}
@@ -13,7 +13,7 @@ STAGES = {"pipeline_parallel_size": 2}
 
 @pytest.fixture(scope="module")
 def alone() -> Any:
-    return asked("engine_program", {"settings": {"dtype": "float32"}})["texts"]
+    return answer_of("engine_program", {"settings": {"dtype": "float32"}})["texts"]
 
 
 @pytest.mark.parametrize(
@@ -22,17 +22,17 @@ def alone() -> Any:
     ids=["graphs", "eager", "no-step-ahead", "torch", "small-passes"],
 )
 def test_the_text_of_two_stages_is_that_of_one_gpu_in_fp32(settings: dict[str, Any], alone: Any) -> None:
-    found = asked("engine_program", {"settings": {"dtype": "float32"} | STAGES | settings})
+    found = answer_of("engine_program", {"settings": {"dtype": "float32"} | STAGES | settings})
     assert found["texts"] == alone
 
 
 def test_bfloat16_repeats_itself() -> None:
-    first, second = asked("engine_program", {"settings": STAGES})["texts"]
+    first, second = answer_of("engine_program", {"settings": STAGES})["texts"]
     assert first == second
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_the_end_of_a_stage_is_an_error_within_five_seconds(number: signal.Signals) -> None:
-    found = asked("engine_program", {"settings": STAGES, "signal": int(number)})
+    found = answer_of("engine_program", {"settings": STAGES, "signal": int(number)})
     assert "rank 1 of the pipeline-parallel group" in found["reason"]
     assert found["took_s"] < 5.0

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.engine.server.dry_server import free_port
-from tests.gpu2.support import TWO_GPUS, answer, asked, end_of, ranks_of, started
+from tests.gpu2.support import TWO_GPUS, answer, answer_of, end_of, ranks_of, started
 from tests.support.tiny_models import DEEPSEEK, DEEPSEEK_V3, save_tiny_model, save_tiny_model_with_text
 
 pytestmark = TWO_GPUS
@@ -61,7 +61,7 @@ def test_a_rank_that_waits_for_copies_of_a_lost_one_is_let_go() -> None:
 
 @pytest.fixture(scope="module")
 def alone() -> Any:
-    return asked("engine_program", {"settings": {"dtype": "float32"}})["texts"]
+    return answer_of("engine_program", {"settings": {"dtype": "float32"}})["texts"]
 
 
 @pytest.mark.parametrize(
@@ -70,13 +70,13 @@ def alone() -> Any:
     ids=["graphs", "eager", "nccl", "no-pdl"],
 )
 def test_the_text_of_two_gpus_is_that_of_one_in_fp32(settings: dict[str, Any], alone: Any) -> None:
-    found = asked("engine_program", {"settings": {"dtype": "float32", "tensor_parallel_size": 2} | settings})
+    found = answer_of("engine_program", {"settings": {"dtype": "float32", "tensor_parallel_size": 2} | settings})
     assert found["texts"] == alone
 
 
 @pytest.fixture(scope="module")
 def long_alone() -> Any:
-    return asked("engine_program", {"settings": LONG | {"enforce_eager": True}, "long": True})["texts"]
+    return answer_of("engine_program", {"settings": LONG | {"enforce_eager": True}, "long": True})["texts"]
 
 
 LONG: dict[str, Any] = {"dtype": "float32", "max_num_batched_tokens": 8192}
@@ -95,7 +95,7 @@ LONG: dict[str, Any] = {"dtype": "float32", "max_num_batched_tokens": 8192}
 def test_long_passes_say_what_one_gpu_does_in_fp32(settings: dict[str, Any], overlaps: bool, long_alone: Any) -> None:
     """Of several prompts, and of the rest of a prompt beside decode rows, whose sums hide behind products."""
     question = {"settings": LONG | {"tensor_parallel_size": 2} | settings, "long": True}
-    found = asked("engine_program", question)
+    found = answer_of("engine_program", question)
     assert found["texts"] == long_alone
     # Two of each layer but the last, which computes few tokens, in one pass or more.
     assert found["overlapped"] >= 14 if overlaps else found["overlapped"] == 0
@@ -104,7 +104,7 @@ def test_long_passes_say_what_one_gpu_does_in_fp32(settings: dict[str, Any], ove
 def test_long_passes_repeat_themselves_in_bfloat16() -> None:
     settings = LONG | {"dtype": "bfloat16", "tensor_parallel_size": 2, "enforce_eager": True}
     question = {"settings": settings | {"enable_prefix_caching": False}, "long": True}
-    first, second = asked("engine_program", question)["texts"]
+    first, second = answer_of("engine_program", question)["texts"]
     assert first == second
 
 
@@ -139,18 +139,18 @@ def test_experts_on_two_gpus_say_what_one_gpu_does_in_fp32(mixture: Path, eager:
     """Whole ones or shares of all, beside latent attention or usual one."""
     question = {"model": str(mixture)}
     settings = {"dtype": "float32", "enforce_eager": eager}
-    one = asked("engine_program", question | {"settings": settings})
+    one = answer_of("engine_program", question | {"settings": settings})
     two = {"tensor_parallel_size": 2, "enable_expert_parallel": whole}
-    assert asked("engine_program", question | {"settings": settings | two})["texts"] == one["texts"]
+    assert answer_of("engine_program", question | {"settings": settings | two})["texts"] == one["texts"]
 
 
 def test_the_text_of_two_engines_is_that_of_one(alone: Any) -> None:
-    found = asked("engine_program", {"settings": {"dtype": "float32", "data_parallel_size": 2}})
+    found = answer_of("engine_program", {"settings": {"dtype": "float32", "data_parallel_size": 2}})
     assert found["texts"] == alone
 
 
 def test_bfloat16_repeats_itself() -> None:
-    first, second = asked("engine_program", {"settings": {"tensor_parallel_size": 2}})["texts"]
+    first, second = answer_of("engine_program", {"settings": {"tensor_parallel_size": 2}})["texts"]
     assert first == second
 
 
@@ -162,10 +162,10 @@ def test_layers_are_reported_when_the_slower_rank_has_computed_them(eager: bool,
     settings = {"model": str(tmp_path), "enforce_eager": eager, "kv_cache_memory": 1 << 26, "max_num_seqs": 8}
     question = {"port": free_port(), "settings": settings}
     ranks = [started("layers_program", json.dumps(question | {"rank": rank})) for rank in range(2)]
-    for told, there in list(zip(*(answer(rank) for rank in ranks), strict=True))[1:]:  # the first pass compiles
-        assert len(told) == len(there) == num_layers
-        assert all(later > earlier - 1e-3 for later, earlier in zip(told, there, strict=True)), (told, there)
-        assert told[-1] - told[0] > (num_layers - 2) * late_s, "they are told of one by one"
+    for reported, there in list(zip(*(answer(rank) for rank in ranks), strict=True))[1:]:  # the first pass compiles
+        assert len(reported) == len(there) == num_layers
+        assert all(later > earlier - 1e-3 for later, earlier in zip(reported, there, strict=True)), (reported, there)
+        assert reported[-1] - reported[0] > (num_layers - 2) * late_s, "they are told of one by one"
 
 
 @pytest.mark.parametrize("long", [False, True], ids=["short", "long"])
@@ -174,7 +174,7 @@ def test_the_end_of_a_rank_is_an_error_within_five_seconds(number: signal.Signal
     """Also where passes have sums that wait for copies."""
     long_settings = LONG | {"enforce_eager": True, "enable_prefix_caching": False}
     settings = {"tensor_parallel_size": 2} | (long_settings if long else {})
-    found = asked("engine_program", {"settings": settings, "signal": int(number), "long": long})
+    found = answer_of("engine_program", {"settings": settings, "signal": int(number), "long": long})
     assert "rank 1 of the tensor-parallel group" in found["reason"]
     assert found["took_s"] < 5.0
 

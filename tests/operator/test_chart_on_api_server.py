@@ -20,13 +20,13 @@ NEED_OTHER_CRDS = {"PodMonitor", "PrometheusRule", "HTTPRoute"}
     "settings", [(), ("namespace=default", "gateway.service.type=NodePort", "gateway.service.nodePort=30080")]
 )
 def test_the_chart_is_taken(control_plane: ControlPlane, settings: tuple[str, ...]) -> None:
-    is_taken(control_plane, render(*settings))
+    is_accepted(control_plane, render(*settings))
 
 
 def test_every_value_at_once_is_taken(control_plane: ControlPlane) -> None:
     items = [item for item in rendered(f"--values={FULL}") if item["kind"] not in NEED_OTHER_CRDS]
     assert len(items) >= 14
-    is_taken(control_plane, items)
+    is_accepted(control_plane, items)
 
 
 def test_people_may_do_with_services_what_their_role_says(plane_with_pods: ControlPlane) -> None:
@@ -73,7 +73,7 @@ def may(plane: ControlPlane, user: str, verb: str, resource: str = "inferenceser
     return plane.kubectl("auth", "can-i", verb, kind, *flags).stdout.strip() == "yes"
 
 
-def is_taken(control_plane: ControlPlane, items: list[dict[str, Any]]) -> None:
+def is_accepted(control_plane: ControlPlane, items: list[dict[str, Any]]) -> None:
     control_plane.kubectl(
         "create", "serviceaccount", "default"
     )  # a controller makes it, sooner or later, where one runs

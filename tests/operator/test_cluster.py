@@ -241,8 +241,8 @@ def test_a_deleted_child_is_back(cluster: Cluster) -> None:
         kind, name = child["kind"], child["metadata"]["name"]
         assert cluster.plane.kubectl("delete", kind, name, "--wait=false").returncode == 0
 
-        def back(kind: str = kind, gone: str = child["metadata"]["uid"]) -> bool:
-            return any(c["kind"] == kind and c["metadata"]["uid"] != gone for c in cluster.children("heal"))
+        def back(kind: str = kind, old_uid: str = child["metadata"]["uid"]) -> bool:
+            return any(c["kind"] == kind and c["metadata"]["uid"] != old_uid for c in cluster.children("heal"))
 
         wait(back)
 
@@ -292,7 +292,7 @@ def test_a_field_is_removed_and_an_event_recorded_when_somebody_adds_it(
 
 
 @pytest.mark.parametrize(
-    ("command", "told"),
+    ("command", "reported"),
     [
         (["scale", "--replicas=5"], "kubectl had set spec.replicas"),
         (["set", "image", "engine=other:2"], "kubectl-set had set spec.template.spec.containers[engine].image"),
@@ -302,7 +302,7 @@ def test_a_field_is_removed_and_an_event_recorded_when_somebody_adds_it(
     ids=["replicas", "image", "variable", "variable removed"],
 )
 def test_a_field_of_the_operator_is_put_back_with_an_event_when_somebody_changes_it(
-    cluster: Cluster, command: list[str], told: str
+    cluster: Cluster, command: list[str], reported: str
 ) -> None:
     cluster.apply("changed")
     wait(lambda: cluster.ready("changed").get("status") == "True")
@@ -318,7 +318,7 @@ def test_a_field_of_the_operator_is_put_back_with_an_event_when_somebody_changes
         return changed and after["spec"] == before["spec"]
 
     wait(repaired)
-    wait(lambda: f"{told}; it was put back" in cluster.plane.kubectl("describe", "infsvc", "changed").stdout)
+    wait(lambda: f"{reported}; it was put back" in cluster.plane.kubectl("describe", "infsvc", "changed").stdout)
 
 
 def test_labels_of_others_and_managers_that_may_add_are_left_alone(cluster: Cluster) -> None:
@@ -366,10 +366,10 @@ def test_the_operator_tells_its_own_numbers(cluster: Cluster) -> None:
     cluster.apply("counted")
     wait(lambda: cluster.ready("counted").get("status") == "True")
     seen = wait(lambda: (s := cluster.samples())[names.OPERATOR_QUEUE_DEPTH] == 0 and s)
-    told = {value for name, value in vars(names).items() if name.startswith("OPERATOR_")}
+    reported = {value for name, value in vars(names).items() if name.startswith("OPERATOR_")}
     histograms = {names.OPERATOR_RECONCILE_DURATION, names.OPERATOR_ROLLOUT_DURATION}
     quiet = {names.OPERATOR_RECONCILE_ERRORS}
-    assert told - histograms - quiet <= set(seen)
+    assert reported - histograms - quiet <= set(seen)
     assert {f"{name}_count" for name in histograms} <= set(seen)
     assert seen[names.OPERATOR_SERVICES] == len(cluster.get("infsvc"))
     assert seen[f"{names.OPERATOR_RECONCILE_DURATION}_count"] == seen[names.OPERATOR_RECONCILES] > 0

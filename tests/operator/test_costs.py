@@ -43,8 +43,8 @@ class Measured:
 
     def requests(self) -> Counter[tuple[str, str]]:
         """Verb and resource of what was asked since the mark; the Lease of the operator's pods is not counted."""
-        asked = self.cluster.plane.requests_of(OPERATOR, self._since)
-        return Counter((r["verb"], r.get("resource", "")) for r in asked if r.get("resource") != "leases")
+        counts = self.cluster.plane.requests_of(OPERATOR, self._since)
+        return Counter((r["verb"], r.get("resource", "")) for r in counts if r.get("resource") != "leases")
 
     def wait_until_quiet(self) -> None:
         """Events are posted one after the other, beside the work: a slow API server gets the last ones late."""
@@ -99,13 +99,13 @@ def test_new_services_cost_little_and_nothing_once_they_are_ready(measured: Meas
     apply(cluster, *(service(f"cost-{number:03}") for number in range(SERVICES)))
     wait(lambda: ready_count(cluster, "cost-") == SERVICES, LIMIT_S, EVERY_S)
     time.sleep(2)
-    asked, cpu_s = measured.requests(), measured.cpu_s() - cpu_s
+    counts, cpu_s = measured.requests(), measured.cpu_s() - cpu_s
     print(
-        f"{SERVICES} services: {asked.total() / SERVICES:.1f} requests and {1000 * cpu_s / SERVICES:.0f} ms CPU each, "
+        f"{SERVICES} services: {counts.total() / SERVICES:.1f} requests and {1000 * cpu_s / SERVICES:.0f} ms CPU each, "
         f"{measured.peak_mb():.0f} MB",
-        dict(asked),
+        dict(counts),
     )
-    assert asked.total() <= 15 * SERVICES, asked
+    assert counts.total() <= 15 * SERVICES, counts
     assert cpu_s <= 1 + 0.04 * SERVICES
     assert measured.peak_mb() <= 120
 
@@ -114,11 +114,11 @@ def test_new_services_cost_little_and_nothing_once_they_are_ready(measured: Meas
     measured.mark()
     cpu_s = measured.cpu_s()
     time.sleep(REST_S)
-    asked = measured.requests()
-    print(f"{REST_S:.0f} s at rest: {dict(asked)}, {measured.cpu_s() - cpu_s:.2f} s CPU")
-    writes = {key: count for key, count in asked.items() if key[0] not in READS}
+    counts = measured.requests()
+    print(f"{REST_S:.0f} s at rest: {dict(counts)}, {measured.cpu_s() - cpu_s:.2f} s CPU")
+    writes = {key: count for key, count in counts.items() if key[0] not in READS}
     assert writes == {}
-    assert sum(asked.values()) <= max(2, 5 * REST_S / 60)
+    assert sum(counts.values()) <= max(2, 5 * REST_S / 60)
 
 
 def test_services_that_wait_for_a_node_cost_nothing_and_delay_nobody(measured: Measured) -> None:
@@ -128,17 +128,17 @@ def test_services_that_wait_for_a_node_cost_nothing_and_delay_nobody(measured: M
 
     def all_wait() -> bool:
         services = [s for s in cluster.get("infsvc") if s["metadata"]["name"].startswith("wait-")]
-        told = [c for s in services for c in s.get("status", {}).get("conditions", ()) if c["type"] == "Ready"]
-        return [condition["reason"] for condition in told] == ["Unschedulable"] * SERVICES
+        reported = [c for s in services for c in s.get("status", {}).get("conditions", ()) if c["type"] == "Ready"]
+        return [condition["reason"] for condition in reported] == ["Unschedulable"] * SERVICES
 
     wait(all_wait, LIMIT_S, EVERY_S)
     time.sleep(8)  # past the look at whether the cluster is full
     measured.wait_until_quiet()
     measured.mark()
     time.sleep(REST_S)
-    asked = measured.requests()
-    print(f"{SERVICES} services that wait: {dict(asked)} in {REST_S:.0f} s")
-    assert asked.total() <= max(2, 2 * SERVICES * REST_S / 60)
+    counts = measured.requests()
+    print(f"{SERVICES} services that wait: {dict(counts)} in {REST_S:.0f} s")
+    assert counts.total() <= max(2, 2 * SERVICES * REST_S / 60)
 
     begun = time.monotonic()
     cluster.plane.apply(service("eager"))

@@ -18,7 +18,7 @@ ROWS: list[dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("failures.y
 CLUSTER_WIDE = {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "MutatingWebhookConfiguration"}
 ADMITTED_WITHIN_S = 60.0
 """How long the API server may take until a policy or webhook that it stored is in force."""
-TOLD_WITHIN_S = 30.0
+REPORTED_WITHIN_S = 30.0
 """Ten seconds are promised, and all rows run at once on a machine that is busy."""
 
 
@@ -81,7 +81,7 @@ class Row:
                     )
             self.changed_pod = chosen[0]
             if "until" in step:
-                wait(lambda reason=step["until"]: self.ready().get("reason") == reason, TOLD_WITHIN_S)
+                wait(lambda reason=step["until"]: self.ready().get("reason") == reason, REPORTED_WITHIN_S)
 
     def pods(self) -> list[str]:
         """Names, sorted."""
@@ -132,12 +132,12 @@ def test_the_failure_is_reported(rows: dict[str, Row], name: str) -> None:
     begun = time.monotonic()
     message = row.row["message"].replace("POD", getattr(row, "changed_pod", ""))
 
-    def told() -> bool:
+    def reported() -> bool:
         ready = row.ready()
         return ready.get("reason") == row.row["reason"] and message in ready["message"]
 
-    deadline = begun + TOLD_WITHIN_S
-    while not told():
+    deadline = begun + REPORTED_WITHIN_S
+    while not reported():
         assert time.monotonic() < deadline, f"wanted {row.row['reason']}: {message!r}, told {row.ready()}"
         time.sleep(0.2)
     assert row.ready()["status"] == "False"

@@ -37,7 +37,7 @@ def cluster(running: Cluster) -> Iterator[Cluster]:
     running.plane.kubectl("delete", "infsvc", "--all")
 
 
-def services_known(cluster: Cluster) -> float:
+def num_cached_services(cluster: Cluster) -> float:
     """InferenceServices in the operator's cache, by its own metrics."""
     text = urllib.request.urlopen(f"{cluster.operator_url}/metrics", timeout=5).read().decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
@@ -76,7 +76,7 @@ def is_as_it_should_be(cluster: Cluster, uids: dict[str, str]) -> bool:
     assert {c["kind"]: c["metadata"]["uid"] for c in children["kept"]} | {"deleted": uids["deleted"]} == uids
     (deployment,) = [c for c in children["still"] if c["kind"] == "Deployment"]
     assert deployment["metadata"]["uid"] != uids["deleted"]
-    return services_known(cluster) == len(cluster.get("infsvc")) and not cluster.children("gone")
+    return num_cached_services(cluster) == len(cluster.get("infsvc")) and not cluster.children("gone")
 
 
 def cut(proxy: FaultyApiServer) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mini_infer_operator.gpus import asks_for_gpu, gpus_of_engine, resources_of
+from mini_infer_operator.gpus import gpus_of_engine, requests_gpu, resources_of
 from mini_infer_operator.launch import launch_of, parallel_arguments
 from mini_infer_operator.objects.pod import frozen_pods
 from mini_infer_operator.parse import parse_service
@@ -52,7 +52,7 @@ def role(**unified: Any) -> Any:
 def test_gpus_by_parallelism(unified: dict[str, Any], limits: dict[str, Any], of_engine: int) -> None:
     assert dict(resources_of(role(**unified)).allowed) == limits
     assert gpus_of_engine(role(**unified)) == of_engine
-    assert asks_for_gpu(role(**unified)) == bool(of_engine)
+    assert requests_gpu(role(**unified)) == bool(of_engine)
 
 
 @pytest.mark.parametrize(
@@ -74,9 +74,9 @@ def test_gpus_by_parallelism(unified: dict[str, Any], limits: dict[str, Any], of
     ],
 )
 def test_only_gpus_are_counted_when_limits_name_other_devices_too(limits: dict[str, Any], gpus: int) -> None:
-    asked = role(resources={"limits": limits}, parallelism={"tensor": 2})
-    assert asked.resources.gpus == gpus
-    assert gpus_of_engine(asked) == 2  # as written, or one for each rank
+    requested = role(resources={"limits": limits}, parallelism={"tensor": 2})
+    assert requested.resources.gpus == gpus
+    assert gpus_of_engine(requested) == 2  # as written, or one for each rank
 
 
 def test_parallelism_becomes_flags() -> None:

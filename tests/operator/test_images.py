@@ -23,13 +23,14 @@ def service(resources: dict[str, Any], image: str | None = None) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("resources", "asked"), [(GPU, {"nvidia.com/gpu": 1}), (MIG, {"nvidia.com/mig-1g.10gb": 2}), (CLAIM, {"gpu": 1})]
+    ("resources", "requested"),
+    [(GPU, {"nvidia.com/gpu": 1}), (MIG, {"nvidia.com/mig-1g.10gb": 2}), (CLAIM, {"gpu": 1})],
 )
-def test_who_asks_for_a_gpu_gets_the_image_for_it(resources: dict[str, Any], asked: dict[str, float]) -> None:
-    wanted = service(resources)
-    assert gpu_resources(wanted.roles["unified"].resources) == asked
-    assert BOTH.default_for(wanted) == "cuda:1"
-    assert BOTH.failure(wanted) is None
+def test_who_asks_for_a_gpu_gets_the_image_for_it(resources: dict[str, Any], requested: dict[str, float]) -> None:
+    expected = service(resources)
+    assert gpu_resources(expected.roles["unified"].resources) == requested
+    assert BOTH.default_for(expected) == "cuda:1"
+    assert BOTH.failure(expected) is None
 
 
 def test_who_asks_for_none_gets_the_one_for_cpus() -> None:
@@ -38,7 +39,7 @@ def test_who_asks_for_none_gets_the_one_for_cpus() -> None:
 
 
 @pytest.mark.parametrize(
-    ("images", "image", "told"),
+    ("images", "image", "reported"),
     [
         (CPU_ONLY, None, r"unified asks for a GPU, and cpu:1 computes on CPUs: name one .* --engine-cuda-image"),
         (CPU_ONLY, "cpu:1", r"unified asks for a GPU, and cpu:1 computes on CPUs: name one"),
@@ -49,11 +50,11 @@ def test_who_asks_for_none_gets_the_one_for_cpus() -> None:
         ),
     ],
 )
-def test_a_gpu_is_not_given_to_an_image_for_cpus(images: EngineImages, image: str | None, told: str) -> None:
+def test_a_gpu_is_not_given_to_an_image_for_cpus(images: EngineImages, image: str | None, reported: str) -> None:
     failure = images.failure(service(GPU, image))
     assert failure is not None
     assert failure.reason == "NoGpuImage"
-    assert re.match(told, failure.message), failure.message
+    assert re.match(reported, failure.message), failure.message
 
 
 def test_an_image_that_is_named_is_trusted() -> None:

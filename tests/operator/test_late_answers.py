@@ -25,7 +25,7 @@ def late(plane_with_pods: ControlPlane, tmp_path_factory: pytest.TempPathFactory
     plane_with_pods.kubectl("delete", "infsvc", "--all")
 
 
-def services_known(cluster: Cluster) -> float:
+def num_cached_services(cluster: Cluster) -> float:
     """InferenceServices in the operator's cache, by its own metrics."""
     text = urllib.request.urlopen(f"{cluster.operator_url}/metrics", timeout=5).read().decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
@@ -40,7 +40,7 @@ def test_a_deleted_service_stays_gone_when_the_answer_to_its_status_arrives_late
         late.plane.kubectl("delete", "infsvc", name, "--wait=false")
     late.apply("fence")  # its answers come after all of the above
     wait(lambda: late.ready("fence").get("status") == "True")
-    assert services_known(late) == 1
+    assert num_cached_services(late) == 1
     wait(lambda: not [c for name in brief for c in late.children(name)])
 
 

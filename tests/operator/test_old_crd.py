@@ -40,7 +40,7 @@ def apply_crd(plane: ControlPlane, path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def ask(cluster: Cluster, path: str) -> tuple[int, dict[str, Any]]:
+def send_request(cluster: Cluster, path: str) -> tuple[int, dict[str, Any]]:
     """Status and content of one of the operator's health paths."""
     try:
         with urllib.request.urlopen(cluster.operator_url + path, timeout=60) as answer:
@@ -52,13 +52,13 @@ def ask(cluster: Cluster, path: str) -> tuple[int, dict[str, Any]]:
 
 
 def test_an_old_crd_is_reported_served_and_upgraded(cluster: Cluster, tmp_path: Path) -> None:
-    def told() -> Any:
-        status, answer = ask(cluster, "/readyz")
+    def reported() -> Any:
+        status, answer = send_request(cluster, "/readyz")
         return status == 503 and any("CRD is older" in problem for problem in answer["problems"]) and answer
 
-    (problem,) = wait(lambda: len((a := told() or {}).get("problems", ())) == 1 and a)["problems"]
+    (problem,) = wait(lambda: len((a := reported() or {}).get("problems", ())) == 1 and a)["problems"]
     assert "kubectl apply --server-side --force-conflicts -f crds/" in problem
-    assert ask(cluster, "/healthz")[0] == 200  # a restart would not help
+    assert send_request(cluster, "/healthz")[0] == 200  # a restart would not help
 
     cluster.plane.apply(changed({"metadata": {"name": "early"}}))
     wait(lambda: cluster.ready("early").get("status") == "True")
@@ -71,7 +71,7 @@ def test_an_old_crd_is_reported_served_and_upgraded(cluster: Cluster, tmp_path: 
     command = [sys.executable, "-m", "mini_infer_operator.controller.run", "--apply-crd"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert done.returncode == 0, done.stderr
-    wait(lambda: ask(cluster, "/readyz")[0] == 200)
+    wait(lambda: send_request(cluster, "/readyz")[0] == 200)
     cluster.apply("broken", image="engine:broken", unified={"replicas": 1})
     wait(lambda: any(c["type"] == "Reconciling" for c in cluster.status("broken")["conditions"]))
     assert cluster.ready("early")["status"] == "True"
@@ -94,9 +94,13 @@ def test_services_are_served_when_the_crd_is_installed_after_the_operator_has_st
     try:
         with OperatorProcess(plane_with_pods, tmp_path) as operator:
             cluster = Cluster(plane_with_pods, operator.url)
-            wait(lambda: any("the CRD is not installed" in p for p in ask(cluster, "/readyz")[1].get("problems", ())))
+            wait(
+                lambda: any(
+                    "the CRD is not installed" in p for p in send_request(cluster, "/readyz")[1].get("problems", ())
+                )
+            )
             apply_crd(plane_with_pods, ROOT / "crds")
-            wait(lambda: ask(cluster, "/readyz")[0] == 200)
+            wait(lambda: send_request(cluster, "/readyz")[0] == 200)
             cluster.apply("late")
             wait(lambda: cluster.ready("late").get("status") == "True")
             plane_with_pods.kubectl("delete", "infsvc", "late")

@@ -28,7 +28,7 @@ def environment(**source: Any) -> dict[str, Any]:
     return {"container": {"env": [{"name": "A", "valueFrom": source}]}}
 
 
-def told(allowed: PodSecurity, service: Any) -> str:
+def reported(allowed: PodSecurity, service: Any) -> str:
     failure = allowed.failure(service, service.roles)
     assert failure is None or failure.reason == "PodSecurity"
     return failure.message if failure else ""
@@ -73,9 +73,9 @@ RIGHTS: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(("template", "profile", "path"), RIGHTS, ids=[row[2] for row in RIGHTS])
 def test_a_right_is_refused_when_the_profile_is_stricter(template: dict[str, Any], profile: Any, path: str) -> None:
-    asking = service(template)
+    service_with_rights = service(template)
     for allowed in PROFILES:
-        message = told(PodSecurity(profile=allowed), asking)
+        message = reported(PodSecurity(profile=allowed), service_with_rights)
         if PROFILES.index(allowed) >= PROFILES.index(profile):
             assert message == ""
         else:
@@ -105,21 +105,21 @@ SECRETS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("template", "path"), SECRETS, ids=[row[1] for row in SECRETS])
 def test_a_secret_is_refused_when_no_pattern_has_its_name(template: dict[str, Any], path: str) -> None:
-    asking = service(template)
+    service_with_rights = service(template)
     for patterns in ((), ("hub-*",), ("other/db",)):
-        message = told(PodSecurity(profile="privileged", secrets=patterns), asking)
+        message = reported(PodSecurity(profile="privileged", secrets=patterns), service_with_rights)
         assert path in message
         assert "--allow-secrets=db" in message
     for patterns in (("db",), ("d*",), ("default/*",), ("hub", "default/db")):
-        assert told(PodSecurity(profile="privileged", secrets=patterns), asking) == ""
+        assert reported(PodSecurity(profile="privileged", secrets=patterns), service_with_rights) == ""
 
 
 def test_a_models_token_is_refused_when_its_secret_is_no_hub_token() -> None:
     def of(name: str) -> Any:
         return service({}, model={"uri": "hf://a/b", "tokenSecret": {"name": name, "key": "password"}})
 
-    assert told(PodSecurity(), of("hub-token")) == ""
-    assert "spec.model.tokenSecret (it needs --allow-secrets=db)" in told(PodSecurity(), of("db"))
+    assert reported(PodSecurity(), of("hub-token")) == ""
+    assert "spec.model.tokenSecret (it needs --allow-secrets=db)" in reported(PodSecurity(), of("db"))
 
 
 @pytest.mark.parametrize(
@@ -133,10 +133,10 @@ def test_a_models_token_is_refused_when_its_secret_is_no_hub_token() -> None:
 def test_an_identity_is_refused_when_no_pattern_has_its_service_account(
     template: dict[str, Any], path: str, account: str
 ) -> None:
-    message = told(PodSecurity(profile="privileged"), service(template))
+    message = reported(PodSecurity(profile="privileged"), service(template))
     assert path in message
     assert f"--allow-service-accounts={account}" in message
-    assert told(PodSecurity(profile="privileged", service_accounts=(account,)), service(template)) == ""
+    assert reported(PodSecurity(profile="privileged", service_accounts=(account,)), service(template)) == ""
 
 
 @pytest.mark.parametrize(
@@ -162,17 +162,19 @@ def test_an_identity_is_refused_when_no_pattern_has_its_service_account(
     ],
 )
 def test_what_needs_no_rights_is_allowed_by_default(template: dict[str, Any]) -> None:
-    assert told(PodSecurity(), service(template)) == ""
+    assert reported(PodSecurity(), service(template)) == ""
 
 
 def test_only_roles_that_are_made_anew_are_checked() -> None:
     """Pods of a revision whose template is stored go on: an upgrade of the operator breaks no running service."""
-    asking = service(volume(hostPath={"path": "/"}))
-    assert PodSecurity().failure(asking, ()) is None
-    assert PodSecurity().failure(asking, ("unified",)) is not None
+    service_with_rights = service(volume(hostPath={"path": "/"}))
+    assert PodSecurity().failure(service_with_rights, ()) is None
+    assert PodSecurity().failure(service_with_rights, ("unified",)) is not None
 
 
 def test_many_fields_are_named_in_part_and_counted() -> None:
-    asking = service(security(privileged=True, runAsUser=0, allowPrivilegeEscalation=True, runAsNonRoot=False))
-    assert "; and 1 more. Remove the field" in told(PodSecurity(), asking)
-    assert told(OPEN, asking) == ""
+    service_with_rights = service(
+        security(privileged=True, runAsUser=0, allowPrivilegeEscalation=True, runAsNonRoot=False)
+    )
+    assert "; and 1 more. Remove the field" in reported(PodSecurity(), service_with_rights)
+    assert reported(OPEN, service_with_rights) == ""

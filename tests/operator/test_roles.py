@@ -113,8 +113,8 @@ def test_roles_roll_in_step(cluster: Cluster) -> None:
 
 def test_one_role_fails_and_is_named(cluster: Cluster) -> None:
     pair(cluster, "fault", template={"spec": {"nodeSelector": {"there-is": "none"}}})
-    told = "prefill 1 of 1 and decode 0 of 2 engines are ready; fault-decode-"
-    wait(lambda: cluster.ready("fault").get("message", "").startswith(told))  # the prefill engine may be ready last
+    reported = "prefill 1 of 1 and decode 0 of 2 engines are ready; fault-decode-"
+    wait(lambda: cluster.ready("fault").get("message", "").startswith(reported))  # the prefill engine may be ready last
     assert cluster.ready("fault")["reason"] == "Unschedulable"
 
 
@@ -191,10 +191,10 @@ def stateful_sets(found: dict[str, Any]) -> list[dict[str, Any]]:
     """
     spec, name = found["spec"], f"{found['metadata']['name']}-real"
     groups, templates = spec["replicas"], spec["leaderWorkerTemplate"]
-    wanted = [(name, groups, 0, templates["leaderTemplate"])]
-    wanted += [(f"{name}-{n}", templates["size"] - 1, 1, templates["workerTemplate"]) for n in range(groups)]
+    expected = [(name, groups, 0, templates["leaderTemplate"])]
+    expected += [(f"{name}-{n}", templates["size"] - 1, 1, templates["workerTemplate"]) for n in range(groups)]
     made = []
-    for own, replicas, first, template in wanted:
+    for own, replicas, first, template in expected:
         labels = template["metadata"]["labels"] | {"set": own}
         pod = {**template, "metadata": {**template["metadata"], "labels": labels}}
         made.append(

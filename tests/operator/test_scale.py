@@ -80,18 +80,18 @@ def test_an_inference_scaler_sets_the_number_of_its_role(cluster: Cluster) -> No
 
 
 def test_the_examples_autoscaler_is_taken(cluster: Cluster) -> None:
-    taken = cluster.plane.kubectl("apply", "--server-side", "--dry-run=server", "-f", str(EXAMPLES / "hpa.yaml"))
-    assert taken.returncode == 0, taken.stderr
+    applied = cluster.plane.kubectl("apply", "--server-side", "--dry-run=server", "-f", str(EXAMPLES / "hpa.yaml"))
+    assert applied.returncode == 0, applied.stderr
 
 
 @pytest.fixture
 def waiting(cluster: Cluster, tmp_path: Path) -> Iterator[dict[str, float]]:
     """How many requests wait in each engine: `total` shared evenly by the pods that match, as a gateway would."""
-    told = {"total": 0.0}
+    reported = {"total": 0.0}
 
     def values(metric: str, selector: str) -> dict[str, float]:
         pods = [pod["metadata"]["name"] for pod in cluster.get("pods", selector)]
-        total = told["total"] if metric == "requests_waiting" else 0.0
+        total = reported["total"] if metric == "requests_waiting" else 0.0
         return {pod: total / len(pods) for pod in pods}
 
     try:
@@ -101,7 +101,7 @@ def waiting(cluster: Cluster, tmp_path: Path) -> Iterator[dict[str, float]]:
     stub.start()
     try:
         cluster.plane.apply(*stub.manifests())
-        yield told
+        yield reported
     finally:
         cluster.plane.kubectl("delete", "apiservice", f"v1beta1.{GROUP}")
         stub.stop()

@@ -161,18 +161,18 @@ def test_serving_engines_stay_when_the_progress_deadline_passes() -> None:
 def test_the_owner_is_a_condition_when_several_services_claim_a_model_name() -> None:
     service = parse_service(changed({"metadata": {"namespace": "b"}, "spec": {"model": {"name": "shared"}}}))
 
-    def told(*claimants: str) -> tuple[str, tuple[str, str] | None, str]:
+    def reported(*claimants: str) -> tuple[str, tuple[str, str] | None, str]:
         observed = Observed(claimants=claimants)
         plan = make_plan(service, observed, NOON)
         value = service_status(service, observed, plan, None, url=None, previous={}, now=NOON)
         messages = {c["type"]: c["message"] for c in value["conditions"]}
         return value["model"], conditions(value).get("ModelNameOwned"), messages.get("ModelNameOwned", "")
 
-    assert told() == told("b/demo") == ("shared", None, "")
-    model, condition, message = told("a/old", "b/demo")
+    assert reported() == reported("b/demo") == ("shared", None, "")
+    model, condition, message = reported("a/old", "b/demo")
     assert (model, condition) == ("b/demo", ("False", "ModelNameShared"))
     assert message == "clients that ask for shared reach a/old, which is older; this service answers to b/demo"
-    model, condition, message = told("b/demo", "c/1", "c/2", "c/3", "c/4")
+    model, condition, message = reported("b/demo", "c/1", "c/2", "c/3", "c/4")
     assert (model, condition) == ("shared", ("True", "ModelNameShared"))
     assert message.endswith("c/1, c/2, c/3 and 1 more claim it too")
 
@@ -249,8 +249,8 @@ def pair_status(*seen: tuple[str, str, int, int], failures: tuple[Failure, ...] 
 )
 def test_roles_are_counted_apart(seen: Any, ready: Any, available: Any, message: str) -> None:
     value = pair_status(*seen)
-    told = conditions(value)
-    assert (told["Ready"], told["Available"]) == (ready, available)
+    reported = conditions(value)
+    assert (reported["Ready"], reported["Available"]) == (ready, available)
     assert value["conditions"][0]["message"] == message
 
 

@@ -8,15 +8,15 @@ from mini_infer_operator.resource import REASONS, Condition
 
 PAGE = (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text()
 FIRST_CELLS = "\n".join(line.split("|")[1] for line in PAGE.splitlines() if line.startswith("|"))
-TOLD = set(re.findall(r"`([A-Za-z]+)`", FIRST_CELLS))
+NAMED = set(re.findall(r"`([A-Za-z]+)`", FIRST_CELLS))
 
 
 def test_every_reason_and_condition_is_explained() -> None:
     conditions = set(get_args(Condition.model_fields["type"].annotation))
     assert len(REASONS) > 20
-    assert sorted((REASONS | conditions) - TOLD) == []
+    assert sorted((REASONS | conditions) - NAMED) == []
 
 
 def test_nothing_is_explained_that_does_not_exist() -> None:
     conditions = set(get_args(Condition.model_fields["type"].annotation))
-    assert sorted(TOLD - REASONS - conditions) == []
+    assert sorted(NAMED - REASONS - conditions) == []

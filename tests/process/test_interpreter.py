@@ -3,12 +3,12 @@ import sys
 
 import pytest
 
-from mini_infer_process.interpreter import import_to_stay, no_collection
+from mini_infer_process.interpreter import import_permanently, no_collection
 
 
 def test_what_is_imported_to_stay_is_no_longer_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "colorsys", raising=False)
-    import_to_stay("colorsys")
+    import_permanently("colorsys")
     module = sys.modules["colorsys"]
     assert gc.isenabled()
     assert not any(each is module.__dict__ for each in gc.get_objects())  # those that are frozen are not listed
@@ -16,7 +16,7 @@ def test_what_is_imported_to_stay_is_no_longer_looked_through(monkeypatch: pytes
 
 def test_an_import_that_fails_leaves_the_collector_on() -> None:
     with pytest.raises(ModuleNotFoundError):
-        import_to_stay("mini_infer_contract.there_is_none")
+        import_permanently("mini_infer_contract.there_is_none")
     assert gc.isenabled()
 
 

@@ -59,9 +59,9 @@ def test_the_prompt_is_that_of_transformers_when_a_call_is_in_the_history(style:
     if content == "absent":
         del sent[1]["content"]
     shown = conversation(ARGUMENTS if form.text_arguments else json.loads(ARGUMENTS), None if form.null_content else "")
-    wanted = reference.apply_chat_template(shown, tokenize=False, add_generation_prompt=True, date_string="today")
+    expected = reference.apply_chat_template(shown, tokenize=False, add_generation_prompt=True, date_string="today")
     text = chat_prompt_text(encoder, {"messages": sent, "chat_template_kwargs": {"date_string": "today"}}).text
-    assert text == wanted
+    assert text == expected
     assert "get_weather" in text
     assert "Zürich" in text
 

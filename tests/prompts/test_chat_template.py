@@ -87,9 +87,9 @@ def test_what_cannot_be_continued(source: str, last: dict[str, Any], flags: dict
 def test_what_a_template_wants_is_found_out() -> None:
     part = "{{ p['text'] if p['type'] == 'text' }}"
     parts = f"{{% for m in messages %}}{{% for p in m['content'] %}}{part}{{% endfor %}}{{% endfor %}}"
-    assert ChatTemplate(parts).wants_content_parts
-    assert not any(ChatTemplate(source).wants_content_parts for source in STYLES.values())
-    assert not ChatTemplate("{{ raise_exception('never') }}").wants_content_parts
+    assert ChatTemplate(parts).uses_content_parts
+    assert not any(ChatTemplate(source).uses_content_parts for source in STYLES.values())
+    assert not ChatTemplate("{{ raise_exception('never') }}").uses_content_parts
     assert ChatTemplate("{% if m.role == 'developer' %}{% endif %}").knows_developer_role
     assert not ChatTemplate(CHATML).knows_developer_role
 

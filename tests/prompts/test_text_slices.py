@@ -12,13 +12,13 @@ from mini_infer_prompts.text_slices import MAX_RUN_CHARACTERS, SLICE_CHARACTERS,
 from tests.prompts.folders import CORPUS
 
 LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+PUNCTUATION = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
 BLANKS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 UPPER, LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 PATTERNS = {
-    "qwen2": rf"{CONTRACTIONS}|{LETTERS}|\p{{N}}|{SIGNS}|{BLANKS}",
-    "llama3": rf"{CONTRACTIONS}|{LETTERS}|\p{{N}}{{1,3}}|{SIGNS}|{BLANKS}",
+    "qwen2": rf"{CONTRACTIONS}|{LETTERS}|\p{{N}}|{PUNCTUATION}|{BLANKS}",
+    "llama3": rf"{CONTRACTIONS}|{LETTERS}|\p{{N}}{{1,3}}|{PUNCTUATION}|{BLANKS}",
     "qwen3.5": rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
     rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{BLANKS}",
     "o200k": rf"[^\r\n\p{{L}}\p{{N}}]?[{UPPER}]*[{LOWER}]+{CONTRACTIONS}?"

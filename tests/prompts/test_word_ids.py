@@ -18,10 +18,10 @@ class Counting:
     """Gives each character's number as its id, and counts the texts that it was asked for."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.encoded: list[str] = []
 
     def __call__(self, texts: Sequence[str]) -> list[list[int]]:
-        self.asked += texts
+        self.encoded += texts
         return [[ord(character) for character in text] for text in texts]
 
 
@@ -50,10 +50,10 @@ def test_only_what_is_new_is_tokenised() -> None:
     encode = Counting()
     words = WordIds(encode)
     words.encode("one two two")
-    assert sorted(encode.asked) == [" two", "one"]
-    encode.asked.clear()
+    assert sorted(encode.encoded) == [" two", "one"]
+    encode.encoded.clear()
     words.encode("one two three")
-    assert encode.asked == [" three"]
+    assert encode.encoded == [" three"]
 
 
 def test_no_more_words_are_kept_than_may_be() -> None:
@@ -62,34 +62,34 @@ def test_no_more_words_are_kept_than_may_be() -> None:
     with patch.object(word_ids, "MAX_WORDS", 3):
         words.encode("a b c")
         words.encode("a b c d")
-        encode.asked.clear()
+        encode.encoded.clear()
         assert words.encode("a d") == [ord("a"), ord(" "), ord("d")]
-        assert encode.asked == ["a"], "with the fourth word all others were forgotten"
+        assert encode.encoded == ["a"], "with the fourth word all others were forgotten"
         words.encode("p q r s")
-        encode.asked.clear()
+        encode.encoded.clear()
         words.encode("p q r s")
-        assert len(encode.asked) == 4, "more words at once than may be kept"
+        assert len(encode.encoded) == 4, "more words at once than may be kept"
 
 
 @pytest.mark.parametrize(("characters", "ids", "kept"), [(32, 8, True), (33, 1, False), (32, 9, False)])
 def test_long_words_are_not_kept(characters: int, ids: int, kept: bool) -> None:
-    asked: list[str] = []
+    requested: list[str] = []
 
     def encode(texts: Sequence[str]) -> list[list[int]]:
-        asked.extend(texts)
+        requested.extend(texts)
         return [[7] * ids for _ in texts]
 
     words = WordIds(encode)
     for _ in range(2):
         words.encode("x" * characters)
-    assert len(asked) == (1 if kept else 2)
+    assert len(requested) == (1 if kept else 2)
 
 
 def test_words_take_no_more_memory_than_is_said() -> None:
     count = MAX_WORDS // 16
     words = WordIds(lambda texts: [[1000 * int(text) + at for at in range(MAX_WORD_IDS)] for text in texts])
     words.encode("".join(f" {number:0{MAX_WORD_CHARACTERS - 1}d}" for number in range(1, count)))
-    kept = words._known
+    kept = words._cache
     assert len(kept) == count - 1
     size = sys.getsizeof(kept) + sum(
         sys.getsizeof(word) + sys.getsizeof(ids) + sum(map(sys.getsizeof, ids)) for word, ids in kept.items()

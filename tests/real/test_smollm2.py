@@ -116,8 +116,8 @@ def reordered(name: str, values: np.ndarray) -> np.ndarray:
 
 def test_greedy_texts_equal_those_of_transformers(llm: LLM, reference: Any) -> None:
     conversations: list[Any] = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
-    asks = SamplingParams(temperature=0, max_tokens=OUTPUT_TOKENS)
-    for output in llm.chat(conversations, asks, use_tqdm=False):
+    sampling_params = SamplingParams(temperature=0, max_tokens=OUTPUT_TOKENS)
+    for output in llm.chat(conversations, sampling_params, use_tqdm=False):
         ids = output.prompt_token_ids
         with torch.inference_mode():
             made = reference.generate(torch.tensor([ids]), max_new_tokens=OUTPUT_TOKENS, do_sample=False)[0, len(ids) :]
@@ -156,8 +156,8 @@ def test_the_template_is_the_files(llm: LLM, folder: Path) -> None:
 
 def best_tokens(llm: LLM, ids: list[int]) -> list[int]:
     """The likeliest token after each of these but the last."""
-    asks = SamplingParams(max_tokens=1, prompt_logprobs=1)
-    [output] = llm.generate([{"prompt_token_ids": ids}], asks, use_tqdm=False)
+    sampling_params = SamplingParams(max_tokens=1, prompt_logprobs=1)
+    [output] = llm.generate([{"prompt_token_ids": ids}], sampling_params, use_tqdm=False)
     assert output.prompt_logprobs is not None
     return [next(token for token, one in each.items() if one.rank == 1) for each in output.prompt_logprobs if each]
 
@@ -181,7 +181,7 @@ def test_looked_up_guesses_change_no_text(llm: LLM, monkeypatch: pytest.MonkeyPa
         "type": "object",
         "properties": {"primes": {"type": "array", "items": {"type": "integer"}, "maxItems": 3}},
     }
-    asked = [
+    requested = [
         (quoted, SamplingParams(temperature=0, max_tokens=32)),
         (quoted, SamplingParams(temperature=0, max_tokens=24, presence_penalty=0.5, logprobs=1)),
         (PROMPTS[1], SamplingParams(temperature=0.8, seed=7, max_tokens=24)),
@@ -190,12 +190,12 @@ def test_looked_up_guesses_change_no_text(llm: LLM, monkeypatch: pytest.MonkeyPa
             SamplingParams(temperature=0, max_tokens=24, structured_outputs=StructuredOutputsParams(json=schema)),
         ),
     ]
-    conversations: list[Any] = [[{"role": "user", "content": prompt}] for prompt, _ in asked]
+    conversations: list[Any] = [[{"role": "user", "content": prompt}] for prompt, _ in requested]
     options: dict[str, Any] = {"speculative_method": "ngram", "num_speculative_tokens": 4}
     common: dict[str, Any] = {"device": DEVICE, "dtype": "float32", "max_model_len": 1024}
     guessing = LLM("smollm2", kv_cache_memory=200_000_000, **common, **options)
-    asks = [sampling for _, sampling in asked]
-    expected, made = (one.chat(conversations, asks, use_tqdm=False) for one in (llm, guessing))
+    sampling_params = [sampling for _, sampling in requested]
+    expected, made = (one.chat(conversations, sampling_params, use_tqdm=False) for one in (llm, guessing))
     assert [one.outputs[0].token_ids for one in made] == [one.outputs[0].token_ids for one in expected]
     stats = guessing._engine.stats()
     assert sum(stats.accepted_tokens_by_position) >= 4
@@ -216,11 +216,11 @@ def test_a_head_trained_here_changes_no_text(llm: LLM, tmp_path: Path, monkeypat
     assert done.returncode == 0, done.stderr[-3000:]
     facts = json.loads((tmp_path / "training.json").read_text())
     conversations: list[Any] = [[{"role": "user", "content": prompt}] for prompt in PROMPTS[:3]]
-    asks = SamplingParams(temperature=0, max_tokens=OUTPUT_TOKENS)
+    sampling_params = SamplingParams(temperature=0, max_tokens=OUTPUT_TOKENS)
     options: dict[str, Any] = {"speculative_method": "head", "speculative_model": str(tmp_path)}
     common: dict[str, Any] = {"device": DEVICE, "dtype": "float32", "max_model_len": 1024}
     guessing = LLM("smollm2", kv_cache_memory=200_000_000, **common, **options)
-    expected, made = (one.chat(conversations, asks, use_tqdm=False) for one in (llm, guessing))
+    expected, made = (one.chat(conversations, sampling_params, use_tqdm=False) for one in (llm, guessing))
     assert [one.outputs[0].token_ids for one in made] == [one.outputs[0].token_ids for one in expected]
     stats = guessing._engine.stats()
     accepted = sum(stats.accepted_tokens_by_position)

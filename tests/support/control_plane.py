@@ -132,11 +132,11 @@ class ControlPlane:
         address, headers, context = self._reader
         if not hasattr(self._kept, "connection"):
             self._kept.connection = http.client.HTTPSConnection(address, context=context, timeout=30)
-        asked = f"{path}?{urllib.parse.urlencode(query)}"
+        requested = f"{path}?{urllib.parse.urlencode(query)}"
         try:
-            status, body = _get(self._kept.connection, asked, headers)
+            status, body = _get(self._kept.connection, requested, headers)
         except ConnectionError:  # the API server ends connections that nobody has used for a while
-            status, body = _get(self._kept.connection, asked, headers)
+            status, body = _get(self._kept.connection, requested, headers)
         assert status == 200, f"{path}: {status} {body.decode()}"
         return json.loads(body)
 

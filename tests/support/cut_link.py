@@ -21,7 +21,7 @@ class CutLink:
         self._open: set[socket.socket] = set()
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def hold_up(self) -> None:
+    def pause(self) -> None:
         """Nothing gets through any more, and nobody is told; what is sent waits, as where a cable is pulled."""
         self._flows.clear()
 

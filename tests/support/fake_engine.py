@@ -51,8 +51,8 @@ def byte_assets() -> PromptAssets:
 
 def _response(request: web.Request, body: dict[str, Any]) -> dict[str, Any]:
     """What a small answer of an engine of ours has, with the id that the gateway has chosen."""
-    said = {"type": "output_text", "text": f"seen {len(body['input'])}", "annotations": []}
-    message = {"id": "msg_1", "type": "message", "role": "assistant", "status": "completed", "content": [said]}
+    part = {"type": "output_text", "text": f"seen {len(body['input'])}", "annotations": []}
+    message = {"id": "msg_1", "type": "message", "role": "assistant", "status": "completed", "content": [part]}
     kept = json.loads(request.headers["x-mini-infer-response"])
     return {"object": "response", "status": "completed", "model": body["model"], "output": [message]} | kept
 
@@ -75,7 +75,7 @@ class FakeEngine:
         self.chunk_delay_s = self.answer_delay_s = 0.0
         self.status = 200
         self.draining = False
-        self.says_ready: bool | None = True
+        self.is_ready: bool | None = True
         """Its answer to /readyz; None: it has no such page."""
         self.error_body: dict[str, Any] | None = None
         self.answer_headers: dict[str, str] = {}
@@ -126,7 +126,7 @@ class FakeEngine:
         app.router.add_get("/openapi.json", self._tokenizer_info)
         app.router.add_get("/prompt_assets", self._assets)
         app.router.add_get("/kv_snapshot", self._snapshot)
-        if self.says_ready is not None:
+        if self.is_ready is not None:
             app.router.add_get("/readyz", self._ready)
         self.runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await self.runner.setup()
@@ -184,10 +184,10 @@ class FakeEngine:
             await self._publisher.send_multipart([self.topic, sequence_frame(self.sequence), payload])
         self.sequence += 1
 
-    async def report(self, running: int = 0, waiting: int = 0, queued_tokens: int = 0, **told: Any) -> None:
-        """Sends a load report; `told`: its other fields."""
+    async def report(self, running: int = 0, waiting: int = 0, queued_tokens: int = 0, **load: Any) -> None:
+        """Sends a load report; `load`: its other fields."""
         accepted, self._arrived = self._arrived, []
-        report = LoadReport(0.0, running, waiting, queued_tokens, 0.0, accepted, **told)
+        report = LoadReport(0.0, running, waiting, queued_tokens, 0.0, accepted, **load)
         await self._publisher.send_multipart([LOAD_TOPIC, sequence_frame(0), encode(report)])
 
     async def prefill(self, ids: list[int], lost: bool = False) -> int:
@@ -283,7 +283,7 @@ class FakeEngine:
         self.probes += 1
         if self.hang:
             await asyncio.sleep(60)
-        return web.json_response({}, status=200 if self.says_ready else 503)
+        return web.json_response({}, status=200 if self.is_ready else 503)
 
     async def _work_on_file(self, request: web.Request) -> web.Response:
         form = await request.post()

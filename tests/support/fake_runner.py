@@ -50,8 +50,8 @@ def expected_beams(request: Request, max_model_len: int) -> list[list[int]]:
     state = BeamState()
     while not state.is_over:
         histories = [[*request.prompt_token_ids, *beam.token_ids()] for beam in state.running]
-        told = [most_likely(_cells(tokens), rules.num_candidates) for tokens in histories]
-        state = advance(state, told, rules)
+        expected_logprobs = [most_likely(_cells(tokens), rules.num_candidates) for tokens in histories]
+        state = advance(state, expected_logprobs, rules)
     return [beam.token_ids() for beam in state.finished]
 
 
@@ -116,7 +116,7 @@ class FakeRunner:
         self.max_speculative_rows = max_speculative_rows
         self._lengths = [0] * max_num_seqs
         self._output_indexes = [0] * max_num_seqs
-        self._told: list[list[int]] = [[] for _ in range(max_num_seqs)]
+        self._histories: list[list[int]] = [[] for _ in range(max_num_seqs)]
         """Of each slot: the tokens that whatever guesses knows."""
         self.num_pages = num_pages
         self.swap_space = SwapSpace(num_host_pages, swap_s_per_token=1.0, compute_s_per_token=3.0)
@@ -149,12 +149,12 @@ class FakeRunner:
             self._cells[swap.device_page] = list(self._host_cells[swap.host_page])
         for copy in batch.transfers.copies:
             self._cells[copy.target] = self._cells[copy.source][: copy.tokens] + [None] * (self.page_size - copy.tokens)
-        for told in batch.catch_up:
-            assert told.token_ids is not None
-            assert len(told.token_ids) == told.count
-            del self._told[told.slot][told.start :]
-            assert len(self._told[told.slot]) == told.start, "tokens were left out"
-            self._told[told.slot] += told.token_ids
+        for chunk in batch.catch_up:
+            assert chunk.token_ids is not None
+            assert len(chunk.token_ids) == chunk.count
+            del self._histories[chunk.slot][chunk.start :]
+            assert len(self._histories[chunk.slot]) == chunk.start, "tokens were left out"
+            self._histories[chunk.slot] += chunk.token_ids
         for index, row in enumerate(batch.rows):
             if index < batch.num_decodes:
                 row = self._true_row(row, batch.num_drafts)
@@ -256,12 +256,14 @@ class FakeRunner:
             end, index = row.start + row.count, row.output_index + 1
             self._lengths[row.slot], self._output_indexes[row.slot] = end, index
             if row.num_drafts is not None:
-                told = self._told[row.slot]
+                history = self._histories[row.slot]
                 if len(tokens) == 1:  # the last token stands here since the pass before: only the device knows it
-                    assert _cells(told[: row.start])[-1] == self._read(row, row.start - 1), "it was told other tokens"
-                    del told[row.start :]
-                    told.append(self._newest[row.slot])
-                told.append(tokens[-1])
+                    assert _cells(history[: row.start])[-1] == self._read(row, row.start - 1), (
+                        "it was told other tokens"
+                    )
+                    del history[row.start :]
+                    history.append(self._newest[row.slot])
+                history.append(tokens[-1])
             if not drafts_left:
                 break
             right = hash((row.slot, end, tokens[-1])) % 4 > 0

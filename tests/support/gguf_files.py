@@ -95,10 +95,10 @@ def write_gguf(
         theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert theirs is not None, name
         written[theirs] = rows, kind
-    for name, given in (tensors or {}).items():
+    for name, content in (tensors or {}).items():
         written.pop(name, None)
-        if given is not None:
-            written[name] = given, Encoding.F32
+        if content is not None:
+            written[name] = content, Encoding.F32
     for name, (rows, kind) in written.items():
         writer.add_tensor(name, rows, raw_dtype=kind)
     writer.write_header_to_file()

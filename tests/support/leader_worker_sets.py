@@ -55,15 +55,15 @@ async def _reconcile(client: ApiServer, found: Object) -> None:
     size = spec["leaderWorkerTemplate"]["size"]
     await _create(client, f"/api/v1/namespaces/{metadata['namespace']}/services", headless_service(found))
     for group in range(spec["replicas"]):
-        wanted = {pod["metadata"]["name"]: pod for pod in (member(found, group, index) for index in range(size))}
-        mine = {name: live.pop(name) for name in wanted if name in live}
+        expected = {pod["metadata"]["name"]: pod for pod in (member(found, group, index) for index in range(size))}
+        mine = {name: live.pop(name) for name in expected if name in live}
         started = any(pod["status"].get("phase") == "Running" for pod in mine.values())
         if started and (len(mine) < size or any(map(_ends_its_group, mine.values()))):  # RecreateGroupOnPodRestart
             for name, pod in mine.items():
                 if "deletionTimestamp" not in pod["metadata"]:
                     await _delete(client, f"{pods_path}/{name}")
             continue
-        for name, pod in wanted.items():
+        for name, pod in expected.items():
             if name not in mine:
                 await _create(client, pods_path, pod)
     for name in live:  # of groups that are too many: the highest indexes

@@ -10,7 +10,7 @@ PROMPTS = [
 ]
 SHARED = [*range(40, 80)]
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-ASKS = [
+SAMPLING_PARAMS = [
     GREEDY,
     SamplingParams(temperature=1.1, top_p=0.9, seed=3, max_tokens=12, ignore_eos=True, repetition_penalty=1.2),
     SamplingParams(
@@ -25,7 +25,7 @@ def small_llm(folder: Path | str, **settings: Any) -> LLM:
     return LLM(str(folder), **(defaults | settings))
 
 
-def told(llm: LLM, prompts: list[list[int]], asks: Any) -> list[Any]:
+def results_of(llm: LLM, prompts: list[list[int]], sampling_params: Any) -> list[Any]:
     """Of each prompt the tokens, and how many of its own were cached."""
-    made = llm.generate([{"prompt_token_ids": ids} for ids in prompts], asks, use_tqdm=False)
+    made = llm.generate([{"prompt_token_ids": ids} for ids in prompts], sampling_params, use_tqdm=False)
     return [(list(one.outputs[0].token_ids), one.num_cached_tokens) for one in made]

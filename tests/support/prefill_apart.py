@@ -44,7 +44,7 @@ def prefill_apart() -> Iterator[None]:
                 if role == "prefill":
                     stack.enter_context(_runs(built.engine))
             source = KVSource(how="prefill", address=f"tcp://127.0.0.1:{ports[0]}")
-            stack.enter_context(_takes_from(built.engine, source))
+            stack.enter_context(_receives_from(built.engine, source))
             return built
 
         def build_several(settings: EngineSettings, *_: Any) -> None:
@@ -75,7 +75,7 @@ def _runs(engine: Engine) -> Iterator[None]:
 
 
 @contextmanager
-def _takes_from(engine: Engine, source: KVSource) -> Iterator[None]:
+def _receives_from(engine: Engine, source: KVSource) -> Iterator[None]:
     """Its prompts; in the end they have come from there, unless that cannot be."""
     add, step = engine.add, engine.step
 

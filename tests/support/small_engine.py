@@ -17,15 +17,15 @@ def main() -> int:
     parser.add_argument("--port", type=int)
     parser.add_argument("--served-model-name")
     parser.add_argument("--max-num-seqs", type=int, default=256)
-    given, others = parser.parse_known_args()
-    if given.max_num_seqs == 13:
+    options, others = parser.parse_known_args()
+    if options.max_num_seqs == 13:
         print("ERROR 13 brings bad luck", flush=True)
         return 3
     subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(1000)"])
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.answer({"data": [{"id": given.served_model_name}]} if "models" in self.path else {"status": "ok"})
+            self.answer({"data": [{"id": options.served_model_name}]} if "models" in self.path else {"status": "ok"})
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -50,9 +50,9 @@ def main() -> int:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", given.port), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", options.port), Handler)
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=server.shutdown).start())
-    print(f"serving on {given.port}", flush=True)
+    print(f"serving on {options.port}", flush=True)
     server.serve_forever(poll_interval=0.05)
     time.sleep(0.05)
     return 0  # leaves its child behind, as a crash would

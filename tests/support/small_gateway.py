@@ -14,7 +14,7 @@ def main() -> int:
     parser.add_argument("--endpoints", type=Path)
     parser.add_argument("--routing-headers", action="store_true")
     parser.add_argument("--peer-key-file", type=Path)
-    given = parser.parse_args()
+    options = parser.parse_args()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -24,7 +24,7 @@ def main() -> int:
             self.answer(self.forward(self.rfile.read(int(self.headers["content-length"]))))
 
         def forward(self, body: bytes | None) -> bytes:
-            endpoint = json.loads(given.endpoints.read_text())["endpoints"][0]["url"]
+            endpoint = json.loads(options.endpoints.read_text())["endpoints"][0]["url"]
             request = urllib.request.Request(endpoint + self.path, body, {"content-type": "application/json"})
             with urllib.request.urlopen(request, timeout=10) as response:
                 return response.read()
@@ -38,5 +38,5 @@ def main() -> int:
         def log_message(self, *_: object) -> None:
             pass
 
-    ThreadingHTTPServer((given.host, given.port), Handler).serve_forever()
+    ThreadingHTTPServer((options.host, options.port), Handler).serve_forever()
     return 0

@@ -89,20 +89,20 @@ class TimedRunner:
         machine, rows, drafts = self.machine, len(batch.rows), batch.num_drafts
         if batch.num_decodes < rows:
             self.clock.host += 150
-            taken = 300 + machine.plain(rows)
+            cost = 300 + machine.plain(rows)
         else:
             seen = self._seen.get((rows, drafts), 0)
             self._seen[rows, drafts] = seen + 1
             self.clock.host += machine.host(rows) * 0.7 + (machine.guessing_host if drafts else 0)
             self.clock.host += machine.cold if seen < (1 if drafts and self.measures else 6) else 0
-            taken = machine.plain(rows) if not drafts else machine.check(rows, drafts) + drafts * machine.guess
+            cost = machine.plain(rows) if not drafts else machine.check(rows, drafts) + drafts * machine.guess
             self.num_guessing_passes += drafts > 0
-        told = sum(row.count for row in batch.catch_up)
-        if told and machine.reading_host:
+        num_read = sum(row.count for row in batch.catch_up)
+        if num_read and machine.reading_host:
             self.clock.host += machine.reading_host
-            taken += told * machine.reading
-        taken *= 1 + 0.03 * self.dice.random()
-        self.clock.device = max(self.clock.device, self.clock.host) + taken
+            cost += num_read * machine.reading
+        cost *= 1 + 0.03 * self.dice.random()
+        self.clock.device = max(self.clock.device, self.clock.host) + cost
         return PassResult([self._tokens(row.num_drafts or 0) for row in batch.rows]), self.clock.device
 
     def _tokens(self, drafts: int) -> Sequence[int]:

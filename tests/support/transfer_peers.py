@@ -80,7 +80,7 @@ class PretendedTransport:
         pieces(LAYOUT, self._layout(engine_id), span)
         return Done()
 
-    def way(self, engine_id: str, span: Span) -> Area | None:
+    def staging_area(self, engine_id: str, span: Span) -> Area | None:
         return "host" if self.is_staged else None
 
     def slot_bytes(self, engine_id: str, area: Area) -> int:
@@ -134,22 +134,22 @@ def transfer_worker(
         context.destroy(linger=0)
 
 
-def prefill_wanted(job: int) -> wire.PrefillRequested:
+def prefill_requested(job: int) -> wire.PrefillRequested:
     sampling = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
     request = Request(request_id="x#1", prompt_token_ids=[job % 40] * 40, sampling=sampling)
     return wire.PrefillRequested(job, request, [7, 8, 9], 0, 30.0)
 
 
-FROM_TAKER: tuple[wire.FromConsumer, ...] = (
+FROM_CONSUMER: tuple[wire.FromConsumer, ...] = (
     wire.Hello(party("peer")),
-    prefill_wanted(1),
+    prefill_requested(1),
     wire.KVRequested(1, [1] * 40, "", "", 0, 30.0),
     wire.Renew([1], 30.0),
     wire.Release([1]),
     wire.SlotGranted(1, 0, 8),
 )
 LOGPROBS = [TokenLogprobs(3, -0.5, 1, [3], [-0.5])]
-FROM_GIVER: tuple[wire.FromProducer, ...] = (
+FROM_PRODUCER: tuple[wire.FromProducer, ...] = (
     wire.Welcome(party("peer")),
     wire.Refused("no"),
     wire.Accepted(1, 10, 5.0, 5.0),

@@ -63,7 +63,7 @@ class TransferSide(Counted):
         self.process.wait()
 
 
-async def ask_all(decode: Counted, prompts: list[str], address: str = "") -> list[str]:
+async def send_all(decode: Counted, prompts: list[str], address: str = "") -> list[str]:
     """What is said to each, computed at `address` or by itself; empty where the decode engine has died."""
     async with httpx.AsyncClient(base_url=decode.url, timeout=60) as client:
 
@@ -79,7 +79,7 @@ async def ask_all(decode: Counted, prompts: list[str], address: str = "") -> lis
         return list(await asyncio.gather(*map(one, prompts)))
 
 
-def ask(side: EngineServer, prompt: str, headers: dict[str, str] | None = None, **more: Any) -> dict[str, Any]:
+def send_request(side: EngineServer, prompt: str, headers: dict[str, str] | None = None, **more: Any) -> dict[str, Any]:
     body = {"prompt": prompt, "max_tokens": 24, "temperature": 0} | more
     answer = side.client.post(PATH, json=body, headers=headers or {})
     assert answer.status_code == 200, answer.text
@@ -94,11 +94,11 @@ def proxied(prefill: EngineServer, decode: EngineServer, prompt: str, **more: An
     """What a public proxy of vLLM's kind does: prefill first, then decode with what that answered."""
     empty = ("remote_engine_id", "remote_block_ids", "remote_host", "remote_port")
     wish = {"do_remote_decode": True, "do_remote_prefill": False} | dict.fromkeys(empty)
-    first = ask(prefill, prompt, **more | {"max_tokens": 1, "kv_transfer_params": wish})
+    first = send_request(prefill, prompt, **more | {"max_tokens": 1, "kv_transfer_params": wish})
     params = first["kv_transfer_params"]
     assert params["do_remote_prefill"]
     assert params["remote_block_ids"][0]
-    return ask(decode, prompt, **more, kv_transfer_params=params)
+    return send_request(decode, prompt, **more, kv_transfer_params=params)
 
 
 class Pair:
@@ -117,7 +117,7 @@ class Pair:
 
     async def disturbed(self, how: str, prompts: list[str]) -> list[str]:
         """What is said to requests that begin before one side is killed, or stopped or cut off for a while."""
-        asked = asyncio.create_task(ask_all(self.decode, prompts, f"tcp://127.0.0.1:{self.link.port}"))
+        sending = asyncio.create_task(send_all(self.decode, prompts, f"tcp://127.0.0.1:{self.link.port}"))
         await asyncio.sleep(self.draw.uniform(0, self._within_s))
         match how:
             case "kill prefill":
@@ -125,25 +125,25 @@ class Pair:
             case "kill decode":
                 self.decode.kill()
             case "stop prefill":
-                return await self._stopped(self.prefill, asked, for_s=None)
+                return await self._stopped(self.prefill, sending, for_s=None)
             case "stop decode":
-                return await self._stopped(self.decode, asked, for_s=self.draw.uniform(0.1, 2.0))
+                return await self._stopped(self.decode, sending, for_s=self.draw.uniform(0.1, 2.0))
             case "cut the link":
                 self.link.cut()
             case "hold up the link":
-                self.link.hold_up()
-        return await asked
+                self.link.pause()
+        return await sending
 
-    async def _stopped(self, side: TransferSide, asked: "asyncio.Task[list[str]]", for_s: float | None) -> list[str]:
+    async def _stopped(self, side: TransferSide, sending: "asyncio.Task[list[str]]", for_s: float | None) -> list[str]:
         """`for_s` None: until all is answered."""
         os.kill(side.core_pid, signal.SIGSTOP)
         try:
             if for_s is None:
-                return await asked
+                return await sending
             await asyncio.sleep(for_s)
         finally:
             os.kill(side.core_pid, signal.SIGCONT)
-        return await asked
+        return await sending
 
     def mend(self) -> None:
         """Both are there and reach each other again."""
@@ -167,12 +167,12 @@ def disturb(pair: Pair, rounds: int, words: tuple[int, ...] = (80, 200), hows: t
         for number in range(rounds):
             how = hows[number % len(hows)]
             prompts = [new_prompt(pair.draw.choice(words)) for _ in range(3)]
-            own = asyncio.run(ask_all(pair.decode, prompts))
-            said = asyncio.run(pair.disturbed(how, prompts))
+            own = asyncio.run(send_all(pair.decode, prompts))
+            texts = asyncio.run(pair.disturbed(how, prompts))
             if how == "kill decode":  # its clients are told that it is gone, and what it has said before that is right
-                assert all(text in ("", right) for text, right in zip(said, own, strict=True)), how
+                assert all(text in ("", right) for text, right in zip(texts, own, strict=True)), how
             else:
-                assert said == own, how
+                assert texts == own, how
             pair.mend()
             wait_until(pair.decode.is_at_rest)
             wait_until(pair.prefill.is_at_rest)

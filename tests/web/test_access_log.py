@@ -8,9 +8,9 @@ import pytest
 from mini_infer_web.access_log import log_request
 
 
-def line(caplog: pytest.LogCaptureFixture, path: str, status: int, error: str = "", **facts: Any) -> logging.LogRecord:
+def line(caplog: pytest.LogCaptureFixture, path: str, status: int, error: str = "", **fields: Any) -> logging.LogRecord:
     caplog.set_level(logging.DEBUG)
-    log_request(logging.getLogger("x"), "GET", path, status, 0.25, "mine", facts, error)
+    log_request(logging.getLogger("x"), "GET", path, status, 0.25, "mine", fields, error)
     return caplog.records[-1]
 
 

@@ -6,19 +6,19 @@ from mini_infer_web.cors import CorsPolicy, Headers
 
 PAGE = (b"origin", b"https://chat.example.com")
 OTHER = (b"origin", b"https://evil.example.com")
-ASKS = (b"access-control-request-method", b"POST")
-ASKS_FOR = (b"access-control-request-headers", b"authorization, content-type")
+REQUEST_METHOD = (b"access-control-request-method", b"POST")
+REQUEST_HEADERS = (b"access-control-request-headers", b"authorization, content-type")
 NAMED = CorsPolicy(allowed_origins=("https://chat.example.com",))
 
 
 def of(headers: Headers) -> dict[str, str]:
-    told = {name.decode().removeprefix("access-control-"): value.decode() for name, value in headers}
-    assert len(told) == len(headers)
-    return told
+    answered = {name.decode().removeprefix("access-control-"): value.decode() for name, value in headers}
+    assert len(answered) == len(headers)
+    return answered
 
 
 def test_it_is_off_unless_origins_are_named() -> None:
-    assert CorsPolicy().answer_headers([PAGE]) == CorsPolicy().preflight_headers([PAGE, ASKS]) == []
+    assert CorsPolicy().answer_headers([PAGE]) == CorsPolicy().preflight_headers([PAGE, REQUEST_METHOD]) == []
 
 
 def test_every_page() -> None:
@@ -34,26 +34,26 @@ def test_vary_names_origin_when_origins_are_listed() -> None:
         "expose-headers": "x-request-id, request-id, retry-after",
     }
     assert of(NAMED.answer_headers([OTHER])) == {"vary": "Origin"}
-    assert NAMED.preflight_headers([OTHER, ASKS]) == []
+    assert NAMED.preflight_headers([OTHER, REQUEST_METHOD]) == []
 
 
 @pytest.mark.parametrize("origins", [("*",), ("https://chat.example.com",)])
 def test_credentials_are_never_for_a_star(origins: tuple[str, ...]) -> None:
-    told = of(CorsPolicy(allowed_origins=origins, allow_credentials=True).answer_headers([PAGE]))
-    assert (told["allow-origin"], told["allow-credentials"]) == ("https://chat.example.com", "true")
+    answered = of(CorsPolicy(allowed_origins=origins, allow_credentials=True).answer_headers([PAGE]))
+    assert (answered["allow-origin"], answered["allow-credentials"]) == ("https://chat.example.com", "true")
 
 
 def test_a_preflight_repeats_the_requested_headers_when_all_are_allowed() -> None:
-    assert of(NAMED.preflight_headers([PAGE, ASKS, ASKS_FOR])) == {
+    assert of(NAMED.preflight_headers([PAGE, REQUEST_METHOD, REQUEST_HEADERS])) == {
         "allow-methods": "POST",
         "allow-headers": "authorization, content-type",
         "max-age": "600",
     }
-    assert "allow-headers" not in of(NAMED.preflight_headers([PAGE, ASKS]))
+    assert "allow-headers" not in of(NAMED.preflight_headers([PAGE, REQUEST_METHOD]))
     assert NAMED.preflight_headers([PAGE]) == [], "OPTIONS that no browser asked"
 
 
 def test_a_preflight_names_what_is_allowed_where_that_is_less() -> None:
     policy = CorsPolicy(allowed_origins=("*",), allowed_methods=("GET", "POST"), allowed_headers=("authorization",))
-    told = of(policy.preflight_headers([PAGE, ASKS, ASKS_FOR]))
-    assert (told["allow-methods"], told["allow-headers"]) == ("GET, POST", "authorization")
+    answered = of(policy.preflight_headers([PAGE, REQUEST_METHOD, REQUEST_HEADERS]))
+    assert (answered["allow-methods"], answered["allow-headers"]) == ("GET, POST", "authorization")

@@ -48,7 +48,7 @@ def test_no_json_is_no_endless_loop(body: bytes, slice_bytes: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "answered"),
     [
         ([{}] * MAX_OBJECTS, f"{MAX_OBJECTS} objects and lists"),
         ([[]] * 1_000_000, f"{MAX_OBJECTS} objects and lists"),
@@ -57,8 +57,8 @@ def test_no_json_is_no_endless_loop(body: bytes, slice_bytes: int) -> None:
         ([5] * (MAX_VALUES + 2), f"{MAX_VALUES} values"),
     ],
 )
-async def test_a_body_of_too_many_small_things_is_refused(body: Any, told: str) -> None:
-    with pytest.raises(ApiError, match=told) as caught:
+async def test_a_body_of_too_many_small_things_is_refused(body: Any, answered: str) -> None:
+    with pytest.raises(ApiError, match=answered) as caught:
         await check_structure(json.dumps(body).encode())
     assert (caught.value.status, caught.value.code) == (400, "too_many_values")
 

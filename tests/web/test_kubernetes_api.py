@@ -146,9 +146,9 @@ def exec_user(folder: Path, script: str) -> dict[str, Any]:
 async def test_a_credential_plugin_gives_the_token_when_the_kubeconfig_names_one(tmp_path: Path) -> None:
     configuration = await load_configuration(kubeconfig(tmp_path, {"server": "http://k"}, exec_user(tmp_path, PLUGIN)))
     assert await authorization(configuration) == "Bearer t1"
-    asked = (tmp_path / "calls").read_text()
-    assert "login yes" in asked
-    assert '"kind": "ExecCredential"' in asked
+    requested = (tmp_path / "calls").read_text()
+    assert "login yes" in requested
+    assert '"kind": "ExecCredential"' in requested
 
 
 @pytest.mark.parametrize(
@@ -229,8 +229,8 @@ class Server:
         self.requests: list[tuple[str, str, str, str]] = []
 
     async def handle(self, request: web.Request) -> web.Response:
-        asked = (request.method, request.path_qs, request.headers.get("Authorization", ""), request.content_type)
-        self.requests.append(asked)
+        requested = (request.method, request.path_qs, request.headers.get("Authorization", ""), request.content_type)
+        self.requests.append(requested)
         return self.responses.pop(0)
 
 

@@ -72,9 +72,9 @@ def test_what_is_wrong_is_said(
     make_ca(tmp_path)
     make_certificate(tmp_path, "server")
     make_certificate(tmp_path, "other")
-    given: dict[str, object] = {"ssl_certfile": "server.pem", "ssl_keyfile": "server.key"} | more
+    value: dict[str, object] = {"ssl_certfile": "server.pem", "ssl_keyfile": "server.key"} | more
     with pytest.raises(ValueError, match=problem):
-        server_tls(TlsFiles(**given))  # type: ignore[arg-type]  # of a test's keywords
+        server_tls(TlsFiles(**value))  # type: ignore[arg-type]  # of a test's keywords
 
 
 def test_without_files_there_is_no_tls() -> None:

@@ -16,7 +16,7 @@ while a server has yet to start.
 CLIENT_LEFT: Final = 499
 """Status of a request whose client left before its answer began, as nginx logs it."""
 LONGEST_ERROR: Final = 200
-_SAID_BY_STATUS = ("ok", "client_error", "server_error")
+_IMPLIED_BY_STATUS = ("ok", "client_error", "server_error")
 _ENDED_BADLY = ("broke", "in_band_error")
 
 
@@ -27,31 +27,31 @@ def log_request(
     status: int,
     duration_s: float,
     request_id: str,
-    facts: Mapping[str, Any],
+    log_fields: Mapping[str, Any],
     error: str = "",
 ) -> None:
-    """Logs one request. `facts` are known beside the head, such as model, tokens and times; their names are those of
-    JSON lines.
+    """Logs one request. `log_fields` are known beside the head, such as model, tokens and times; their names are those
+    of JSON lines.
     """
-    ended_badly = bool(error) or facts.get("outcome") in _ENDED_BADLY  # in a stream that had begun
+    ended_badly = bool(error) or log_fields.get("outcome") in _ENDED_BADLY  # in a stream that had begun
     level = _level(path, failed=status >= 400 or ended_badly)
     if not logger.isEnabledFor(level):
         return
     error = error if len(error) <= LONGEST_ERROR else f"{error[: LONGEST_ERROR - 3]}..."
     parts = [f"{method} {path} {status} in {duration_s:.3f} s"]
-    if facts.get("model"):
-        parts.append(f"model {facts['model']}")
-    if "prompt_tokens" in facts:
-        completion = f" + {facts['completion_tokens']}" if "completion_tokens" in facts else ""
-        parts.append(f"{facts['prompt_tokens']}{completion} tokens")
-    if "first_token_s" in facts:
-        parts.append(f"first after {facts['first_token_s']:.3f} s")
-    if "key" in facts:
-        parts.append(f"key {facts['key']}")
-    if "endpoint" in facts:
-        parts.append(f"by {facts['endpoint']}")
-    if facts.get("outcome", "ok") not in _SAID_BY_STATUS:
-        parts.append(facts["outcome"])
+    if log_fields.get("model"):
+        parts.append(f"model {log_fields['model']}")
+    if "prompt_tokens" in log_fields:
+        completion = f" + {log_fields['completion_tokens']}" if "completion_tokens" in log_fields else ""
+        parts.append(f"{log_fields['prompt_tokens']}{completion} tokens")
+    if "first_token_s" in log_fields:
+        parts.append(f"first after {log_fields['first_token_s']:.3f} s")
+    if "key" in log_fields:
+        parts.append(f"key {log_fields['key']}")
+    if "endpoint" in log_fields:
+        parts.append(f"by {log_fields['endpoint']}")
+    if log_fields.get("outcome", "ok") not in _IMPLIED_BY_STATUS:
+        parts.append(log_fields["outcome"])
     parts.append(f"id {request_id}")
     if error:
         parts.append(error)
@@ -62,7 +62,7 @@ def log_request(
         duration_s=round(duration_s, 6),
         request_id=request_id,
         error=error or None,
-        **facts,
+        **log_fields,
     )
     logger.log(level, "%s", _one_line(", ".join(parts)), extra=fields)
 
@@ -71,7 +71,9 @@ def _one_line(text: str) -> str:
     """A client's line breaks and escape sequences as Python writes them: it must not write lines of its own."""
     if text.isprintable():
         return text
-    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
+    )
 
 
 def _level(path: str, *, failed: bool) -> int:

@@ -125,10 +125,10 @@ def refuse_field(where: str | FieldPath, *rest: str | FieldPath, code: str | Non
     raise ApiError.of_faults([Fault(path, (" ", *rest), code)])
 
 
-def unknown_model(model: str, known: Sequence[str]) -> ApiError:
+def unknown_model(model: str, served: Sequence[str]) -> ApiError:
     """Returns the 404 of an unknown model name."""
     named = repr(shortened(model))
-    models = ", ".join(known) or "none yet"
+    models = ", ".join(served) or "none yet"
     message = f"the model {named} does not exist; models here: {models}"
     return ApiError(404, message, param="model", code="model_not_found")
 

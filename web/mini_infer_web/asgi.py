@@ -85,7 +85,7 @@ async def send_json(send: Send, content: object, status: int = 200) -> None:
 def error_in(body: bytes, status: int) -> ApiError:
     """Returns the error in an answer in OpenAI's shape."""
     try:
-        told = json.loads(body)["error"]
-        return ApiError(status, str(told["message"]), param=told.get("param"), code=told.get("code"))
+        error = json.loads(body)["error"]
+        return ApiError(status, str(error["message"]), param=error.get("param"), code=error.get("code"))
     except (ValueError, KeyError, TypeError, AttributeError):
         return ApiError(status, f"the request was answered with status {status}")

@@ -106,15 +106,15 @@ def _checked(name: str, value: object, kind: Any, unknown: UnknownFields) -> tup
         found = _FAULT.fullmatch(whole)
         if found is None:
             return value, _fault((name,), whole, value)
-        says, inner = found["says"], _path(found["place"])
-        extra = says.removeprefix(_UNKNOWN).removesuffix("`") if says.startswith(_UNKNOWN) else None
+        problem, inner = found["says"], _path(found["place"])
+        extra = problem.removeprefix(_UNKNOWN).removesuffix("`") if problem.startswith(_UNKNOWN) else None
         if extra is None:
             wrong = _at(value, inner)
             if isinstance(wrong, dict) and (found["is_key"] or found["place"].endswith("[...]")):
                 key = _entry(value, inner, kind)
                 inner = (*inner, *key)
                 wrong = wrong if not key else key[0] if found["is_key"] else wrong[key[0]]
-            return value, _fault((name, *inner), says, wrong)
+            return value, _fault((name, *inner), problem, wrong)
         if not unknown.are_ignored:
             return value, unknown_field((name, *inner, extra))
         unknown.ignored.append((name, *inner, extra))
@@ -176,18 +176,18 @@ def _without(value: Any, path: FieldPath, name: str) -> Any:
     return _with(value, path, {key: inner for key, inner in _at(value, path).items() if key != name})
 
 
-def _fault(path: FieldPath, says: str, value: object) -> Fault:
-    if says.startswith(_MISSING):
-        missing = says.removeprefix(_MISSING).removesuffix("`")
+def _fault(path: FieldPath, problem: str, value: object) -> Fault:
+    if problem.startswith(_MISSING):
+        missing = problem.removeprefix(_MISSING).removesuffix("`")
         return Fault((*path, missing), (" is missing: send this field",), "missing_field")
-    if says.startswith("Expected `null`"):
+    if problem.startswith("Expected `null`"):
         return Fault(path, (f" = {quoted(value)} is not supported here: leave it out",), "unsupported_value")
-    if says.startswith("Invalid value"):  # of the field that tells the members of a union apart
+    if problem.startswith("Invalid value"):  # of the field that tells the members of a union apart
         return Fault(path, (f" is {quoted(value)}: this server does not support it",), "invalid_value")
-    if says.startswith("Invalid enum value"):
+    if problem.startswith("Invalid enum value"):
         return Fault(path, (f" is {quoted(value)}: this server does not know this value",), "invalid_value")
-    return Fault(path, (f" is {quoted(value)}: {_lower(says)}",), "invalid_value")
+    return Fault(path, (f" is {quoted(value)}: {_lower(problem)}",), "invalid_value")
 
 
-def _lower(says: str) -> str:
-    return says[:1].lower() + says[1:]
+def _lower(problem: str) -> str:
+    return problem[:1].lower() + problem[1:]

@@ -52,9 +52,9 @@ class CorsPolicy:
         if not method or not any(name == b"access-control-allow-origin" for name, _ in allowed):
             return []
         # What was asked for instead of "*", which does not cover Authorization, nor anything beside credentials.
-        wanted = _header(request, b"access-control-request-headers").decode("latin-1").split(",")
+        requested = _header(request, b"access-control-request-headers").decode("latin-1").split(",")
         methods = method if ANY in self.allowed_methods else ", ".join(self.allowed_methods).encode()
-        names = _without_peer_header(wanted if ANY in self.allowed_headers else self.allowed_headers)
+        names = _without_peer_header(requested if ANY in self.allowed_headers else self.allowed_headers)
         headers: Headers = [
             (b"access-control-allow-methods", methods),
             (b"access-control-max-age", b"%d" % PREFLIGHT_MAX_AGE_S),
@@ -68,5 +68,5 @@ def _without_peer_header(names: Iterable[str]) -> bytes:
     return ", ".join(name for name in stripped if name and name.lower() != PEER_HEADER).encode("latin-1")
 
 
-def _header(headers: Iterable[tuple[bytes, bytes]], wanted: bytes) -> bytes:
-    return next((value for name, value in headers if name == wanted), b"")
+def _header(headers: Iterable[tuple[bytes, bytes]], header: bytes) -> bytes:
+    return next((value for name, value in headers if name == header), b"")

@@ -60,8 +60,8 @@ async def _above(parts: Iterator[bytes], limits: Sequence[Limit]) -> Limit | Non
     """Returns the limit that is exceeded; None if none is."""
     counts = [0] * len(limits)
     for part in parts:
-        for index, (_, signs, _) in enumerate(limits):
-            counts[index] += sum(part.count(sign) for sign in signs)
+        for index, (_, characters, _) in enumerate(limits):
+            counts[index] += sum(part.count(character) for character in characters)
         if above := next((kind for kind, count in zip(limits, counts, strict=True) if count > kind[2]), None):
             return above
         await asyncio.sleep(0)

@@ -20,10 +20,10 @@ def request_timeout_s(headers: Iterable[tuple[bytes, bytes]], limit_s: float) ->
     if not sent:
         return limit_s
     try:
-        asked_s = float(sent[-1])
+        requested_s = float(sent[-1])
     except ValueError:
-        asked_s = 0.0
-    if not asked_s > 0:
+        requested_s = 0.0
+    if not requested_s > 0:
         shown = sent[-1][:40].decode("latin-1")
         raise ApiError(
             400,
@@ -31,7 +31,7 @@ def request_timeout_s(headers: Iterable[tuple[bytes, bytes]], limit_s: float) ->
             param=REQUEST_TIMEOUT_HEADER,
             code="invalid_value",
         )
-    return min(limit_s, asked_s)
+    return min(limit_s, requested_s)
 
 
 def timed_out(timeout_s: float) -> ApiError:

@@ -93,7 +93,7 @@ def chat_of(request: Conversation) -> dict[str, Any]:
 
 def _sampling(request: MessagesRequest) -> dict[str, Any]:
     """Returns the fields that concern the answer alone."""
-    asked = {
+    fields = {
         "max_completion_tokens": request.max_tokens or 1,
         "stream": request.stream,
         "stop": request.stop_sequences or None,
@@ -111,23 +111,23 @@ def _sampling(request: MessagesRequest) -> dict[str, Any]:
         "return_token_ids": request.return_token_ids,
         "resume_token_ids": request.resume_token_ids,
     }
-    return {name: value for name, value in asked.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _thinking(request: Conversation) -> dict[str, Any]:
     """Returns the fields that say whether and how much the model thinks; none if the request leaves it to the model."""
-    asked: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     template_kwargs = dict(request.chat_template_kwargs or {})
     if request.thinking is not None:
         template_kwargs["enable_thinking"] = request.thinking.type != "disabled"
         budget = _budget(request.thinking, request)
         if budget is not None:
-            asked["thinking_token_budget"] = budget
+            fields["thinking_token_budget"] = budget
     if request.output_config is not None and request.output_config.effort is not None:
-        asked["reasoning_effort"] = request.output_config.effort
+        fields["reasoning_effort"] = request.output_config.effort
     if template_kwargs:
-        asked["chat_template_kwargs"] = template_kwargs
-    return asked
+        fields["chat_template_kwargs"] = template_kwargs
+    return fields
 
 
 def _budget(thinking: Thinking, request: Conversation) -> int | None:
@@ -165,10 +165,10 @@ def _tool_choice(choice: ToolChoice, tools: Sequence[Tool]) -> dict[str, Any]:
     if choice.type == "tool" and all(tool.name != choice.name for tool in tools):
         refuse_field(("tool_choice", "name"), f"is {choice.name!r}, and no tool has that name")
     named = {"type": "function", "function": {"name": choice.name}}
-    asked: dict[str, Any] = {"tool_choice": {"any": "required", "tool": named}.get(choice.type, choice.type)}
+    fields: dict[str, Any] = {"tool_choice": {"any": "required", "tool": named}.get(choice.type, choice.type)}
     if choice.disable_parallel_tool_use:
-        asked["parallel_tool_calls"] = False
-    return asked
+        fields["parallel_tool_calls"] = False
+    return fields
 
 
 def _chat_messages(request: Conversation) -> list[Message]:
@@ -229,8 +229,8 @@ def _check_results(message: MessageParam, calls: set[str], where: FieldPath) -> 
     """Raises ApiError if a result belongs to none of the calls before it."""
     for index, block in enumerate(_blocks(message)):
         if isinstance(block, ToolResultBlock) and block.tool_use_id not in calls:
-            told = f"is {block.tool_use_id[:100]!r}, and no tool_use before it has that id: send the tool_use, too"
-            refuse_field((*where, "content", index, "tool_use_id"), told)
+            problem = f"is {block.tool_use_id[:100]!r}, and no tool_use before it has that id: send the tool_use, too"
+            refuse_field((*where, "content", index, "tool_use_id"), problem)
 
 
 def _result(block: ToolResultBlock) -> str:
@@ -262,11 +262,11 @@ def _assistant(message: MessageParam, where: FieldPath) -> Message:
     return turn
 
 
-def _arguments(given: dict[str, Any] | str | None) -> str:
+def _arguments(value: dict[str, Any] | str | None) -> str:
     """Returns the arguments of an earlier call; what an answer of ours has wrapped is unwrapped again."""
-    if isinstance(given, dict) and list(given) == [INVALID_JSON]:
-        given = given[INVALID_JSON]
-    return given if isinstance(given, str) else json.dumps(given or {}, ensure_ascii=False)
+    if isinstance(value, dict) and list(value) == [INVALID_JSON]:
+        value = value[INVALID_JSON]
+    return value if isinstance(value, str) else json.dumps(value or {}, ensure_ascii=False)
 
 
 def _add(messages: list[Message], turn: Message) -> None:

@@ -16,12 +16,12 @@ ID_HEADER = "request-id"
 def error_body(error: ApiError, request_id: str) -> dict[str, Any]:
     """Returns the JSON body of an error."""
     kind = _ERROR_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-    told: dict[str, Any] = {"type": kind, "message": error.message}
+    body: dict[str, Any] = {"type": kind, "message": error.message}
     if error.status >= 500 and error.code is not None:
-        told["code"] = error.code  # A gateway reads from it whether another engine may go on.
+        body["code"] = error.code  # A gateway reads from it whether another engine may go on.
     if error.code == THREAD_REFUSED:
-        told["details"] = {"error_code": THREAD_REFUSED, "unsupported": []}
-    return {"type": "error", "error": told, "request_id": request_id}
+        body["details"] = {"error_code": THREAD_REFUSED, "unsupported": []}
+    return {"type": "error", "error": body, "request_id": request_id}
 
 
 ANTHROPIC_ERRORS = ErrorShape(error_body, event_name="error", id_header=ID_HEADER)

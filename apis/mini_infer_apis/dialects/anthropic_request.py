@@ -223,8 +223,8 @@ def parse_request(
     """
     _check_blocks(body.get("messages"))
     if body.get("thread") is not None:
-        says = "is not supported, for this server keeps no conversations: send the whole one, without thread"
-        refuse_field("thread", says, code=THREAD_REFUSED)
+        problem = "is not supported, for this server keeps no conversations: send the whole one, without thread"
+        refuse_field("thread", problem, code=THREAD_REFUSED)
     parsed, faults = read_body(body, request_type, unknown)
     if parsed is None:
         raise ApiError.of_faults([_of_block(fault) for fault in faults])

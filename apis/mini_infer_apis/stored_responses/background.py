@@ -63,11 +63,11 @@ class BackgroundResponse:
 
     async def events(self, begin: int) -> AsyncIterator[bytes]:
         """Yields all events from this number on, as they come, until the response is over."""
-        told = begin
+        position = begin
         while True:
-            while told < len(self._events):
-                yield self._events[told]
-                told += 1
+            while position < len(self._events):
+                yield self._events[position]
+                position += 1
             if self.is_over:
                 return
             self._changed.clear()
@@ -87,7 +87,7 @@ class BackgroundResponse:
             if not message.get("more_body"):
                 self._fail(error_in(self._error_body, self._status))
         else:
-            for event in events_in(self._errors.told(message.get("body", b""))):
+            for event in events_in(self._errors.translated(message.get("body", b""))):
                 self._take(event)
 
     def _take(self, event: bytes) -> None:

@@ -27,7 +27,7 @@ class StreamErrors:
     def __init__(self) -> None:
         self._first = self._last = b""
 
-    def told(self, piece: bytes) -> bytes:
+    def translated(self, piece: bytes) -> bytes:
         """Returns whole events as their client gets them."""
         if piece.startswith(_BROKEN):
             return self._ended(piece)
@@ -41,8 +41,8 @@ class StreamErrors:
         if error is None:
             return piece
         number = self._next_number()
-        told = {name: error.get(name) for name in ("code", "message", "param")}
-        events = _event("error", told, number)
+        fields = {name: error.get(name) for name in ("code", "message", "param")}
+        events = _event("error", fields, number)
         response = self._response()
         if response is None:
             return events
@@ -66,11 +66,11 @@ def websocket_error(data: bytes) -> bytes:
     """Returns an error event as messages of a WebSocket have it, in an object of its own; any other data as it is."""
     if not data.startswith((b'{"type":"error"', b'{"error"')):
         return data
-    told = _decoded(data)
-    if isinstance(told.get("error"), dict):
-        return msgspec.json.encode({"type": "error"} | told)
-    error = {"type": "server_error"} | {name: told.get(name) for name in ("code", "message", "param")}
-    return msgspec.json.encode({"type": "error", "error": error, "sequence_number": told.get("sequence_number")})
+    event = _decoded(data)
+    if isinstance(event.get("error"), dict):
+        return msgspec.json.encode({"type": "error"} | event)
+    error = {"type": "server_error"} | {name: event.get(name) for name in ("code", "message", "param")}
+    return msgspec.json.encode({"type": "error", "error": error, "sequence_number": event.get("sequence_number")})
 
 
 def _error_in(piece: bytes) -> dict[str, Any] | None:

@@ -33,8 +33,8 @@ def turn_items(body: dict[str, Any], resolve: Callable[[str], Item | None]) -> l
     if isinstance(sent, list) and len(sent) > MAX_ITEMS:
         message = f"input has {len(sent)} items, and at most {MAX_ITEMS} are read at once: send fewer"
         raise ApiError(400, message, param="input", code="too_many_values")
-    given = input_items(sent) if sent is not None else _no_input()
-    return [_item(item, index, resolve) for index, item in enumerate(given)]
+    sent_items = input_items(sent) if sent is not None else _no_input()
+    return [_item(item, index, resolve) for index, item in enumerate(sent_items)]
 
 
 def _no_input() -> list[Item]:
@@ -115,9 +115,9 @@ def not_found(response_id: str) -> ApiError:
 
 def page_of(items: list[Item], query: dict[str, str]) -> dict[str, Any]:
     """Returns a page of a list, in OpenAI's form. Raises ApiError 400 if one of the query's parameters is wrong."""
-    asked = read_query(query, PageQuery)
-    limit, after = asked.limit, asked.after
-    ordered = items if asked.order == "asc" else items[::-1]
+    page_query = read_query(query, PageQuery)
+    limit, after = page_query.limit, page_query.after
+    ordered = items if page_query.order == "asc" else items[::-1]
     if after is not None:
         index = next((index for index, item in enumerate(ordered) if item.get("id") == after), None)
         if index is None:

@@ -86,7 +86,7 @@ class Generator:
     """Returns the model's name in the answer to a complete conversation. Raises ApiError if it is clear at once that
     there is none.
     """
-    room: Callable[[int], AbstractContextManager[None]]
+    reserve: Callable[[int], AbstractContextManager[None]]
     """Reserves memory for a message of so many bytes that does not come by `read`. Raises ApiError if there is none
     now.
     """
@@ -185,14 +185,14 @@ class ResponsesService:
                 recorder.start(message["status"], message["headers"])
                 await send(message)
                 return
-            body, more = errors.told(message.get("body", b"")), message.get("more_body", False)
+            body, more = errors.translated(message.get("body", b"")), message.get("more_body", False)
             if recorder.push(body, more):
                 self.keep(turn, recorder.response)
             await send({**message, "body": body})
 
-        made, given = self._scope(scope, turn, len(passed)), receive_of(passed, receive)
+        made, inner_receive = self._scope(scope, turn, len(passed)), receive_of(passed, receive)
         del passed
-        await answer(made, given, note)
+        await answer(made, inner_receive, note)
         return recorder.response
 
     def keep(self, turn: Turn, response: dict[str, Any] | None) -> None:
@@ -200,7 +200,7 @@ class ResponsesService:
         if response is not None and turn.owner is not None:
             self.store.put(turn.entry(response), self._clock())
 
-    def forget(self, response_ids: Iterable[str], connection: str) -> None:
+    def delete_all(self, response_ids: Iterable[str], connection: str) -> None:
         """Deletes what was remembered for one connection alone, which has ended."""
         for response_id in response_ids:
             self.store.delete(response_id, frozenset((connection,)), self._clock())
@@ -214,8 +214,8 @@ class ResponsesService:
         if len(self._background) >= MAX_BACKGROUND:
             message = f"{MAX_BACKGROUND} responses are generated in the background: send the request again later"
             raise ApiError(429, message, code="queue_full", headers={"retry-after": "1"})
-        told = body | msgspec.structs.asdict(turn.kept)
-        response = new_response(told, response_id, model, turn.kept.created_at, "queued")
+        merged = body | msgspec.structs.asdict(turn.kept)
+        response = new_response(merged, response_id, model, turn.kept.created_at, "queued")
         running = BackgroundResponse(self.store, turn, response, self._clock, keeps_events=streams)
         bodies = [msgspec.json.encode(body | {"stream": True})]
         detached = self._scope(post_scope(scope, RESPONSES_PATH), turn, len(bodies[0]))
@@ -223,7 +223,7 @@ class ResponsesService:
         self._background[response_id] = running, task
         task.add_done_callback(lambda _: self._background.pop(response_id, None))
         if streams:
-            del body, told, passed
+            del body, merged, passed
             await _stream(running, 0, send)
         else:
             await send_json(send, response)
@@ -237,11 +237,11 @@ class ResponsesService:
         return entry
 
     async def _retrieve(self, entry: StoredResponse, query: dict[str, str], send: Send) -> None:
-        asked = read_query(query, RetrieveQuery)
-        if not asked.stream:
+        parsed = read_query(query, RetrieveQuery)
+        if not parsed.stream:
             await send_json(send, entry.response)
             return
-        begin = asked.starting_after + 1
+        begin = parsed.starting_after + 1
         if entry.events is None:
             message = "Only a response that was created with background and stream can be streamed again."
             raise ApiError(400, message, param="stream", code="invalid_value")
@@ -289,8 +289,8 @@ async def _stream(running: BackgroundResponse, begin: int, send: Send) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-def _require(method: str, wanted: str, path: str, described: str = "") -> None:
-    if method != wanted and not (wanted == "GET" and method == "HEAD"):
-        headers = {"allow": wanted}
-        message = f"{method} {path}: this path takes {described or wanted}"
+def _require(method: str, required: str, path: str, described: str = "") -> None:
+    if method != required and not (required == "GET" and method == "HEAD"):
+        headers = {"allow": required}
+        message = f"{method} {path}: this path takes {described or required}"
         raise ApiError(405, message, code="method_not_allowed", headers=headers)

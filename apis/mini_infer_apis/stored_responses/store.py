@@ -60,7 +60,7 @@ class ResponseStore:
         self._kept: OrderedDict[str, StoredResponse] = OrderedDict()
         self._of_item: dict[str, str] = {}
         """Ids of responses by those of their output items."""
-        self.taken_bytes = 0
+        self.used_bytes = 0
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -72,10 +72,10 @@ class ResponseStore:
         self._drop(entry.response_id)
         entry.used_s = now_s
         self._kept[entry.response_id] = entry
-        self.taken_bytes += entry.size_bytes
+        self.used_bytes += entry.size_bytes
         for item_id in entry.item_ids:
             self._of_item[item_id] = entry.response_id
-        self._make_room(now_s)
+        self._evict(now_s)
 
     def has_grown(self, response_id: str, size_bytes: int, now_s: float) -> bool:
         """Counts the bytes by which the events of an unfinished response have grown. Returns False if it had to be
@@ -85,14 +85,14 @@ class ResponseStore:
         if entry is None:
             return False
         entry.event_bytes += size_bytes
-        self.taken_bytes += size_bytes
+        self.used_bytes += size_bytes
         self._touch(entry, now_s)
-        self._make_room(now_s)
+        self._evict(now_s)
         return response_id in self._kept
 
     def get(self, response_id: str, owners: Owners, now_s: float) -> StoredResponse | None:
         """Returns the response with this id; None if these owners have none."""
-        self._make_room(now_s)
+        self._evict(now_s)
         entry = self._kept.get(response_id)
         if entry is None or entry.owner not in owners:
             return None
@@ -115,13 +115,13 @@ class ResponseStore:
         there.
         """
         chain: list[StoredResponse] = []
-        wanted: str | None = response_id
-        while wanted is not None:
-            entry = self.get(wanted, owners, now_s)
+        current_id: str | None = response_id
+        while current_id is not None:
+            entry = self.get(current_id, owners, now_s)
             if entry is None:
-                raise LostResponseError(wanted)
+                raise LostResponseError(current_id)
             chain.append(entry)
-            wanted = entry.previous_id
+            current_id = entry.previous_id
         for entry in chain[1:]:
             self._touch(entry, now_s)  # Those that others go on from are the last to go.
         return chain[::-1]
@@ -130,17 +130,17 @@ class ResponseStore:
         entry.used_s = now_s
         self._kept.move_to_end(entry.response_id)
 
-    def _make_room(self, now_s: float) -> None:
+    def _evict(self, now_s: float) -> None:
         while self._kept and next(iter(self._kept.values())).used_s + self._ttl_s < now_s:
             self._drop(next(iter(self._kept)))
-        while self.taken_bytes > self._limit_bytes and self._kept:
+        while self.used_bytes > self._limit_bytes and self._kept:
             self._drop(next(iter(self._kept)))
 
     def _drop(self, response_id: str) -> None:
         entry = self._kept.pop(response_id, None)
         if entry is None:
             return
-        self.taken_bytes -= entry.size_bytes
+        self.used_bytes -= entry.size_bytes
         for item_id in _of(entry.item_ids, self._of_item, response_id):
             del self._of_item[item_id]
 

@@ -58,7 +58,7 @@ class WebSocketSession:
         self._lanes: dict[str | None, _Lane] = {}
         self._own_ids: list[str] = []
         """Responses that are remembered for the connection."""
-        self._gone = asyncio.Event()
+        self._disconnected = asyncio.Event()
         self._writing = asyncio.Lock()
         self._is_stopping = False
 
@@ -70,47 +70,47 @@ class WebSocketSession:
             while (message := await self._receive())["type"] == "websocket.receive":
                 await self._take(message.get("text") or message.get("bytes") or "")
         finally:
-            self._gone.set()
+            self._disconnected.set()
             tasks = [lane.task for lane in self._lanes.values() if lane.task is not None]
             await asyncio.gather(*tasks, return_exceptions=True)
-            self._service.forget(self._own_ids, self._connection)
+            self._service.delete_all(self._own_ids, self._connection)
 
     async def stop(self) -> None:
         """Ends the connection after the requests that are being answered: nothing new is accepted."""
         self._is_stopping = True
-        if not self._lanes and not self._gone.is_set():
+        if not self._lanes and not self._disconnected.is_set():
             async with self._writing:
                 await self._send({"type": "websocket.close", "code": _RESTART, "reason": _STOPPING.message})
 
-    async def tell(self, event: bytes, stream_id: str | None) -> None:
+    async def send_event(self, event: bytes, stream_id: str | None) -> None:
         """Sends one message to the client: an event as JSON."""
-        if self._gone.is_set():
+        if self._disconnected.is_set():
             return
         if stream_id is not None:
             event = event[:-1] + b',"stream_id":' + msgspec.json.encode(stream_id) + b"}"
         async with self._writing:
             await self._send({"type": "websocket.send", "text": event.decode()})
 
-    async def tell_error(self, error: ApiError, stream_id: str | None) -> None:
+    async def send_error(self, error: ApiError, stream_id: str | None) -> None:
         """Sends the answer to a request that is refused."""
-        await self.tell(msgspec.json.encode({"type": "error", "status": error.status} | error.body()), stream_id)
+        await self.send_event(msgspec.json.encode({"type": "error", "status": error.status} | error.body()), stream_id)
 
     async def _take(self, sent: str | bytes) -> None:
         """Handles one message of the client's."""
         raw = sent.encode() if isinstance(sent, str) else sent
         stream_id: str | None = None
         try:
-            with ExitStack() as room:
-                room.enter_context(self._service.generator.room(len(raw)))
+            with ExitStack() as reservation:
+                reservation.enter_context(self._service.generator.reserve(len(raw)))
                 event = read_json_object(raw)
                 if event.get("type") == "response.steer":
-                    await self.tell(_steer_failed(event), None)
+                    await self.send_event(_steer_failed(event), None)
                     return
                 stream_id = _stream_id(event)
                 lane = self._lane_for(event, stream_id)
-                lane.pending.append((event, room.pop_all()))
+                lane.pending.append((event, reservation.pop_all()))
         except ApiError as error:
-            await self.tell_error(error, stream_id)
+            await self.send_error(error, stream_id)
         else:
             if lane.task is None:
                 lane.task = asyncio.create_task(self._run(lane))
@@ -132,53 +132,53 @@ class WebSocketSession:
 
     async def _run(self, lane: _Lane) -> None:
         while lane.pending:
-            (body, room), lane.is_answering = lane.pending.pop(0), True
-            with room:
-                if self._gone.is_set():
+            (body, reservation), lane.is_answering = lane.pending.pop(0), True
+            with reservation:
+                if self._disconnected.is_set():
                     continue
                 try:
-                    await self._respond(body, room, lane.stream_id)
+                    await self._respond(body, reservation, lane.stream_id)
                 except ApiError as error:
-                    await self.tell_error(error, lane.stream_id)
+                    await self.send_error(error, lane.stream_id)
                 except Exception:
                     log.exception("a request over WebSocket failed")
-                    await self.tell_error(_BUG, lane.stream_id)
+                    await self.send_error(_BUG, lane.stream_id)
             lane.is_answering = False
         del self._lanes[lane.stream_id]
         if self._is_stopping:
             await self.stop()
 
-    async def _respond(self, body: dict[str, Any], room: ExitStack, stream_id: str | None) -> None:
+    async def _respond(self, body: dict[str, Any], reservation: ExitStack, stream_id: str | None) -> None:
         generates = body.pop("generate", None) is not False
         scope, relay = post_scope(self._scope, RESPONSES_PATH), _Relay(self, stream_id)
         elsewhere = self._service.generator.elsewhere
-        if generates and await elsewhere(scope, body | {"stream": True}, self._until_gone, relay):
+        if generates and await elsewhere(scope, body | {"stream": True}, self._until_disconnected, relay):
             return
         turn, passed = self._service.begin(body | {"stream": True}, self._owner, self._connection)
         body.clear()
         if turn.owner == self._connection:
             self._own_ids.append(turn.kept.id)
         if not generates:
-            await self._remember(turn, msgspec.json.decode(passed), stream_id)
+            await self._store_without_output(turn, msgspec.json.decode(passed), stream_id)
             return
         bodies = [passed]
         del passed
-        room.close()  # Whoever generates counts what it makes of it.
+        reservation.close()  # Whoever generates counts what it makes of it.
         answer = self._service.generator.answer_detached
-        await self._service.generate(answer, turn, bodies, scope, self._until_gone, relay)
+        await self._service.generate(answer, turn, bodies, scope, self._until_disconnected, relay)
 
-    async def _remember(self, turn: Turn, body: dict[str, Any], stream_id: str | None) -> None:
+    async def _store_without_output(self, turn: Turn, body: dict[str, Any], stream_id: str | None) -> None:
         """Keeps a response without output, for others to continue."""
         model = self._service.generator.check(body)
-        told = body | msgspec.structs.asdict(turn.kept)
-        response = new_response(told, turn.kept.id, model, turn.kept.created_at, "completed")
+        merged = body | msgspec.structs.asdict(turn.kept)
+        response = new_response(merged, turn.kept.id, model, turn.kept.created_at, "completed")
         self._service.keep(turn, response)
         for number, kind in enumerate(("response.created", "response.completed")):
             event = {"type": kind, "response": response, "sequence_number": number}
-            await self.tell(msgspec.json.encode(event), stream_id)
+            await self.send_event(msgspec.json.encode(event), stream_id)
 
-    async def _until_gone(self) -> Message:
-        await self._gone.wait()
+    async def _until_disconnected(self) -> Message:
+        await self._disconnected.wait()
         return {"type": "http.disconnect"}
 
 
@@ -197,14 +197,14 @@ class _Relay:
         elif self._status != 200:
             self._error_body += message.get("body", b"")
             if not message.get("more_body"):
-                await self._session.tell_error(error_in(self._error_body, self._status), self._stream_id)
+                await self._session.send_error(error_in(self._error_body, self._status), self._stream_id)
         else:
             for event in events_in(message.get("body", b"")):
-                await self._tell(data_of(event))
+                await self._send_event(data_of(event))
 
-    async def _tell(self, data: bytes) -> None:
+    async def _send_event(self, data: bytes) -> None:
         if data.startswith(b"{"):
-            await self._session.tell(websocket_error(data), self._stream_id)
+            await self._session.send_event(websocket_error(data), self._stream_id)
 
 
 def _steer_failed(event: dict[str, Any]) -> bytes:
@@ -215,8 +215,8 @@ def _steer_failed(event: dict[str, Any]) -> bytes:
         "message": "responses are not steered here: send the input in a response.create when this one has ended",
     }
     steer = {"input": event.get("input"), "previous_response_id": event.get("previous_response_id")}
-    told = {"type": "response.steer.failed", "error": error, "steer": steer, "sequence_number": 0}
-    return msgspec.json.encode(told)
+    answer = {"type": "response.steer.failed", "error": error, "steer": steer, "sequence_number": 0}
+    return msgspec.json.encode(answer)
 
 
 def _stream_id(event: dict[str, Any]) -> str | None:

@@ -22,7 +22,7 @@ class View:
         self.active_blocks: list[Counter[int]] = [Counter() for _ in world.engines]
         """Whole prompt blocks of those requests, and by how many of them."""
         self._guessed: list[OrderedDict[int, None]] | None = None if exact else [OrderedDict() for _ in world.engines]
-        self._room = world.shape.kv_blocks
+        self._capacity = world.shape.kv_blocks
 
     def numbers(self) -> list[int]:
         """Returns the engines that may be chosen."""
@@ -33,10 +33,10 @@ class View:
         if self._guessed is None:
             return self.engines[engine].match_blocks(request)
         limit = (request.prompt_tokens - 1) // self.block_tokens
-        known = self._guessed[engine]
+        guessed = self._guessed[engine]
         count = 0
         for block in request.blocks[:limit]:
-            if block not in known:
+            if block not in guessed:
                 break
             count += 1
         return count
@@ -50,12 +50,12 @@ class View:
         self.in_flight[engine] += 1
         self.active_blocks[engine].update(self._prompt_blocks(request))
         if self._guessed is not None:
-            known = self._guessed[engine]
+            guessed = self._guessed[engine]
             for block in reversed(request.blocks[: request.prompt_tokens // self.block_tokens]):
-                known[block] = None
-                known.move_to_end(block)
-            while len(known) > self._room:
-                known.popitem(last=False)
+                guessed[block] = None
+                guessed.move_to_end(block)
+            while len(guessed) > self._capacity:
+                guessed.popitem(last=False)
 
     def ended(self, request: SimulatedRequest, engine: int) -> None:
         """A request that was sent there is over."""
@@ -66,7 +66,7 @@ class View:
             if not active[block]:
                 del active[block]
 
-    def gone(self, engine: int) -> None:
+    def engine_gone(self, engine: int) -> None:
         """An engine died."""
         if self._guessed is not None:
             self._guessed[engine].clear()
@@ -149,7 +149,7 @@ class ReferenceGateway:
 
     def died(self, engine: int, lost: Sequence[SimulatedRequest], now_s: float) -> None:
         """See SimulatedGateway."""
-        self._view.gone(engine)
+        self._view.engine_gone(engine)
         for request in lost:
             self._view.ended(request, engine)
         self._waiting.extendleft(reversed(lost))

@@ -10,12 +10,12 @@ class RoundRobin:
     """Each engine in turn."""
 
     def __init__(self) -> None:
-        self._turn = count()
+        self._next = count()
 
     def choose(self, request: SimulatedRequest, view: View) -> int:
         """See Policy."""
         numbers = view.numbers()
-        return numbers[next(self._turn) % len(numbers)]
+        return numbers[next(self._next) % len(numbers)]
 
 
 class LeastLoaded:

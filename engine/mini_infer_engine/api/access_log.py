@@ -1,6 +1,6 @@
 """Logs one line a request: the request, its outcome and its duration. Knows no dialect.
 
-The code that answers puts its facts about a request into `facts_of(scope)`.
+The code that answers puts its facts about a request into `access_log_fields(scope)`.
 """
 
 import json
@@ -17,10 +17,10 @@ logger = logging.getLogger(__name__)
 _KEY = "mini_infer_facts"
 
 
-def facts_of(scope: Scope) -> dict[str, Any]:
+def access_log_fields(scope: Scope) -> dict[str, Any]:
     """Returns the facts about a request beside its head, for its line; callers add to them."""
-    facts: dict[str, Any] = scope.setdefault(_KEY, {})
-    return facts
+    fields: dict[str, Any] = scope.setdefault(_KEY, {})
+    return fields
 
 
 class AccessLog:
@@ -48,9 +48,9 @@ class AccessLog:
             await self._app(scope, receive, send_and_note)
         finally:
             took_s, request_id = time.perf_counter() - started, scope.get("request_id", "-")
-            facts = facts_of(scope)
-            error = facts.pop("error", "") or error
-            log_request(logger, scope["method"], scope["path"], status, took_s, request_id, facts, error)
+            fields = access_log_fields(scope)
+            error = fields.pop("error", "") or error
+            log_request(logger, scope["method"], scope["path"], status, took_s, request_id, fields, error)
 
 
 def _error_in(body: bytes) -> str:

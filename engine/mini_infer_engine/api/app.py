@@ -40,7 +40,7 @@ _CREATED = int(time.time())
 """The `created` of a model: the time when this server started, as in vLLM."""
 
 
-def make_app(front: ApiServerState, keys: ApiKeys | None = None, guard: AdminGuard | None = None) -> FastAPI:
+def make_app(state: ApiServerState, keys: ApiKeys | None = None, guard: AdminGuard | None = None) -> FastAPI:
     """Returns the application on one front.
 
     `keys` are those of clients; if None, none is needed. `guard` protects its admin paths.
@@ -50,38 +50,38 @@ def make_app(front: ApiServerState, keys: ApiKeys | None = None, guard: AdminGua
     if keys:
         app.add_middleware(KeyCheck, keys=keys)
     app.add_middleware(RequestIds)
-    if front.options.access_log:
+    if state.options.access_log:
         app.add_middleware(AccessLog)
-    app.add_middleware(Cors, policy=front.options.cors, routes=app.router.routes)
+    app.add_middleware(Cors, policy=state.options.cors, routes=app.router.routes)
     install_error_handlers(app)
-    service = responses_service(front, app)
+    service = responses_service(state, app)
     for path, method, handler in (
-        ("/v1/chat/completions", "POST", lambda request: _generate(front, request, ChatDialect())),
-        ("/v1/completions", "POST", lambda request: _generate(front, request, CompletionDialect())),
-        ("/v1/chat/completions/batch", "POST", lambda request: _generate(front, request, BatchChatDialect())),
-        ("/invocations", "POST", lambda request: _generate(front, request, InvocationDialect())),
-        ("/v1/chat/completions/render", "POST", lambda request: render_chat(front, request)),
-        ("/v1/completions/render", "POST", lambda request: render_completion(front, request)),
-        (EMBEDDINGS_PATH, "POST", lambda request: _generate(front, request, EmbeddingDialect())),
-        (MESSAGES_PATH, "POST", lambda request: _generate(front, request, MessagesDialect())),
-        (COUNT_TOKENS_PATH, "POST", lambda request: count_tokens(front, request)),
-        ("/v1/models", "GET", lambda request: _models(front)),
-        ("/v1/models/{name:path}", "GET", lambda request: _model(front, request)),
-        ("/tokenize", "POST", lambda request: tokenize(front, request)),
-        ("/detokenize", "POST", lambda request: detokenize(front, request)),
+        ("/v1/chat/completions", "POST", lambda request: _generate(state, request, ChatDialect())),
+        ("/v1/completions", "POST", lambda request: _generate(state, request, CompletionDialect())),
+        ("/v1/chat/completions/batch", "POST", lambda request: _generate(state, request, BatchChatDialect())),
+        ("/invocations", "POST", lambda request: _generate(state, request, InvocationDialect())),
+        ("/v1/chat/completions/render", "POST", lambda request: render_chat(state, request)),
+        ("/v1/completions/render", "POST", lambda request: render_completion(state, request)),
+        (EMBEDDINGS_PATH, "POST", lambda request: _generate(state, request, EmbeddingDialect())),
+        (MESSAGES_PATH, "POST", lambda request: _generate(state, request, MessagesDialect())),
+        (COUNT_TOKENS_PATH, "POST", lambda request: count_tokens(state, request)),
+        ("/v1/models", "GET", lambda request: _models(state)),
+        ("/v1/models/{name:path}", "GET", lambda request: _model(state, request)),
+        ("/tokenize", "POST", lambda request: tokenize(state, request)),
+        ("/detokenize", "POST", lambda request: detokenize(state, request)),
         *((path, "GET", lambda request: _docs(request.url.path)) for path in DOCS_PATHS),
         (FAVICON_PATH, "GET", lambda request: _nothing()),
         (OPENAPI_PATH, "GET", lambda request: _openapi()),
-        ("/health", "GET", lambda request: _health_as_vllm(front)),
-        ("/ping", "GET", lambda request: _health_as_vllm(front)),
-        ("/ping", "POST", lambda request: _health_as_vllm(front)),
+        ("/health", "GET", lambda request: _health_as_vllm(state)),
+        ("/ping", "GET", lambda request: _health_as_vllm(state)),
+        ("/ping", "POST", lambda request: _health_as_vllm(state)),
         ("/version", "GET", lambda request: _version()),
-        ("/load", "GET", lambda request: _load(front)),
-        ("/tokenizer_info", "GET", lambda request: _tokenizer_info(front)),
-        (launch.PROMPT_ASSETS_PATH, "GET", lambda request: _prompt_assets(front, request)),
+        ("/load", "GET", lambda request: _load(state)),
+        ("/tokenizer_info", "GET", lambda request: _tokenizer_info(state)),
+        (launch.PROMPT_ASSETS_PATH, "GET", lambda request: _prompt_assets(state, request)),
     ):
         _route(app, path, [method], handler)
-    _add_admin_routes(app, front, guard)
+    _add_admin_routes(app, state, guard)
     for path, methods in (
         (RESPONSES_PATH, ["POST"]),
         (COUNT_PATH, ["POST"]),
@@ -95,16 +95,16 @@ def make_app(front: ApiServerState, keys: ApiKeys | None = None, guard: AdminGua
     return app
 
 
-def make_admin_app(front: ApiServerState) -> FastAPI:
+def make_admin_app(state: ApiServerState) -> FastAPI:
     """Returns the application of `--admin-socket`: admin paths and probes alone, for users who may open the socket."""
     app = FastAPI(title="mini-infer", version=__version__, openapi_url=None, redirect_slashes=False)
     app.add_middleware(RequestIds)
     install_error_handlers(app)
-    _add_admin_routes(app, front, None)
+    _add_admin_routes(app, state, None)
     return app
 
 
-def _add_admin_routes(app: FastAPI, front: ApiServerState, guard: AdminGuard | None) -> None:
+def _add_admin_routes(app: FastAPI, state: ApiServerState, guard: AdminGuard | None) -> None:
     """Adds probes, and paths that change the engine or show its cache, behind `guard` if there is one."""
 
     def guarded(request: Request) -> None:
@@ -116,24 +116,24 @@ def _add_admin_routes(app: FastAPI, front: ApiServerState, guard: AdminGuard | N
 
     async def start_drain(request: Request) -> Response:
         guarded(request)
-        return await _start_drain(front)
+        return await _start_drain(state)
 
     async def switch_role(request: Request) -> Response:
         guarded(request)
-        return await _switch_role(front, request)
+        return await _switch_role(state, request)
 
     async def kv_snapshot(request: Request) -> Response:
         guarded(request)
-        return await _kv_snapshot(front)
+        return await _kv_snapshot(state)
 
     for path, method, handler in (
-        (launch.HEALTH_PATH, "GET", lambda request: _health(front)),
-        (launch.READY_PATH, "GET", lambda request: _ready(front)),
-        (launch.METRICS_PATH, "GET", lambda request: _metrics(front)),
+        (launch.HEALTH_PATH, "GET", lambda request: _health(state)),
+        (launch.READY_PATH, "GET", lambda request: _ready(state)),
+        (launch.METRICS_PATH, "GET", lambda request: _metrics(state)),
         (launch.DRAIN_PATH, "POST", start_drain),
-        (launch.DRAIN_PATH, "GET", lambda request: _drain_state(front)),
+        (launch.DRAIN_PATH, "GET", lambda request: _drain_state(state)),
         (launch.ROLE_PATH, "POST", switch_role),
-        (launch.ROLE_PATH, "GET", lambda request: _role(front)),
+        (launch.ROLE_PATH, "GET", lambda request: _role(state)),
         (launch.KV_SNAPSHOT_PATH, "GET", kv_snapshot),
     ):
         _route(app, path, [method], handler)
@@ -150,28 +150,28 @@ async def _as_response(service: ResponsesService) -> Response:
     return ServiceResponse(service)
 
 
-async def _generate(front: ApiServerState, request: Request, dialect: Dialect) -> Response:
-    return GenerationResponse(front, request, dialect)
+async def _generate(state: ApiServerState, request: Request, dialect: Dialect) -> Response:
+    return GenerationResponse(state, request, dialect)
 
 
-async def _health(front: ApiServerState) -> Response:
+async def _health(state: ApiServerState) -> Response:
     """Answers 200 if the process is live: its core makes progress, or still starts."""
     content = {
         "status": "ok",
-        "model": front.text.names[0],
+        "model": state.text.names[0],
         "version": __version__,
-        "ready": front.core.model is not None,
+        "ready": state.core.model is not None,
     }
-    if (problem := front.core_problem) is not None:
+    if (problem := state.core_problem) is not None:
         return json_response(content | {"status": "core failed", "reason": problem}, 503)
     return json_response(content)
 
 
-async def _health_as_vllm(front: ApiServerState) -> Response:
+async def _health_as_vllm(state: ApiServerState) -> Response:
     """Answers vLLM's /health and /ping: no body, and 200 once requests are answered. vLLM listens only when it is
     ready.
     """
-    is_up = front.core_problem is None and front.core.model is not None
+    is_up = state.core_problem is None and state.core.model is not None
     return Response(status_code=200 if is_up else 503)
 
 
@@ -193,14 +193,14 @@ async def _version() -> Response:
     return json_response(Version(__version__))
 
 
-async def _load(front: ApiServerState) -> Response:
+async def _load(state: ApiServerState) -> Response:
     """Answers vLLM's /load: the number of requests for text that are being answered."""
-    return json_response(Load(front.in_flight))
+    return json_response(Load(state.in_flight))
 
 
-async def _tokenizer_info(front: ApiServerState) -> Response:
+async def _tokenizer_info(state: ApiServerState) -> Response:
     """Answers vLLM's /tokenizer_info: tokenizer_config.json, with the chat template if that is a file of its own."""
-    assets = front.text.assets
+    assets = state.text.assets
     if assets is None:
         raise ApiError(404, "this server runs without a tokenizer (--skip-tokenizer-init)", code="no_tokenizer")
     info = read_json_object(assets.files.get("tokenizer_config.json", "{}").encode())
@@ -209,73 +209,73 @@ async def _tokenizer_info(front: ApiServerState) -> Response:
     return json_response(info)
 
 
-async def _ready(front: ApiServerState) -> Response:
-    if front.core_problem is not None:
+async def _ready(state: ApiServerState) -> Response:
+    if state.core_problem is not None:
         return json_response({"status": "core failed"}, 503)
-    if front.core.model is None:
+    if state.core.model is None:
         return json_response({"status": "loading"}, 503)
-    if front.draining:
+    if state.draining:
         return json_response({"status": "draining"}, 503, {launch.DRAINING_HEADER: "true"})
-    model = front.core.model
-    told = {"status": "ready", "role": front.role, "kv_transport": model.kv_transport}
+    model = state.core.model
+    body = {"status": "ready", "role": state.role, "kv_transport": model.kv_transport}
     sizes = {
         "tensor_parallel_size": model.tensor_parallel_size,
         "pipeline_parallel_size": model.pipeline_parallel_size,
         "data_parallel_size": model.data_parallel_size,
     }
-    return json_response(told | sizes)
+    return json_response(body | sizes)
 
 
-async def _metrics(front: ApiServerState) -> Response:
-    return Response(front.metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
+async def _metrics(state: ApiServerState) -> Response:
+    return Response(state.metrics.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-async def _models(front: ApiServerState) -> Response:
-    return json_response(ModelList("list", [_describe(front, name) for name in front.text.names]))
+async def _models(state: ApiServerState) -> Response:
+    return json_response(ModelList("list", [_describe(state, name) for name in state.text.names]))
 
 
-async def _model(front: ApiServerState, request: Request) -> Response:
+async def _model(state: ApiServerState, request: Request) -> Response:
     name = request.path_params["name"]
-    front.check_model(name)
-    return json_response(_describe(front, name))
+    state.check_model(name)
+    return json_response(_describe(state, name))
 
 
-def _describe(front: ApiServerState, name: str) -> Model:
-    max_model_len, formats = front.core.model.max_model_len if front.core.model else None, front.text.formats
+def _describe(state: ApiServerState, name: str) -> Model:
+    max_model_len, formats = state.core.model.max_model_len if state.core.model else None, state.text.formats
     parsers = (formats.tool_call_parser, formats.reasoning_parser)
-    return Model(name, "model", _CREATED, "mini-infer", front.text.names[0], max_model_len, *parsers)
+    return Model(name, "model", _CREATED, "mini-infer", state.text.names[0], max_model_len, *parsers)
 
 
-async def _start_drain(front: ApiServerState) -> Response:
+async def _start_drain(state: ApiServerState) -> Response:
     """Begins a drain, which only a new process ends."""
-    front.start_drain()
-    return await _drain_state(front)
+    state.start_drain()
+    return await _drain_state(state)
 
 
-async def _switch_role(front: ApiServerState, request: Request) -> Response:
-    body = await read_json(request, front.options.max_body_bytes, front.options.body_timeout_s)
+async def _switch_role(state: ApiServerState, request: Request) -> Response:
+    body = await read_json(request, state.options.max_body_bytes, state.options.body_timeout_s)
     role = read_json_object(body).get("role")
     if role not in get_args(launch.Role):
         raise ApiError(400, f"role is {role!r}: choose among {', '.join(get_args(launch.Role))}", param="role")
-    if front.core.model is None:
+    if state.core.model is None:
         raise ApiError(503, "the model is still loading", code="loading")
-    if role != "unified" and not front.core.model.kv_transport:
+    if role != "unified" and not state.core.model.kv_transport:
         message = f"role is {role!r}, and this engine moves no keys and values: start it with --transfer-port"
         raise ApiError(409, message, param="role", code="no_kv_transfer")
-    front.switch_role(cast("launch.Role", role))
-    return await _role(front)
+    state.switch_role(cast("launch.Role", role))
+    return await _role(state)
 
 
-async def _role(front: ApiServerState) -> Response:
-    return json_response({"role": front.role, "running": max(front.in_flight, front.metrics.stats.running)})
+async def _role(state: ApiServerState) -> Response:
+    return json_response({"role": state.role, "running": max(state.in_flight, state.metrics.stats.running)})
 
 
-async def _drain_state(front: ApiServerState) -> Response:
-    return json_response({"draining": front.draining, "running": front.in_flight})
+async def _drain_state(state: ApiServerState) -> Response:
+    return json_response({"draining": state.draining, "running": state.in_flight})
 
 
-async def _prompt_assets(front: ApiServerState, request: Request) -> Response:
-    assets = front.text.assets
+async def _prompt_assets(state: ApiServerState, request: Request) -> Response:
+    assets = state.text.assets
     if assets is None:
         raise ApiError(404, "this server runs without a tokenizer (--skip-tokenizer-init)", code="no_tokenizer")
     etag = f'"{assets.revision}"'
@@ -284,7 +284,7 @@ async def _prompt_assets(front: ApiServerState, request: Request) -> Response:
     return json_response(assets, headers={"etag": etag})
 
 
-async def _kv_snapshot(front: ApiServerState) -> Response:
-    if front.core.model is None:
+async def _kv_snapshot(state: ApiServerState) -> Response:
+    if state.core.model is None:
         raise ApiError(503, "the model is still loading", code="loading")
-    return Response(await front.core.snapshot(), media_type="application/msgpack")
+    return Response(await state.core.snapshot(), media_type="application/msgpack")

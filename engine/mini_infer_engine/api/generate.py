@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from mini_infer_contract.launch import KEEPALIVE_COMMENT, KV_FALLBACK_HEADER
 from mini_infer_contract.peer_auth import PEER_HEADER
-from mini_infer_engine.api.access_log import facts_of
+from mini_infer_engine.api.access_log import access_log_fields
 from mini_infer_engine.api.dialects.base import Dialect, GenerationSpec, Renderer, StreamRenderer
 from mini_infer_engine.api.dialects.openai.shapes import usage
 from mini_infer_engine.api.generation import Generation
@@ -90,10 +90,10 @@ class GenerationResponse(Response):
         begun.
         """
         arrived_s = time.monotonic()
-        with self._state.counted(), ExitStack() as held:
+        with self._state.counted(), ExitStack() as stack:
             try:
                 timeout_s = request_timeout_s(scope["headers"], self._state.options.request_timeout_s)
-                work = await self._accept(held, arrived_s)
+                work = await self._accept(stack, arrived_s)
             except ApiError as error:
                 await error_response(error, scope)(scope, receive, send)
                 return
@@ -101,10 +101,10 @@ class GenerationResponse(Response):
                 with _time_limit(work.generation, timeout_s, timeout_s - (time.monotonic() - arrived_s)):
                     await self._run(work, scope, receive, send)
             finally:
-                facts_of(scope).update(_facts(work))
+                access_log_fields(scope).update(_access_log_fields(work))
 
-    async def _accept(self, held: ExitStack, arrived_s: float) -> Work:
-        """Accepts the request. Raises ApiError if it cannot be served. `held` keeps its place in line."""
+    async def _accept(self, stack: ExitStack, arrived_s: float) -> Work:
+        """Accepts the request. Raises ApiError if it cannot be served. `stack` keeps its place in line."""
         state = self._state
         raw = await read_json(self._request, state.options.max_body_bytes, state.options.body_timeout_s)
         with state.admission.body(len(raw)):
@@ -116,7 +116,7 @@ class GenerationResponse(Response):
                 if spec.parsing is not None:
                     check_parsing(state.text.formats, spec.parsing)
                 model = state.admit(spec.model)
-                held.enter_context(state.admission.choices(spec.num_prompts * spec.copies))
+                stack.enter_context(state.admission.choices(spec.num_prompts * spec.copies))
                 prompts, sampling = await checked(
                     state, model, spec, len(raw), client_of(self._request, state.peer_secret)
                 )
@@ -130,8 +130,8 @@ class GenerationResponse(Response):
                 raise spec.in_clients_words(error) from None
         chosen_id = spec.request_id or request_id(self._request)
         requests = state.make_requests(chosen_id, prompts, spec, sampling, source, targets)
-        tells_all = spec.tells_all or state.text.decoder is None
-        told_model = spec.model or state.text.names[0]
+        streams_every_step = spec.streams_every_step or state.text.decoder is None
+        model_name = spec.model or state.text.names[0]
         decoder, make_parser = _reading(state.text, spec)
         return Work(
             Generation(
@@ -139,12 +139,12 @@ class GenerationResponse(Response):
                 decoder,
                 state.metrics,
                 streams=spec.streams,
-                tells_all=tells_all,
+                streams_every_step=streams_every_step,
                 make_parser=make_parser,
                 copies=spec.copies,
             ),
-            self._dialect.renderer(spec, chosen_id, told_model, state.text.decoder),
-            told_model,
+            self._dialect.renderer(spec, chosen_id, model_name, state.text.decoder),
+            model_name,
             spec.streams,
             spec.in_clients_words,
             unknown.names,
@@ -182,7 +182,7 @@ def _of_key(spec: GenerationSpec, grant: KeyGrant | None, options: ServerOptions
 def _with_options(spec: GenerationSpec, options: ServerOptions) -> GenerationSpec:
     """Adds the effects of the server's flags to the spec."""
     if options.enable_per_request_metrics:
-        spec = replace(spec, tells_timings=True)
+        spec = replace(spec, returns_timings=True)
     if options.return_tokens_as_token_ids:
         spec = replace(spec, tokens_as_ids=True)
     if options.enable_force_include_usage and spec.streams:
@@ -199,10 +199,10 @@ def _reading(text: TextModel, spec: GenerationSpec) -> tuple[Decoder | None, Cal
     return decoder, lambda of: FormatParser(text.formats, parsing, text.prompt_end(of.prompt_token_ids))
 
 
-def _facts(work: Work) -> dict[str, Any]:
+def _access_log_fields(work: Work) -> dict[str, Any]:
     """Returns the facts for the request's line in the log."""
     counts = usage(work.generation.replies)
-    facts = {
+    fields = {
         "model": work.model,
         "prompt_tokens": counts["prompt_tokens"],
         "cached_tokens": counts["prompt_tokens_details"]["cached_tokens"],
@@ -210,10 +210,10 @@ def _facts(work: Work) -> dict[str, Any]:
         "finish_reason": ",".join(reply.finish_reason or "abort" for reply in work.generation.replies),
     }
     if work.generation.first_token_s is not None:
-        facts["first_token_s"] = round(work.generation.first_token_s, 6)
+        fields["first_token_s"] = round(work.generation.first_token_s, 6)
     if work.generation.error is not None:
-        facts["error"] = work.in_clients_words(work.generation.error).message
-    return facts
+        fields["error"] = work.in_clients_words(work.generation.error).message
+    return fields
 
 
 def bad_parameter(error: ParameterError) -> ApiError:
@@ -233,7 +233,7 @@ async def checked(
     if sampling.bad_words:
         sampling = await text.in_thread(partial(_with_bad_words, sampling, text.encoder))
     check_sampling(sampling, model.vocab_size, text.encoder is not None, limit.param)
-    if sampling.max_tokens is not None and not limit.is_asked:
+    if sampling.max_tokens is not None and not limit.is_requested:
         # Nobody is told that it is too many, and the core reads numbers of 64 bits.
         sampling = msgspec.structs.replace(sampling, max_tokens=min(sampling.max_tokens, model.max_model_len))
     if spec.dimensions is not None and spec.dimensions > model.hidden_size:
@@ -242,15 +242,15 @@ async def checked(
     limits = text.limits(model.max_model_len) if spec.truncation is None else None
     job = spec.prompt_ids(text.encoder, limits)
     # A few token ids are read here: the way through a thread would take longer.
-    takes_time = size_bytes >= LONG_BYTES or (spec.needs_text and text.encoder is not None)
-    prompts = await text.in_slices(job, size_bytes) if takes_time else whole(job)
-    max_tokens = limit.max_tokens if limit.is_asked else None
+    is_long = size_bytes >= LONG_BYTES or (spec.needs_text and text.encoder is not None)
+    prompts = await text.in_slices(job, size_bytes) if is_long else whole(job)
+    max_tokens = limit.max_tokens if limit.is_requested else None
     prompts = truncated(prompts, spec.truncation, model.max_model_len, max_tokens or 1)
     for prompt in prompts:
         check_prompt(prompt, model.max_model_len, model.vocab_size, spec.prompt_param)
         if spec.resume_token_ids:
             check_resumed(len(prompt), spec.resume_token_ids, model.max_model_len, model.vocab_size)
-        if limit.is_asked and limit.max_tokens is not None:
+        if limit.is_requested and limit.max_tokens is not None:
             check_output_fits(len(prompt), limit.max_tokens, model.max_model_len, limit.param)
     if (request := output_grammar(spec, text, prompts[0])) is not None:
         if spec.beams is not None:
@@ -287,10 +287,10 @@ async def _whole(work: Work, scope: Scope, receive: Receive, send: Send) -> None
         # Two thousand embeddings take a fifth of a second to write.
         many = len(replies) > _MANY_REPLIES
         content = await asyncio.to_thread(work.renderer.whole, replies) if many else work.renderer.whole(replies)
-        await json_response(content, headers=_told_of(work))(scope, receive, send)
+        await json_response(content, headers=_response_headers(work))(scope, receive, send)
 
 
-def _told_of(work: Work) -> dict[str, str]:
+def _response_headers(work: Work) -> dict[str, str]:
     """Returns headers of the answer: why KV transfer fell back, for the gateway, which removes it; and the ignored
     fields, for all.
     """
@@ -299,7 +299,7 @@ def _told_of(work: Work) -> dict[str, str]:
 
 
 def _stream_headers(work: Work) -> list[tuple[bytes, bytes]]:
-    return _STREAM_HEADERS + [(name.encode(), value.encode()) for name, value in _told_of(work).items()]
+    return _STREAM_HEADERS + [(name.encode(), value.encode()) for name, value in _response_headers(work).items()]
 
 
 @contextmanager

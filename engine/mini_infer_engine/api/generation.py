@@ -25,7 +25,7 @@ class Generation:
         metrics: ServerMetrics,
         *,
         streams: bool,
-        tells_all: bool = False,
+        streams_every_step: bool = False,
         make_parser: Callable[[Request], OutputParser] | None = None,
         copies: int = 1,
     ) -> None:
@@ -41,7 +41,7 @@ class Generation:
         self.engines = [0] * len(self.replies)
         """Index of the server's engine that runs each choice."""
         self._streams = streams
-        self._tells_all = tells_all
+        self._streams_every_step = streams_every_step
         """True if steps without text have deltas, too."""
         self._deltas: list[Delta] = []
         self._unfinished = len(self.replies)
@@ -81,14 +81,14 @@ class Generation:
             self._count(index, reply.finish_reason, now, output.queue_time_s)
             if reply.finish_reason == "error":
                 self.fail(_error_of(reply))  # told as an error, with its own status where nothing was told yet
-                return reply.wants_abort
+                return reply.needs_abort
         is_news = bool(delta.text) if reply.parsed is None else bool(delta.parts)
-        if self._streams and (is_news or reply.finish_reason is not None or self._tells_all):
+        if self._streams and (is_news or reply.finish_reason is not None or self._streams_every_step):
             self._deltas.append(delta)
             self._wake()
         elif self.is_over:
             self._wake()
-        return reply.wants_abort
+        return reply.needs_abort
 
     def _measure(self, index: int, num_tokens: int, now: float) -> None:
         if not num_tokens:

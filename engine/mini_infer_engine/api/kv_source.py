@@ -43,12 +43,14 @@ def kv_source(
         if isinstance(host, str) and host and isinstance(port, int | str):
             bracketed = f"[{host}]" if ":" in host else host
             address = _checked(f"tcp://{bracketed}:{port}", _PARAM)
-            held_id = params.get("remote_request_id")
-            if isinstance(held_id, str) and held_id:
-                if len(held_id) > _LONGEST_ID:
-                    message = f"{_PARAM}: remote_request_id has {len(held_id)} characters, at most {_LONGEST_ID} may be"
+            retained_id = params.get("remote_request_id")
+            if isinstance(retained_id, str) and retained_id:
+                if len(retained_id) > _LONGEST_ID:
+                    message = (
+                        f"{_PARAM}: remote_request_id has {len(retained_id)} characters, at most {_LONGEST_ID} may be"
+                    )
                     raise ApiError(400, message, param=_PARAM)
-                return KVSource(address=address, how="held", held_id=held_id)
+                return KVSource(address=address, how="held", retained_id=retained_id)
             return KVSource(address=address, how="prefill")
     if prefill_from := headers.get(PREFILL_FROM_HEADER):
         return KVSource(address=_checked(prefill_from, PREFILL_FROM_HEADER), how="prefill")
@@ -57,7 +59,7 @@ def kv_source(
     return None
 
 
-def holds_kv(params: Mapping[str, Any] | None) -> bool:
+def retains_kv(params: Mapping[str, Any] | None) -> bool:
     """True if keys and values of the prompt are retained for another engine: vLLM's `do_remote_decode`."""
     return bool(params and params.get("do_remote_decode"))
 

@@ -15,14 +15,14 @@ def kv_transfer_families(stats: EngineStats, role: str, transport: str) -> Itera
     info.add_metric([role, transport or "none"], 1)
     yield info
     yield GaugeMetricFamily(names.ENGINE_PREFILL_RATE, "Prompt tokens a second, lately.", stats.prefill_tokens_per_s)
-    for name, documentation, received, given in (
-        (names.ENGINE_KV_TRANSFERS, "Prompts whose keys and values moved.", moved.received, moved.given),
-        (names.ENGINE_KV_TRANSFER_BYTES, "Bytes of them.", moved.received_bytes, moved.given_bytes),
-        (names.ENGINE_KV_TRANSFER_SECONDS, "Time that took.", moved.received_s, moved.given_s),
+    for name, documentation, received, sent in (
+        (names.ENGINE_KV_TRANSFERS, "Prompts whose keys and values moved.", moved.received, moved.sent),
+        (names.ENGINE_KV_TRANSFER_BYTES, "Bytes of them.", moved.received_bytes, moved.sent_bytes),
+        (names.ENGINE_KV_TRANSFER_SECONDS, "Time that took.", moved.received_s, moved.sent_s),
     ):
         family = CounterMetricFamily(name, documentation, labels=["direction"])
         family.add_metric(["received"], received)
-        family.add_metric(["given"], given)
+        family.add_metric(["given"], sent)
         yield family
     fallbacks = CounterMetricFamily(
         names.ENGINE_KV_TRANSFER_FALLBACKS, "Prompts computed here after all.", labels=["reason"]

@@ -77,8 +77,8 @@ async def _text(text: TextModel, token_ids: list[int]) -> str | None:
     return await text.in_thread(lambda: encoder.decode(token_ids, skip_special_tokens=False))
 
 
-def _sampling(sampling: SamplingParams, spec: GenerationSpec, room: int) -> dict[str, Any]:
-    """Returns every parameter, defaults included. `room`: tokens that the context has after the prompt."""
+def _sampling(sampling: SamplingParams, spec: GenerationSpec, max_new_tokens: int) -> dict[str, Any]:
+    """Returns every parameter, defaults included. `max_new_tokens`: tokens that the context has after the prompt."""
     values = {name: getattr(sampling, name) for name in sampling.__struct_fields__ if name not in _OF_THE_TEXT_SIDE}
     built: dict[str, Any] = msgspec.to_builtins(values, str_keys=True)
-    return built | {"n": spec.copies, "max_tokens": min(room, sampling.max_tokens or room)}
+    return built | {"n": spec.copies, "max_tokens": min(max_new_tokens, sampling.max_tokens or max_new_tokens)}

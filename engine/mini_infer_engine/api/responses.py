@@ -12,7 +12,7 @@ from mini_infer_apis.stored_responses.request import KEPT_HEADER, KeptRequest
 from mini_infer_apis.stored_responses.service import COUNT_PATH, Generator, ResponsesService
 from mini_infer_apis.stored_responses.store import ResponseStore
 from mini_infer_apis.stored_responses.websocket import WebSocketSession
-from mini_infer_engine.api.access_log import facts_of
+from mini_infer_engine.api.access_log import access_log_fields
 from mini_infer_engine.api.answers import ResponseInputTokens
 from mini_infer_engine.api.dialects.responses.responses_api import ResponsesDialect
 from mini_infer_engine.api.generate import GenerationResponse, bad_parameter
@@ -23,31 +23,31 @@ from mini_infer_engine.text.validation import ParameterError
 from mini_infer_web.api_errors import ApiError, read_json_object
 
 
-def responses_service(front: ApiServerState, app: ASGIApp) -> ResponsesService:
+def responses_service(state: ApiServerState, app: ASGIApp) -> ResponsesService:
     """Returns the service of one server; `app` is the whole of it, for requests without a client of their own."""
-    options = front.options
+    options = state.options
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         response: Response
         if scope["path"] == COUNT_PATH:
-            response = await _count(front, request)
+            response = await _count(state, request)
         else:
-            response = GenerationResponse(front, request, ResponsesDialect(_kept(request)))
+            response = GenerationResponse(state, request, ResponsesDialect(_kept(request)))
         await response(scope, receive, send)
 
     async def read(scope: Scope, receive: Receive) -> bytes:
         return await read_json(Request(scope, receive), options.max_body_bytes, options.body_timeout_s)
 
     def check(body: dict[str, Any]) -> str:
-        spec = ResponsesDialect(KeptRequest("")).parse(body, front.unknown_fields())
+        spec = ResponsesDialect(KeptRequest("")).parse(body, state.unknown_fields())
         try:
             if spec.parsing is not None:
-                check_parsing(front.text.formats, spec.parsing)
-            front.admit(spec.model)
+                check_parsing(state.text.formats, spec.parsing)
+            state.admit(spec.model)
         except ApiError as error:
             raise spec.in_clients_words(error) from None
-        return spec.model or front.text.names[0]
+        return spec.model or state.text.names[0]
 
     store = ResponseStore(options.responses_max_bytes, options.responses_ttl_s)
     generator = Generator(
@@ -55,7 +55,7 @@ def responses_service(front: ApiServerState, app: ASGIApp) -> ResponsesService:
         answer_detached=app,
         read=read,
         check=check,
-        room=front.admission.body,
+        reserve=state.admission.body,
         max_body_bytes=options.max_body_bytes,
         may_be_second=True,
     )
@@ -83,7 +83,7 @@ class ServiceResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers an ASGI request with the service."""
-        facts_of(scope)  # Shared from here on by the scopes that are made of this one.
+        access_log_fields(scope)  # Shared from here on by the scopes that are made of this one.
         try:
             await self._service(scope, receive, send)
         except ApiError as error:
@@ -101,18 +101,18 @@ def _kept(request: Request) -> KeptRequest:
         raise ApiError(400, f"the header {KEPT_HEADER} is malformed: {error}", param=KEPT_HEADER) from None
 
 
-async def _count(front: ApiServerState, request: Request) -> Response:
+async def _count(state: ApiServerState, request: Request) -> Response:
     """Answers with the number of tokens of the prompt that a response would be generated from."""
-    raw = await read_json(request, front.options.max_body_bytes, front.options.body_timeout_s)
-    with front.admission.body(len(raw)):
-        spec = ResponsesDialect(KeptRequest("")).parse(read_json_object(raw), front.unknown_fields())
-        front.check_model(spec.model)
-        model = front.core.model
-        if front.text.encoder is None or model is None:
+    raw = await read_json(request, state.options.max_body_bytes, state.options.body_timeout_s)
+    with state.admission.body(len(raw)):
+        spec = ResponsesDialect(KeptRequest("")).parse(read_json_object(raw), state.unknown_fields())
+        state.check_model(spec.model)
+        model = state.core.model
+        if state.text.encoder is None or model is None:
             raise ApiError(400, "this server has no tokenizer, or still loads its model", code="no_tokenizer")
         try:
-            prompts = await front.text.in_slices(
-                spec.prompt_ids(front.text.encoder, front.text.limits(model.max_model_len)), len(raw)
+            prompts = await state.text.in_slices(
+                spec.prompt_ids(state.text.encoder, state.text.limits(model.max_model_len)), len(raw)
             )
         except ParameterError as error:
             raise spec.in_clients_words(bad_parameter(error)) from None

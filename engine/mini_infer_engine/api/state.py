@@ -17,7 +17,7 @@ from mini_infer_engine.api.admission import Admission
 from mini_infer_engine.api.dialects.base import GenerationSpec
 from mini_infer_engine.api.generation import Generation
 from mini_infer_engine.api.ignored_fields import IgnoredFields
-from mini_infer_engine.api.kv_source import holds_kv
+from mini_infer_engine.api.kv_source import retains_kv
 from mini_infer_engine.api.metrics import ServerMetrics
 from mini_infer_engine.config.options.server_options import ServerOptions
 from mini_infer_engine.core.request import NO_TARGETS, BeamSearch, KVSource, LatencyTargets, Request, SamplingParams
@@ -184,7 +184,7 @@ class ApiServerState:
                     beam_search=search,
                     embeds=spec.embeds,
                     kv_source=source,
-                    holds_kv=holds_kv(spec.kv_transfer_params),
+                    retains_kv=retains_kv(spec.kv_transfer_params),
                 )
                 for copy, name in enumerate(ids)
             ]

@@ -58,7 +58,7 @@ class GpuCollectives:
         """Sums x over peer memory if it lies there, else by NCCL."""
         if not x.numel():
             return x
-        if self.peers is not None and self.peers.holds(x):
+        if self.peers is not None and self.peers.contains(x):
             return self.peers.sum(x)
         x = x.contiguous()
         torch.distributed.all_reduce(x, group=self._group)
@@ -71,7 +71,7 @@ class GpuCollectives:
             out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
         if not rows:
             return out
-        if self.peers is not None and self.peers.holds(x) and out.is_contiguous():
+        if self.peers is not None and self.peers.contains(x) and out.is_contiguous():
             return self.peers.gather(x, out)
         parts = x.new_empty((self.parallel.size, *x.shape))
         torch.distributed.all_gather_into_tensor(parts, x.contiguous(), group=self._group)

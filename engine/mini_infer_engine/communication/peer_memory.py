@@ -88,7 +88,7 @@ class PeerMemory:
         self._peers = Peers(pointers, pointers + self._pads_begin, epochs, self._released)
         self._inbox = Inbox(pointers, inbox, row_epochs, self._released)
         self._overlapped = OverlappedSums(self._memory[flags:], self._peer_memory[flags:], self._released)
-        self._turn = 0
+        self._parity = 0
         torch.cuda.synchronize(device)
         torch.distributed.barrier(group=group, device_ids=[device.index])  # nobody signals before all pads are zero
 
@@ -103,7 +103,7 @@ class PeerMemory:
         they are pushed.
         """
         rows, width = summands.shape[-2:]
-        return self.holds(summands) or self.pushes(rows, width, summands.dtype)
+        return self.contains(summands) or self.pushes(rows, width, summands.dtype)
 
     def summand(self, rows: int, width: int, dtype: torch.dtype) -> Tensor | None:
         """Returns memory [rows, width] for this rank's summand of the next sum, or None if it is too large for a
@@ -122,7 +122,7 @@ class PeerMemory:
         received = self._next(rows, width, dtype)
         assert received is not None, "a sum of no rows does not overlap"
         assert not torch.cuda.is_current_stream_capturing(), "the numbers of sums are the host's"
-        place = self._view(self._turn, rows, width, dtype, self._peer_memory)
+        place = self._view(self._parity, rows, width, dtype, self._peer_memory)
         return self._overlapped.begin(received, place)
 
     def logits_part(self, rows: int, columns: int, dtype: torch.dtype) -> Tensor | None:
@@ -133,10 +133,10 @@ class PeerMemory:
         if not rows:
             return None
         self._overlapped.check_added()
-        self._turn ^= 1
-        return self._view(self._turn, rows, width, dtype)
+        self._parity ^= 1
+        return self._view(self._parity, rows, width, dtype)
 
-    def holds(self, x: Tensor) -> bool:
+    def contains(self, x: Tensor) -> bool:
         """Returns True if x lies in this memory."""
         begin = self._memory.data_ptr()
         return begin <= x.data_ptr() < begin + self._memory.numel()
@@ -149,7 +149,7 @@ class PeerMemory:
         """
         if not hidden.shape[0] or hidden.nbytes > self._sum_bytes:
             return None
-        self._turn = 0
+        self._parity = 0
         place = self._view(2, hidden.shape[0], hidden.shape[1], hidden.dtype)
         place.copy_(hidden)
         return self.sum(place)

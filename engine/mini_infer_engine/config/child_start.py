@@ -38,14 +38,14 @@ def start_child(
 @cache
 def _starts(pid: int) -> "SimpleQueue[tuple[Future[subprocess.Popen[bytes]], _Start]]":
     """Returns the queue of the lasting thread of this process; a fork has another pid, and gets a thread of its own."""
-    asked: SimpleQueue[tuple[Future[subprocess.Popen[bytes]], _Start]] = SimpleQueue()
-    threading.Thread(target=_serve, args=(asked,), name=f"child-start-{pid}", daemon=True).start()
-    return asked
+    requests: SimpleQueue[tuple[Future[subprocess.Popen[bytes]], _Start]] = SimpleQueue()
+    threading.Thread(target=_serve, args=(requests,), name=f"child-start-{pid}", daemon=True).start()
+    return requests
 
 
-def _serve(asked: "SimpleQueue[tuple[Future[subprocess.Popen[bytes]], _Start]]") -> None:
+def _serve(requests: "SimpleQueue[tuple[Future[subprocess.Popen[bytes]], _Start]]") -> None:
     while True:
-        started, start = asked.get()
+        started, start = requests.get()
         try:
             started.set_result(start())
         except OSError as error:

@@ -133,7 +133,7 @@ class Batch:
     """Known tokens of sequences that the draft has not seen yet. It reads them before the pass; nothing is sampled for
     them.
     """
-    tell_layers: "Callable[[LayerProgress], None] | None" = None
+    report_layers: "Callable[[LayerProgress], None] | None" = None
     """Set if keys and values go to another engine layer by layer. A runner that can report its progress by layer calls
     it before it launches the pass.
     """

@@ -45,7 +45,7 @@ class NoConstraints:
         """Raises ValueError: requests with a grammar are refused before."""
         raise ValueError(f"{sequence.request.request_id} has a grammar, and this engine has no tokenizer")
 
-    def forget(self, request_id: str) -> bool:
+    def remove(self, request_id: str) -> bool:
         """Returns False: no request waits for its grammar."""
         del request_id
         return False
@@ -94,7 +94,7 @@ class Constraints:
             job = self._compiler.compile(grammar, sequence.request.resumed_token_ids)
             self._compiling[sequence.request.request_id] = (sequence, job)
 
-    def forget(self, request_id: str) -> bool:
+    def remove(self, request_id: str) -> bool:
         """Forgets a sequence that waits for its grammar. Returns False if none with this id does."""
         if (compiling := self._compiling.pop(request_id, None)) is not None:
             sequence, job = compiling
@@ -138,45 +138,45 @@ class Constraints:
         gets a mask after each of its draft tokens, up to the first forbidden one.
         """
         pairs = zip(step.batch.rows, step.sequences, strict=True)
-        asked = [
-            _Asked(index, sequence, sequence.matcher, guesses.get(index, ()), self._compiler.vocab_size)
+        requests = [
+            _MaskRequest(index, sequence, sequence.matcher, guesses.get(index, ()), self._compiler.vocab_size)
             for index, (row, sequence) in enumerate(pairs)
             if sequence.matcher is not None and row.sampling is not None and sequence.state is not State.FINISHED
         ]
         if not guesses:
-            return self._masks_without_guesses(asked)
-        first = list(accumulate((len(one.guesses) + 1 for one in asked), initial=0))
+            return self._masks_without_guesses(requests)
+        first = list(accumulate((len(one.guesses) + 1 for one in requests), initial=0))
         bits = self._lines(first[-1])
         bits[:] = 0  # behind a guess that ends an output the library writes nothing
-        faults = self._compute(asked, first, bits)
+        faults = self._compute(requests, first, bits)
         bits = self._cut(bits)
         failed, limits = [], dict[int, int]()
-        for one, begin in zip(asked, first[:-1], strict=True):
+        for one, begin in zip(requests, first[:-1], strict=True):
             allowed, reason = one.restrict(bits[begin : begin + len(one.guesses) + 1], faults.get(begin, ""))
             if reason:
                 failed.append((one.sequence, reason))
             if allowed < one.num_guessed:
                 limits[one.row] = allowed
-        rows = [one.row for one in asked for _ in range(len(one.guesses) + 1)]
-        places = [place for one in asked for place in range(len(one.guesses) + 1)]
+        rows = [one.row for one in requests for _ in range(len(one.guesses) + 1)]
+        places = [place for one in requests for place in range(len(one.guesses) + 1)]
         return TokenMasks(rows, bits, places, limits), failed
 
-    def _masks_without_guesses(self, asked: "list[_Asked]") -> tuple[TokenMasks, list[tuple[Sequence, str]]]:
+    def _masks_without_guesses(self, requests: "list[_MaskRequest]") -> tuple[TokenMasks, list[tuple[Sequence, str]]]:
         """Computes one mask a row. The device may be waiting for them, so Python time is spent only on rows that need
         it.
         """
-        bits = self._lines(len(asked))
-        faults = self._filler.fill([(one.matcher.library, line) for line, one in enumerate(asked)], bits)
+        bits = self._lines(len(requests))
+        faults = self._filler.fill([(one.matcher.library, line) for line, one in enumerate(requests)], bits)
         bits = self._cut(bits)
         is_empty, has_eos = ~has_tokens(bits), self._eos.are_in(bits)
         failed = []
-        for line, one in enumerate(asked):
+        for line, one in enumerate(requests):
             looks_at_eos = has_eos[line] and (one.matcher.ignores_eos or not one.matcher.may_end)
             if one.has_rules or is_empty[line] or looks_at_eos or line in faults:
                 _, reason = one.restrict(bits[line : line + 1], faults.get(line, ""))
                 if reason:
                     failed.append((one.sequence, reason))
-        return TokenMasks([one.row for one in asked], bits), failed
+        return TokenMasks([one.row for one in requests], bits), failed
 
     def _lines(self, count: int) -> np.ndarray:
         """Returns a [count, words] uint32 view of memory that the next call reuses: allocating half a megabyte a step
@@ -196,19 +196,23 @@ class Constraints:
             cut[:, -1] &= np.uint32((1 << size % 32) - 1)
         return cut
 
-    def _compute(self, asked: "list[_Asked]", first: list[int], bits: np.ndarray) -> dict[int, str]:
+    def _compute(self, requests: "list[_MaskRequest]", first: list[int], bits: np.ndarray) -> dict[int, str]:
         """Computes the library's masks of several rows at a time. Returns the lines that have none, with the reason."""
         faults: dict[int, str] = {}
-        if plain := [(one.matcher.library, begin) for one, begin in zip(asked, first, strict=False) if not one.guesses]:
+        if plain := [
+            (one.matcher.library, begin) for one, begin in zip(requests, first, strict=False) if not one.guesses
+        ]:
             faults = self._filler.fill(plain, bits)
         if guessed := [
-            (one.matcher.library, begin, one.guesses) for one, begin in zip(asked, first, strict=False) if one.guesses
+            (one.matcher.library, begin, one.guesses)
+            for one, begin in zip(requests, first, strict=False)
+            if one.guesses
         ]:
             faults |= self._filler.fill_behind(guessed, bits)
         return faults
 
 
-class _Asked:
+class _MaskRequest:
     """One row's masks: for the token after its known tokens, and for the token after each draft token that fits its
     grammar.
     """
@@ -221,8 +225,8 @@ class _Asked:
         self.row, self.sequence, self.matcher = row, sequence, matcher
         self.has_rules = matcher.has_rules or sequence.excludes_tokens
         self.num_guessed = len(guesses)
-        known = list(takewhile(lambda token: 0 <= token < vocab_size, guesses)) if guesses else []
-        self.guesses = known[: matcher.library.validate_tokens(known)] if known else []
+        valid = list(takewhile(lambda token: 0 <= token < vocab_size, guesses)) if guesses else []
+        self.guesses = valid[: matcher.library.validate_tokens(valid)] if valid else []
 
     def restrict(self, bits: np.ndarray, fault: str = "") -> tuple[int, str]:
         """Removes the tokens that the request forbids from the masks [1 + guesses]. `fault` says why there are no

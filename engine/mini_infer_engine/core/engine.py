@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Turn:
+class Iteration:
     """Collects the outputs of one step, and notes what its stages did."""
 
     outputs: list[Output] = field(default_factory=list)
@@ -166,7 +166,7 @@ class Engine:
         stops = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             stops |= self._eos_token_ids
-        asked, rules = request, rules_of(request, stops, min(max_tokens, self._max_model_len - num_prompt))
+        original, rules = request, rules_of(request, stops, min(max_tokens, self._max_model_len - num_prompt))
         if rules is not None:
             self.scheduler.check_group_fits(rules.width, num_prompt, num_prompt + rules.max_tokens)
             request = request_of_beams(request, rules)
@@ -189,7 +189,7 @@ class Engine:
         if len(sequence.token_ids) > num_prompt and (reason := sequence.finish_reason(sequence.token_ids[-1])):
             self._ended_already.append(Output(request_id=request.request_id, token_ids=[], finish_reason=reason))
             return
-        beams = None if rules is None else BeamGroup(sequence, rules, asked)
+        beams = None if rules is None else BeamGroup(sequence, rules, original)
         if sampling.grammar is not None:
             self._constraints.add(sequence)
         elif (unmet := self.scheduler.add(sequence, sequence.arrival_s)) is not None:
@@ -224,17 +224,17 @@ class Engine:
         """
         self._waits_for_peers = False
         self._ended_already = [output for output in self._ended_already if output.request_id != request_id]
-        sequence = self._outputs.forget(request_id)
+        sequence = self._outputs.remove(request_id)
         if sequence is not None:
             self._leave(sequence)
-            if sequence.request.holds_kv:
+            if sequence.request.retains_kv:
                 self._transfers.drop(request_id)
 
     def _leave(self, sequence: Sequence) -> None:
         """Stops scheduling the sequence."""
         if sequence.state is State.RECEIVING:
             self._transfers.cancel(sequence)
-        if not self._constraints.forget(sequence.request.request_id):
+        if not self._constraints.remove(sequence.request.request_id):
             self.scheduler.leave(sequence, State.FINISHED)
 
     @property
@@ -248,30 +248,30 @@ class Engine:
 
         With `step_depth` 0 the same pass is committed. A pipeline of P stages has up to P - 1 passes more in flight.
         """
-        turn = Turn()
-        self._take_in(turn)
-        if not turn.outputs:  # outputs that are known already wait for no launch, and for no pass in flight
-            self._launch_next(turn)
-            self._sample_within_grammars(turn)
-            self._commit_oldest(turn)
-            self._check_progress(turn)
-        return self._transfers.divert(turn.outputs)
+        iteration = Iteration()
+        self._take_in(iteration)
+        if not iteration.outputs:  # outputs that are known already wait for no launch, and for no pass in flight
+            self._launch_next(iteration)
+            self._sample_within_grammars(iteration)
+            self._commit_oldest(iteration)
+            self._check_progress(iteration)
+        return self._transfers.divert(iteration.outputs)
 
-    def _take_in(self, turn: Turn) -> None:
+    def _take_in(self, iteration: Iteration) -> None:
         """Takes in what came since the last step: ended requests, other engines' messages, compiled grammars."""
         self._waits_for_peers = False
-        turn.outputs, self._ended_already = self._ended_already, []
-        if not turn.outputs and self._transfers.is_present:
-            turn.outputs = self._exchange()
-        if not turn.outputs:
+        iteration.outputs, self._ended_already = self._ended_already, []
+        if not iteration.outputs and self._transfers.is_present:
+            iteration.outputs = self._exchange()
+        if not iteration.outputs:
             if self._outputs.num_constrained:
                 self._admit_compiled()
             self._speculation.may_be_masked = self._outputs.num_constrained > 0
 
-    def _launch_next(self, turn: Turn) -> None:
+    def _launch_next(self, iteration: Iteration) -> None:
         """Plans the next pass and launches it, unless the last one is still to be sampled within grammars."""
         if self._waits_for_masks:
-            turn.has_launched = True
+            iteration.has_launched = True
             return
         planned = self.scheduler.plan(time.monotonic())
         if planned.admitted:
@@ -279,36 +279,36 @@ class Engine:
         for sequence in planned.receiving:
             self._transfers.receive(sequence)
         for sequence, refusal in planned.refused:
-            if self._outputs.forget(sequence.request.request_id) is not None:
-                turn.outputs.append(_refused(sequence.request.request_id, refusal))
+            if self._outputs.remove(sequence.request.request_id) is not None:
+                iteration.outputs.append(_refused(sequence.request.request_id, refusal))
         if planned.kept_out:
-            turn.outputs += self._end_kept_out(planned.kept_out, time.monotonic())
+            iteration.outputs += self._end_kept_out(planned.kept_out, time.monotonic())
         if planned.batch.rows:
-            self._launch(planned, turn)
+            self._launch(planned, iteration)
 
-    def _sample_within_grammars(self, turn: Turn) -> None:
+    def _sample_within_grammars(self, iteration: Iteration) -> None:
         """Has the last pass sampled, where its masks follow from tokens that are committed first.
 
         The forward after it is then launched in the same step: the device goes on while the caller looks at outputs.
         """
         if self._waits_for_masks:
-            turn.outputs += self._sample(*self._in_flight[-1])
+            iteration.outputs += self._sample(*self._in_flight[-1])
             if self._launches_ahead and self._in_flight:
-                self._launch_next(turn)
+                self._launch_next(iteration)
 
-    def _commit_oldest(self, turn: Turn) -> None:
+    def _commit_oldest(self, iteration: Iteration) -> None:
         """Commits the oldest pass in flight if there are more than the depth allows, or if nothing was launched."""
-        is_due = len(self._in_flight) > self._depth or (self._in_flight and not turn.has_launched)
+        is_due = len(self._in_flight) > self._depth or (self._in_flight and not iteration.has_launched)
         if not is_due or self._waits_for_masks:  # a pass that is launched ahead is sampled first
             return
-        turn.has_committed = True
-        turn.outputs += self._commit(*self._in_flight.popleft())
-        if self._outputs.sequences and not turn.has_launched and not self._in_flight:
-            self._launch_next(turn)  # what waited for the commit, as beams do, need not wait longer
+        iteration.has_committed = True
+        iteration.outputs += self._commit(*self._in_flight.popleft())
+        if self._outputs.sequences and not iteration.has_launched and not self._in_flight:
+            self._launch_next(iteration)  # what waited for the commit, as beams do, need not wait longer
 
-    def _check_progress(self, turn: Turn) -> None:
+    def _check_progress(self, iteration: Iteration) -> None:
         """Notes if nothing can run before another engine has done something; without such a reason pages leaked."""
-        if self._in_flight or turn.outputs or turn.has_committed or self._constraints.num_compiling:
+        if self._in_flight or iteration.outputs or iteration.has_committed or self._constraints.num_compiling:
             return
         self._waits_for_peers = bool(self._outputs.sequences)
         if self._waits_for_peers:
@@ -368,7 +368,7 @@ class Engine:
                 return self._go_on_after(sequence, event)
             except Exception as error:
                 self._transfers.record("what another engine has sent", error)
-                if self._outputs.forget(request_id) is not None:
+                if self._outputs.remove(request_id) is not None:
                     self.scheduler.leave(sequence, State.FINISHED)
                 return [_failed(request_id, f"what another engine has sent of it cannot be used ({FAULT})")]
         self.scheduler.not_received(sequence)
@@ -387,27 +387,27 @@ class Engine:
         sequence.num_prefill = len(sequence.token_ids)  # the new token is the host's: it comes as a chunk of one
         return [output]
 
-    def _launch(self, step: Step, turn: Turn) -> None:
+    def _launch(self, step: Step, iteration: Iteration) -> None:
         """Launches a pass. If that fails, its rows end with an error, and everything else continues."""
         if self._outputs.num_constrained:
             step.batch.waits_for_masks = has_constrained_rows(step)
         step.launched_s = time.monotonic()  # before: a CPU has computed the pass when the launch returns
         if self._transfers.is_present:
-            step.batch.tell_layers = self._layer_teller(self._transfers, step)
+            step.batch.report_layers = self._layer_reporter(self._transfers, step)
         try:
             handle = self._runner.launch(step.batch)
         except RunnerLostError:
             raise
         except Exception as error:
             self._unwind(step)
-            turn.outputs += self._fail(step.sequences, error)
+            iteration.outputs += self._fail(step.sequences, error)
             return
         step.launch_took_s = time.monotonic() - step.launched_s
         self._in_flight.append((handle, step))
         step.kind = self._speculation.launched(step.batch)
         self.scheduler.launched(step)
         self._stats.count_launch(step)
-        turn.has_launched, self._waits_for_masks = True, step.batch.waits_for_masks
+        iteration.has_launched, self._waits_for_masks = True, step.batch.waits_for_masks
 
     def _admit_compiled(self) -> None:
         """Queues sequences whose grammar is compiled. Ends those with an invalid grammar or a complete output."""
@@ -418,12 +418,12 @@ class Engine:
             if fault:
                 self._ended_already.append(self._outputs.refused(sequence, fault))
             elif sequence.matcher is not None and sequence.matcher.has_ended:
-                self._outputs.forget(sequence.request.request_id)
+                self._outputs.remove(sequence.request.request_id)
                 self._ended_already.append(
                     Output(request_id=sequence.request.request_id, token_ids=[], finish_reason="stop")
                 )
             elif (refusal := self.scheduler.add(sequence, time.monotonic())) is not None:
-                self._outputs.forget(sequence.request.request_id)
+                self._outputs.remove(sequence.request.request_id)
                 self._ended_already.append(_refused(sequence.request.request_id, refusal))
 
     def _sample(self, handle: Any, step: Step) -> list[Output]:
@@ -471,21 +471,21 @@ class Engine:
         return self._outputs.take(step, result)
 
     @staticmethod
-    def _layer_teller(connector: GuardedConnector, step: Step) -> Callable[[LayerProgress], None] | None:
+    def _layer_reporter(connector: GuardedConnector, step: Step) -> Callable[[LayerProgress], None] | None:
         """Returns a function by which the connector sends prompts of this pass to other engines layer by layer, or None
         if no engine waits for them.
         """
         batch = step.batch
         rows = zip(batch.rows[batch.num_decodes :], step.sequences[batch.num_decodes :], strict=True)
-        given = [(sequence, row.start + row.count) for row, sequence in rows if connector.gives(sequence)]
-        if not given:
+        sending = [(sequence, row.start + row.count) for row, sequence in rows if connector.sends(sequence)]
+        if not sending:
             return None
 
-        def tell(layers: LayerProgress) -> None:
-            for sequence, num_tokens in given:
+        def report(layers: LayerProgress) -> None:
+            for sequence, num_tokens in sending:
                 connector.launched(sequence, num_tokens, layers)
 
-        return tell
+        return report
 
     def _give(self, step: Step) -> None:
         """Reports the prompt tokens that this pass computed to the connector, before sequences end and their pages are
@@ -515,7 +515,7 @@ class Engine:
     def _unwind(self, step: Step) -> None:
         """Releases what a pass that will not be committed has pinned, and what it was to copy to main memory."""
         self.scheduler.ended(step)
-        self.scheduler.kv_cache.forget_swapped(step)
+        self.scheduler.kv_cache.drop_swapped(step)
         for sequence in step.sequences:
             sequence.in_flight -= 1
             if sequence.is_leaving and not sequence.in_flight:
@@ -530,7 +530,7 @@ class Engine:
         outputs = []
         for sequence in sequences:
             request_id = sequence.request.request_id
-            if sequence.state is not State.FINISHED and self._outputs.forget(request_id) is not None:
+            if sequence.state is not State.FINISHED and self._outputs.remove(request_id) is not None:
                 self.scheduler.leave(sequence, State.FINISHED)
                 outputs.append(_failed(request_id, reason))
         if self._failed_passes >= MAX_FAILED_PASSES:

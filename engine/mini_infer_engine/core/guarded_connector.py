@@ -38,7 +38,7 @@ class GuardedConnector:
         """Ids of requests for which `take` owes a result."""
         self._came: list[Received | NotReceived] = []
         """Results that the next `take` returns in addition to the connector's."""
-        self._takes = True
+        self._receives = True
         """False after a `take` that has raised, so that it is not called again at once for results that it did not
         return.
         """
@@ -90,7 +90,7 @@ class GuardedConnector:
         """True if `take` has something to return."""
         if (connector := self.connector) is None:
             return False
-        has_news = self._takes and self._call("has_news", lambda: connector.has_news(now_s), otherwise=False)
+        has_news = self._receives and self._call("has_news", lambda: connector.has_news(now_s), otherwise=False)
         return has_news or bool(self._came)
 
     def take(self, now_s: float, prefill_tokens_per_s: float) -> Work:
@@ -98,7 +98,7 @@ class GuardedConnector:
         if (connector := self.connector) is None:
             return Work()
         work = self._call("take", lambda: connector.take(now_s, prefill_tokens_per_s), None)
-        self._takes = work is not None
+        self._receives = work is not None
         if work is None:
             work = Work(came=[_fault_of(request_id) for request_id in sorted(self._receiving)])
         work.came.extend(self._came)
@@ -106,10 +106,10 @@ class GuardedConnector:
         self._receiving.difference_update(event.request_id for event in work.came)
         return work
 
-    def gives(self, sequence: Sequence) -> bool:
+    def sends(self, sequence: Sequence) -> bool:
         """Returns True if another engine waits for a sequence's keys and values."""
         connector = self.connector
-        return connector is not None and self._call("gives", lambda: connector.gives(sequence), otherwise=False)
+        return connector is not None and self._call("gives", lambda: connector.sends(sequence), otherwise=False)
 
     def launched(self, sequence: Sequence, num_tokens: int, layers: LayerProgress) -> None:
         """Reports that a pass which computes a sequence's first `num_tokens` tokens has begun."""
@@ -126,7 +126,7 @@ class GuardedConnector:
             self._refuse(sequence)
 
     def _refuse(self, sequence: Sequence) -> None:
-        if self.gives(sequence):
+        if self.sends(sequence):
             self.accept_failed(sequence.request.request_id, "what was computed could not be handed over")
 
     def accept_failed(self, request_id: str, message: str) -> None:

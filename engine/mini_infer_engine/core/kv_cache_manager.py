@@ -104,7 +104,7 @@ class KVCacheManager:
 
     def reset_prefix_cache(self) -> None:
         """Forgets all cached blocks. Nothing may be running, as it would use them."""
-        self.cache.forget_all()
+        self.cache.clear()
 
     def take_events(self) -> list[KVEvent]:
         """Returns the changes of the prefix cache since the last call, in order."""
@@ -255,7 +255,7 @@ class KVCacheManager:
         step.swapped, self._swapping = self._swapping, []
         step.batch.transfers.swap_out, self._swap_out = self._swap_out, []
 
-    def forget_swapped(self, step: Step) -> None:
+    def drop_swapped(self, step: Step) -> None:
         """Marks the copies to main memory of a failed pass as missing, so that their tokens are recomputed."""
         for sequence in step.swapped:
             if sequence.state is State.SWAPPED:

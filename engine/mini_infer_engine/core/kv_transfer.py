@@ -27,10 +27,10 @@ class KVTransferStats:
     """Estimates of `received_s` that were made in advance, summed over the same sequences."""
     estimate_error_s: float = 0.0
     """Summed absolute differences between received and estimated seconds."""
-    given: int = 0
+    sent: int = 0
     """Sequences whose keys and values went to another engine."""
-    given_bytes: int = 0
-    given_s: float = 0.0
+    sent_bytes: int = 0
+    sent_s: float = 0.0
     """Seconds from start to end of writes, summed."""
     fallbacks: dict[str, int] = field(default_factory=dict)
     """Sequences that were computed here after all, by reason."""
@@ -126,7 +126,7 @@ class KVConnector(Protocol):
         engine's own.
         """
 
-    def gives(self, sequence: "Sequence") -> bool:
+    def sends(self, sequence: "Sequence") -> bool:
         """Returns True if another engine waits for this sequence's keys and values."""
 
     def launched(self, sequence: "Sequence", num_tokens: int, layers: LayerProgress) -> None:
@@ -145,11 +145,11 @@ class KVConnector(Protocol):
     def divert(self, outputs: list[Output]) -> list[Output]:
         """Returns the outputs of this engine's own requests, and sends those of other engines' requests to them.
 
-        Where a request with `holds_kv` has ended, its output says where its keys and values are.
+        Where a request with `retains_kv` has ended, its output says where its keys and values are.
         """
 
     def drop(self, request_id: str) -> None:
-        """Reports that a request with `holds_kv` was aborted."""
+        """Reports that a request with `retains_kv` was aborted."""
 
     @property
     def stats(self) -> KVTransferStats:

@@ -44,7 +44,7 @@ class OutputProcessor:
         if beams is not None:
             self._beam_groups[request.request_id] = beams
 
-    def forget(self, request_id: str) -> Sequence | None:
+    def remove(self, request_id: str) -> Sequence | None:
         """Unregisters a request, which gets no more outputs. Returns its sequence, or None if it had ended already."""
         sequence = self.sequences.pop(request_id, None)
         if sequence is not None:
@@ -54,7 +54,7 @@ class OutputProcessor:
 
     def end(self, sequence: Sequence) -> None:
         """Ends a sequence: it gets no more rows, and the output that is being made is its last."""
-        self.forget(sequence.request.request_id)
+        self.remove(sequence.request.request_id)
         self._scheduler.leave(sequence, State.FINISHED)
 
     def take(self, step: Step, result: PassResult) -> list[Output]:
@@ -72,12 +72,14 @@ class OutputProcessor:
                 continue
             if sequence.state is not finished:  # else what it made is thrown away: it had ended
                 if sequence.group is not None and not result.prompt_logprobs:
-                    told = self._take_beam(sequence, result.logprobs.get(row))
+                    emitted = self._take_beam(sequence, result.logprobs.get(row))
                 else:
-                    told = self._told(sequence, row, result, self._accept_within_grammar if masked else self._accept)
-                if told:  # one beam of many mostly has none
-                    num_tokens += sum(len(output.token_ids) for output in told)
-                    outputs += told
+                    emitted = self._outputs_of(
+                        sequence, row, result, self._accept_within_grammar if masked else self._accept
+                    )
+                if emitted:  # one beam of many mostly has none
+                    num_tokens += sum(len(output.token_ids) for output in emitted)
+                    outputs += emitted
             if not sequence.in_flight and sequence.is_leaving:
                 self._scheduler.release(sequence)
         self.num_tokens += num_tokens
@@ -140,12 +142,12 @@ class OutputProcessor:
         matcher = sequence.matcher
         if matcher is None:
             return self._accept(sequence, tokens, logprobs)
-        taken = []
+        accepted = []
         for token in tokens:
-            taken.append(token)
+            accepted.append(token)
             if token in sequence.stops or not matcher.goes_on_after(token):
                 break
-        return self._ended_by_grammar(sequence, matcher, self._accept(sequence, taken, logprobs[: len(taken)]))
+        return self._ended_by_grammar(sequence, matcher, self._accept(sequence, accepted, logprobs[: len(accepted)]))
 
     def _ended_by_grammar(self, sequence: Sequence, matcher: "GrammarMatcher", output: Output) -> Output:
         """Marks the output as the last one if the grammar has come to its end or cannot continue."""
@@ -157,13 +159,13 @@ class OutputProcessor:
             return replace(output, finish_reason="stop", ends_in_text=not matcher.is_end(output.token_ids[-1]))
         return output
 
-    def _told(self, sequence: Sequence, row: int, result: PassResult, accept: Accept) -> list[Output]:
+    def _outputs_of(self, sequence: Sequence, row: int, result: PassResult, accept: Accept) -> list[Output]:
         """Returns the outputs of a row that may have other results than tokens."""
         outputs: list[Output] = []
         logprobs = result.logprobs.get(row)
         if row in result.prompt_logprobs:
-            told = result.prompt_logprobs[row]
-            outputs.append(Output(sequence.request.request_id, [], prompt_logprobs=told))
+            prompt_logprobs = result.prompt_logprobs[row]
+            outputs.append(Output(sequence.request.request_id, [], prompt_logprobs=prompt_logprobs))
         if row in result.embeddings:
             outputs.append(self._embedded(sequence, result.embeddings[row]))
         elif sequence.group is not None:
@@ -172,10 +174,12 @@ class OutputProcessor:
             outputs.append(accept(sequence, tokens, logprobs or []))
         return outputs
 
-    def _take_beam(self, sequence: Sequence, told: list[TokenLogprobs] | None) -> list[Output]:
+    def _take_beam(self, sequence: Sequence, token_logprobs: list[TokenLogprobs] | None) -> list[Output]:
         """Takes the candidates after one beam of a search, or None while only a part of its prompt is computed."""
         group = self._beam_groups.get(sequence.request.request_id)  # none of one that was preempted, and then aborted
-        outputs = group.take(sequence, told[0], self._scheduler) if group is not None and told else []
+        outputs = (
+            group.take(sequence, token_logprobs[0], self._scheduler) if group is not None and token_logprobs else []
+        )
         if outputs:
             self.end(sequence)
         return outputs
@@ -195,5 +199,5 @@ class OutputProcessor:
     def refused(self, sequence: Sequence, reason: str) -> Output:
         """Returns the last output of a request that asks for what cannot be done."""
         request_id = sequence.request.request_id
-        self.forget(request_id)
+        self.remove(request_id)
         return Output(request_id=request_id, token_ids=[], finish_reason="error", error=reason, is_refusal=True)

@@ -16,10 +16,10 @@ class PoolTooSmallError(ValueError):
 class Contents(Protocol):
     """The pool's interface to the component that knows the contents of pages."""
 
-    def wants(self, page: int) -> bool:
+    def retains(self, page: int) -> bool:
         """Returns True if an unused page should keep its contents for as long as possible."""
 
-    def forget(self, page: int) -> None:
+    def evict(self, page: int) -> None:
         """Called when the page is about to get new contents."""
 
 
@@ -71,7 +71,7 @@ class PageAllocator:
         else:
             page, _ = self._cached.popitem(last=False)
             if self._contents is not None:
-                self._contents.forget(page)
+                self._contents.evict(page)
         self.references[page] = 1
         return page
 
@@ -106,7 +106,7 @@ class PageAllocator:
             references[page] -= 1
             if references[page]:
                 continue
-            if contents is not None and contents.wants(page):
+            if contents is not None and contents.retains(page):
                 self._cached[page] = None
             else:
                 self._blank.append(page)

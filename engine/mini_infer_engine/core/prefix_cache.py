@@ -144,7 +144,7 @@ class PrefixCache:
         """Returns True if blocks of the page can be hit."""
         return bool(self._in_page[page])
 
-    def wants(self, page: int) -> bool:
+    def retains(self, page: int) -> bool:
         """Implements `Contents` for the pool: an unused page is kept unless another page has the same contents.
 
         The other page counts as used now, so that it outlives the blocks that continue this one.
@@ -155,28 +155,28 @@ class PrefixCache:
         copies = blocks[-1].pages
         if len(copies) == 1:
             return True
-        self.forget(page)
+        self.evict(page)
         self.pool.touch(copies[0])
         return False
 
-    def forget(self, page: int) -> None:
+    def evict(self, page: int) -> None:
         """Implements `Contents` for the pool: the page is about to get new contents."""
-        gone = []
+        removed = []
         for block in self._in_page[page]:
             block.pages.remove(page)
             if not block.pages:
                 del self._blocks[block.key]
-                gone.append(block.key)
+                removed.append(block.key)
         self._in_page[page] = []
-        if gone and self._record_events:
-            self._changes.append(gone)
+        if removed and self._record_events:
+            self._changes.append(removed)
 
-    def forget_all(self) -> None:
+    def clear(self) -> None:
         """Forgets all blocks, because pages' contents cannot be relied on. Nothing may be running, as it would use its
         blocks.
         """
         for page in range(self.pool.num_pages):
-            self.forget(page)
+            self.evict(page)
 
     def take_events(self) -> list[KVEvent]:
         """Returns the changes since the last call, in order."""
@@ -223,7 +223,7 @@ class NoPrefixCache:
         del page
         return False
 
-    def forget_all(self) -> None:
+    def clear(self) -> None:
         """Forgets nothing, for nothing is known."""
 
     def take_events(self) -> list[KVEvent]:

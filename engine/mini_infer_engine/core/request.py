@@ -116,7 +116,7 @@ class KVSource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     computed the prompt and retains them for us to read. prefix: it may have some of them in its prefix cache for us to
     read.
     """
-    held_id: str = ""
+    retained_id: str = ""
     """With `held`, the id of the request for which the other engine retains them."""
 
 
@@ -169,7 +169,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
 
     kv_source: KVSource | None = None
     """Engine from which keys and values of the prompt come; None if they are computed here."""
-    holds_kv: bool = False
+    retains_kv: bool = False
     """True if keys and values of the prompt are retained after the request has ended, for another engine that requests
     them.
     """
@@ -230,6 +230,6 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     kv_fallback: str = ""
     """One word that says why a prompt that was to come from another engine is computed here. It precedes any token."""
     kv_transfer_params: dict[str, Any] | None = None
-    """Location of the retained keys and values, in vLLM's format, once a request with `holds_kv` has ended."""
+    """Location of the retained keys and values, in vLLM's format, once a request with `retains_kv` has ended."""
     beam_score: float | None = None
     """A beam's `cumulative_logprob` divided by its length to the power of `length_penalty`."""

@@ -16,7 +16,7 @@ from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
 from mini_infer_engine.core.batch import Row
 from mini_infer_engine.core.kv_cache_manager import KVCacheManager
 from mini_infer_engine.core.pass_plan import PassPlan
-from mini_infer_engine.core.pipeline_turns import NoPipelineTurns, PipelineTurns
+from mini_infer_engine.core.pipeline_schedule import NoPipelineTurns, PipelineSchedule
 from mini_infer_engine.core.prefill_rows import beam_row, chunk_row
 from mini_infer_engine.core.prefix_cache import Hit
 from mini_infer_engine.core.scheduling.policy import PriorityPolicy, SchedulingPolicy
@@ -69,7 +69,7 @@ class Scheduler:
         self._chunk_limit = max(chunk_limit, chunk_alignment)
         self._chunk_alignment = chunk_alignment
         self._refused: tuple[Sequence, int, int] | None = None
-        self._turns = PipelineTurns(num_stages) if num_stages > 1 else NoPipelineTurns()
+        self._pipeline = PipelineSchedule(num_stages) if num_stages > 1 else NoPipelineTurns()
 
     @property
     def num_queued_tokens(self) -> int:
@@ -227,7 +227,7 @@ class Scheduler:
 
     def launched(self, step: Step) -> None:
         """Publishes what the prefill chunks of a launched pass compute: later passes can hit it."""
-        self._turns.launched(step)
+        self._pipeline.launched(step)
         for sequence in step.sequences[step.batch.num_decodes :]:
             if sequence.num_computed >= sequence.next_block_end:
                 self.kv_cache.cache_blocks(sequence)
@@ -241,14 +241,14 @@ class Scheduler:
     def ended(self, step: Step) -> None:
         """Records that a launched pass is committed or has failed. Call it before any of its sequences leaves."""
         self.kv_cache.release_sources(step)
-        self._turns.ended(step)
+        self._pipeline.ended(step)
 
     def _plan_decodes(self, plan: PassPlan) -> None:
         """Plans a row for each sequence that decodes, and finds those that still prefill."""
         rows, sequences, prefills = plan.step.batch.rows, plan.step.sequences, plan.prefills
         budget, page_size = plan.token_budget, self.kv_cache.page_size
         running = State.RUNNING
-        for sequence in self._turns.take(self.running):
+        for sequence in self._pipeline.take(self.running):
             # To grow may preempt this sequence or one after it: never one whose row is planned already.
             start = sequence.num_computed
             if sequence.state is not running or start > sequence.last_position:
@@ -375,8 +375,10 @@ class Scheduler:
             count = self._aligned(sequence, count, is_alone=not plan.step.batch.rows)
             if not count:
                 return
-        if start < sequence.num_prompt_told:
-            count = min(count, sequence.num_prompt_told - start)  # prompt log probabilities of the rest are not known
+        if start < sequence.num_prompt_reported:
+            count = min(
+                count, sequence.num_prompt_reported - start
+            )  # prompt log probabilities of the rest are not known
         if self.kv_cache.is_caching:
             plan.filled_blocks.add(sequence, start)
         plan.add(sequence, chunk_row(sequence, count))

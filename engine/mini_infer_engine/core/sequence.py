@@ -90,7 +90,7 @@ class Sequence:
     slot: int = -1
     """Index of its slot, set while it runs."""
     pages: list[int] = field(default_factory=list)
-    num_prompt_told: int = 0
+    num_prompt_reported: int = 0
     """Tokens whose chunks have reported the log probabilities of the next tokens: preemption does not report them
     again.
     """
@@ -217,15 +217,15 @@ class Sequence:
     @property
     def may_hit(self) -> bool:
         """True if cached blocks may serve it: not while log probabilities of its prompt are to be computed."""
-        return self.request.sampling.prompt_logprobs is None or self.num_prompt_told >= self.num_prompt
+        return self.request.sampling.prompt_logprobs is None or self.num_prompt_reported >= self.num_prompt
 
     def prompt_targets(self, start: int, end: int) -> "array[int] | tuple[()]":
         """Returns the prompt tokens that follow those from `start` to `end`, if their log probabilities are still to be
         reported.
         """
-        if self.request.sampling.prompt_logprobs is None or start < self.num_prompt_told:
+        if self.request.sampling.prompt_logprobs is None or start < self.num_prompt_reported:
             return ()
-        self.num_prompt_told = end
+        self.num_prompt_reported = end
         return self.token_ids[start + 1 : min(end + 1, self.num_prompt)]
 
     def suppressed_at(self, output_index: int) -> tuple[int, ...]:
@@ -242,8 +242,8 @@ class Sequence:
         num_known = min(len(self.token_ids), position)
         for *before, last in self.request.sampling.bad_words_token_ids:
             is_open = num_known < position and bool(before)  # the newest token is on the device alone
-            told = before[:-1] if is_open else before
-            if len(told) <= num_known and self.token_ids[num_known - len(told) : num_known].tolist() == told:
+            emitted = before[:-1] if is_open else before
+            if len(emitted) <= num_known and self.token_ids[num_known - len(emitted) : num_known].tolist() == emitted:
                 bans.append((before[-1] if is_open else None, last))
         return bans
 

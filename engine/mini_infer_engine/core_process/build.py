@@ -133,10 +133,10 @@ def _load(settings: EngineSettings, watched: "Watched | None", moves_kv: bool) -
     with no_collection():
         from mini_infer_engine.runtime.model_runner import load_runner
     if num_ranks(settings) == 1:
-        return load_runner(settings, tells_layers=moves_kv)
+        return load_runner(settings, reports_layers=moves_kv)
     from mini_infer_engine.distributed.parallel_runner import NOT_WATCHED, load_parallel
 
-    return load_parallel(settings, watched or NOT_WATCHED, tells_layers=moves_kv)
+    return load_parallel(settings, watched or NOT_WATCHED, reports_layers=moves_kv)
 
 
 def _grammars(

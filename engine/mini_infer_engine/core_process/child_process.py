@@ -57,14 +57,14 @@ class CoreProcess:
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[int] = loop.create_future()
 
-        def tell(status: int) -> None:
+        def report(status: int) -> None:
             if not ended.done():
                 ended.set_result(status)
 
         def wait() -> None:
             status = self._process.wait()
             if not loop.is_closed():
-                loop.call_soon_threadsafe(tell, status)
+                loop.call_soon_threadsafe(report, status)
 
         threading.Thread(target=wait, name="core-watch", daemon=True).start()
         return ended

@@ -33,12 +33,12 @@ from mini_infer_engine.core_process.core_config import CoreConfig
 from mini_infer_engine.core_process.kv_transfer import begin_identity, start_transfer
 from mini_infer_engine.core_process.peer_requests import check_peer_request
 from mini_infer_engine.core_process.publisher import EventPublisher
-from mini_infer_engine.distributed.exit_reason import say
+from mini_infer_engine.distributed.exit_reason import write_reason
 from mini_infer_engine.kv_transfer.worker import TransferWorker
 from mini_infer_process import zmq_limits
 from mini_infer_process.curve import PeerAuthenticator
 from mini_infer_process.heap import HeapTrimmer
-from mini_infer_process.interpreter import import_to_stay
+from mini_infer_process.interpreter import import_permanently
 from mini_infer_process.logs import configure_logging, show_crashes
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class CoreLoop:
         router: zmq.Socket[bytes],
         publisher: EventPublisher,
         parent_pid: int,
-        front: bytes,
+        api_server: bytes,
         transfer: TransferWorker | None,
         role: str,
     ) -> None:
@@ -92,7 +92,7 @@ class CoreLoop:
         self._polls_replays = False
         self._refused: list[Output] = []
         self._stopping = False
-        self._front = front
+        self._api_server = api_server
         """Identity of the HTTP process at the ROUTER socket."""
         self._sent_stats = EngineStats()
         self._sent_s = 0.0
@@ -116,7 +116,7 @@ class CoreLoop:
     def _receive(self) -> None:
         is_idle = False
         if not self._engine.has_work or self._engine.only_receives:
-            self._poll_replays(self._publisher.takes_replays())
+            self._poll_replays(self._publisher.accepts_replays())
             wait_s = min(_PARENT_CHECK_S, self._publisher.load_wait_s(time.time()), self._publisher.replay_wait_s())
             is_idle = not self._poller.poll(max(1, int(wait_s * 1000)))
         self._heap.trim_if_due(time.monotonic(), is_idle=is_idle)
@@ -129,22 +129,22 @@ class CoreLoop:
                 _, payload = self._router.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 break
-            self._handle(messages.decode_from_front(payload))
+            self._handle(messages.decode_from_api_server(payload))
         self._publisher.answer_replays()
 
-    def _poll_replays(self, wanted: bool) -> None:
+    def _poll_replays(self, enabled: bool) -> None:
         """Polls the socket for replay requests, or stops polling it if they have used up their allowance: the loop
         would spin.
         """
-        if self._publisher.replay is None or wanted == self._polls_replays:
+        if self._publisher.replay is None or enabled == self._polls_replays:
             return
-        self._polls_replays = wanted
-        if wanted:
+        self._polls_replays = enabled
+        if enabled:
             self._poller.register(self._publisher.replay, zmq.POLLIN)
         else:
             self._poller.unregister(self._publisher.replay)
 
-    def _handle(self, message: messages.FrontMessage) -> None:
+    def _handle(self, message: messages.ApiServerMessage) -> None:
         match message:
             case messages.Add(request):
                 try:
@@ -158,10 +158,10 @@ class CoreLoop:
             case messages.Abort(request_ids):
                 for request_id in request_ids:
                     self._engine.abort(request_id)
-            case messages.SnapshotWanted(ticket):
+            case messages.SnapshotRequest(ticket):
                 self._publisher.publish_events(self._engine.take_events(), time.time())
                 snapshot = Snapshot(self._publisher.last_sequence, self._engine.snapshot())
-                send(self._router, self._front, messages.SnapshotTaken(ticket, encode_event(snapshot)))
+                send(self._router, self._api_server, messages.SnapshotReply(ticket, encode_event(snapshot)))
             case messages.SwitchRole(role):
                 self._role = role
                 if self._transfer is not None:
@@ -179,7 +179,7 @@ class CoreLoop:
         is_due = self._engine.only_receives and now_s - self._sent_s >= _HEARTBEAT_S
         if outputs or is_due or stats != self._sent_stats:
             self._sent_stats, self._sent_s = stats, now_s
-            send(self._router, self._front, messages.StepOutputs(outputs, stats))
+            send(self._router, self._api_server, messages.StepOutputs(outputs, stats))
 
 
 def _refusal(request_id: str, reason: str) -> Output:
@@ -190,9 +190,9 @@ def _failure(request_id: str, reason: str) -> Output:
     return Output(request_id=request_id, token_ids=[], finish_reason="error", error=reason)
 
 
-def send(router: zmq.Socket[bytes], front: bytes, message: messages.CoreMessage) -> None:
+def send(router: zmq.Socket[bytes], api_server: bytes, message: messages.CoreMessage) -> None:
     """Passes a message to ZMQ, which drops it if the HTTP process is gone."""
-    router.send_multipart([front, messages.encode(message)])
+    router.send_multipart([api_server, messages.encode(message)])
 
 
 def serve(config: CoreConfig, folder: Path) -> None:
@@ -204,17 +204,17 @@ def serve(config: CoreConfig, folder: Path) -> None:
     router = context.socket(zmq.ROUTER)
     zmq_limits.LOCAL.apply(router)
     router.bind(config.address)
-    front, _ = router.recv_multipart()  # its Hello
+    api_server, _ = router.recv_multipart()  # its Hello
     has_ranks = num_ranks(config.settings) > 1 and config.dry_run is None
     if not has_ranks:  # else its ranks have files there too, until they are connected
         shutil.rmtree(folder, ignore_errors=True)  # they are connected: nothing is left behind, however they end
     authenticator = PeerAuthenticator(context, config.peers.secret) if config.peers.secret is not None else None
     try:
-        publisher = _publisher(context, config, partial(_publish, router, front))
+        publisher = _publisher(context, config, partial(_publish, router, api_server))
         moves_kv = config.transfer.port > 0
         weights = begin_identity(config.settings, config.dry_run) if moves_kv else None
         if config.dry_run is None:
-            import_to_stay("torch")
+            import_permanently("torch")
         watched = _watched(config, folder) if has_ranks else None
         built = build_engine(config.settings, config.dry_run, watched=watched, moves_kv=moves_kv)
         if weights is not None:
@@ -239,13 +239,13 @@ def serve(config: CoreConfig, folder: Path) -> None:
         gc.collect()
         gc.freeze()  # what is here now stays: without, each full collection walks all of it while requests wait
         kv_transport = "" if transfer is None else transfer.transport_name
-        send(router, front, messages.Ready(msgspec.structs.replace(built.model, kv_transport=kv_transport)))
+        send(router, api_server, messages.Ready(msgspec.structs.replace(built.model, kv_transport=kv_transport)))
         role = config.transfer.role
-        CoreLoop(built.engine, router, publisher, config.parent_pid, front, transfer, role).run()
+        CoreLoop(built.engine, router, publisher, config.parent_pid, api_server, transfer, role).run()
         publisher.close()
     except Exception as error:
         expected = isinstance(error, ValueError | OSError | RunnerLostError)
-        send(router, front, messages.Failed(str(error) if expected else f"{type(error).__name__}: {error}"))
+        send(router, api_server, messages.Failed(str(error) if expected else f"{type(error).__name__}: {error}"))
         if not expected:
             logger.exception("the core process fails")
         raise SystemExit(1) from None
@@ -258,18 +258,18 @@ def serve(config: CoreConfig, folder: Path) -> None:
 
 
 def _publisher(
-    context: zmq.Context[zmq.Socket[bytes]], config: CoreConfig, tell: Callable[[bytes, bytes], None]
+    context: zmq.Context[zmq.Socket[bytes]], config: CoreConfig, publish: Callable[[bytes, bytes], None]
 ) -> EventPublisher:
     """Returns a publisher to gateways, or to the HTTP process if that publishes for several cores."""
     if config.engine is not None:
-        return EventPublisher(context, config.peers.host, 0, 0, tell)
+        return EventPublisher(context, config.peers.host, 0, 0, publish)
     return EventPublisher(
         context, config.peers.host, config.events_port, config.replay_port, secret=config.peers.secret
     )
 
 
-def _publish(router: zmq.Socket[bytes], front: bytes, topic: bytes, payload: bytes) -> None:
-    send(router, front, messages.Published(topic, payload))
+def _publish(router: zmq.Socket[bytes], api_server: bytes, topic: bytes, payload: bytes) -> None:
+    send(router, api_server, messages.Published(topic, payload))
 
 
 def _watched(config: CoreConfig, folder: Path) -> "Watched":
@@ -279,7 +279,7 @@ def _watched(config: CoreConfig, folder: Path) -> "Watched":
     from mini_infer_engine.distributed.parallel_runner import Watched
 
     def end(reason: str) -> None:
-        say(config.exit_reason_fd, reason)
+        write_reason(config.exit_reason_fd, reason)
         time.sleep(_LOST_S)  # the main thread may say it in the usual way
         os._exit(1)
 

@@ -1,7 +1,8 @@
 """Messages between the HTTP process and the core process, as msgpack over ZMQ. No torch, no text, no sockets.
 
-The front (the HTTP process) sends one `FrontMessage` in each ZMQ message on its DEALER, and the core one `CoreMessage`
-on its ROUTER. All outputs of a step are in one message, so that the front wakes once a step. A core has one front.
+The front (the HTTP process) sends one `ApiServerMessage` in each ZMQ message on its DEALER, and the core one
+`CoreMessage` on its ROUTER. All outputs of a step are in one message, so that the front wakes once a step. A core has
+one front.
 """
 
 from collections.abc import Iterable
@@ -38,8 +39,8 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     request_ids: list[str]
 
 
-class SnapshotWanted(msgspec.Struct, frozen=True, tag=True):
-    """Requests a snapshot of the prefix cache. `SnapshotTaken` answers with the same ticket."""
+class SnapshotRequest(msgspec.Struct, frozen=True, tag=True):
+    """Requests a snapshot of the prefix cache. `SnapshotReply` answers with the same ticket."""
 
     ticket: int
 
@@ -96,7 +97,7 @@ class StepOutputs(msgspec.Struct, frozen=True, tag=True):
     stats: EngineStats
 
 
-class SnapshotTaken(msgspec.Struct, frozen=True, tag=True):
+class SnapshotReply(msgspec.Struct, frozen=True, tag=True):
     """Returns a snapshot, as an encoded contract.events.Snapshot."""
 
     ticket: int
@@ -116,9 +117,9 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-FrontMessage = Add | Abort | SnapshotWanted | SwitchRole | Stop | Hello
-CoreMessage = Ready | StepOutputs | SnapshotTaken | Published | Failed
+ApiServerMessage = Add | Abort | SnapshotRequest | SwitchRole | Stop | Hello
+CoreMessage = Ready | StepOutputs | SnapshotReply | Published | Failed
 
 encode = msgspec.msgpack.Encoder().encode
-decode_from_front = msgspec.msgpack.Decoder(FrontMessage).decode
+decode_from_api_server = msgspec.msgpack.Decoder(ApiServerMessage).decode
 decode_from_core = msgspec.msgpack.Decoder(CoreMessage).decode

@@ -23,8 +23,8 @@ def check_peer_request(request: Request, max_model_len: int, vocab_size: int) ->
     if not 0 <= sampling.min_tokens <= max_model_len:
         raise ValueError(f"min_tokens is {sampling.min_tokens}; it must be from 0 to {max_model_len}")
     # Only the first new token is requested here, of an output that may be longer.
-    asked = msgspec.structs.replace(sampling, max_tokens=max(sampling.max_tokens or 1, sampling.min_tokens))
-    check_sampling(asked, vocab_size, has_text=True)
+    checked = msgspec.structs.replace(sampling, max_tokens=max(sampling.max_tokens or 1, sampling.min_tokens))
+    check_sampling(checked, vocab_size, has_text=True)
     if request.embeds or request.beam_search is not None or sampling.prompt_logprobs is not None:
         raise ValueError("embeddings, beam searches and prompt_logprobs are computed where they were sent")
     if request.noise_seed not in _SEEDS:

@@ -37,16 +37,16 @@ class EventPublisher:
         host: str,
         events_port: int,
         replay_port: int,
-        tell: Callable[[bytes, bytes], None] | None = None,
+        publish: Callable[[bytes, bytes], None] | None = None,
         secret: PeerSecret | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Binds the sockets. `tell` is called with each topic and payload, too. Raises PortInUseError if a port is
+        """Binds the sockets. `publish` is called with each topic and payload, too. Raises PortInUseError if a port is
         taken.
 
         With a secret both sockets admit only the service's peers, by a `PeerAuthenticator` of the context.
         """
-        self._tell = tell
+        self._publish = publish
         self._events = _bind(context, zmq.PUB, host, events_port, "--events-port", zmq_limits.EVENTS, secret)
         self.replay = _bind(context, zmq.ROUTER, host, replay_port, "--replay-port", zmq_limits.REPLAY, secret)
         self.last_sequence = -1
@@ -91,8 +91,8 @@ class EventPublisher:
         self._send(events.LOAD_TOPIC, self._load_sequence, events.encode(self._last_load))
 
     def _send(self, topic: bytes, sequence: int, payload: bytes) -> None:
-        if self._tell is not None:
-            self._tell(topic, payload)
+        if self._publish is not None:
+            self._publish(topic, payload)
         if self._events is not None:
             self._events.send_multipart([topic, events.sequence_frame(sequence), payload])
 
@@ -109,7 +109,7 @@ class EventPublisher:
         """Returns True if a replay request waits in the socket."""
         return self.replay is not None and bool(self.replay.poll(0, zmq.POLLIN))
 
-    def takes_replays(self) -> bool:
+    def accepts_replays(self) -> bool:
         """Returns True if a replay request would be read now; only then should the socket be polled."""
         return self._replays is not None and self._replays.is_open()
 

@@ -96,14 +96,14 @@ class OfflineEngines:
         outputs, self._outputs = self._outputs, []
         for output in outputs:
             if output.finish_reason is None:
-                self._router.heard(output.request_id, len(output.token_ids))
+                self._router.record_output(output.request_id, len(output.token_ids))
             else:
                 self._router.ended([output.request_id])
             if output.is_refusal:
                 raise ValueError(output.error)
         return outputs
 
-    def _send(self, engine: int, message: messages.FrontMessage) -> None:
+    def _send(self, engine: int, message: messages.ApiServerMessage) -> None:
         self._sockets[engine].send(messages.encode(message))
 
     def _receive(self) -> None:
@@ -117,8 +117,8 @@ class OfflineEngines:
                     break
         for engine, core in enumerate(self._cores):
             if (status := core.status()) is not None:
-                said = core.exit_reason.read() or f"it ended with status {status}"
-                self._lost(RunnerLostError(f"engine {engine}: the core process has failed: {said}"))
+                reason = core.exit_reason.read() or f"it ended with status {status}"
+                self._lost(RunnerLostError(f"engine {engine}: the core process has failed: {reason}"))
 
     def _take(self, engine: int, message: messages.CoreMessage) -> None:
         match message:

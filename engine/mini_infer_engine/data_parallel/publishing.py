@@ -61,15 +61,15 @@ class UnitedPublisher:
     def take(self, engine: int, topic: bytes, payload: bytes) -> None:
         """Publishes a message of an engine."""
         if topic == events.EVENTS_TOPIC:
-            told = self._router.apply(engine, events.decode_batch(payload).events)
-            self._publisher.publish_events(told, time.time())
+            merged = self._router.apply(engine, events.decode_batch(payload).events)
+            self._publisher.publish_events(merged, time.time())
         elif topic == events.LOAD_TOPIC:
             report = events.decode_load(payload)
             self._loads[engine] = report
             self._accepted += report.accepted
             self._publish_load(report.role)
 
-    def forget(self, engine: int) -> None:
+    def remove_engine(self, engine: int) -> None:
         """Removes the load of an engine that has ended."""
         self._loads.pop(engine, None)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from mini_infer_contract.events import KVEvent
 from mini_infer_engine.core.request import Request
-from mini_infer_engine.data_parallel.held_blocks import HeldBlocks, prompt_hashes
+from mini_infer_engine.data_parallel.engine_blocks import EngineBlocks, prompt_hashes
 from mini_infer_engine.data_parallel.routing import Candidate, choose_engine
 
 
@@ -36,11 +36,11 @@ class EngineRouter:
     """Routes the requests of one server."""
 
     def __init__(self, engines: int, *, caches_prefixes: bool = True) -> None:
-        self.blocks = HeldBlocks(engines)
+        self.blocks = EngineBlocks(engines)
         self._caches_prefixes = caches_prefixes
         self._work = [_Work() for _ in range(engines)]
         self._sent: dict[str, _Sent] = {}
-        self._turn = 0
+        self._rotation = 0
 
     @property
     def has_work(self) -> bool:
@@ -62,11 +62,11 @@ class EngineRouter:
             tokens = [*tokens, *request.resumed_token_ids]
         hashes = prompt_hashes(tokens, revision, request.cache_salt) if self._caches_prefixes else []
         candidates = [self._candidate(engine, hashes) for engine in range(len(self._work))]
-        chosen = choose_engine(len(tokens), candidates, self._turn)
+        chosen = choose_engine(len(tokens), candidates, self._rotation)
         if chosen is None:
             return None
-        self._turn += 1
-        uncached = len(tokens) - candidates[chosen].held_tokens
+        self._rotation += 1
+        uncached = len(tokens) - candidates[chosen].cached_tokens
         self._sent[request.request_id] = _Sent(chosen, len(tokens), uncached, hashes)
         self.blocks.promise(chosen, hashes)
         work = self._work[chosen]
@@ -75,10 +75,10 @@ class EngineRouter:
         return chosen
 
     def _candidate(self, engine: int, hashes: list[int]) -> Candidate:
-        work, held = self._work[engine], self.blocks.depth(engine, hashes)
-        return Candidate(held, work.requests, work.queued_tokens, work.running_tokens, work.is_alive)
+        work, cached = self._work[engine], self.blocks.depth(engine, hashes)
+        return Candidate(cached, work.requests, work.queued_tokens, work.running_tokens, work.is_alive)
 
-    def heard(self, request_id: str, num_tokens: int) -> None:
+    def record_output(self, request_id: str, num_tokens: int) -> None:
         """Records further output tokens of a request. Requests that have ended are ignored."""
         sent = self._sent.get(request_id)
         if sent is None:

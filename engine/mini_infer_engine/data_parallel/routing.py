@@ -17,7 +17,7 @@ RUNNING_TOKENS_PER_COST = 16
 class Candidate:
     """An engine as one request sees it."""
 
-    held_tokens: int = 0
+    cached_tokens: int = 0
     """Tokens of this prompt in the prefix cache, or soon there because a request with the same prefix was sent."""
     requests: int = 0
     """Requests that were sent to the engine and have not finished."""
@@ -30,13 +30,13 @@ class Candidate:
     def cost_tokens(self, prompt_tokens: int) -> float:
         """Returns the cost of the request at this engine: its own tokens to compute, and the load before it."""
         load = self.queued_tokens + self.requests * REQUEST_COST_TOKENS + self.running_tokens / RUNNING_TOKENS_PER_COST
-        return prompt_tokens - min(self.held_tokens, prompt_tokens) + load
+        return prompt_tokens - min(self.cached_tokens, prompt_tokens) + load
 
 
-def choose_engine(prompt_tokens: int, candidates: Sequence[Candidate], turn: int) -> int | None:
+def choose_engine(prompt_tokens: int, candidates: Sequence[Candidate], rotation: int) -> int | None:
     """Returns the number of the cheapest engine that is alive, or None if there is none.
 
-    Ties go to the engine with the fewest requests, and then round-robin: `turn` is the number of choices so far.
+    Ties go to the engine with the fewest requests, and then round-robin: `rotation` is the number of choices so far.
     """
     alive = [number for number, candidate in enumerate(candidates) if candidate.is_alive]
     if not alive:
@@ -44,6 +44,6 @@ def choose_engine(prompt_tokens: int, candidates: Sequence[Candidate], turn: int
 
     def order(number: int) -> tuple[float, int, int]:
         candidate = candidates[number]
-        return candidate.cost_tokens(prompt_tokens), candidate.requests, (number - turn) % len(candidates)
+        return candidate.cost_tokens(prompt_tokens), candidate.requests, (number - rotation) % len(candidates)
 
     return min(alive, key=order)

@@ -29,7 +29,7 @@ class ExitReason:
         os.close(self._reader)
 
 
-def say(descriptor: int, reason: str) -> None:
+def write_reason(descriptor: int, reason: str) -> None:
     """Writes a reason for the reader, which reads only the first one. Does nothing if the descriptor is negative."""
     if descriptor >= 0:
         os.write(descriptor, reason.replace("\n", " ").encode() + b"\n")

@@ -48,9 +48,9 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-Sign = Alive | Reached | Failed
+HeartbeatMessage = Alive | Reached | Failed
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Sign).decode
+_decode = msgspec.msgpack.Decoder(HeartbeatMessage).decode
 
 
 class Watch:
@@ -113,7 +113,7 @@ class Watch:
         next_tick_s = time.monotonic() + TICK_S
         while not self._stopping:
             if self._router.poll(max(1, int((next_tick_s - time.monotonic()) * 1000))):
-                self._hear()
+                self._receive()
             if time.monotonic() >= next_tick_s:
                 next_tick_s = time.monotonic() + TICK_S  # a late tick counts once
                 for rank in self._silent:
@@ -122,15 +122,15 @@ class Watch:
                 self._lose(reason)
                 return
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         while True:
             try:
                 name, payload = self._router.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            rank, sign = int(name), _decode(payload)
+            rank, message = int(name), _decode(payload)
             self._silent[rank] = 0
-            match sign:
+            match message:
                 case Reached(value):
                     with self._changed:
                         self._reached[rank].append(value)
@@ -149,7 +149,7 @@ class Watch:
             return f"rank {rank} of the {self._group} {how}"
         for rank, ticks in self._silent.items():
             if ticks >= self._limit:
-                return f"rank {rank} of the {self._group} hangs: no sign of life for {ticks * TICK_S:g} s"
+                return f"rank {rank} of the {self._group} hangs: no heartbeat for {ticks * TICK_S:g} s"
         return ""
 
     def _lose(self, reason: str) -> None:
@@ -161,7 +161,7 @@ class Watch:
             self._on_lost(reason)
 
 
-class Signs:
+class HeartbeatSender:
     """The end of each other rank: a thread that sends its heartbeats, and detects the loss of the first rank."""
 
     def __init__(
@@ -170,9 +170,9 @@ class Signs:
         """Starts the thread, which calls `on_lost` once. `secret` proves membership to a first rank on another node."""
         self._secret = secret
         self._address, self._rank, self._on_lost = address, rank, on_lost
-        self._waiting: queue.SimpleQueue[Sign] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[HeartbeatMessage] = queue.SimpleQueue()
         self._silent, self._limit = 0, LOADING_TICKS
-        self._said_all = threading.Event()
+        self._all_sent = threading.Event()
         threading.Thread(target=self._run, name="signs-of-life", daemon=True).start()
 
     def loaded(self) -> None:
@@ -186,7 +186,7 @@ class Signs:
     def failed(self, reason: str) -> None:
         """Sends `Failed`, and waits until it has been passed to the network."""
         self._waiting.put(Failed(reason))
-        self._said_all.wait(4 * TICK_S)
+        self._all_sent.wait(4 * TICK_S)
 
     def _run(self) -> None:
         context = zmq.Context()
@@ -200,9 +200,9 @@ class Signs:
         while self._silent < self._limit:
             socket.send(_encode(Alive()))
             try:
-                sign = self._waiting.get(timeout=TICK_S)
-                socket.send(_encode(sign))
-                if isinstance(sign, Failed):
+                message = self._waiting.get(timeout=TICK_S)
+                socket.send(_encode(message))
+                if isinstance(message, Failed):
                     break
             except queue.Empty:
                 self._silent += 1
@@ -211,6 +211,6 @@ class Signs:
                 self._silent = 0
         socket.close()
         context.term()
-        self._said_all.set()
+        self._all_sent.set()
         if self._silent >= self._limit:
-            self._on_lost(f"the first rank hangs or is gone: no sign of life for {self._silent * TICK_S:g} s")
+            self._on_lost(f"the first rank hangs or has ended: no heartbeat for {self._silent * TICK_S:g} s")

@@ -102,7 +102,7 @@ class Ranks:
         host = "" if num_nodes(settings) == 1 else master_address(settings)
         self._secret = PeerSecret(bytes.fromhex(watched.peer_key)) if host and watched.peer_key else None
         authenticator = PeerAuthenticator(context, self._secret) if self._secret is not None else None
-        signs = self._bind(router, "signs", host)
+        heartbeats = self._bind(router, "signs", host)
         self._transfer = context.socket(zmq.ROUTER)
         zmq_limits.LOCAL.apply(self._transfer)
         self._transfer.set(zmq.LINGER, 0)
@@ -117,7 +117,7 @@ class Ranks:
             results = context.socket(zmq.PULL)
             zmq_limits.LOCAL.apply(results)
             results_at = self._bind(results, "results", host)
-        store.set("addresses", msgspec.json.encode(Addresses(signs, steps, transfer, results_at)).decode())
+        store.set("addresses", msgspec.json.encode(Addresses(heartbeats, steps, transfer, results_at)).decode())
         self.processes = {rank: self._spawn(settings, rank, store.port, watched) for rank in local}
         ranks, processes = weakref.ref(self), self.processes  # the thread does not keep this object alive
 
@@ -129,7 +129,7 @@ class Ranks:
         watch = self.watch
         self.results = None if results is None else ResultReceiver(results, lambda: watch.lost)
         """Receiver of a pipeline's results from its last stage; None without a pipeline."""
-        self._told = watched.on_lost
+        self._report_lost = watched.on_lost
         self.release: Callable[[], None] | None = None
         """Function that aborts the operations for which this rank's device waits."""
         self._meets = False
@@ -189,8 +189,8 @@ class Ranks:
     def _on_lost(self, reason: str) -> None:
         for process in self.processes.values():
             process.kill()  # so that a collective of the main thread breaks off
-        if self._told is not None:
-            self._told(reason)  # which ends the process
+        if self._report_lost is not None:
+            self._report_lost(reason)  # which ends the process
         if self._meets and not self.left_loading.is_set():
             threading.Thread(target=self._end_loading, name="rank-lost", daemon=True).start()
         if self.release is not None:
@@ -240,7 +240,7 @@ def _close(
     watch: Watch,
     processes: dict[int, subprocess.Popen[bytes]],
     steps: dict[int, zmq.Socket[bytes]],
-    heard: tuple[zmq.Socket[bytes] | None, ...],
+    sockets: tuple[zmq.Socket[bytes] | None, ...],
     folder: Path,
     pid: int,
     authenticator: PeerAuthenticator | None,
@@ -256,7 +256,7 @@ def _close(
             if rank in processes:
                 processes[rank].kill()
         socket.close(linger=500)
-    for listening in heard:
+    for listening in sockets:
         if listening is not None:
             listening.close(linger=0)
     if authenticator is not None:
@@ -285,7 +285,7 @@ class ParallelRunner:
         self.max_speculative_rows = local.max_speculative_rows
         self._writer = step_messages.StepWriter(self.page_size)
         self._results = ranks.results
-        self._telling: deque[tuple[PassHandle, GroupLayers]] = deque()
+        self._reporting: deque[tuple[PassHandle, GroupLayers]] = deque()
         """Passes in flight that report their layers, in the order of launches."""
 
     def kv_memory(self) -> KVMemory:
@@ -302,27 +302,27 @@ class ParallelRunner:
 
     def launch(self, batch: Batch) -> PassHandle:
         """Launches a pass on all ranks. Raises RunnerLostError if the group has ended."""
-        told = self._tell_of_all_ranks(batch)
+        reported = self._report_all_ranks(batch)
         with self._all_or_nothing():
             self.ranks.send(self._writer.launch(batch))
             handle = self.local.launch(batch)
-        self._telling.extend((handle, layers) for layers in told)
+        self._reporting.extend((handle, layers) for layers in reported)
         return handle
 
-    def _tell_of_all_ranks(self, batch: Batch) -> list[GroupLayers]:
-        """Replaces the batch's `tell_layers`, so that it gets the progress of all ranks. The launch fills the returned
-        list.
+    def _report_all_ranks(self, batch: Batch) -> list[GroupLayers]:
+        """Replaces the batch's `report_layers`, so that it gets the progress of all ranks. The launch fills the
+        returned list.
         """
-        tell, told = batch.tell_layers, list[GroupLayers]()
-        if tell is not None:
+        report, reported = batch.report_layers, list[GroupLayers]()
+        if report is not None:
             num_layers = self.kv_memory().layout.num_layers
 
-            def tell_of_all(own: LayerProgress) -> None:
-                told.append(GroupLayers(own, num_layers))
-                tell(told[-1])
+            def report_all(own: LayerProgress) -> None:
+                reported.append(GroupLayers(own, num_layers))
+                report(reported[-1])
 
-            batch.tell_layers = tell_of_all
-        return told
+            batch.report_layers = report_all
+        return reported
 
     def guesses(self, handle: PassHandle) -> Mapping[int, Sequence[int]]:
         """Returns this rank's guesses: all ranks guess the same tokens."""
@@ -341,8 +341,8 @@ class ParallelRunner:
         """
         with self._all_or_nothing():
             result = self.local.collect(handle) if self._results is None else self._results.next()
-        while self._telling and self._telling[0][0] is handle:
-            self._telling.popleft()[1].has_ended = True
+        while self._reporting and self._reporting[0][0] is handle:
+            self._reporting.popleft()[1].has_ended = True
         return result
 
     @contextmanager
@@ -379,11 +379,11 @@ def send_step(socket: zmq.Socket[bytes], payload: bytes, lost: Callable[[], str]
 
 
 def load_parallel(
-    settings: EngineSettings, watched: Watched = NOT_WATCHED, *, tells_layers: bool = False
+    settings: EngineSettings, watched: Watched = NOT_WATCHED, *, reports_layers: bool = False
 ) -> ParallelRunner:
     """Starts the other ranks of this machine, loads this rank's part with them, and waits until all are ready.
 
-    `tells_layers` has passes honour `Batch.tell_layers` (see `Executor.capture`); only this rank counts layers.
+    `reports_layers` has passes honour `Batch.report_layers` (see `Executor.capture`); only this rank counts layers.
 
     Raises:
         ModelError: the model or the settings are at fault, or a rank cannot load its part.
@@ -396,7 +396,7 @@ def load_parallel(
         host = LOOPBACK if num_nodes(settings) == 1 else master_address(settings)
         member = GroupMember(0, store, host, device, settings, ranks.agree)
         ranks.release = member.late.release
-        runner = ParallelRunner(load_runner(settings, member, tells_layers=tells_layers), ranks, store)
+        runner = ParallelRunner(load_runner(settings, member, reports_layers=reports_layers), ranks, store)
         ranks.loaded()
     except BaseException as error:
         ranks.left_loading.set()

@@ -13,8 +13,8 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # torch's
 
 from mini_infer_engine.config.options.settings import group_name, num_nodes, num_ranks
 from mini_infer_engine.distributed import step_messages
-from mini_infer_engine.distributed.exit_reason import say
-from mini_infer_engine.distributed.heartbeats import Signs
+from mini_infer_engine.distributed.exit_reason import write_reason
+from mini_infer_engine.distributed.heartbeats import HeartbeatSender
 from mini_infer_engine.distributed.member import GroupMember, rank_device
 from mini_infer_engine.distributed.pass_results import ResultSender
 from mini_infer_engine.distributed.process_group import LOOPBACK, join_store
@@ -52,7 +52,7 @@ class Rank:
         self._transfer.set(zmq.LINGER, 0)
         self._transfer.set(zmq.IPV6, 1)
         self._transfer.connect(addresses.transfer)
-        self.signs = Signs(addresses.signs, config.rank, self._lost, config.secret)
+        self.heartbeats = HeartbeatSender(addresses.heartbeats, config.rank, self._lost, config.secret)
         is_last_stage = config.rank == num_ranks(config.settings) - config.settings.tensor_parallel_size
         self._results = ResultSender(addresses.results, config.secret) if is_last_stage else None
 
@@ -76,7 +76,7 @@ class Rank:
                 case step_messages.Launch() as message:
                     if not handles and self._is_of_a_server:
                         # Not sooner: the first rank reads a vocabulary, for seconds in which no thread of it speaks.
-                        self.signs.loaded()
+                        self.heartbeats.loaded()
                     handles = [*handles[1 - kept :], runner.launch(reader.batch(message))]
                     if results is not None and not message.waits_for_masks:
                         results.send(handles[-1])
@@ -107,13 +107,13 @@ class Rank:
 
         def failed(error: Exception) -> None:
             logger.error("rank %d: a pass fails", self._config.rank, exc_info=error)
-            self.signs.failed(failure(self._config, error))
+            self.heartbeats.failed(failure(self._config, error))
             os._exit(1)
 
         results.start(prepare, failed)
 
     def _agree(self, value: int) -> list[int]:
-        self.signs.reached(value)
+        self.heartbeats.reached(value)
         message = step_messages.decode(self._steps.recv())
         if isinstance(message, step_messages.Stop):
             raise SystemExit(0)
@@ -126,7 +126,7 @@ class Rank:
         """
         logger.error("rank %d: %s", self._config.rank, reason)
         if self._config.kills_parent and os.getppid() == self._config.parent_pid:
-            say(self._config.exit_reason_fd, f"{reason} (said by rank {self._config.rank})")
+            write_reason(self._config.exit_reason_fd, f"{reason} (reported by rank {self._config.rank})")
             os.kill(self._config.parent_pid, signal.SIGKILL)
         os._exit(1)
 
@@ -149,7 +149,7 @@ def run_rank(config: RankConfig) -> int:
     except Exception as error:
         if not _is_expected(error):
             logger.exception("rank %d fails", config.rank)
-        rank.signs.failed(failure(config, error))
+        rank.heartbeats.failed(failure(config, error))
         return 1
     return 0
 
@@ -161,5 +161,5 @@ def _is_expected(error: Exception) -> bool:
 
 def failure(config: RankConfig, error: Exception) -> str:
     """Returns the reason why a rank cannot go on, for people."""
-    said = str(error) if _is_expected(error) else f"{type(error).__name__}: {error}"
-    return f"rank {config.rank} of the {group_name(config.settings)} failed: {said}"
+    message = str(error) if _is_expected(error) else f"{type(error).__name__}: {error}"
+    return f"rank {config.rank} of the {group_name(config.settings)} failed: {message}"

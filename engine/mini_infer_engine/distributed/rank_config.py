@@ -49,7 +49,7 @@ class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
 class Addresses(msgspec.Struct, frozen=True):
     """Addresses of the first rank's sockets, which ranks read from the store."""
 
-    signs: str
+    heartbeats: str
     steps: dict[int, str]
     """Sockets for commands, by rank."""
     transfer: str

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from mini_infer_engine.distributed.rank_config import RankConfig
-from mini_infer_process.interpreter import import_to_stay
+from mini_infer_process.interpreter import import_permanently
 from mini_infer_process.logs import configure_logging, show_crashes
 
 _PR_SET_PDEATHSIG = 1
@@ -35,7 +35,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    import_to_stay("torch")
+    import_permanently("torch")
     from mini_infer_engine.distributed.rank import run_rank
 
     status = run_rank(config) if os.getppid() == config.parent_pid else 0

@@ -76,25 +76,25 @@ class StepWriter:
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size
         self._last: dict[int, Row] = {}
-        self._known_pages: dict[int, int] = {}
+        self._num_sent_pages: dict[int, int] = {}
 
     def launch(self, batch: Batch) -> Launch:
         """Returns the message for a batch, which every rank must get."""
         pages: dict[int, list[int]] = {}
-        rows = [self._told(row, pages) for row in batch.rows]
+        rows = [self._packed(row, pages) for row in batch.rows]
         moves = batch.transfers
         has_moves = bool(moves.swap_out or moves.swap_in or moves.copies)
         return Launch(rows, batch.num_decodes, pages, moves if has_moves else None, batch.waits_for_masks)
 
-    def _told(self, row: Row, pages: dict[int, list[int]]) -> int | Row:
+    def _packed(self, row: Row, pages: dict[int, list[int]]) -> int | Row:
         slot, needed = row.slot, (row.start + row.count - 1) // self._page_size + 1
         last = self._last.get(slot)
-        known = 0 if row.token_ids is not None else self._known_pages.get(slot, 0)
+        num_sent = 0 if row.token_ids is not None else self._num_sent_pages.get(slot, 0)
         self._last[slot] = row
         appended: list[int] = []
-        if known < needed:
-            appended = list(row.page_table[known:needed])
-            self._known_pages[slot] = needed
+        if num_sent < needed:
+            appended = list(row.page_table[num_sent:needed])
+            self._num_sent_pages[slot] = needed
         if last is not None and row.token_ids is None and row == following(last, row.page_table):
             if appended:
                 pages[slot] = appended
@@ -114,23 +114,23 @@ class StepReader:
 
     def batch(self, message: Launch) -> Batch:
         """Returns the batch that the first rank launches."""
-        rows = [self._row(told, message.pages) for told in message.rows]
+        rows = [self._row(packed, message.pages) for packed in message.rows]
         return Batch(
             rows, message.num_decodes, message.transfers or Transfers(), waits_for_masks=message.waits_for_masks
         )
 
-    def _row(self, told: int | Row, pages: dict[int, list[int]]) -> Row:
-        if isinstance(told, int):
-            table = self._tables[told]
-            table += pages.get(told, ())
-            row = following(self._last[told], table)
-        elif told.token_ids is not None:
-            self._tables[told.slot] = list(told.page_table)
-            row = msgspec.structs.replace(told, page_table=self._tables[told.slot])
+    def _row(self, packed: int | Row, pages: dict[int, list[int]]) -> Row:
+        if isinstance(packed, int):
+            table = self._tables[packed]
+            table += pages.get(packed, ())
+            row = following(self._last[packed], table)
+        elif packed.token_ids is not None:
+            self._tables[packed.slot] = list(packed.page_table)
+            row = msgspec.structs.replace(packed, page_table=self._tables[packed.slot])
         else:
-            table = self._tables.setdefault(told.slot, [])
-            table += told.page_table
-            row = msgspec.structs.replace(told, page_table=table)
+            table = self._tables.setdefault(packed.slot, [])
+            table += packed.page_table
+            row = msgspec.structs.replace(packed, page_table=table)
         self._last[row.slot] = row
         return row
 

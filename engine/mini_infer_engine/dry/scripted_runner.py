@@ -79,15 +79,15 @@ class ScriptedRunner:
 
     def refuses(self, request: Request) -> str | None:
         """Returns the reason why a request cannot be served, or None: the pretended model has no probabilities."""
-        asks = request.sampling
+        sampling = request.sampling
         if request.beam_search is not None:
             return "use_beam_search asks for probabilities, and the dry run's pretended model has none: serve a model."
         for name in ("logprobs", "prompt_logprobs", "logit_bias", "allowed_token_ids", "bad_words_token_ids"):
-            if getattr(asks, name) not in (None, {}, []):
+            if getattr(sampling, name) not in (None, {}, []):
                 return f"{name} asks for probabilities, and the dry run's pretended model has none: serve a real model."
-        if asks.min_tokens and len(set(asks.stop_token_ids)) >= _NUM_BYTES:
+        if sampling.min_tokens and len(set(sampling.stop_token_ids)) >= _NUM_BYTES:
             return (
-                f"min_tokens = {asks.min_tokens} with {len(asks.stop_token_ids)} stop_token_ids: none is left to say."
+                f"min_tokens = {sampling.min_tokens} with {len(sampling.stop_token_ids)} stop_token_ids: none is left."
             )
         return None
 
@@ -167,11 +167,11 @@ class ScriptedRunner:
         return token_id
 
 
-def _allowed(wanted: int, mask: np.ndarray) -> int:
+def _allowed(preferred: int, mask: np.ndarray) -> int:
     """Returns the intended token if the grammar allows it, or else the allowed one that ends the text soonest."""
     allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
-    if wanted in allowed:
-        return wanted
+    if preferred in allowed:
+        return preferred
     return next((token for token in _ENDS_SOON if token in allowed), int(allowed[0]))
 
 
@@ -185,9 +185,9 @@ def embedding_of(token_ids: list[int]) -> bytes:
 
 def reply_to(prompt_token_ids: list[int], script: Script = ()) -> list[int]:
     """Returns the tokens of the reply with an end token: the script's, the last user message or the prompt itself."""
-    said = reply_for(_text(prompt_token_ids), script) if script else None
-    if said is not None:
-        return [*said.encode(), TURN_END_ID]
+    reply = reply_for(_text(prompt_token_ids), script) if script else None
+    if reply is not None:
+        return [*reply.encode(), TURN_END_ID]
     for start in range(len(prompt_token_ids) - len(_USER_TURN), -1, -1):
         if prompt_token_ids[start : start + len(_USER_TURN)] == _USER_TURN:
             message = prompt_token_ids[start + len(_USER_TURN) :]

@@ -138,9 +138,9 @@ class _Reader:
         end = self.at + size
         if end > len(self.content):
             raise self.cut_short("its header goes on behind the end of the file")
-        taken = self.content[self.at : end]
+        data = self.content[self.at : end]
         self.at = end
-        return taken
+        return data
 
     def broken(self, what: str) -> ModelError:
         return ModelError(f"{self.path}: {what}: the file is broken; download or convert it again.")

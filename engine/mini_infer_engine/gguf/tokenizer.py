@@ -107,14 +107,14 @@ def merges_by_score(vocab: dict[str, int], pieces: dict[str, float]) -> list[lis
 
     SentencePiece merges the two pieces that make the best one. Ties are ordered like transformers' `generate_merges`.
     """
-    ways: list[tuple[float, str, str]] = []
+    merges: list[tuple[float, str, str]] = []
     for piece, score in pieces.items():
         halves = [(piece[:cut], piece[cut:]) for cut in range(1, len(piece))]
         known = [(left, right) for left, right in halves if left in pieces and right in pieces]
         known.sort(key=lambda halves: (vocab[halves[0]], vocab[halves[1]]))
-        ways.extend((score, left, right) for left, right in known)
-    ways.sort(key=lambda way: (way[0], len(way[1]), len(way[2])), reverse=True)
-    return [[left, right] for _, left, right in ways]
+        merges.extend((score, left, right) for left, right in known)
+    merges.sort(key=lambda merge: (merge[0], len(merge[1]), len(merge[2])), reverse=True)
+    return [[left, right] for _, left, right in merges]
 
 
 def _bpe(vocab: dict[str, int], merges: list[list[str]]) -> dict[str, Any]:
@@ -164,9 +164,9 @@ def _post_processor(header: GgufHeader, tokens: list[str], *, adds_bos: bool) ->
 
 
 def _edge(header: GgufHeader, tokens: list[str], name: str, default: bool) -> list[str]:
-    wanted = header.metadata.get(f"tokenizer.ggml.add_{name}_token", default)
+    adds = header.metadata.get(f"tokenizer.ggml.add_{name}_token", default)
     token = _text(tokens, _token_id(header, name))
-    return [token] if wanted and token is not None else []
+    return [token] if adds and token is not None else []
 
 
 def _tokenizer_config(header: GgufHeader, tokens: list[str]) -> dict[str, Any]:

@@ -36,13 +36,13 @@ def byte_level(*, use_regex: bool) -> dict[str, Any]:
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _BLANKS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-_SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+_PUNCTUATION = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
 _LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 
 _GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_LLAMA3_WORDS = rf"{_CONTRACTIONS}|{_LETTERS}|\p{{N}}{{1,3}}|{_SIGNS}|{_BLANKS}"
-_QWEN2_WORDS = rf"{_CONTRACTIONS}|{_LETTERS}|\p{{N}}|{_SIGNS}|{_BLANKS}"
+_LLAMA3_WORDS = rf"{_CONTRACTIONS}|{_LETTERS}|\p{{N}}{{1,3}}|{_PUNCTUATION}|{_BLANKS}"
+_QWEN2_WORDS = rf"{_CONTRACTIONS}|{_LETTERS}|\p{{N}}|{_PUNCTUATION}|{_BLANKS}"
 _QWEN35_WORDS = (
     rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
     rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_BLANKS}"
@@ -55,9 +55,9 @@ _DEEPSEEK3_WORDS = (
 
 def _by_case(*, contractions: str, numbers: str) -> str:
     """Returns the pattern of words whose capital letters come first, as in tekken and o200k."""
-    begin, signs = r"[^\r\n\p{L}\p{N}]?", r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
+    begin, punctuation = r"[^\r\n\p{L}\p{N}]?", r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
     words = f"{begin}{_UPPER}*{_LOWER}+{contractions}|{begin}{_UPPER}+{_LOWER}*{contractions}"
-    return f"{words}|{numbers}|{signs}|{_BLANKS}"
+    return f"{words}|{numbers}|{punctuation}|{_BLANKS}"
 
 
 _GPT2 = WordRule((_GPT2_WORDS,))
@@ -82,7 +82,7 @@ _FALCON = WordRule((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2_WORDS, "[0-9][0-9][0-9]"))
 _TEKKEN = WordRule((_by_case(contractions="", numbers=r"\p{N}"),), takes_whole_words=True, adds_bos=True)
 _GPT4O = WordRule((_by_case(contractions=f"{_CONTRACTIONS}?", numbers=r"\p{N}{1,3}"),))
 _BAILING = WordRule(
-    (rf"'(?i:[sdmt]|ll|ve|re)|{_LETTERS}|\p{{N}}|{_SIGNS}|\s*[\r\n]|\s+(?!\S)|\s+",),
+    (rf"'(?i:[sdmt]|ll|ve|re)|{_LETTERS}|\p{{N}}|{_PUNCTUATION}|\s*[\r\n]|\s+(?!\S)|\s+",),
 )
 _SEED_CODER = WordRule((rf"{_CONTRACTIONS}|{_LETTERS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_BLANKS}",))
 _SENTENCES = " ?[^(\\s|.,!?…。，、।۔،)]+"

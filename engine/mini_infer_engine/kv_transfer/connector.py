@@ -41,18 +41,18 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Taking:
+class _Receiving:
     request: Request
     address: str
     """Address of the engine that sends the keys and values."""
     pages: list[int]
     """The sequence's pages, which are pinned."""
-    is_given_up: bool = False
+    has_failed: bool = False
     """True if the transfer has failed and the other engine may still write: it has not reported that it stopped."""
 
 
 @dataclass(slots=True)
-class _Giving:
+class _Sending:
     key: str
     sent: int
     """Tokens that the consumer has already, or that were handed to the transfer thread."""
@@ -60,7 +60,7 @@ class _Giving:
 
 
 @dataclass(slots=True)
-class _Held:
+class _Retained:
     token_ids: list[int]
     pages: list[int]
     """The prompt's pages, which are pinned."""
@@ -108,11 +108,11 @@ class TransferConnector:
         self._queued_tokens = queued_tokens
         self._jobs = itertools.count()
         self._serials = itertools.count()
-        self._taking: dict[int, _Taking] = {}
-        self._giving: dict[str, _Giving] = {}
+        self._receiving: dict[int, _Receiving] = {}
+        self._sending: dict[str, _Sending] = {}
         """Prompts that are computed for other engines, by request id."""
-        self._held: dict[str, _Held] = {}
-        self._held_leases: LeaseTable[str] = LeaseTable()
+        self._retained: dict[str, _Retained] = {}
+        self._retained_leases: LeaseTable[str] = LeaseTable()
         self._pins: dict[tuple[str, int], list[int]] = {}
         """Pages that are read by or written to other engines, by key and serial number; a grant has the number -1."""
         self._next_grants: list[events.Grant] = []
@@ -153,7 +153,7 @@ class TransferConnector:
         """
         source, job, request = sequence.kv_source, next(self._jobs), sequence.request
         assert source is not None
-        if any(taking.is_given_up and taking.address == source.address for taking in self._taking.values()):
+        if any(receiving.has_failed and receiving.address == source.address for receiving in self._receiving.values()):
             self.skip("peer_hangs")
             message = f"{source.address} has not settled an earlier transfer: more would only pin more pages"
             self._unasked.append(NotReceived(request.request_id, "peer_hangs", message))
@@ -161,22 +161,22 @@ class TransferConnector:
         first = sequence.num_computed
         pages = list(sequence.pages)
         self._pin(pages)
-        self._taking[job] = _Taking(request, source.address, pages)
-        known = sequence.token_ids[sequence.num_prompt :].tolist()
-        wanted = msgspec.structs.replace(
+        self._receiving[job] = _Receiving(request, source.address, pages)
+        resumed = sequence.token_ids[sequence.num_prompt :].tolist()
+        remote_request = msgspec.structs.replace(
             request,
             prompt_token_ids=list(request.prompt_token_ids),
-            resumed_token_ids=known,
-            sampling=msgspec.structs.replace(request.sampling, max_tokens=len(known) + 1),
+            resumed_token_ids=resumed,
+            sampling=msgspec.structs.replace(request.sampling, max_tokens=len(resumed) + 1),
             kv_source=None,
-            holds_kv=False,
+            retains_kv=False,
         )
-        self._worker.do(events.Take(job, wanted, source, pages, first, len(sequence.token_ids)))
+        self._worker.do(events.Take(job, remote_request, source, pages, first, len(sequence.token_ids)))
 
     def cancel(self, sequence: Sequence) -> None:
         """Has the transfer thread cancel the sequence's jobs. Its pages stay pinned until the jobs are settled."""
-        for job, taking in self._taking.items():
-            if taking.request.request_id == sequence.request.request_id:
+        for job, receiving in self._receiving.items():
+            if receiving.request.request_id == sequence.request.request_id:
                 self._worker.do(events.Cancel(job))
 
     def has_news(self, now_s: float) -> bool:
@@ -185,13 +185,13 @@ class TransferConnector:
         has_failed = worker.failure is not None and not self._is_off
         return bool(
             self._next_grants or self._unasked or not worker.events.empty() or has_failed
-        ) or self._held_leases.has_expired(now_s)
+        ) or self._retained_leases.has_expired(now_s)
 
     def take(self, now_s: float, prefill_tokens_per_s: float) -> Work:
         """Handles all events of the transfer thread, expires leases and sends grants, without waiting."""
-        for request_id in self._held_leases.expire(now_s):
+        for request_id in self._retained_leases.expire(now_s):
             self._expired += 1
-            self._release_held(request_id)
+            self._release_retained(request_id)
         for grant in self._next_grants:
             self._worker.do(grant)
         self._next_grants.clear()
@@ -218,11 +218,11 @@ class TransferConnector:
         """Ends the job of an event that could not be handled."""
         message = "this engine's KV transfer has a fault; its log says which"
         match event:
-            case events.Taken(job) | events.NotTaken(job):
-                if (taking := self._taking.get(job)) is not None:
-                    work.came.append(NotReceived(taking.request.request_id, FAULT, message))
-            case events.PrefillAsked(key) | events.KVAsked(key):
-                self._giving.pop(_PREFIX + key, None)
+            case events.TransferDone(job) | events.TransferFailed(job):
+                if (receiving := self._receiving.get(job)) is not None:
+                    work.came.append(NotReceived(receiving.request.request_id, FAULT, message))
+            case events.PrefillRequest(key) | events.KVRequest(key):
+                self._sending.pop(_PREFIX + key, None)
                 self._worker.do(events.Refuse(key, FAULT, message))
             case _:
                 pass
@@ -238,72 +238,72 @@ class TransferConnector:
             "KV transfer is switched off (%s: %s): all prompts are computed here", type(failure).__name__, failure
         )
         message = "this engine's KV transfer has failed"
-        awaited = [taking.request.request_id for taking in self._taking.values()]
+        awaited = [receiving.request.request_id for receiving in self._receiving.values()]
         work.came.extend(NotReceived(request_id, "transfer_failed", message) for request_id in awaited)
-        work.abort.extend(self._giving)
-        self._giving.clear()
+        work.abort.extend(self._sending)
+        self._sending.clear()
         self._next_grants.clear()
         for pages in self._pins.values():
             self._unpin(pages)
         self._pins.clear()
-        for request_id in list(self._held):
-            self._drop_held(request_id)
+        for request_id in list(self._retained):
+            self._drop_retained(request_id)
 
     def _handle(self, event: events.Event, work: Work) -> None:
         match event:
-            case events.Taken(job, num_tokens, token_id, logprobs, num_cached):
-                request = self._taking[job].request
-                num_tokens = min(num_tokens, self._known(job))
+            case events.TransferDone(job, num_tokens, token_id, logprobs, num_cached):
+                request = self._receiving[job].request
+                num_tokens = min(num_tokens, self._num_known_tokens(job))
                 if token_id is None:  # all is there, and the last known token is computed for what follows it
-                    num_tokens = max(0, min(num_tokens, self._known(job) - 1))
+                    num_tokens = max(0, min(num_tokens, self._num_known_tokens(job) - 1))
                 elif fault := first_token_fault(token_id, logprobs, request.sampling, self._vocab_size):
                     message = f"the other engine has sent a wrong first token: {fault}"
                     work.came.append(NotReceived(request.request_id, "bad_message", message))
                     return
                 num_cached = min(num_cached, len(request.prompt_token_ids) - 1)
                 work.came.append(Received(request.request_id, num_tokens, token_id, logprobs, num_cached))
-            case events.NotTaken(job, reason, message):
-                taking = self._taking[job]
-                taking.is_given_up = True
-                work.came.append(NotReceived(taking.request.request_id, reason, message))
+            case events.TransferFailed(job, reason, message):
+                receiving = self._receiving[job]
+                receiving.has_failed = True
+                work.came.append(NotReceived(receiving.request.request_id, reason, message))
             case events.Settled(job):
-                self._unpin(self._taking.pop(job).pages)
-            case events.PrefillAsked():
+                self._unpin(self._receiving.pop(job).pages)
+            case events.PrefillRequest():
                 self._accept(event, work)
-            case events.KVAsked():
-                self._let_read(event)
-            case events.Given(key, serial):
+            case events.KVRequest():
+                self._grant_read(event)
+            case events.SendDone(key, serial):
                 self._unpin(self._pins.pop((key, serial), []))
-            case events.Gone(key):
-                if self._giving.pop(_PREFIX + key, None) is not None:
+            case events.JobEnded(key):
+                if self._sending.pop(_PREFIX + key, None) is not None:
                     work.abort.append(_PREFIX + key)
                 self._next_grants = [grant for grant in self._next_grants if grant.key != key]
                 self._unpin(self._pins.pop((key, -1), []))
 
-    def _accept(self, asked: events.PrefillAsked, work: Work) -> None:
+    def _accept(self, requested: events.PrefillRequest, work: Work) -> None:
         """Has the engine compute another engine's prompt, if a client could request the same."""
-        request_id = _PREFIX + asked.key
+        request_id = _PREFIX + requested.key
         request = msgspec.structs.replace(
-            asked.request,
+            requested.request,
             request_id=request_id,
             sampling=msgspec.structs.replace(
-                asked.request.sampling, max_tokens=len(asked.request.resumed_token_ids) + 1
+                requested.request.sampling, max_tokens=len(requested.request.resumed_token_ids) + 1
             ),
             kv_source=None,
-            holds_kv=False,
+            retains_kv=False,
         )
         try:
             self._check(request)
         except ValueError as error:
-            self._worker.do(events.Refuse(asked.key, "refused_request", str(error)))
+            self._worker.do(events.Refuse(requested.key, "refused_request", str(error)))
             return
-        self._giving[request_id] = _Giving(asked.key, asked.first_token, asked.alignment)
-        work.accepted.append(asked.request.request_id)
+        self._sending[request_id] = _Sending(requested.key, requested.first_token, requested.alignment)
+        work.accepted.append(requested.request.request_id)
         work.add.append(request)
 
-    def _known(self, job: int) -> int:
+    def _num_known_tokens(self, job: int) -> int:
         """Returns the number of known tokens of a job's sequence, or 1 if it was aborted."""
-        request_id = self._taking[job].request.request_id
+        request_id = self._receiving[job].request.request_id
         for sequence in self._scheduler.receiving:
             if sequence.request.request_id == request_id:
                 return len(sequence.token_ids)
@@ -313,24 +313,24 @@ class TransferConnector:
 
     def accept_failed(self, request_id: str, message: str) -> None:
         """Refuses another engine's request that the core could not accept."""
-        giving = self._giving.pop(request_id, None)
-        if giving is not None:  # else whoever wanted it has gone meanwhile
-            self._worker.do(events.Refuse(giving.key, "refused_request", message))
+        sending = self._sending.pop(request_id, None)
+        if sending is not None:  # else whoever wanted it has gone meanwhile
+            self._worker.do(events.Refuse(sending.key, "refused_request", message))
 
-    def gives(self, sequence: Sequence) -> bool:
+    def sends(self, sequence: Sequence) -> bool:
         """Returns True if another engine waits for this sequence's keys and values."""
-        return sequence.request.request_id in self._giving
+        return sequence.request.request_id in self._sending
 
     def launched(self, sequence: Sequence, num_tokens: int, layers: LayerProgress) -> None:
         """Hands over the tokens of a pass that begins: layers are sent as they are computed."""
         self._give(sequence, num_tokens, layers)
 
     def computed(self, sequence: Sequence, num_tokens: int) -> None:
-        """Retains the pages of a finished prompt with `holds_kv`, and hands over computed tokens to the engine that
+        """Retains the pages of a finished prompt with `retains_kv`, and hands over computed tokens to the engine that
         waits for them.
         """
         request = sequence.request
-        if request.holds_kv and num_tokens >= sequence.num_prefill and request.request_id not in self._held:
+        if request.retains_kv and num_tokens >= sequence.num_prefill and request.request_id not in self._retained:
             self._retain(sequence)
         self._give(sequence, num_tokens, None)
 
@@ -345,109 +345,109 @@ class TransferConnector:
             return
         while self._num_retained + len(pages) > self._most_retained:
             self._expired += 1
-            self._drop_held(next(iter(self._held)))
+            self._drop_retained(next(iter(self._retained)))
         self._pin(pages)
         self._num_retained += len(pages)
-        self._held[request_id] = _Held(sequence.token_ids[: sequence.num_prefill].tolist(), pages)
-        self._held_leases.open(request_id, time.monotonic(), self._retain_s)
+        self._retained[request_id] = _Retained(sequence.token_ids[: sequence.num_prefill].tolist(), pages)
+        self._retained_leases.open(request_id, time.monotonic(), self._retain_s)
 
     def _give(self, sequence: Sequence, num_tokens: int, layers: LayerProgress | None) -> None:
         """Hands over tokens that were not handed over before, neither at launch nor when computed."""
-        giving = self._giving.get(sequence.request.request_id)
-        if giving is None:
+        sending = self._sending.get(sequence.request.request_id)
+        if sending is None:
             return
         is_whole = num_tokens >= sequence.num_prefill
-        end = num_tokens if is_whole else num_tokens - num_tokens % giving.alignment
-        if end <= giving.sent:
+        end = num_tokens if is_whole else num_tokens - num_tokens % sending.alignment
+        if end <= sending.sent:
             return
         pages, serial = list(sequence.pages), next(self._serials)
         pinned = pages[: self._kv_cache.pages_for(end)]
         self._pin(pinned)
-        self._pins[giving.key, serial] = pinned
-        self._worker.do(events.Give(giving.key, serial, pages, giving.sent, end, layers))
-        giving.sent = end
+        self._pins[sending.key, serial] = pinned
+        self._worker.do(events.Send(sending.key, serial, pages, sending.sent, end, layers))
+        sending.sent = end
 
     def divert(self, outputs: list[Output]) -> list[Output]:
         """Returns the outputs of this engine's own requests. Outputs for other engines are sent to them."""
-        if not self._giving and not self._held:
+        if not self._sending and not self._retained:
             return outputs
-        return [told for output in outputs if (told := self._divert(output)) is not None]
+        return [kept for output in outputs if (kept := self._divert(output)) is not None]
 
     def _divert(self, output: Output) -> Output | None:
-        giving = self._giving.pop(output.request_id, None)
-        if giving is None:
-            if output.finish_reason is not None and output.request_id in self._held:
-                return self._tell_where(output)
+        sending = self._sending.pop(output.request_id, None)
+        if sending is None:
+            if output.finish_reason is not None and output.request_id in self._retained:
+                return self._with_location(output)
             return output
         if output.token_ids and output.finish_reason != "error":
             logprobs = output.logprobs[:1]
-            end = events.GiveEnd(giving.key, output.token_ids[0], logprobs, output.num_cached_tokens)
+            end = events.SendEnd(sending.key, output.token_ids[0], logprobs, output.num_cached_tokens)
             self._worker.do(end)
         else:
             message = output.error or "there is nothing left to compute"
-            self._worker.do(events.Refuse(giving.key, "prefill_failed", message))
+            self._worker.do(events.Refuse(sending.key, "prefill_failed", message))
         return None
 
-    def _tell_where(self, output: Output) -> Output:
+    def _with_location(self, output: Output) -> Output:
         if output.finish_reason not in ("stop", "length"):
-            self._drop_held(output.request_id)
+            self._drop_retained(output.request_id)
             return output
-        held, (host, port) = self._held[output.request_id], self._advertised
+        retained, (host, port) = self._retained[output.request_id], self._advertised
         params: dict[str, Any] = {
             "do_remote_prefill": True,
             "do_remote_decode": False,
-            "remote_block_ids": [held.pages],
+            "remote_block_ids": [retained.pages],
             "remote_engine_id": self._worker.identity.engine_id,
             "remote_request_id": output.request_id,
             "remote_host": host,
             "remote_port": port,
             "tp_size": self._worker.identity.memory.layout.tp_size,
-            "remote_num_tokens": len(held.token_ids),
+            "remote_num_tokens": len(retained.token_ids),
         }
         return msgspec.structs.replace(output, kv_transfer_params=params)
 
     def drop(self, request_id: str) -> None:
         """Frees the retained pages of an aborted request."""
-        if request_id in self._held:
-            self._drop_held(request_id)
+        if request_id in self._retained:
+            self._drop_retained(request_id)
 
-    def _drop_held(self, request_id: str) -> None:
-        self._held_leases.close(request_id)
-        self._release_held(request_id)
+    def _drop_retained(self, request_id: str) -> None:
+        self._retained_leases.close(request_id)
+        self._release_retained(request_id)
 
-    def _release_held(self, request_id: str) -> None:
-        held = self._held.pop(request_id)
-        self._num_retained -= len(held.pages)
-        self._unpin(held.pages)
+    def _release_retained(self, request_id: str) -> None:
+        retained = self._retained.pop(request_id)
+        self._num_retained -= len(retained.pages)
+        self._unpin(retained.pages)
 
-    def _let_read(self, asked: events.KVAsked) -> None:
-        if asked.held_id:
-            held = self._held.get(asked.held_id)
-            if held is None:
-                message = f"nothing is kept for {asked.held_id}: its lease has expired, or it was read already"
-                self._worker.do(events.Refuse(asked.key, "not_held", message))
+    def _grant_read(self, requested: events.KVRequest) -> None:
+        if requested.retained_id:
+            retained = self._retained.get(requested.retained_id)
+            if retained is None:
+                message = f"nothing is kept for {requested.retained_id}: its lease has expired, or it was read already"
+                self._worker.do(events.Refuse(requested.key, "not_held", message))
                 return
-            if held.token_ids != asked.token_ids[: len(held.token_ids)]:
-                message = f"what is kept for {asked.held_id} is another prompt's"
-                self._worker.do(events.Refuse(asked.key, "other_prompt", message))
+            if retained.token_ids != requested.token_ids[: len(retained.token_ids)]:
+                message = f"what is kept for {requested.retained_id} is another prompt's"
+                self._worker.do(events.Refuse(requested.key, "other_prompt", message))
                 return
-            self._held_leases.close(asked.held_id)
-            del self._held[asked.held_id]
-            self._num_retained -= len(held.pages)
-            self._pins[asked.key, -1] = held.pages  # pinned already
-            self._worker.do(events.Grant(asked.key, held.pages, len(held.token_ids)))
+            self._retained_leases.close(requested.retained_id)
+            del self._retained[requested.retained_id]
+            self._num_retained -= len(retained.pages)
+            self._pins[requested.key, -1] = retained.pages  # pinned already
+            self._worker.do(events.Grant(requested.key, retained.pages, len(retained.token_ids)))
             return
-        self._grant_prefix(asked)
+        self._grant_prefix(requested)
 
-    def _grant_prefix(self, asked: events.KVAsked) -> None:
+    def _grant_prefix(self, requested: events.KVRequest) -> None:
         if not self._kv_cache.is_caching:
-            self._worker.do(events.Refuse(asked.key, "no_prefix_cache", "this engine has no prefix cache"))
+            self._worker.do(events.Refuse(requested.key, "no_prefix_cache", "this engine has no prefix cache"))
             return
-        root = root_key(self._model_revision, salt=asked.cache_salt)
-        pages, num_tokens = self._kv_cache.longest_cached(asked.token_ids, root)
+        root = root_key(self._model_revision, salt=requested.cache_salt)
+        pages, num_tokens = self._kv_cache.longest_cached(requested.token_ids, root)
         self._pin(pages)
-        self._pins[asked.key, -1] = pages
-        self._next_grants.append(events.Grant(asked.key, pages, num_tokens))
+        self._pins[requested.key, -1] = pages
+        self._next_grants.append(events.Grant(requested.key, pages, num_tokens))
 
     # -- Pins
 
@@ -467,7 +467,15 @@ class TransferConnector:
         """
         stats = self._worker.stats
         num_faults = stats.faults + self._faults.num_faults
-        seen = (stats, self._skipped.total(), self._expired, len(self._held), self._pinned, num_faults, self._is_off)
+        seen = (
+            stats,
+            self._skipped.total(),
+            self._expired,
+            len(self._retained),
+            self._pinned,
+            num_faults,
+            self._is_off,
+        )
         if seen != self._seen:
             self._seen = seen
             fallbacks = Counter(stats.fallbacks)
@@ -476,7 +484,7 @@ class TransferConnector:
                 stats,
                 fallbacks=dict(fallbacks),
                 leases_expired=stats.leases_expired + self._expired,
-                open_leases=stats.open_leases + len(self._held),
+                open_leases=stats.open_leases + len(self._retained),
                 pinned_pages=self._pinned,
                 faults=num_faults,
                 has_failed=self._is_off,

@@ -1,9 +1,10 @@
 """Serves the consumer's side of KV transfer: one connection to each engine that has keys and values, and the requests
 over it.
 
-There is one `KVConsumer` in an engine, in its transfer thread. A job ends for its sequence with `Taken` or `NotTaken`,
-and for its pages with `Settled`. A late peer may still write to the pages, so they stay pinned until it has reported
-that it does not, or is gone. Messages of peers are checked, and an exception costs that message or that job only.
+There is one `KVConsumer` in an engine, in its transfer thread. A job ends for its sequence with `TransferDone` or
+`TransferFailed`, and for its pages with `Settled`. A late peer may still write to the pages, so they stay pinned until
+it has reported that it does not, or is gone. Messages of peers are checked, and an exception costs that message or that
+job only.
 """
 
 import itertools
@@ -47,7 +48,7 @@ a pass.
 """
 _GRANT_S = 10.0
 """Seconds for a peer to grant a read: its core decides between two passes."""
-_GONE_S = 1.0
+_LOST_S = 1.0
 """Seconds after the end of a peer's connection after which none of its writes can arrive any more."""
 _KEEPALIVE = (
     (zmq.TCP_KEEPALIVE, 1),
@@ -59,7 +60,7 @@ _KEEPALIVE = (
 purpose, for it may go on writing.
 """
 
-_MESSAGES_A_TURN = 256
+_MESSAGES_PER_ITERATION = 256
 """The most messages of one peer that are read in a turn, so that one that never stops does not block others."""
 
 _MAX_SLOT_REQUESTS = 1 << 14
@@ -81,7 +82,7 @@ class _ReceiveSlot:
 @dataclass(slots=True)
 class _Job:
     take: events.Take
-    begun_s: float
+    started_s: float
     stage: Stage
     deadline_s: float
     estimate_s: float | None = None
@@ -141,7 +142,7 @@ class KVConsumer:
         party: Callable[[], wire.Party],
         transport: Transport,
         layout: KVLayout,
-        tell: Callable[[events.Event], None],
+        report: Callable[[events.Event], None],
         counters: Counters,
         limits: KVConsumerLimits,
         load: Load,
@@ -154,7 +155,7 @@ class KVConsumer:
         self._faults = FaultLog() if faults is None else faults
         self._context, self._poller = context, poller
         self._party, self._transport, self._layout = party, transport, layout
-        self._tell, self._counters, self._limits = tell, counters, limits
+        self._report, self._counters, self._limits = report, counters, limits
         self._load, self._secret = load, secret
         self._peers: dict[str, _Peer] = {}
         self._retired: list[_Peer] = []
@@ -198,13 +199,13 @@ class KVConsumer:
         except Exception as error:
             if not isinstance(error, zmq.ZMQError):
                 self._faults.record("a connection to another engine", error)
-            self._tell(events.NotTaken(take.job, "address", f"{take.source.address} is no address: {error}"))
-            self._tell(events.Settled(take.job))
+            self._report(events.TransferFailed(take.job, "address", f"{take.source.address} is no address: {error}"))
+            self._report(events.Settled(take.job))
             return
         job = _Job(take, now_s, "connecting", now_s + min(_ANSWER_S, self._limits.timeout_s))
         peer.jobs[take.job] = job
         if peer.party is not None:
-            self._ask_or_fail(peer, job, now_s)
+            self._request_or_fail(peer, job, now_s)
 
     def cancel(self, number: int) -> None:
         """Cancels a job."""
@@ -244,15 +245,15 @@ class KVConsumer:
         except zmq.Again:
             log.info("%s takes no messages", peer.address)
 
-    def _ask_or_fail(self, peer: _Peer, job: _Job, now_s: float) -> None:
+    def _request_or_fail(self, peer: _Peer, job: _Job, now_s: float) -> None:
         """Sends a job's request. A request that cannot be encoded fails its own job alone."""
         try:
-            self._ask(peer, job, now_s)
+            self._request(peer, job, now_s)
         except Exception as error:
             self._faults.record("a request to another engine", error)
             self._fail(peer, job, FAULT, "it could not be requested", is_settled=True)
 
-    def _ask(self, peer: _Peer, job: _Job, now_s: float) -> None:
+    def _request(self, peer: _Peer, job: _Job, now_s: float) -> None:
         take = job.take
         job.stage = "asked"
         tokens = take.num_tokens - take.first_token
@@ -267,10 +268,15 @@ class KVConsumer:
         job.deadline_s = now_s + min(_GRANT_S, self._limits.timeout_s)
         token_ids = [*take.request.prompt_token_ids, *take.request.resumed_token_ids]
         job.lease_end_s = now_s + self._limits.lease_s
-        wanted = wire.KVRequested(
-            take.job, token_ids, take.request.cache_salt, take.source.held_id, take.first_token, self._limits.lease_s
+        request = wire.KVRequested(
+            take.job,
+            token_ids,
+            take.request.cache_salt,
+            take.source.retained_id,
+            take.first_token,
+            self._limits.lease_s,
         )
-        self._send(peer, wanted)
+        self._send(peer, request)
 
     # -- From producers
 
@@ -284,7 +290,7 @@ class KVConsumer:
                 self._lose(peer, now_s)
 
     def _receive_from(self, peer: _Peer, now_s: float) -> None:
-        for _ in range(_MESSAGES_A_TURN):
+        for _ in range(_MESSAGES_PER_ITERATION):
             if peer.socket.closed:
                 return
             try:
@@ -340,7 +346,7 @@ class KVConsumer:
         peer.party = party
         for job in list(peer.jobs.values()):
             if job.stage == "connecting":
-                self._ask_or_fail(peer, job, now_s)
+                self._request_or_fail(peer, job, now_s)
             elif job.stage == "given_up":
                 self._settle(peer, job)
 
@@ -399,8 +405,8 @@ class KVConsumer:
         if isinstance(job.last, wire.Prefilled):
             last = job.last
             job.num_bytes = last.num_bytes
-            taken = events.Taken(job.take.job, job.take.num_tokens, last.token_id, last.logprobs, last.num_cached)
-            self._succeed(peer, job, taken, now_s)
+            done = events.TransferDone(job.take.job, job.take.num_tokens, last.token_id, last.logprobs, last.num_cached)
+            self._succeed(peer, job, done, now_s)
         elif job.last is not None:
             self._read_ended(peer, job, has_succeeded=True, now_s=now_s)
 
@@ -431,7 +437,7 @@ class KVConsumer:
                     self._faults.record(f"a read from {peer.address}", error)
                 self._fail_transport(peer, job, str(error), is_settled=True)
             else:
-                job.stage, job.granted_tokens, job.begun_s = "reading", end, now_s
+                job.stage, job.granted_tokens, job.started_s = "reading", end, now_s
                 job.estimate_s = read_estimate_s(job.num_bytes, rate) or None
                 job.deadline_s = min(now_s + late_after_s(job.estimate_s, self._limits.timeout_s), job.lease_end_s)
 
@@ -450,13 +456,13 @@ class KVConsumer:
         """Lends free slots of this area to the jobs that wait for them, in order."""
         requests = self._slot_requests[area]
         while requests:
-            peer, job, wanted = requests[0]
-            if job.stage != "given_up" and not peer.socket.closed and wanted.serial not in job.receive_slots:
+            peer, job, slot_request = requests[0]
+            if job.stage != "given_up" and not peer.socket.closed and slot_request.serial not in job.receive_slots:
                 slot = self._slots[area].take()
                 if slot is None:
                     return
-                job.receive_slots[wanted.serial] = _ReceiveSlot(area, slot)
-                self._send(peer, wire.SlotGranted(job.take.job, wanted.serial, slot))
+                job.receive_slots[slot_request.serial] = _ReceiveSlot(area, slot)
+                self._send(peer, wire.SlotGranted(job.take.job, slot_request.serial, slot))
             requests.popleft()
 
     def _free(self, job: _Job, serial: int) -> None:
@@ -492,30 +498,30 @@ class KVConsumer:
 
     # -- Ends
 
-    def _succeed(self, peer: _Peer, job: _Job, taken: events.Taken, now_s: float) -> None:
-        counters, seconds = self._counters, now_s - job.begun_s
+    def _succeed(self, peer: _Peer, job: _Job, done: events.TransferDone, now_s: float) -> None:
+        counters, seconds = self._counters, now_s - job.started_s
         counters.received += 1
         counters.received_bytes += job.num_bytes
         counters.received_s += seconds
         if job.estimate_s is not None:
             counters.estimated_s += job.estimate_s
             counters.estimate_error_s += abs(seconds - job.estimate_s)
-        self._tell(taken)
+        self._report(done)
         self._settle(peer, job)
 
     def _fail(self, peer: _Peer, job: _Job, reason: str, message: str, *, is_settled: bool) -> None:
         if job.stage != "given_up":
             job.stage = "given_up"
             self._counters.fallbacks[reason] += 1
-            self._tell(events.NotTaken(job.take.job, reason, message))
+            self._report(events.TransferFailed(job.take.job, reason, message))
         if is_settled:
             self._settle_when_still(peer, job)
 
     def _give_up(self, peer: _Peer, job: _Job) -> None:
         """Requests that the producer stops a job. Its writes may arrive until it reports that it has stopped."""
-        was_asked = job.stage != "connecting"
+        was_requested = job.stage != "connecting"
         job.stage = "given_up"
-        if not was_asked:
+        if not was_requested:
             self._settle(peer, job)
         elif job.motion is None:
             self._send(peer, wire.Release([job.take.job]))
@@ -531,14 +537,14 @@ class KVConsumer:
         for serial in list(job.receive_slots):
             self._free(job, serial)
         if peer.jobs.pop(job.take.job, None) is not None:
-            self._tell(events.Settled(job.take.job))
+            self._report(events.Settled(job.take.job))
         if not peer.jobs and (peer.is_broken or self._peers.get(peer.address) is not peer):
             self._drop(peer)
 
     def _lose(self, peer: _Peer, now_s: float) -> None:
         """Handles the end of a peer's connection: its process has ended, or its host is cut off."""
         for job in list(peer.jobs.values()):
-            job.settles_s = now_s + _GONE_S
+            job.settles_s = now_s + _LOST_S
             self._fail(peer, job, "peer_lost", f"{peer.address} is gone", is_settled=False)
         self._drop(peer)
 
@@ -606,10 +612,10 @@ class KVConsumer:
         elif job.stage != "given_up" and now_s >= job.deadline_s:
             was = job.stage
             reason = "unreachable" if was == "connecting" else "late"
-            seconds = now_s - job.begun_s
+            seconds = now_s - job.started_s
             message = f"{peer.address} has not given keys and values within {seconds:.2f} s ({was})"
             self._counters.fallbacks[reason] += 1
-            self._tell(events.NotTaken(job.take.job, reason, message))
+            self._report(events.TransferFailed(job.take.job, reason, message))
             self._give_up(peer, job)
             if was == "connecting":
                 self._drop(peer)
@@ -625,9 +631,9 @@ class KVConsumer:
             message = "what was read may be another prompt's by now: the lease has expired"
             self._fail(peer, job, "lease_expired", message, is_settled=True)
         else:
-            peer.bytes_per_s.add(job.num_bytes, now_s - job.begun_s)
+            peer.bytes_per_s.add(job.num_bytes, now_s - job.started_s)
             peer.refused_fetches = 0
-            self._succeed(peer, job, events.Taken(job.take.job, job.granted_tokens), now_s)
+            self._succeed(peer, job, events.TransferDone(job.take.job, job.granted_tokens), now_s)
 
     def close(self) -> None:
         """Closes all connections."""

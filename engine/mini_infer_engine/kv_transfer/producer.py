@@ -49,12 +49,12 @@ class _Prefill:
     """The consumer's pages."""
     write: "_Write | None" = None
     """The write in flight. There is one at a time, so that writes end in order."""
-    waiting: deque[events.Give] = field(default_factory=deque)
+    waiting: deque[events.Send] = field(default_factory=deque)
     """Tokens of which not all layers are being written. The first may wait for layers that are still being computed."""
     next_layer: int = 0
     """The next layer to write of the first entry of `waiting`."""
-    end: events.GiveEnd | None = None
-    is_wanted: bool = True
+    end: events.SendEnd | None = None
+    is_active: bool = True
     final_message: wire.FromProducer | None = None
     """The last message to the consumer of a failed or cancelled job. It is sent once nothing is written any more."""
     num_bytes: int = 0
@@ -62,9 +62,9 @@ class _Prefill:
 
 @dataclass(slots=True)
 class _Write:
-    give: events.Give
+    give: events.Send
     motion: Motion
-    begun_s: float
+    started_s: float
     ends_give: bool
     """True if it writes the last layers of its `give`."""
 
@@ -112,7 +112,7 @@ class _Channel:
         """Gathers a part into a slot of our staging buffer."""
         return self.transport.stage(self.party.engine_id, self.area, slot, part)
 
-    def ask(self, serial: int) -> None:
+    def request_slot(self, serial: int) -> None:
         """Sends `SlotRequested`."""
         self.send(self.peer, wire.SlotRequested(self.job, serial, self.area))
 
@@ -120,7 +120,7 @@ class _Channel:
         """Writes a filled slot to the consumer's slot."""
         return self.transport.push(self.party.engine_id, self.area, slot, their_slot, part)
 
-    def tell(self, serial: int, part: Span) -> None:
+    def report_written(self, serial: int, part: Span) -> None:
         """Sends `Written`."""
         assert part.layers is not None
         self.send(self.peer, wire.Written(self.job, serial, part.begin, part.end, part.layers))
@@ -135,7 +135,7 @@ class KVProducer:
         transport: Transport,
         layout: KVLayout,
         send: Send,
-        tell: Callable[[events.Event], None],
+        report: Callable[[events.Event], None],
         counters: Counters,
         faults: FaultLog | None = None,
     ) -> None:
@@ -144,7 +144,7 @@ class KVProducer:
         """
         self._faults = FaultLog() if faults is None else faults
         self._party, self._transport, self._layout = party, transport, layout
-        self._send, self._tell, self._counters = send, tell, counters
+        self._send, self._report, self._counters = send, report, counters
         self._peers: dict[bytes, wire.Party] = {}
         self._prefills: dict[str, _Prefill] = {}
         self._reads: dict[str, _Read] = {}
@@ -154,7 +154,7 @@ class KVProducer:
         self._slots: dict[Area, Slots] = {"device": Slots(SEND_SLOTS), "host": Slots(SEND_SLOTS)}
         self._serials = itertools.count()
         self.load = Load()
-        self._asked_tokens: dict[str, int] = {}
+        self._requested_tokens: dict[str, int] = {}
         """Missing tokens of prompts that the core has not finished, by key."""
 
     @property
@@ -208,7 +208,7 @@ class KVProducer:
         elif isinstance(message, wire.PrefillRequested):
             self._prefill(peer, message, now_s)
         elif isinstance(message, wire.KVRequested):
-            self._let_read(peer, message, now_s)
+            self._grant_read(peer, message, now_s)
         elif isinstance(message, wire.Renew):
             for job in message.jobs:
                 self._leases.renew(_key(peer, job), now_s, message.lease_s)
@@ -219,9 +219,9 @@ class KVProducer:
 
     def _greet(self, peer: bytes, party: wire.Party) -> None:
         ours = self._party()
-        earlier = [identity for identity, known in self._peers.items() if known.engine_id == party.engine_id]
+        earlier = [identity for identity, peer_of in self._peers.items() if peer_of.engine_id == party.engine_id]
         refusal = handshake_refusal(ours, party)
-        if not refusal and not earlier and not self._has_room_for_peer():
+        if not refusal and not earlier and not self._has_free_peer():
             refusal = f"{MAX_PEERS} engines have jobs here: try again later"
         if not refusal:
             try:
@@ -236,7 +236,7 @@ class KVProducer:
         self._peers[peer] = party
         self._send(peer, wire.Welcome(ours))
 
-    def _has_room_for_peer(self) -> bool:
+    def _has_free_peer(self) -> bool:
         """Returns True if another peer may connect. If there are too many, it forgets the one without open jobs that
         has connected first.
         """
@@ -262,31 +262,35 @@ class KVProducer:
         """Returns True if a job of this number is not settled: a correct consumer never reuses a number."""
         return key in self._prefills or key in self._reads or key in self._endings
 
-    def _prefill(self, peer: bytes, wanted: wire.PrefillRequested, now_s: float) -> None:
+    def _prefill(self, peer: bytes, requested: wire.PrefillRequested, now_s: float) -> None:
         if self._party().role == "decode":
             message = "this engine's role is decode: it computes no prompts for others"
-            self._send(peer, wire.Failed(wanted.job, "role", message))
+            self._send(peer, wire.Failed(requested.job, "role", message))
             return
-        key, tokens = _key(peer, wanted.job), max(0, len(wanted.request.prompt_token_ids) - wanted.first_token)
+        key, tokens = _key(peer, requested.job), max(0, len(requested.request.prompt_token_ids) - requested.first_token)
         if self._is_open(key):
             return
-        if self._refuses(peer, wanted.job, prefill_request_fault(wanted, self._peers[peer].layout)):
+        if self._refuses(peer, requested.job, prefill_request_fault(requested, self._peers[peer].layout)):
             return
-        queued = self.load.queued_tokens + sum(self._asked_tokens.values())
-        self._prefills[key] = _Prefill(peer, wanted.job, wanted.pages)
-        self._asked_tokens[key] = tokens
-        self._leases.open(key, now_s, wanted.lease_s)
+        queued = self.load.queued_tokens + sum(self._requested_tokens.values())
+        self._prefills[key] = _Prefill(peer, requested.job, requested.pages)
+        self._requested_tokens[key] = tokens
+        self._leases.open(key, now_s, requested.lease_s)
         step = alignment(self._layout, self._peers[peer].layout)
-        self._tell(events.PrefillAsked(key, wanted.request, wanted.first_token, step))
-        self._send(peer, wire.Accepted(wanted.job, queued, self.load.prefill_tokens_per_s, self._rate.per_s))
+        self._report(events.PrefillRequest(key, requested.request, requested.first_token, step))
+        self._send(peer, wire.Accepted(requested.job, queued, self.load.prefill_tokens_per_s, self._rate.per_s))
 
-    def _let_read(self, peer: bytes, wanted: wire.KVRequested, now_s: float) -> None:
-        key = _key(peer, wanted.job)
-        if self._is_open(key) or self._refuses(peer, wanted.job, kv_request_fault(wanted)):
+    def _grant_read(self, peer: bytes, requested: wire.KVRequested, now_s: float) -> None:
+        key = _key(peer, requested.job)
+        if self._is_open(key) or self._refuses(peer, requested.job, kv_request_fault(requested)):
             return
-        self._reads[key] = _Read(peer, wanted.job, wanted.lease_s, wanted.first_token, len(wanted.token_ids))
-        self._leases.open(key, now_s, wanted.lease_s)
-        self._tell(events.KVAsked(key, wanted.token_ids, wanted.cache_salt, wanted.held_id, wanted.first_token))
+        self._reads[key] = _Read(
+            peer, requested.job, requested.lease_s, requested.first_token, len(requested.token_ids)
+        )
+        self._leases.open(key, now_s, requested.lease_s)
+        self._report(
+            events.KVRequest(key, requested.token_ids, requested.cache_salt, requested.held_id, requested.first_token)
+        )
 
     def _release(self, peer: bytes, jobs: list[int]) -> None:
         released = []
@@ -315,30 +319,30 @@ class KVProducer:
                 read.staged.abandon()
                 if read.staged.progress() == "busy":
                     self._endings[key] = _Ending(read.peer, read.job, read.staged)
-            self._tell(events.Gone(key))
+            self._report(events.JobEnded(key))
 
     def _grant_slot(self, key: str, grant_of_slot: wire.SlotGranted) -> None:
         prefill, read = self._prefills.get(key), self._reads.get(key)
         if prefill is not None and prefill.write is not None and isinstance(prefill.write.motion, StagedWrite):
-            prefill.write.motion.lend(grant_of_slot.serial, grant_of_slot.slot)
+            prefill.write.motion.grant_slot(grant_of_slot.serial, grant_of_slot.slot)
         if read is not None and read.staged is not None:
-            read.staged.lend(grant_of_slot.serial, grant_of_slot.slot)
+            read.staged.grant_slot(grant_of_slot.serial, grant_of_slot.slot)
 
     def _give_up(self, key: str, prefill: _Prefill, final_message: wire.FromProducer) -> None:
         """Cancels a prefill. A write in flight ends by itself, and `final_message` are sent after it."""
         prefill.final_message = final_message
-        if prefill.is_wanted:
-            prefill.is_wanted = False
+        if prefill.is_active:
+            prefill.is_active = False
             self._leases.close(key)
-            self._asked_tokens.pop(key, None)
-            self._tell(events.Gone(key))
+            self._requested_tokens.pop(key, None)
+            self._report(events.JobEnded(key))
             if prefill.write is not None and not prefill.write.ends_give:
                 prefill.waiting.popleft()  # told of when the write has ended
                 prefill.write.ends_give = True
             if prefill.write is not None and isinstance(prefill.write.motion, StagedWrite):
                 prefill.write.motion.abandon()
             for give in prefill.waiting:
-                self._tell(events.Given(key, give.serial))
+                self._report(events.SendDone(key, give.serial))
             prefill.waiting.clear()
         self._settle(key, prefill)
 
@@ -349,13 +353,13 @@ class KVProducer:
 
     # -- From the core
 
-    def do(self, command: "events.Give | events.GiveEnd | events.Grant | events.Refuse") -> None:
+    def do(self, command: "events.Send | events.SendEnd | events.Grant | events.Refuse") -> None:
         """Executes a command of the core. An exception costs the job that it is about."""
         try:
             match command:
-                case events.Give():
+                case events.Send():
                     self.give(command)
-                case events.GiveEnd():
+                case events.SendEnd():
                     self.end(command)
                 case events.Grant():
                     self.grant(command)
@@ -371,7 +375,7 @@ class KVProducer:
         """Ends a job after an exception. A write whose state cannot be polled any more counts as ended."""
         write = job.write if isinstance(job, _Prefill) else None
         if isinstance(job, _Prefill) and write is not None and not self._ends_by_itself(job, write):
-            self._tell(events.Given(key, write.give.serial))
+            self._report(events.SendDone(key, write.give.serial))
             if not write.ends_give and job.waiting:
                 job.waiting.popleft()
             job.write = None
@@ -380,13 +384,13 @@ class KVProducer:
     @staticmethod
     def _ends_by_itself(prefill: _Prefill, write: _Write) -> bool:
         """Returns True if the write is staged and not abandoned yet, so that its slots have to be freed."""
-        return prefill.is_wanted and isinstance(write.motion, StagedWrite)
+        return prefill.is_active and isinstance(write.motion, StagedWrite)
 
-    def give(self, give: events.Give) -> None:
+    def give(self, give: events.Send) -> None:
         """Writes computed tokens to the consumer."""
         prefill = self._prefills.get(give.key)
-        if prefill is None or not prefill.is_wanted:
-            self._tell(events.Given(give.key, give.serial))
+        if prefill is None or not prefill.is_active:
+            self._report(events.SendDone(give.key, give.serial))
             return
         prefill.waiting.append(give)
         self._begin_next(give.key, prefill)
@@ -411,7 +415,7 @@ class KVProducer:
             return
         prefill.write = _Write(give, motion, time.monotonic(), self._has_begun(prefill, span))
 
-    def _computed(self, prefill: _Prefill, give: events.Give) -> Span | None:
+    def _computed(self, prefill: _Prefill, give: events.Send) -> Span | None:
         """Returns the computed layers of the first entry of `waiting` that are not in flight yet, or None if there are
         none.
         """
@@ -423,7 +427,7 @@ class KVProducer:
         return Span(give.pages, prefill.pages, give.begin, give.end, layers)
 
     def _is_last(self, span: Span) -> bool:
-        """Returns True if the span contains the last layer of its `Give`."""
+        """Returns True if the span contains the last layer of its `Send`."""
         return span.layers is None or span.layers[1] == self._layout.num_layers
 
     def _has_begun(self, prefill: _Prefill, span: Span) -> bool:
@@ -450,7 +454,7 @@ class KVProducer:
 
     def _staged_write(self, peer: bytes, job: int, party: wire.Party, span: Span) -> StagedWrite | None:
         """Returns a staged write of a span to the other engine, or None if it goes from pool to pool."""
-        area = self._transport.way(party.engine_id, span)
+        area = self._transport.staging_area(party.engine_id, span)
         if area is None:
             return None
         slot_bytes = self._transport.slot_bytes(party.engine_id, area)
@@ -460,11 +464,11 @@ class KVProducer:
         except ValueError as error:
             raise TransportError(str(error)) from None
 
-    def end(self, end: events.GiveEnd) -> None:
+    def end(self, end: events.SendEnd) -> None:
         """Records a prompt's first token, after which only writes are left."""
-        self._asked_tokens.pop(end.key, None)
+        self._requested_tokens.pop(end.key, None)
         prefill = self._prefills.get(end.key)
-        if prefill is not None and prefill.is_wanted:
+        if prefill is not None and prefill.is_active:
             prefill.end = end
             self._finish(end.key, prefill)
 
@@ -481,7 +485,7 @@ class KVProducer:
         """Grants a read of pages that the core has pinned, directly or through staging slots."""
         read = self._reads.get(grant.key)
         if read is None:  # released, or expired, meanwhile
-            self._tell(events.Gone(grant.key))
+            self._report(events.JobEnded(grant.key))
             return
         party, end = self._peers.get(read.peer), min(grant.num_tokens, read.num_tokens)
         try:
@@ -496,7 +500,7 @@ class KVProducer:
                 self._faults.record("granting another engine a read", error)
             self._fail_read(grant.key, read, str(error))
             return
-        self._counters.given += 1
+        self._counters.sent += 1
         granted = wire.KVGranted(read.job, grant.pages, grant.num_tokens, read.lease_s, read.staged is not None)
         self._send(read.peer, granted)
 
@@ -549,7 +553,7 @@ class KVProducer:
         match staged.progress():
             case "done":
                 read.staged = None
-                self._counters.given_bytes += staged.num_bytes
+                self._counters.sent_bytes += staged.num_bytes
                 self._send(read.peer, wire.AllWritten(read.job))
             case "failed":
                 self._fail_read(key, read, "what was granted cannot be gathered, or not be written to the other engine")
@@ -557,12 +561,12 @@ class KVProducer:
     def _look_at(self, key: str, prefill: _Prefill, write: _Write, now_s: float) -> None:
         progress = write.motion.progress()
         if progress == "busy":
-            if prefill.is_wanted and isinstance(write.motion, StagedWrite):
+            if prefill.is_active and isinstance(write.motion, StagedWrite):
                 self._add_layers(prefill, write, write.motion)
             return
         prefill.write = None
         if write.ends_give:
-            self._tell(events.Given(key, write.give.serial))
+            self._report(events.SendDone(key, write.give.serial))
         if prefill.final_message is not None:
             self._settle(key, prefill)
         elif progress == "failed":
@@ -572,20 +576,20 @@ class KVProducer:
         else:
             num_bytes = write.motion.num_bytes
             prefill.num_bytes += num_bytes
-            self._counters.given_bytes += num_bytes
-            self._counters.given_s += now_s - write.begun_s
-            self._rate.add(num_bytes, now_s - write.begun_s)
+            self._counters.sent_bytes += num_bytes
+            self._counters.sent_s += now_s - write.started_s
+            self._rate.add(num_bytes, now_s - write.started_s)
             self._begin_next(key, prefill)
             self._finish(key, prefill)
 
     def _finish(self, key: str, prefill: _Prefill) -> None:
         """Sends `Prefilled` once the last byte has been written and the token is known."""
-        if prefill.end is None or prefill.write is not None or prefill.waiting or not prefill.is_wanted:
+        if prefill.end is None or prefill.write is not None or prefill.waiting or not prefill.is_active:
             return
         end = prefill.end
         del self._prefills[key]
         self._leases.close(key)
-        self._counters.given += 1
+        self._counters.sent += 1
         self._send(
             prefill.peer,
             wire.Prefilled(prefill.job, end.token_id, list(end.logprobs), end.num_cached, prefill.num_bytes),

@@ -18,9 +18,9 @@ from mini_infer_engine.kv_transfer.layout import HeadShare, KVLayout, Span, shar
 Area = Literal["device", "host"]
 """Location of a staging buffer: on the page pool's device, or in main memory, pinned if the pool is on a GPU."""
 
-SLOTS_EACH_WAY = 8
+SLOTS_PER_DIRECTION = 8
 """Slots of a buffer for each direction: this many for sending, and as many for receiving."""
-SEND_SLOTS, RECEIVE_SLOTS = range(SLOTS_EACH_WAY), range(SLOTS_EACH_WAY, 2 * SLOTS_EACH_WAY)
+SEND_SLOTS, RECEIVE_SLOTS = range(SLOTS_PER_DIRECTION), range(SLOTS_PER_DIRECTION, 2 * SLOTS_PER_DIRECTION)
 """Numbers of the slots that are filled here for sending, and of those that are lent to peers."""
 
 
@@ -51,7 +51,7 @@ class StagingBuffer(msgspec.Struct, frozen=True, kw_only=True):
 
 def slot_bytes_of(staging_bytes: int, layout: KVLayout) -> int:
     """Returns the bytes of a slot of a buffer of this size, at least one layer of a page."""
-    return max(staging_bytes // (2 * SLOTS_EACH_WAY), layout.layer_bytes)
+    return max(staging_bytes // (2 * SLOTS_PER_DIRECTION), layout.layer_bytes)
 
 
 def moves_whole_pages(producer: KVLayout, consumer: KVLayout) -> bool:
@@ -69,10 +69,10 @@ def _unit(producer: KVLayout, consumer: KVLayout) -> tuple[int, int]:
     """
     if moves_whole_pages(producer, consumer):
         return producer.page_size, producer.layer_bytes
-    given = max(
+    sent_heads = max(
         sum(share.count for share in shares_to_write(producer, rank, consumer)) for rank in range(producer.tp_size)
     )
-    return 1, max(given, consumer.num_heads) * producer.halves * producer.head_bytes
+    return 1, max(sent_heads, consumer.num_heads) * producer.halves * producer.head_bytes
 
 
 def chunks(producer: KVLayout, consumer: KVLayout, span: Span, slot_bytes: int) -> list[Span]:
@@ -103,8 +103,8 @@ def _ranges(low: int, high: int, size: int) -> Iterator[tuple[int, int]]:
 class Block:
     """The part of a slot that goes from one rank of the producer to one of the consumer, in one contiguous write."""
 
-    giver_rank: int
-    taker_rank: int
+    producer_rank: int
+    consumer_rank: int
     offset: int
     """Bytes from the begin of the producer's slot."""
     size: int
@@ -132,9 +132,9 @@ def blocks_for(producer: KVLayout, consumer: KVLayout, rank: int, span: Span) ->
     offset there, in order.
     """
     found, offset = [], 0
-    for giver_rank in range(producer.tp_size):
-        for block in blocks(producer, giver_rank, consumer, span):
-            if block.taker_rank == rank:
+    for producer_rank in range(producer.tp_size):
+        for block in blocks(producer, producer_rank, consumer, span):
+            if block.consumer_rank == rank:
                 found.append((block, offset))
                 offset += block.size
     return found

@@ -13,8 +13,8 @@ class Counters:
     received_s: float = 0.0
     estimated_s: float = 0.0
     estimate_error_s: float = 0.0
-    given: int = 0
-    given_bytes: int = 0
-    given_s: float = 0.0
+    sent: int = 0
+    sent_bytes: int = 0
+    sent_s: float = 0.0
     leases_expired: int = 0
     fallbacks: Counter[str] = field(default_factory=Counter)

@@ -86,7 +86,7 @@ class Transport(Protocol):
         begin.
         """
 
-    def way(self, engine_id: str, span: Span) -> Area | None:
+    def staging_area(self, engine_id: str, span: Span) -> Area | None:
         """Returns the staging buffer through which tokens go to a peer, or None if they are written to its pools
         directly.
 

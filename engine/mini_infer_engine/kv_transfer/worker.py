@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 _IDLE_MS = 50
 """Milliseconds between two checks of leases while nothing is in flight."""
-_TELL_S = 0.02
+_STATS_INTERVAL_S = 0.02
 """Seconds between two copies of the counters under load: this thread's Python code delays the core's thread, which
 needs the same interpreter lock.
 """
@@ -42,13 +42,13 @@ _HAND_OVER_S = 0.00002
 with less urgent work while the other thread, which has been woken, waits for the lock: 0.25 ms at each end of a
 prefill, as measured.
 """
-_MESSAGES_A_TURN = 256
+_MESSAGES_PER_ITERATION = 256
 """The most messages that are read from the port before transfers in flight are polled again."""
-_MAX_FAULTY_TURNS = 100
+_MAX_FAULTY_ITERATIONS = 100
 """Failed turns in a row after which the thread counts as failed. In such turns nothing is transferred, and leases do
 not expire.
 """
-_URGENT = (events.Take, events.PrefillAsked, events.GiveEnd, events.Taken)
+_URGENT = (events.Take, events.PrefillRequest, events.SendEnd, events.TransferDone)
 """Commands and events on which the time to the first token depends."""
 
 
@@ -93,14 +93,14 @@ class TransferWorker:
         self._stopping = False
         self._counters = Counters()
         self._faults = FaultLog()
-        self._told_s = self._tended_s = 0.0
+        self._stats_sent_s = self._tended_s = 0.0
         self.stats = KVTransferStats(bytes_per_token=identity.memory.layout.group_token_bytes)
         self._poller = zmq.Poller()
         self._poller.register(router, zmq.POLLIN)
         self._poller.register(self._thread_woken, zmq.POLLIN)
         layout = identity.memory.layout
         self._producer = KVProducer(
-            self._party, transport, layout, self._send, self._tell, self._counters, self._faults
+            self._party, transport, layout, self._send, self._report, self._counters, self._faults
         )
         self._producer.load = self.load
         self._consumer = KVConsumer(
@@ -109,7 +109,7 @@ class TransferWorker:
             self._party,
             transport,
             layout,
-            self._tell,
+            self._report,
             self._counters,
             limits,
             self.load,
@@ -160,12 +160,12 @@ class TransferWorker:
             num_faulty = 0
             while not self._stopping:
                 try:
-                    self._turn()
+                    self._iterate()
                     num_faulty = 0
                 except Exception as error:
                     num_faulty += 1
                     self._faults.record("a turn of the transfer thread", error)
-                    if num_faulty >= _MAX_FAULTY_TURNS:
+                    if num_faulty >= _MAX_FAULTY_ITERATIONS:
                         raise
         except BaseException as error:
             log.exception("the thread of KV transfer fails: nothing moves any more")
@@ -175,7 +175,7 @@ class TransferWorker:
             self._router.close(linger=0)
             self._consumer.close()
 
-    def _turn(self) -> None:
+    def _iterate(self) -> None:
         if self._producer.is_busy or self._consumer.is_busy:
             ready = dict(self._poller.poll(0))
             if not ready and not self._commands:
@@ -192,9 +192,11 @@ class TransferWorker:
         now_s = time.monotonic()
         self._producer.advance(now_s)
         self._consumer.advance(now_s)
-        if now_s >= self._told_s + _TELL_S or not (ready or self._producer.is_busy or self._consumer.is_busy):
-            self._told_s = now_s
-            self._tell_stats()
+        if now_s >= self._stats_sent_s + _STATS_INTERVAL_S or not (
+            ready or self._producer.is_busy or self._consumer.is_busy
+        ):
+            self._stats_sent_s = now_s
+            self._report_stats()
         if now_s >= self._tended_s + TEND_S:
             self._tended_s = now_s
             try:
@@ -209,7 +211,9 @@ class TransferWorker:
                     self._consumer.take(command, now_s)
                 except Exception as error:
                     self._faults.record("the command Take", error)
-                    self._tell(events.NotTaken(job, FAULT, "this engine's KV transfer has a fault; its log says which"))
+                    self._report(
+                        events.TransferFailed(job, FAULT, "this engine's KV transfer has a fault; its log says which")
+                    )
             case events.Cancel(job):
                 try:
                     self._consumer.cancel(job)
@@ -219,7 +223,7 @@ class TransferWorker:
                 self._producer.do(command)
 
     def _serve(self, now_s: float) -> None:
-        for _ in range(_MESSAGES_A_TURN):
+        for _ in range(_MESSAGES_PER_ITERATION):
             try:
                 peer, payload = self._router.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
@@ -243,12 +247,12 @@ class TransferWorker:
         except Exception as error:
             self._faults.record(f"sending {type(message).__name__} to another engine", error)
 
-    def _tell(self, event: events.Event) -> None:
+    def _report(self, event: events.Event) -> None:
         self.events.put(event)
         _wake(self._wakes_core)
         _hand_over(event)
 
-    def _tell_stats(self) -> None:
+    def _report_stats(self) -> None:
         counters, producer, consumer = self._counters, self._producer, self._consumer
         stats = replace(
             self.stats,
@@ -257,9 +261,9 @@ class TransferWorker:
             received_s=counters.received_s,
             estimated_s=counters.estimated_s,
             estimate_error_s=counters.estimate_error_s,
-            given=counters.given,
-            given_bytes=counters.given_bytes,
-            given_s=counters.given_s,
+            sent=counters.sent,
+            sent_bytes=counters.sent_bytes,
+            sent_s=counters.sent_s,
             leases_expired=counters.leases_expired,
             fallbacks=dict(counters.fallbacks),
             open_leases=producer.num_open + consumer.num_open,
@@ -276,8 +280,8 @@ def _wake(end: socket.socket) -> None:
         end.send(b"w")
 
 
-def _hand_over(told: events.Command | events.Event) -> None:
-    if isinstance(told, _URGENT):
+def _hand_over(item: events.Command | events.Event) -> None:
+    if isinstance(item, _URGENT):
         time.sleep(_HAND_OVER_S)
 
 

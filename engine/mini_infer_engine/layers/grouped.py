@@ -46,7 +46,7 @@ def keep_grouped(layer: Linear, weight: GroupedWeight) -> None:
     """Replaces the loaded tensors by a weight that kernels read. Its tensors are parameters, so that their bytes are
     counted.
     """
-    forget_weights(layer)
+    release_weights(layer)
     kept = {"integers": weight.values, "weight_scale": weight.scales}
     optional = {"weight_zeros": weight.zeros, "weight_factors": weight.factors, "weight_order": weight.order}
     for name, tensor in kept.items():
@@ -59,13 +59,13 @@ def keep_grouped(layer: Linear, weight: GroupedWeight) -> None:
 
 def keep_dequantized(layer: Linear, weight: Tensor) -> None:
     """Replaces the loaded tensors by the weight [out_features, in_features]; the layer becomes an unquantised one."""
-    forget_weights(layer)
+    release_weights(layer)
     layer.method = UNQUANTIZED
     layer.weight = nn.Parameter(weight, requires_grad=False)
     layer.finish_loading()
 
 
-def forget_weights(layer: Linear) -> None:
+def release_weights(layer: Linear) -> None:
     """Deletes all parameters but the bias."""
     for name in [name for name in layer._parameters if name != "bias"]:
         delattr(layer, name)

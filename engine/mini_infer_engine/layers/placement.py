@@ -53,8 +53,8 @@ class Placement:
         """Returns why a tensor cannot be placed here, as text for users, or None if it can."""
         allowed = self.allowed_shapes
         if shape not in allowed:
-            wanted = " or ".join(str(list(one)) for one in allowed)
-            return f"has shape {list(shape)}, config.json asks for {wanted}"
+            expected = " or ".join(str(list(one)) for one in allowed)
+            return f"has shape {list(shape)}, config.json asks for {expected}"
         if (dtype == FP8) != (
             self.target.dtype == FP8
         ) or dtype.is_floating_point > self.target.dtype.is_floating_point:

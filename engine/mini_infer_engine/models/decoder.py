@@ -357,7 +357,7 @@ class DecoderModel(nn.Module):
         # A stage that is not the last needs no norm after its layers: one of its own stands in where verbs want some.
         final = layers[-1].input_layernorm if self.model.norm is None else self.model.norm
         next_norms = [*(layer.input_layernorm for layer in layers[1:]), final]
-        taps = self.taps if self.taps is not None and self.taps.is_wanted else None
+        taps = self.taps if self.taps is not None and self.taps.is_enabled else None
         last = len(layers) - 1
         if taps is not None:
             taps.begin()

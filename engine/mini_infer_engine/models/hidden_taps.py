@@ -12,25 +12,25 @@ class HiddenTaps:
     """The hidden states of some layers, for the tokens whose logits a pass requests."""
 
     def __init__(self, layers: Iterable[int], *, always: bool = True) -> None:
-        """Records every pass if `always`; otherwise only passes inside `while_wanted`, and others cost nothing."""
+        """Records every pass if `always`; otherwise only passes inside `recording`, and others cost nothing."""
         self.layers = frozenset(layers)
         """The recorded layers, counted from 0."""
         self._always = always
         self._pass = threading.local()  # kernels are compiled by several passes at a time
 
     @contextmanager
-    def while_wanted(self) -> Iterator[None]:
+    def recording(self) -> Iterator[None]:
         """Records the passes that this thread computes inside the context."""
-        self._pass.wanted = True
+        self._pass.enabled = True
         try:
             yield
         finally:
-            self._pass.wanted = False
+            self._pass.enabled = False
 
     @property
-    def is_wanted(self) -> bool:
+    def is_enabled(self) -> bool:
         """True if the next pass is to be recorded."""
-        return self._always or getattr(self._pass, "wanted", False)
+        return self._always or getattr(self._pass, "enabled", False)
 
     def begin(self) -> None:
         """Begins a pass, and drops the states of the last one that nobody took."""

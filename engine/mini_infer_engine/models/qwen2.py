@@ -27,7 +27,7 @@ def qwen_windows(fields: Fields) -> tuple[int | None, ...]:
     """Returns the window of each layer: by `layer_types`, else the same for all layers from `max_window_layers` on."""
     num_layers = fields.size("num_hidden_layers")
     window = sliding_window(fields) if fields.boolean("use_sliding_window", False) else None
-    given = fields.optional_integer("max_window_layers")
-    first = _DEFAULT_MAX_WINDOW_LAYERS if given is None else given  # 0: all layers have the window
+    configured = fields.optional_integer("max_window_layers")
+    first = _DEFAULT_MAX_WINDOW_LAYERS if configured is None else configured  # 0: all layers have the window
     otherwise = tuple(window if layer >= first else None for layer in range(num_layers))
     return windows_by_layer(fields, num_layers, window, otherwise)

@@ -47,13 +47,13 @@ def _eos_token_ids(directory: Path, fields: Fields, generation: GenerationDefaul
     named = dict.fromkeys((*generation.eos_token_ids, *fields.token_ids("eos_token_id")))
     if unknown := [token_id for token_id in named if token_id >= vocab_size]:
         log.warning("%s: no text ends at EOS token %d: the vocabulary has %d", directory, unknown[0], vocab_size)
-    known = [token_id for token_id in named if 0 <= token_id < vocab_size]  # -1 is how some files say: none
-    of_tokenizer = _tokenizer_eos(directory, is_needed=not known)
-    if of_tokenizer is not None and of_tokenizer < vocab_size and of_tokenizer not in known:
-        known.append(of_tokenizer)
-    if not known:
+    valid = [token_id for token_id in named if 0 <= token_id < vocab_size]  # -1 is how some files say: none
+    of_tokenizer = _tokenizer_eos(directory, is_needed=not valid)
+    if of_tokenizer is not None and of_tokenizer < vocab_size and of_tokenizer not in valid:
+        valid.append(of_tokenizer)
+    if not valid:
         log.warning("%s: no file names an EOS token: texts end at stop strings or at their limit", directory)
-    return tuple(known)
+    return tuple(valid)
 
 
 def _tokenizer_eos(directory: Path, *, is_needed: bool) -> int | None:

@@ -42,10 +42,10 @@ class SmolLM3ForCausalLM(DecoderModel):
 
 
 def _rotates(fields: Fields, num_layers: int) -> tuple[bool, ...]:
-    given = fields.values.get("no_rope_layers")
-    if given is None:
+    layers = fields.values.get("no_rope_layers")
+    if layers is None:
         interval = fields.size("no_rope_layer_interval", _DEFAULT_INTERVAL)
         return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
-    if not isinstance(given, list) or len(given) < num_layers or not set(given) <= {0, 1}:
+    if not isinstance(layers, list) or len(layers) < num_layers or not set(layers) <= {0, 1}:
         raise fields.refuse("no_rope_layers", f"must be a list of {num_layers} ones (rotary) and zeros (NoPE).")
-    return tuple(bool(one) for one in given[:num_layers])
+    return tuple(bool(one) for one in layers[:num_layers])

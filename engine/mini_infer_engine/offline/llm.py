@@ -400,12 +400,14 @@ class LLM:
 
     def _output(self, replies: Sequence[_Reply], prompt: OfflinePrompt) -> RequestOutput:
         first = replies[0]
-        told = None
+        prompt_logprobs = None
         if first.request.sampling.prompt_logprobs is not None:
-            told = [None, *map(self._by_token, first.prompt_logprobs)]
+            prompt_logprobs = [None, *map(self._by_token, first.prompt_logprobs)]
         outputs = [_completion(index, reply) for index, reply in enumerate(replies)]
         name, cached = first.request.request_id, first.num_cached_tokens
-        return RequestOutput(name, prompt.text, list(prompt.token_ids), outputs, True, cached, told, first.stats)
+        return RequestOutput(
+            name, prompt.text, list(prompt.token_ids), outputs, True, cached, prompt_logprobs, first.stats
+        )
 
     def _by_token(self, position: TokenLogprobs, *, are_named: bool = False) -> dict[int, Logprob]:
         """Returns the position's own token, then the most likely ones in order, or those that were named."""
@@ -443,27 +445,29 @@ class LLM:
                 if reply.finish_reason == "error":
                     raise RuntimeError(f"request {output.request_id}: {reply.error}")
                 if reply.finish_reason is not None:
-                    if reply.wants_abort:
+                    if reply.needs_abort:
                         self._engine.abort(output.request_id)
                     yield waiting.pop(output.request_id)
             outputs = self._engine.step() if waiting else []
         while self._engine.has_work:
             self._engine.step()
 
-    def _params_for(self, count: int, given: Params | Sequence[Params] | None) -> list[tuple[int, Params]]:
+    def _params_for(self, count: int, params_or_list: Params | Sequence[Params] | None) -> list[tuple[int, Params]]:
         """Returns for each prompt the number of outputs and their sampling parameters; equal objects stay equal
         objects.
         """
-        if given is None:
-            given = self.get_default_sampling_params()
-        if isinstance(given, Params):
-            return [for_engine(given)] * count
-        if not isinstance(given, Sequence):
-            raise ValueError(f"sampling_params is a {type(given).__name__}: give SamplingParams, or a list of them")
-        if len(given) != count:
-            raise ValueError(f"there are {count} prompts and {len(given)} sampling params: give one for each")
-        read = {id(params): for_engine(params) for params in given}
-        return [read[id(params)] for params in given]
+        if params_or_list is None:
+            params_or_list = self.get_default_sampling_params()
+        if isinstance(params_or_list, Params):
+            return [for_engine(params_or_list)] * count
+        if not isinstance(params_or_list, Sequence):
+            raise ValueError(
+                f"sampling_params is a {type(params_or_list).__name__}: give SamplingParams, or a list of them"
+            )
+        if len(params_or_list) != count:
+            raise ValueError(f"there are {count} prompts and {len(params_or_list)} sampling params: give one for each")
+        read = {id(params): for_engine(params) for params in params_or_list}
+        return [read[id(params)] for params in params_or_list]
 
     def _with_bad_words(self, index: int, params: Params) -> Params:
         encoder = self._text.encoder

@@ -38,12 +38,12 @@ class OfflinePrompt(NamedTuple):
 
 def listed(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
     """Returns one prompt or several as a list. Raises ValueError if they are neither."""
-    given: Any = prompts.tolist() if hasattr(prompts, "tolist") else prompts
-    if isinstance(given, str | Mapping) or _are_ids(given):
-        return [given]
-    if not isinstance(given, Iterable):
-        raise ValueError(f"prompts = {given!r}: give a text, a list of token ids, a dict, or a list of these")
-    return list(given)
+    values: Any = prompts.tolist() if hasattr(prompts, "tolist") else prompts
+    if isinstance(values, str | Mapping) or _are_ids(values):
+        return [values]
+    if not isinstance(values, Iterable):
+        raise ValueError(f"prompts = {values!r}: give a text, a list of token ids, a dict, or a list of these")
+    return list(values)
 
 
 def read_prompt(index: int, prompt: Prompt, encoder: PromptEncoder | None) -> OfflinePrompt:
@@ -92,7 +92,7 @@ def _are_ids(prompts: Any) -> bool:
 def _listed_ids(index: int, token_ids: Any) -> list[int]:
     if isinstance(token_ids, list):
         return token_ids
-    given = token_ids.tolist() if hasattr(token_ids, "tolist") else token_ids
-    if not isinstance(given, Iterable) or isinstance(given, str | Mapping):
-        raise ValueError(f"prompt {index}: {given!r} is neither a text nor a list of token ids nor a dict with one")
-    return list(given)
+    values = token_ids.tolist() if hasattr(token_ids, "tolist") else token_ids
+    if not isinstance(values, Iterable) or isinstance(values, str | Mapping):
+        raise ValueError(f"prompt {index}: {values!r} is neither a text nor a list of token ids nor a dict with one")
+    return list(values)

@@ -88,16 +88,16 @@ def for_engine(params: request.SamplingParams) -> tuple[int, request.SamplingPar
         params.check_neutral()
     count = _plain(params.n) if isinstance(params, SamplingParams) else 1
     try:
-        asked = _converted(params)
+        converted = _converted(params)
     except msgspec.ValidationError:  # numpy's and torch's numbers, and None for a list
         values = {name: _plain(value) for name, value in msgspec.structs.asdict(params).items()}
         try:
-            asked = _converted(SamplingParams(**values))
+            converted = _converted(SamplingParams(**values))
         except msgspec.ValidationError as error:
             raise ValueError(f"SamplingParams: {error}") from None
     if not isinstance(count, int) or not 1 <= count <= MAX_CHOICES:
         raise ValueError(f"n is {count!r}; it must be from 1 to {MAX_CHOICES}")
-    return count, asked
+    return count, converted
 
 
 def _converted(params: request.SamplingParams) -> request.SamplingParams:

@@ -18,12 +18,12 @@ def settings_of(model: str, keywords: Mapping[str, Any]) -> EngineSettings:
     keyword.
     """
     try:
-        given = to_own_names(keywords, model)
+        keywords_here = to_own_names(keywords, model)
         rows = {row.name: row for row in option_rows(EngineSettings)}
-        if unknown := sorted(given.keys() - rows.keys()):
+        if unknown := sorted(keywords_here.keys() - rows.keys()):
             guess = did_you_mean(unknown[0], rows, "docs/options.md has all that there is")
             raise TypeError(f"LLM does not know {', '.join(unknown)}{guess}")
-        values = {name: _value(rows[name], value) for name, value in given.items()}
+        values = {name: _value(rows[name], value) for name, value in keywords_here.items()}
         chosen = {name: value for name, value in values.items() if value is not None or rows[name].is_optional}
         return msgspec.convert({"model": model, **chosen}, EngineSettings)
     except ValueError as error:  # msgspec's are such, too

@@ -256,7 +256,7 @@ def _only_chooses_a_backend(value: Any) -> bool:
     return isinstance(value, Mapping) and all(name in own and (name == "backend" or not value[name]) for name in value)
 
 
-def is_known(name: str) -> bool:
+def is_other_option(name: str) -> bool:
     """True if vLLM has an option of this name that is none here."""
     return name in _NEUTRAL or name in _ELSEWHERE
 

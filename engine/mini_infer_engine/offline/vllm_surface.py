@@ -61,12 +61,12 @@ def missing(owner: str, name: str, remedy: str) -> str:
     return f"{owner}.{name} is vLLM's, and not here: {remedy}"
 
 
-def refuse_others(method: str, given: dict[str, object], neutral: dict[str, tuple[object, ...]]) -> None:
+def refuse_others(method: str, arguments: dict[str, object], neutral: dict[str, tuple[object, ...]]) -> None:
     """Accepts keywords of vLLM's at values that request nothing.
 
     Raises TypeError for an unknown keyword. Raises ValueError if one requests something; it says what to do instead.
     """
-    for name, value in given.items():
+    for name, value in arguments.items():
         if name not in neutral:
             raise TypeError(f"LLM.{method}() got an unexpected keyword argument {name!r}")
         if value not in neutral[name]:

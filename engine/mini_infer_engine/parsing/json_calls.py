@@ -72,7 +72,7 @@ class _Object:
             elif character == "}":
                 self._source.take(1)
                 if self._name and self._names is None:
-                    self._begin(tell_arguments="{}")
+                    self._begin(arguments="{}")
                 return self._has_begun
             elif character != '"' or not (yield from self._read_member()):
                 return self._has_begun
@@ -110,19 +110,19 @@ class _Object:
     def _read_arguments(self) -> Waiting[bool]:
         if self._name:
             self._begin()
-            tell = self._sink.arguments
+            emit = self._sink.arguments
         else:
-            tell = self._early = Recorder()
+            emit = self._early = Recorder()
         if (yield from self._source.accept("null")):
-            tell("{}")
+            emit("{}")
             return True
         if (yield from self._source.peek()) == '"':  # JSON within a string
-            return (yield from read_decoded_string(self._source, tell))
-        return (yield from read_value(self._source, tell))
+            return (yield from read_decoded_string(self._source, emit))
+        return (yield from read_value(self._source, emit))
 
-    def _begin(self, tell_arguments: str = "") -> None:
+    def _begin(self, arguments: str = "") -> None:
         if not self._has_begun:
             self._has_begun = True
             self._source.release()
             self._sink.begin_call(self._name)
-            self._sink.arguments(tell_arguments)
+            self._sink.arguments(arguments)

@@ -6,7 +6,7 @@ A model may write invalid JSON, so a value ends where it cannot go on; the resul
 import json
 import re
 
-from mini_infer_engine.parsing.text_source import Teller, TextSource, Waiting
+from mini_infer_engine.parsing.text_source import TextSink, TextSource, Waiting
 
 _OUTSIDE_STRINGS = re.compile(r"[\s,:0-9eE+\-.truefalsnNIity]+")
 """Characters that may stand between brackets and strings; letters are those of true, false, null, NaN, Infinity."""
@@ -14,38 +14,38 @@ _INSIDE_STRINGS = re.compile(r'[^"\\]+')
 _CLOSING = {"{": "}", "[": "]"}
 
 
-def read_value(source: TextSource, tell: Teller) -> Waiting[bool]:
+def read_value(source: TextSource, emit: TextSink) -> Waiting[bool]:
     """Emits the text of the next value as it is. Returns False if it breaks off, or is no JSON."""
     first = yield from source.peek()
     if first == '"':
-        return (yield from _read_string(source, tell))
+        return (yield from _read_string(source, emit))
     if first in _CLOSING:
-        return (yield from _read_container(source, tell))
-    return (yield from _read_scalar(source, tell))
+        return (yield from _read_container(source, emit))
+    return (yield from _read_scalar(source, emit))
 
 
-def _read_scalar(source: TextSource, tell: Teller) -> Waiting[bool]:
+def _read_scalar(source: TextSource, emit: TextSink) -> Waiting[bool]:
     has_some = False
     while True:
         character = yield from source.peek()
         if character in ("", ",", "}", "]") or character.isspace() or not _OUTSIDE_STRINGS.fullmatch(character):
             return has_some
-        tell(source.take(1))
+        emit(source.take(1))
         has_some = True
 
 
-def _read_container(source: TextSource, tell: Teller) -> Waiting[bool]:
+def _read_container(source: TextSource, emit: TextSink) -> Waiting[bool]:
     expected = [_CLOSING[source.take(1)]]
-    tell({"}": "{", "]": "["}[expected[0]])
+    emit({"}": "{", "]": "["}[expected[0]])
     while expected:
         if not (yield from source.peek()):
             return False
         if run := _OUTSIDE_STRINGS.match(source.available):
-            tell(source.take(run.end()))
+            emit(source.take(run.end()))
             continue
         character = yield from source.peek()
         if character == '"':
-            if not (yield from _read_string(source, tell)):
+            if not (yield from _read_string(source, emit)):
                 return False
             continue
         if character in _CLOSING:
@@ -54,52 +54,52 @@ def _read_container(source: TextSource, tell: Teller) -> Waiting[bool]:
             expected.pop()
         else:
             return False
-        tell(source.take(1))
+        emit(source.take(1))
     return True
 
 
-def _read_string(source: TextSource, tell: Teller) -> Waiting[bool]:
-    tell(source.take(1))
+def _read_string(source: TextSource, emit: TextSink) -> Waiting[bool]:
+    emit(source.take(1))
     while True:
         character = yield from source.peek()
         if not character:
             return False
         if run := _INSIDE_STRINGS.match(source.available):
-            tell(source.take(run.end()))
+            emit(source.take(run.end()))
             continue
-        tell(source.take(1))
+        emit(source.take(1))
         if character == '"':
             return True
-        tell(source.take(len((yield from source.peek()))))  # escaped, whatever it is
+        emit(source.take(len((yield from source.peek()))))  # escaped, whatever it is
 
 
-def read_decoded_string(source: TextSource, tell: Teller) -> Waiting[bool]:
+def read_decoded_string(source: TextSource, emit: TextSink) -> Waiting[bool]:
     """Emits the decoded text of the next string. Returns False if it breaks off, or has an escape that JSON has not."""
     source.take(1)
     while True:
         character = yield from source.peek()
         if run := _INSIDE_STRINGS.match(source.available):
-            tell(source.take(run.end()))
+            emit(source.take(run.end()))
         elif character == '"':
             source.take(1)
             return True
-        elif not character or not (yield from _read_escape(source, tell)):
+        elif not character or not (yield from _read_escape(source, emit)):
             return False
 
 
-def _read_escape(source: TextSource, tell: Teller) -> Waiting[bool]:
+def _read_escape(source: TextSource, emit: TextSink) -> Waiting[bool]:
     escape = yield from source.peek(2)
     if escape == "\\u":
         escape = yield from source.peek(6)
         if escape[2:4].lower() in ("d8", "d9", "da", "db"):  # half of a character: the other half follows
             escape = yield from source.peek(12)
     try:
-        meant = json.loads(f'"{escape}"')
-        meant.encode()
+        decoded = json.loads(f'"{escape}"')
+        decoded.encode()
     except ValueError:
         return False
     source.take(len(escape))
-    tell(meant)
+    emit(decoded)
     return True
 
 

@@ -47,7 +47,7 @@ class FormatParser:
         if parsing.tools and formats.tools is not None:
             style = formats.tools
             is_free = parsing.tool_choice == "auto"
-            self._sink = Sink(True, style.id_prefix, style.id_length, tells_content=is_free)
+            self._sink = Sink(True, style.id_prefix, style.id_length, emits_content=is_free)
         self._reader = _read(self._source, self._sink, formats, parsing, prompt_end)
         next(self._reader)
 

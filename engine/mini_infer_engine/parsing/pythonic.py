@@ -13,7 +13,7 @@ from mini_infer_engine.parsing.base import Tool
 from mini_infer_engine.parsing.json_reader import Recorder
 from mini_infer_engine.parsing.python_literals import as_json
 from mini_infer_engine.parsing.sink import Sink
-from mini_infer_engine.parsing.text_source import Teller, TextSource, Waiting
+from mini_infer_engine.parsing.text_source import TextSink, TextSource, Waiting
 from mini_infer_engine.parsing.tool_format import ToolCallFormat, ToolFormat
 
 _BEGIN, _END = "<|python_start|>", "<|python_end|>"
@@ -83,31 +83,31 @@ def _read_arguments(source: TextSource, sink: Sink) -> Waiting[bool]:
         yield from source.accept(",")
 
 
-def _read_value(source: TextSource, tell: Teller) -> Waiting[bool]:
+def _read_value(source: TextSource, emit: TextSink) -> Waiting[bool]:
     """Emits the expression up to the comma or parenthesis behind it. Returns False if the text ends within."""
     expected: list[str] = []
     while character := (yield from source.peek()):
         if not expected and character in (",", ")"):
             return True
         if character in ("'", '"'):
-            if not (yield from _read_string(source, tell)):
+            if not (yield from _read_string(source, emit)):
                 return False
             continue
         if character in _CLOSING:
             expected.append(_CLOSING[character])
         elif expected and character == expected[-1]:
             expected.pop()
-        tell(source.take(1))
+        emit(source.take(1))
     return False
 
 
-def _read_string(source: TextSource, tell: Teller) -> Waiting[bool]:
+def _read_string(source: TextSource, emit: TextSink) -> Waiting[bool]:
     quote = source.take(1)
-    tell(quote)
+    emit(quote)
     while character := (yield from source.peek()):
-        tell(source.take(1))
+        emit(source.take(1))
         if character == quote:
             return True
         if character == "\\":
-            tell(source.take(len((yield from source.peek()))))
+            emit(source.take(len((yield from source.peek()))))
     return False

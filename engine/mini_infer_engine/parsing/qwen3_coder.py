@@ -12,7 +12,7 @@ from mini_infer_engine.parsing.base import Tool
 from mini_infer_engine.parsing.json_reader import Recorder
 from mini_infer_engine.parsing.python_literals import as_json
 from mini_infer_engine.parsing.sink import Sink
-from mini_infer_engine.parsing.text_source import Teller, TextSource, Waiting
+from mini_infer_engine.parsing.text_source import TextSink, TextSource, Waiting
 from mini_infer_engine.parsing.tool_format import CallOpening, ToolCallFormat, ToolFormat
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
@@ -101,18 +101,18 @@ def _read_parameter(source: TextSource, sink: Sink, types: set[str]) -> Waiting[
 class _Text:
     """Emits a text as the inside of a JSON string, without a line's end at its beginning and its end."""
 
-    def __init__(self, tell: Teller) -> None:
-        self._tell = tell
-        self._held = ""
+    def __init__(self, emit: TextSink) -> None:
+        self._emit = emit
+        self._buffered = ""
         self._has_begun = False
 
     def __call__(self, text: str) -> None:
         if not self._has_begun:
             self._has_begun = True
             text = text.removeprefix("\n")
-        text = self._held + text
-        self._held = "\n" if text.endswith("\n") else ""
-        self._tell(json.dumps(text.removesuffix("\n"), ensure_ascii=False)[1:-1])
+        text = self._buffered + text
+        self._buffered = "\n" if text.endswith("\n") else ""
+        self._emit(json.dumps(text.removesuffix("\n"), ensure_ascii=False)[1:-1])
 
 
 def _types(schema: Any) -> set[str]:

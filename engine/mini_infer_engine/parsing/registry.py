@@ -88,14 +88,14 @@ def output_formats(templates: Iterable[str], choice: ParserChoice = AS_SHOWN) ->
     )
 
 
-def _chosen(option: str, asked: str, known: Iterable[str], shown: str | None) -> str | None:
-    if asked == AUTO:
+def _chosen(option: str, requested: str, available: Iterable[str], shown: str | None) -> str | None:
+    if requested == AUTO:
         return shown
-    if asked == NONE:
+    if requested == NONE:
         return None
-    if asked not in known:
-        raise ValueError(f"{option} is {asked!r}; write {AUTO}, {NONE}, {', '.join(known)}")
-    return asked
+    if requested not in available:
+        raise ValueError(f"{option} is {requested!r}; write {AUTO}, {NONE}, {', '.join(available)}")
+    return requested
 
 
 _SHOWN_CALLS = (
@@ -122,7 +122,7 @@ there is the one.
 
 def _shown_calls(template: str) -> str | None:
     template = template.replace('\\"', '"')  # within a template's strings
-    return next((name for name, signs in _SHOWN_CALLS if all(sign in template for sign in signs)), None)
+    return next((name for name, markers in _SHOWN_CALLS if all(marker in template for marker in markers)), None)
 
 
 def _shown_reasoning(template: str) -> str | None:

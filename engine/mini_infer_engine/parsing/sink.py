@@ -19,22 +19,22 @@ class Sink:
 
     __slots__ = (
         "_arguments",
-        "_held",
+        "_buffered",
+        "_emits_content",
+        "_has_emitted_content",
         "_id_length",
         "_id_prefix",
         "_looks_for_calls",
         "_num_calls",
         "_parts",
         "_skips_space",
-        "_tells_content",
-        "_told_content",
         "is_reasoning",
     )
 
     def __init__(
-        self, looks_for_calls: bool, id_prefix: str = "call_", id_length: int = 24, *, tells_content: bool = True
+        self, looks_for_calls: bool, id_prefix: str = "call_", id_length: int = 24, *, emits_content: bool = True
     ) -> None:
-        """Drops the answer if `tells_content` is False: then there is nothing but calls, and what looks like an answer
+        """Drops the answer if `emits_content` is False: then there is nothing but calls, and what looks like an answer
         is a call that was cut.
         """
         self.is_reasoning = False
@@ -42,17 +42,17 @@ class Sink:
         """True if calls may follow; otherwise white space in the answer can stand before nothing but more answer, and
         none is buffered.
         """
-        self._tells_content = tells_content
+        self._emits_content = emits_content
         self._id_prefix, self._id_length = id_prefix, id_length
         self._parts: list[Part] = []
         self._arguments = JsonText()
         """Arguments of the call that began last."""
         self._num_calls = 0
-        self._held = ""
+        self._buffered = ""
         """White space at the end of the text so far: it is emitted once text follows."""
         self._skips_space = False
         """True if the text follows a marker."""
-        self._told_content = False
+        self._has_emitted_content = False
 
     def drain(self) -> list[Part]:
         """Returns the parts since the last call."""
@@ -61,7 +61,7 @@ class Sink:
 
     def begin_reasoning(self) -> None:
         """Begins reasoning: its opening marker was read, or stands at the prompt's end."""
-        self.is_reasoning, self._skips_space, self._held = True, True, ""
+        self.is_reasoning, self._skips_space, self._buffered = True, True, ""
 
     def reasoning(self, text: str) -> None:
         """Adds a piece of reasoning."""
@@ -70,18 +70,18 @@ class Sink:
 
     def end_reasoning(self) -> None:
         """Ends reasoning: its closing marker was read."""
-        self.is_reasoning, self._skips_space, self._held = False, True, ""
+        self.is_reasoning, self._skips_space, self._buffered = False, True, ""
 
     def content(self, text: str) -> None:
         """Adds a piece of the answer."""
-        if self._tells_content and (certain := self._without_outer_space(text)):
-            self._told_content = True
+        if self._emits_content and (certain := self._without_outer_space(text)):
+            self._has_emitted_content = True
             self._parts.append(Content(certain))
 
     def begin_call(self, name: str) -> None:
         """Begins a call of this function; its arguments follow."""
-        if not self._told_content:
-            self._held = ""
+        if not self._has_emitted_content:
+            self._buffered = ""
         self._end_arguments()
         call_id = self._id_prefix + "".join(secrets.choice(_ID_CHARACTERS) for _ in range(self._id_length))
         self._parts.append(ToolCallBegin(self._num_calls, call_id, name))
@@ -96,9 +96,9 @@ class Sink:
     def finish(self) -> None:
         """Ends the output: white space at its end is part of it, unless a marker stands before it."""
         self._end_arguments()
-        if self._held and not self._skips_space:
-            self._parts.append(Reasoning(self._held) if self.is_reasoning else Content(self._held))
-        self._held = ""
+        if self._buffered and not self._skips_space:
+            self._parts.append(Reasoning(self._buffered) if self.is_reasoning else Content(self._buffered))
+        self._buffered = ""
 
     def _end_arguments(self) -> None:
         if left := self._arguments.finish():
@@ -113,7 +113,7 @@ class Sink:
             self._skips_space = False
         if not (self._looks_for_calls or self.is_reasoning):
             return text
-        text = self._held + text
+        text = self._buffered + text
         certain = text.rstrip()
-        self._held = text[len(certain) :]
+        self._buffered = text[len(certain) :]
         return certain

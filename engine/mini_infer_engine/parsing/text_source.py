@@ -10,7 +10,7 @@ from typing import TypeVar
 Result = TypeVar("Result")
 Waiting = Generator[None, None, Result]
 """A reader: it yields when it needs more text, and returns its result."""
-Teller = Callable[[str], None]
+TextSink = Callable[[str], None]
 """Takes text that is certain."""
 
 _IN_WORDS = "_-."
@@ -117,15 +117,15 @@ class TextSource:
             word += self.take(1)
         return word
 
-    def through(self, markers: Sequence[str], tell: Teller) -> Waiting[str | None]:
+    def through(self, markers: Sequence[str], emit: TextSink) -> Waiting[str | None]:
         """Emits the text before the first of `markers` and reads the marker. Returns it, or None if the text ended
         without.
         """
-        marker = yield from self.until(markers, tell)
+        marker = yield from self.until(markers, emit)
         self._at += len(marker or "")
         return marker
 
-    def until(self, markers: Sequence[str], tell: Teller) -> Waiting[str | None]:
+    def until(self, markers: Sequence[str], emit: TextSink) -> Waiting[str | None]:
         """Emits the text before the first of `markers`. Returns the marker, unread, or None if the text ended without.
 
         The end of the text is buffered for as long as it may begin a marker. No marker may begin another, or contain
@@ -139,7 +139,7 @@ class TextSource:
                 certain -= _beginning_at_end(rest, markers)
             self._at += certain
             if certain:
-                tell(rest[:certain])
+                emit(rest[:certain])
             if found is not None:
                 return found[1]
             if self.is_closed:

@@ -60,7 +60,7 @@ class IntegerCheckpointMethod:
         """Registers the checkpoint's tensors. Raises ValueError if the layer's sizes do not fit the scheme."""
         for rows in _parts(layer):
             for name, layout in layouts(self.scheme, layer, rows).items():
-                tensor = torch.empty(layout.held_shape(layer.part(rows)), dtype=layout.dtype)
+                tensor = torch.empty(layout.stored_shape(layer.part(rows)), dtype=layout.dtype)
                 layer.register_parameter(_parameter(name, rows), nn.Parameter(tensor, requires_grad=False))
         if hasattr(layer, "weight"):
             del layer.weight
@@ -68,7 +68,9 @@ class IntegerCheckpointMethod:
     def placements(self, layer: Linear, path: str, rows: slice) -> dict[str, Placement]:
         """Maps the checkpoint's tensors of these rows to the layer's parameters."""
         return {
-            f"{path}.{name}": _placement(getattr(layer, _parameter(name, rows)), layout, layout.held(layer.part(rows)))
+            f"{path}.{name}": _placement(
+                getattr(layer, _parameter(name, rows)), layout, layout.stored(layer.part(rows))
+            )
             for name, layout in layouts(self.scheme, layer, rows).items()
         }
 
@@ -118,8 +120,8 @@ class IntegerCheckpointMethod:
             return GroupedWeight("int4", values, scales, columns, group, kept, None, order, layer.in_features)
         middle = 0 if self.scheme.form == "int-quantized" else 128
         signed = (zeros - middle).to(torch.int8)
-        values, given = (integers - middle).to(torch.int8), signed if signed.any() else None
-        return GroupedWeight("int8", values, scales, columns, group, given, None, order, layer.in_features)
+        values, packed_zeros = (integers - middle).to(torch.int8), signed if signed.any() else None
+        return GroupedWeight("int8", values, scales, columns, group, packed_zeros, None, order, layer.in_features)
 
     def _pack(self, layer: Linear, parts: list[_Decoded]) -> bool:
         """Packs the layer for the faster kernels. Returns False, with the layer unchanged, if they do not know its
@@ -188,8 +190,8 @@ class IntegerCheckpointMethod:
             if size != scheme.group_size:  # ranks cut the checkpoint's groups
                 assert layer.columns is not None
                 ((begin, end),) = layer.columns.ranges
-                held = torch.arange(begin, end, size, device=scales.device) // scheme.group_size
-                scales, zeros = (part[:, held - begin // scheme.group_size] for part in (scales, zeros))
+                stored = torch.arange(begin, end, size, device=scales.device) // scheme.group_size
+                scales, zeros = (part[:, stored - begin // scheme.group_size] for part in (scales, zeros))
         if layer.columns is not None and scheme.act_order:  # a rank's columns may be of any group
             used, groups = groups.unique(return_inverse=True)
             scales, zeros = scales[:, used], zeros[:, used]
@@ -233,17 +235,17 @@ def _parameter(name: str, rows: slice) -> str:
     return f"stored_{rows.start}_{name}"
 
 
-def _placement(target: Tensor, layout: TensorLayout, held: Part | None) -> Placement:
+def _placement(target: Tensor, layout: TensorLayout, stored: Part | None) -> Placement:
     """Returns the placement of one tensor. If it may be stored in several shapes, it is read whole and the rank's part
     cut out.
     """
     shapes = (layout.shape, *layout.other_shapes)
     if layout.other_shapes:
-        return Placement(target, shapes, partial(_wide, layout.shape, held))
-    return Placement(target, shapes, part=held)
+        return Placement(target, shapes, partial(_wide, layout.shape, stored))
+    return Placement(target, shapes, part=stored)
 
 
-def _wide(shape: tuple[int, ...], held: Part | None, tensor: Tensor) -> Tensor:
+def _wide(shape: tuple[int, ...], stored: Part | None, tensor: Tensor) -> Tensor:
     """Expands one scale for all, or one for each row, to one for each row and group, and cuts out this rank's part."""
     wide = tensor if tuple(tensor.shape) == shape else tensor.reshape(-1, 1).expand(shape)
-    return wide if held is None else held.of(wide)
+    return wide if stored is None else stored.of(wide)

@@ -47,8 +47,8 @@ class Axis:
                     "use another --tensor-parallel-size"
                 )
         # The last rank's part of a head may be empty, behind all rows.
-        held = ((begin // together if begin < end else -(-begin // together), end) for begin, end in shard.ranges)
-        return Shard(-(-total // together), tuple((first, -(-end // together)) for first, end in held))
+        stored = ((begin // together if begin < end else -(-begin // together), end) for begin, end in shard.ranges)
+        return Shard(-(-total // together), tuple((first, -(-end // together)) for first, end in stored))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class TensorLayout:
     other_shapes: tuple[tuple[int, ...], ...] = ()
     """Other shapes that the checkpoint's tensor may have."""
 
-    def held(self, part: Part | None) -> Part | None:
+    def stored(self, part: Part | None) -> Part | None:
         """Returns the part of this tensor that stores a part of the weight, or None for all of it.
 
         Raises ValueError if the part cuts through words.
@@ -74,12 +74,12 @@ class TensorLayout:
         axis, name = ((self.rows, "rows"), (self.columns, "columns"))[part.dim]
         return None if axis is None else Part(axis.dim, axis.shard(name, part.shard))
 
-    def held_shape(self, part: Part | None) -> tuple[int, ...]:
-        """Returns the shape of the part that `held` returns."""
-        held = self.held(part)
-        if held is None:
+    def stored_shape(self, part: Part | None) -> tuple[int, ...]:
+        """Returns the shape of the part that `stored` returns."""
+        stored = self.stored(part)
+        if stored is None:
             return self.shape
-        return (*self.shape[: held.dim], held.shard.count, *self.shape[held.dim + 1 :])
+        return (*self.shape[: stored.dim], stored.shard.count, *self.shape[stored.dim + 1 :])
 
 
 def layouts(scheme: IntegerScheme, layer: Linear, rows: slice) -> dict[str, TensorLayout]:

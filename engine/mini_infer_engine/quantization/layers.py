@@ -55,9 +55,9 @@ def _common_scheme(schemes: Schemes, layers: Iterable[str]) -> Scheme | None:
     for layer in layers:
         found.setdefault(schemes.scheme_of(layer), layer)
     if len(found) > 1:
-        told = " and ".join(f"{layer} ({schemes.reason_of(layer)})" for layer in found.values())
+        reasons = " and ".join(f"{layer} ({schemes.reason_of(layer)})" for layer in found.values())
         raise ModelError(
-            f"quantization_config has different schemes for {told}: layers that are one product here must have the "
+            f"quantization_config has different schemes for {reasons}: layers that are one product here must have the "
             "same one; use a checkpoint whose q_proj, k_proj and v_proj, gate_proj and up_proj, and experts agree."
         )
     return next(iter(found), None)

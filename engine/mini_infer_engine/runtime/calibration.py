@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 ROW_TOKENS = 256
 _MOST_ROWS = 64
-_TELL_S = 5.0
+_LOG_INTERVAL_S = 5.0
 """Seconds between two progress lines in the log."""
 
 
@@ -82,11 +82,11 @@ def calibrate(
     rounded = ResidualState(exact.residual.clone())
     layers = model.layers
     next_norms: list[Any] = [*(layer.input_layernorm for layer in layers[1:]), model.last_norm]
-    begin_s = told_s = time.monotonic()
+    begin_s = logged_s = time.monotonic()
     for number, (layer, next_norm) in enumerate(zip(layers, next_norms, strict=True)):
-        if number and time.monotonic() > told_s + _TELL_S:
-            told_s = time.monotonic()
-            left_s = (told_s - begin_s) / number * (len(layers) - number)
+        if number and time.monotonic() > logged_s + _LOG_INTERVAL_S:
+            logged_s = time.monotonic()
+            left_s = (logged_s - begin_s) / number * (len(layers) - number)
             log.info("%s calibration: %d of %d layers, about %.0f s left", kind, number, len(layers), left_s)
         inputs: dict[Linear, Tensor] = {}
         with _before_products(layer, partial(_keep, inputs)):

@@ -15,7 +15,7 @@ from mini_infer_engine.core.batch import Row
 from mini_infer_engine.ops.base import ResidualState
 
 
-def wants_embeddings(rows: list[Row]) -> bool:
+def needs_embeddings(rows: list[Row]) -> bool:
     """Returns True if some of the rows request an embedding."""
     return any(row.embeds for row in rows)
 
@@ -31,10 +31,10 @@ class Embeddings:
     def of(cls, rows: list[Row], state: ResidualState, norm: Callable[[ResidualState], Tensor]) -> Self:
         """Computes the embeddings; `state` has the last token of each row that samples, in order."""
         sampling = [index for index, row in enumerate(rows) if row.sampling is not None]
-        asking = [place for place, index in enumerate(sampling) if rows[index].embeds]
-        places = torch.tensor(asking, dtype=torch.int64, device=state.residual.device)
+        embedding_rows = [place for place, index in enumerate(sampling) if rows[index].embeds]
+        places = torch.tensor(embedding_rows, dtype=torch.int64, device=state.residual.device)
         vectors = normalize(norm(state.select(places)).float(), dim=-1)
-        return cls([sampling[place] for place in asking], _on_host(vectors))
+        return cls([sampling[place] for place in embedding_rows], _on_host(vectors))
 
     def read(self) -> dict[int, bytes]:
         """Returns the embeddings by row, as fp32 numbers in the machine's byte order. The pass must have run."""

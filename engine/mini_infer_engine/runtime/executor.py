@@ -41,10 +41,10 @@ class Executor(Protocol):
     def compile_kernels(self, most_tokens: int) -> None:
         """Compiles what passes need, over a temporary pool with room for one sequence of `most_tokens`."""
 
-    def capture(self, *, tells_layers: bool = False) -> None:
+    def capture(self, *, reports_layers: bool = False) -> None:
         """Records the passes whose shapes repeat. Call it before the first request and after the last change of memory.
 
-        With `tells_layers`, passes call `Batch.tell_layers` from now on, if this executor supports it.
+        With `reports_layers`, passes call `Batch.report_layers` from now on, if this executor supports it.
         """
 
     def graph_bytes(self) -> int:

@@ -47,8 +47,8 @@ class MemoryPlan:
 
     def __str__(self) -> str:
         parts = {"batch state": self.state, "largest pass": self.peak, "CUDA graphs": self.graphs}
-        told = "".join(f", {name} {size / 1e9:.2f} GB" for name, size in parts.items() if size)
-        return f"KV cache {self.num_pages:,} pages, {self.num_pages * self.page_bytes / 1e9:.2f} GB{told}"
+        details = "".join(f", {name} {size / 1e9:.2f} GB" for name, size in parts.items() if size)
+        return f"KV cache {self.num_pages:,} pages, {self.num_pages * self.page_bytes / 1e9:.2f} GB{details}"
 
 
 class MemoryInUse(NamedTuple):
@@ -123,8 +123,8 @@ def _count_pages(
     available = now.free + now.reserved - now.allocated - needed
     beside_torch = before.free - now.free - (now.reserved - before.reserved)
     beside_torch = min(max(0, beside_torch), _MOST_BESIDE_TORCH)  # others may have taken or given back meanwhile
-    taken = now.allocated - before.allocated + beside_torch
-    share = int(total * settings.gpu_memory_utilization) - taken - needed
+    used = now.allocated - before.allocated + beside_torch
+    share = int(total * settings.gpu_memory_utilization) - used - needed
     return pages_for(settings.kv_cache_memory or max(0, min(share, available)), page_bytes, available)
 
 

@@ -99,11 +99,11 @@ class ModelRunner:
 
 
 def load_runner(
-    settings: EngineSettings, group: RankGroup = ALONE_IN_GROUP, *, tells_layers: bool = False
+    settings: EngineSettings, group: RankGroup = ALONE_IN_GROUP, *, reports_layers: bool = False
 ) -> ModelRunner:
     """Finds the model and loads it: with our kernels and CUDA graphs on an NVIDIA GPU, otherwise with torch.
 
-    With `tells_layers`, passes report the progress of their layers if the executor supports it.
+    With `reports_layers`, passes report the progress of their layers if the executor supports it.
 
     Raises:
         ModelError: the model or the settings are at fault, or the configured backend cannot run here.
@@ -113,7 +113,7 @@ def load_runner(
         choose_threads(ranks_per_node(settings) * settings.data_parallel_size)
     kind = executor_class(settings, device_type)
     directory = resolve_model(settings.model, settings.revision, weights=settings.load_format != "dummy")
-    return make_runner(settings, read_config(directory), directory, kind, group, tells_layers=tells_layers)
+    return make_runner(settings, read_config(directory), directory, kind, group, reports_layers=reports_layers)
 
 
 def make_runner(
@@ -123,7 +123,7 @@ def make_runner(
     kind: type[Executor],
     group: RankGroup = ALONE_IN_GROUP,
     *,
-    tells_layers: bool = False,
+    reports_layers: bool = False,
 ) -> ModelRunner:
     """Loads the weights, plans memory over what they leave, then creates pool, executor and its graphs.
 
@@ -146,6 +146,6 @@ def make_runner(
     host_pages = group.smallest(group.share_of(settings.kv_swap_memory) // spec.page_bytes)
     pool = make_pool(spec, plan.num_pages, worker.device, host_pages, is_shared=settings.kv_transport == "shm")
     executor = kind(worker, pool, resolved)
-    executor.capture(tells_layers=tells_layers)
+    executor.capture(reports_layers=reports_layers)
     group.link.open()
     return ModelRunner(worker, pool, executor, plan.max_model_len, resolved)

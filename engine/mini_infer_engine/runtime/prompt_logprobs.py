@@ -42,7 +42,7 @@ class PromptLogprobs:
 
     def read(self) -> dict[int, list[TokenLogprobs]]:
         """Returns the log probabilities by row. The pass must have run."""
-        told: dict[int, list[TokenLogprobs]] = {}
+        logprobs: dict[int, list[TokenLogprobs]] = {}
         for row, number, tensors in self.pieces:
-            told.setdefault(row, []).extend(tensors.read([number] * len(tensors.token_ids)))
-        return told
+            logprobs.setdefault(row, []).extend(tensors.read([number] * len(tensors.token_ids)))
+        return logprobs

@@ -137,8 +137,8 @@ class ModelWorker:
         Weights are rounded to the nearest if layers cannot run alone, or if there is no tokenizer.
         """
         kind = settings.quantization
-        is_asked = kind in ("int4", "w8a8-int8") and settings.quantization_calibration == "auto"
-        if kind is None or not is_asked or settings.load_format == "dummy":
+        is_configured = kind in ("int4", "w8a8-int8") and settings.quantization_calibration == "auto"
+        if kind is None or not is_configured or settings.load_format == "dummy":
             return
         rows = None if directory is None else calibration_rows(directory)
         if rows is None or not calibrates(self.model):

@@ -35,13 +35,13 @@ class LogprobTensors:
             target.copy_(part, non_blocking=True)
         return LogprobTensors(*pinned)
 
-    def read(self, wanted: Sequence[int]) -> list[TokenLogprobs]:
-        """Returns plain data; the tensors must be in main memory. `wanted` has each row's number of most likely tokens
+    def read(self, counts: Sequence[int]) -> list[TokenLogprobs]:
+        """Returns plain data; the tensors must be in main memory. `counts` has each row's number of most likely tokens
         (-1: all).
         """
         columns = (self.token_ids, self.logprobs, self.ranks, self.top_token_ids, self.top_logprobs)
         lists = [column.tolist() for column in columns]
-        ends = [None if count < 0 else count for count in wanted]
+        ends = [None if count < 0 else count for count in counts]
         return [
             TokenLogprobs(token, logprob, rank, top_ids[:end], top[:end])
             for token, logprob, rank, top_ids, top, end in zip(*lists, ends, strict=True)
@@ -62,8 +62,8 @@ class PackedLogprobs:
         pinned.copy_(self.packed, non_blocking=True)
         return PackedLogprobs(pinned)
 
-    def read(self, wanted: Sequence[int]) -> list[TokenLogprobs]:
-        """Returns plain data; the tensor must be in main memory. `wanted` has each row's number of likely tokens."""
+    def read(self, counts: Sequence[int]) -> list[TokenLogprobs]:
+        """Returns plain data; the tensor must be in main memory. `counts` has each row's number of likely tokens."""
         integers = self.packed.numpy()
         values = integers.view(np.float32)
         most = (integers.shape[1] - 3) // 2
@@ -71,7 +71,7 @@ class PackedLogprobs:
         lists = [column.tolist() for column in columns]
         return [
             TokenLogprobs(token, logprob, rank, top_ids[:count], top[:count])
-            for token, logprob, rank, top_ids, top, count in zip(*lists, wanted, strict=True)
+            for token, logprob, rank, top_ids, top, count in zip(*lists, counts, strict=True)
         ]
 
 
@@ -95,9 +95,9 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, most: int, named: Sequence
     return LogprobTensors(token_ids, (chosen - normaliser).squeeze(1), ranks, indices, values - normaliser)
 
 
-def most_of(wanted: Sequence[int]) -> int:
+def most_of(counts: Sequence[int]) -> int:
     """Returns the width that serves all rows: the largest number, or -1 if one is -1, which means all."""
-    return -1 if -1 in wanted else max(wanted)
+    return -1 if -1 in counts else max(counts)
 
 
 def rows_with_logprobs(rows: Sequence[Row]) -> list[tuple[int, int]]:

@@ -29,7 +29,7 @@ class Range:
     above: bool = False
     """True if `low` itself is not allowed."""
 
-    def holds(self, value: float) -> bool:
+    def contains(self, value: float) -> bool:
         """Returns True if a value is allowed; NaN never is."""
         return (self.low < value if self.above else self.low <= value) and value <= self.high and value != math.inf
 
@@ -127,7 +127,7 @@ def all_out_of_range(sent: Mapping[str, object]) -> list[tuple[str, str]]:
         if row.allowed is not None
         and isinstance(value := sent.get(row.name), int | float)
         and not isinstance(value, bool)
-        and not row.allowed.holds(value)
+        and not row.allowed.contains(value)
     ]
 
 
@@ -140,6 +140,6 @@ def out_of_range(params: SamplingParams) -> tuple[str, str] | None:
 def _out_of_range(*values: float | None) -> tuple[str, str] | None:
     """Checks values in the order of _RANGES. Cached, by type too: most requests have the same values."""
     for (name, allowed), value in zip(_RANGES, values, strict=True):
-        if value is not None and not allowed.holds(value):
+        if value is not None and not allowed.contains(value):
             return name, f"{name} is {shortened(str(value))}; it must be {allowed}"
     return None

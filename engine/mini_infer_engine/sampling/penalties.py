@@ -31,11 +31,11 @@ class Penalties:
         """Stores penalties and known tokens of a row that begins in its slot."""
         params = row.sampling
         if params is not None and params.has_penalties:
-            known = np.asarray(row.known_token_ids, dtype=np.int64)
-            prompt = len(known) - row.output_index
+            token_ids = np.asarray(row.known_token_ids, dtype=np.int64)
+            prompt = len(token_ids) - row.output_index
             counts = np.zeros(self.counts.shape[1], dtype=np.int16)
-            counts[known[:prompt]] = 1
-            np.add.at(counts, known[prompt:], 2)
+            counts[token_ids[:prompt]] = 1
+            np.add.at(counts, token_ids[prompt:], 2)
             self.counts[row.slot].copy_(to_device(counts, self.counts.device))
             self._set_strengths(
                 row.slot, (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)

@@ -38,7 +38,7 @@ from mini_infer_engine.server.admin_socket import admin_socket
 from mini_infer_engine.server.flags import add_flags, options_from
 from mini_infer_engine.server.vllm_flags import split_flags, vllm_flags
 from mini_infer_process.heap import map_large_blocks
-from mini_infer_process.interpreter import import_to_stay
+from mini_infer_process.interpreter import import_permanently
 from mini_infer_process.listening import bound_socket, is_loopback, usable_host
 from mini_infer_process.logs import configure_logging, show_crashes
 from mini_infer_process.open_files import raise_open_file_limit
@@ -51,7 +51,7 @@ _EPILOG = """\
 examples:
   mini-infer-serve demo                                  the small model that comes with the package
   mini-infer-serve ~/models/Qwen3-0.6B --served-model-name qwen
-  mini-infer-serve --dry-run                             no weights, no torch: it repeats what it is asked
+  mini-infer-serve --dry-run                             no weights, no torch: it repeats its input
 """
 _GROUPS = {
     MODEL: "what is served",
@@ -164,7 +164,7 @@ def run(options: argparse.Namespace, settings: EngineSettings) -> int:
         except ValueError as error:
             raise StartError(str(error)) from None
         # Imported while the core starts: the web framework takes most of a second.
-        import_to_stay("mini_infer_engine.server.serve")
+        import_permanently("mini_infer_engine.server.serve")
         from mini_infer_engine.parsing.registry import ParserChoice
         from mini_infer_engine.server.serve import serve
         from mini_infer_engine.text.text_model import TextModel
@@ -216,13 +216,13 @@ def _warn_of_open_ports(server: ServerOptions, peers: PeerPorts) -> None:
     if peers.host != server.host:
         logger.warning(
             "event, replay and transfer ports listen at %s, not at %s: without --peer-key-file nobody proves there to "
-            "belong to the service (--allow-unauthenticated-peers opens them to whoever reaches this machine)",
+            "belong to the service (--allow-unauthenticated-peers opens them to anyone who reaches this machine)",
             peers.host,
             server.host,
         )
     elif not is_loopback(peers.host):
         logger.warning(
-            "--allow-unauthenticated-peers: whoever reaches event, replay and transfer ports at %s reads prompts",
+            "--allow-unauthenticated-peers: anyone who reaches event, replay and transfer ports at %s reads prompts",
             peers.host,
         )
 
@@ -313,7 +313,7 @@ def _add_dry_run_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--dry-run",
         action="store_true",
-        help='a model "dry" that repeats what it is asked; needs no torch (default: off)',
+        help='a model "dry" that repeats its input; needs no torch (default: off)',
     )
     group.add_argument(
         "--dry-run-step-ms",
@@ -326,8 +326,8 @@ def _add_dry_run_flags(group: argparse._ArgumentGroup) -> None:
         "--dry-run-script",
         type=Path,
         metavar="FILE",
-        help='what it says, for tests of clients: a JSON list of {"when": TEXT, "say": TEXT}, of which the first is '
-        'said whose "when" stands in the prompt (default: it repeats what it is asked)',
+        help='answers for tests of clients: a JSON list of {"when": TEXT, "say": TEXT}; the first whose "when" is '
+        "part of the prompt is used (default: it repeats its input)",
     )
 
 

@@ -44,7 +44,7 @@ class CoreClient:
         """The core's model, or None until the core is ready."""
         self.failure: ApiError | None = None
         """The error with which new requests fail, or None while the core accepts them."""
-        self._heard_at_s = time.monotonic()
+        self._last_seen_s = time.monotonic()
         """Time of the core's last message, or of the last moment in which it had nothing to do."""
         self._send(messages.Hello())
 
@@ -53,8 +53,8 @@ class CoreClient:
         if self.failure is not None:
             generation.fail(self.failure)
             return
-        if not self._owes_work:
-            self._heard_at_s = time.monotonic()
+        if not self._has_unfinished_work:
+            self._last_seen_s = time.monotonic()
         for index in range(len(generation.replies)) if choices is None else choices:
             reply = generation.replies[index]
             generation.engines[index] = self.engine
@@ -63,7 +63,7 @@ class CoreClient:
                 self._send(messages.Add(reply.request))
 
     @property
-    def _owes_work(self) -> bool:
+    def _has_unfinished_work(self) -> bool:
         """True if a step must follow: a request waits for output, or the core has reported running or waiting ones."""
         stats = self._metrics.engines[self.engine].stats
         return bool(self._waiting or stats.running or stats.waiting)
@@ -72,7 +72,7 @@ class CoreClient:
         """Returns the seconds for which the core has sent nothing while it has work; 0 if it has none,
         or still loads.
         """
-        return now_s - self._heard_at_s if self.model is not None and self._owes_work else 0.0
+        return now_s - self._last_seen_s if self.model is not None and self._has_unfinished_work else 0.0
 
     def leave(self, generation: Generation) -> None:
         """Ends a request for its client, and aborts its choices that have not finished."""
@@ -88,7 +88,7 @@ class CoreClient:
         ticket = next(self._tickets)
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._snapshots[ticket] = answer
-        self._send(messages.SnapshotWanted(ticket))
+        self._send(messages.SnapshotRequest(ticket))
         return await answer
 
     def switch_role(self, role: Role) -> None:
@@ -103,12 +103,12 @@ class CoreClient:
         """Handles messages until it is cancelled. Raises CoreFailedError if the core reports a failure."""
         while True:
             message = messages.decode_from_core(await self._socket.recv())
-            self._heard_at_s = time.monotonic()
+            self._last_seen_s = time.monotonic()
             match message:
                 case messages.StepOutputs(outputs, stats):
                     self._metrics.take_stats(stats, self.engine)
                     self._push(outputs)
-                case messages.SnapshotTaken(ticket, payload):
+                case messages.SnapshotReply(ticket, payload):
                     answer = self._snapshots.pop(ticket)
                     if not answer.done():
                         answer.set_result(payload)
@@ -164,6 +164,6 @@ class CoreClient:
         """Closes the socket, after a moment for the last messages."""
         self._context.destroy(linger=200)
 
-    def _send(self, message: messages.FrontMessage) -> None:
+    def _send(self, message: messages.ApiServerMessage) -> None:
         """Sends a message without awaiting it: there is no high-water mark, so the future is done already."""
         self._socket.send(messages.encode(message))

@@ -39,7 +39,7 @@ class EngineLine(CoreClient):
         super()._push(outputs)
         for output in outputs:
             if output.request_id in self._waiting:
-                self._router.heard(output.request_id, len(output.token_ids))
+                self._router.record_output(output.request_id, len(output.token_ids))
             else:
                 self._router.ended([output.request_id])
 
@@ -49,7 +49,7 @@ class EngineLine(CoreClient):
     def fail(self, error: ApiError) -> None:
         """Fails all requests of this engine, to which no more are routed."""
         self._router.died(self.engine)
-        self._publisher.forget(self.engine)
+        self._publisher.remove_engine(self.engine)
         super().fail(error)
 
 

@@ -19,9 +19,9 @@ def add_flags(parser: argparse.ArgumentParser, struct: type[msgspec.Struct], gro
         made[row.option.group].add_argument(row.flag, *row.option.aliases, dest=row.name, **_argument(row))
 
 
-def options_from(given: argparse.Namespace, struct: type[Options], **changes: Any) -> Options:
+def options_from(namespace: argparse.Namespace, struct: type[Options], **changes: Any) -> Options:
     """Returns the struct's part of the parsed flags. Raises ValueError if values do not fit together."""
-    values = {row.name: getattr(given, row.name) for row in option_rows(struct)} | changes
+    values = {row.name: getattr(namespace, row.name) for row in option_rows(struct)} | changes
     return struct(**values)
 
 

@@ -19,7 +19,7 @@ from mini_infer_engine.server.data_parallel_client import DataParallelClient, En
 class Lines:
     """The connections to all cores of a server."""
 
-    front: Core
+    core: Core
     """The engine as the rest of the server sees it."""
     all: Sequence[CoreClient]
     """One connection for each core."""

@@ -121,14 +121,14 @@ class _Server:
         lines = connect(self._cores, metrics, self._options, self._settings, self._peers)
         max_running = self._settings.max_num_seqs * len(self._cores)
         self._text.grammars.start()
-        self._front = ApiServerState(self._text, lines.front, metrics, self._options, max_running)
+        self._state = ApiServerState(self._text, lines.core, metrics, self._options, max_running)
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._on_terminate)
         loop.add_signal_handler(signal.SIGINT, self._leaving.set)
-        self._front.peer_secret = self._peers.secret
-        self._front.default_targets = default_targets(self._settings)
+        self._state.peer_secret = self._peers.secret
+        self._state.default_targets = default_targets(self._settings)
         guard = AdminGuard(self._peers.secret, self._keys, events_are_open=not is_loopback(self._peers.host))
-        app = make_app(self._front, self._keys, guard)
+        app = make_app(self._state, self._keys, guard)
         server = _Uvicorn(_uvicorn_config(app, self._options, has_keys=bool(self._keys)), self._tls)
         favour_event_loop()
         serving = asyncio.create_task(server.serve([self._listening]))
@@ -138,7 +138,7 @@ class _Server:
         ]
         if self._admin is not None:
             # A Unix socket has no name that a page could rebind: its clients may say any host, as with keys.
-            admin = _Uvicorn(_uvicorn_config(make_admin_app(self._front), self._options, has_keys=True), None)
+            admin = _Uvicorn(_uvicorn_config(make_admin_app(self._state), self._options, has_keys=True), None)
             owned.append(asyncio.create_task(admin.serve([self._admin])))
         await asyncio.wait([serving, asyncio.create_task(self._leaving.wait())], return_when=asyncio.FIRST_COMPLETED)
         for task in owned:
@@ -162,16 +162,16 @@ class _Server:
         self._start_drain()
 
     def _start_drain(self) -> None:
-        self._front.start_drain()
+        self._state.start_drain()
         if self._drain is None:
             self._drain = asyncio.create_task(self._finish_requests())
 
     async def _finish_requests(self) -> None:
-        logger.info("draining: %d requests are running", self._front.in_flight)
+        logger.info("draining: %d requests are running", self._state.in_flight)
         try:
-            await asyncio.wait_for(self._front.idle.wait(), self._options.drain_timeout_s)
+            await asyncio.wait_for(self._state.idle.wait(), self._options.drain_timeout_s)
         except TimeoutError:
-            logger.warning("leaving with %d requests unfinished after the drain timeout", self._front.in_flight)
+            logger.warning("leaving with %d requests unfinished after the drain timeout", self._state.in_flight)
         self._leaving.set()
 
     async def _watch(self, core: CoreProcess, client: CoreClient) -> None:
@@ -195,15 +195,15 @@ class _Server:
         finally:
             receiving.cancel()
         which = f"engine {client.engine}: " if len(self._cores) > 1 else ""
-        said = f"{which}{reason if client.model is None else f'the core process has failed: {reason}'}"
-        self._failure = self._failure or " ".join(said.split())
+        message = f"{which}{reason if client.model is None else f'the core process has failed: {reason}'}"
+        self._failure = self._failure or " ".join(message.split())
         client.fail(ApiError(503, f"the engine's core process has failed: {reason}", code="engine_dead"))
         if client.model is None:
             self._leaving.set()
             return
-        logger.error("%s", said)
+        logger.error("%s", message)
         if len(self._cores) > 1:
-            self._front.start_drain()
+            self._state.start_drain()
         await asyncio.sleep(_DEAD_CORE_LINGER_S)
         if len(self._cores) > 1:
             self._start_drain()

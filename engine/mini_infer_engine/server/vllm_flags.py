@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from mini_infer_engine.offline.vllm_keywords import SEVERAL, SWITCHES, check_neutral, is_known
+from mini_infer_engine.offline.vllm_keywords import SEVERAL, SWITCHES, check_neutral, is_other_option
 from mini_infer_process.command_line import guess
 
 
@@ -31,7 +31,7 @@ def split_flags(words: Sequence[str], parser: argparse.ArgumentParser) -> tuple[
         name = flag.removeprefix("--").replace("-", "_").partition(".")[0]
         if not flag.startswith("--") or flag in parser._option_string_actions:
             own.append(f"{flag}{equals}{value}")
-        elif not is_known(name.removeprefix("no_")):
+        elif not is_other_option(name.removeprefix("no_")):
             own.append(word)
         else:
             others.append(f"{flag}{equals}{value}")

@@ -50,7 +50,7 @@ class WorkerNode:
         self._log_level, self._log_format, self._peer_key = log_level, log_format, peer_key
         self._drain_timeout_s = drain_timeout_s
         self._leaves_at_s = float("inf")
-        self._is_told = False
+        self._is_notified = False
 
     def run(self, listening: socket.socket) -> int:
         """Runs until the group ends, or its time after a signal is over. Returns the exit status."""
@@ -96,7 +96,7 @@ class WorkerNode:
         loop.add_signal_handler(signal.SIGTERM, self._on_terminate)
         loop.add_signal_handler(signal.SIGINT, self._leave)
         server = await asyncio.start_server(_answer, sock=listening)
-        first_is_gone = asyncio.create_task(self._first_ends())
+        first_has_ended = asyncio.create_task(self._first_ends())
         async with server:
             while time.monotonic() < self._leaves_at_s:
                 for rank, process in processes.items():
@@ -104,11 +104,11 @@ class WorkerNode:
                         if status:
                             logger.error("rank %d ended with status %d: this node leaves the group", rank, status)
                         return int(status != 0)
-                if first_is_gone.done():
-                    logger.error("the first rank hangs or is gone: this node leaves the group, with ranks that run")
+                if first_has_ended.done():
+                    logger.error("the first rank hangs or has ended: this node leaves the group, with ranks that run")
                     return 1
-                if self._is_told:
-                    self._is_told = False
+                if self._is_notified:
+                    self._is_notified = False
                     if not await self._first_answers():
                         return 0
                 await asyncio.sleep(_LOOK_S)
@@ -119,9 +119,9 @@ class WorkerNode:
         if self._leaves_at_s < float("inf"):
             self._leave()
             return
-        self._is_told = True
+        self._is_notified = True
         self._leaves_at_s = time.monotonic() + self._drain_timeout_s + _BEHIND_S
-        logger.info("told to go: stays until the first machine has finished what runs")
+        logger.info("SIGTERM received: stays until the first machine has finished what runs")
 
     def _leave(self) -> None:
         self._leaves_at_s = 0.0

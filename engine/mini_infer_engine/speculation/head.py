@@ -162,10 +162,10 @@ def load_head(
             places = torch.arange(count)
             head.d2t.copy_(places * vocab_size // count - places)
     else:
-        wanted = _placements(head)
+        expected = _placements(head)
         for file in {tensor.file for tensor in checkpoint.tensors.values()}:
             names = [name for name, tensor in checkpoint.tensors.items() if tensor.file == file]
-            checkpoint.read(file, dict.fromkeys(names), lambda name, tensor: wanted[name].place(tensor))
+            checkpoint.read(file, dict.fromkeys(names), lambda name, tensor: expected[name].place(tensor))
     token_ids = head.token_ids
     if token_ids is not None:
         is_ascending = bool((token_ids[1:] > token_ids[:-1]).all())

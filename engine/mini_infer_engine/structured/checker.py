@@ -15,7 +15,7 @@ from mini_infer_engine.structured.limits import MAX_CHARACTERS, GrammarError
 from mini_infer_engine.structured.proving.messages import Proof
 from mini_infer_engine.structured.proving.prover import Prover
 
-REMEMBERED = 4096
+MAX_VERDICTS = 4096
 """Most verdicts that are cached; each takes a hundred bytes, or a kilobyte if the fault is long."""
 
 
@@ -34,16 +34,16 @@ class GrammarChecker:
         Raises GrammarError if it is too long, is no grammar, has what llguidance does not implement, or exceeds a limit
         of limits.py. Raises ProverLostError if that cannot be determined now.
         """
-        if (known := self.known(grammar)) is not None:
-            return known
+        if (cached := self.cached(grammar)) is not None:
+            return cached
         proof = self.prover.prove(grammar.text)
         with self._lock:
             self._verdicts[_key(grammar)] = proof
-            while len(self._verdicts) > REMEMBERED:
+            while len(self._verdicts) > MAX_VERDICTS:
                 self._verdicts.popitem(last=False)
         return _with_cost(grammar, proof)
 
-    def known(self, grammar: Grammar) -> Grammar | None:
+    def cached(self, grammar: Grammar) -> Grammar | None:
         """Returns the grammar with its costs from the cache alone, or None if it is not cached. Raises GrammarError as
         `check`.
         """

@@ -164,8 +164,8 @@ def literal(text: str, special_tokens: Mapping[str, int] | None = None) -> str:
     if special_tokens:
         pattern = "|".join(map(re.escape, sorted(special_tokens, key=len, reverse=True)))
         pieces = re.split(f"({pattern})", text)
-        said = [f"<[{special_tokens[piece]}]>" if piece in special_tokens else literal(piece) for piece in pieces]
-        return " ".join(piece for piece in said if piece != '""') or '""'
+        literals = [f"<[{special_tokens[piece]}]>" if piece in special_tokens else literal(piece) for piece in pieces]
+        return " ".join(piece for piece in literals if piece != '""') or '""'
     return json.dumps(text).replace("\x7f", "\\u007f")
 
 

@@ -284,25 +284,25 @@ def _longest_chain(edges: Mapping[int, list[Any]]) -> int:
     for start in edges:
         if start in lengths:
             continue
-        way = [(start, iter(edges[start]))]
+        path = [(start, iter(edges[start]))]
         lengths[start] = 1
-        on_way = {start}
-        while way:
-            node, following = way[-1]
+        on_path = {start}
+        while path:
+            node, following = path[-1]
             inner = next(following, None)
             if inner is None:
-                way.pop()
-                on_way.discard(node)
-                if way:
-                    lengths[way[-1][0]] = max(lengths[way[-1][0]], 1 + lengths[node])
-            elif id(inner) in on_way:
+                path.pop()
+                on_path.discard(node)
+                if path:
+                    lengths[path[-1][0]] = max(lengths[path[-1][0]], 1 + lengths[node])
+            elif id(inner) in on_path:
                 continue
             elif id(inner) in lengths:
                 lengths[node] = max(lengths[node], 1 + lengths[id(inner)])
             elif id(inner) in edges:
-                way.append((id(inner), iter(edges[id(inner)])))
+                path.append((id(inner), iter(edges[id(inner)])))
                 lengths[id(inner)] = 1
-                on_way.add(id(inner))
+                on_path.add(id(inner))
     return max(lengths.values(), default=0)
 
 

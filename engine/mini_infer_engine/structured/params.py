@@ -116,9 +116,9 @@ def _of_response_format(kind: str, response_format: Mapping[str, Any]) -> Gramma
         return of_json_object()
     if kind == "structural_tag":
         return of_structural_tag(response_format, ANY_WHITESPACE)
-    asked = response_format["json_schema"]
-    schema = asked.get("schema")
-    return of_json_schema({} if schema is None else schema, strict=asked.get("strict"))
+    json_schema = response_format["json_schema"]
+    schema = json_schema.get("schema")
+    return of_json_schema({} if schema is None else schema, strict=json_schema.get("strict"))
 
 
 def _parsed(value: object, name: str) -> object:

@@ -40,7 +40,7 @@ class Grammars:
         self._checker = GrammarChecker(lambda: "" if tokenizer is None else tokenizer.to_str())
         self._threads = ThreadPoolExecutor(_BUILD_THREADS, thread_name_prefix="grammar")
         self._check_threads = ThreadPoolExecutor(_CHECK_THREADS, thread_name_prefix="grammar-check")
-        self._turns = _Turns()
+        self._limiter = _ClientLimiter()
 
     @property
     def ends(self) -> Counter[str]:
@@ -64,18 +64,18 @@ class Grammars:
         """
         loop = asyncio.get_running_loop()
 
-        def known() -> tuple[Grammar, Grammar | None]:
+        def cached() -> tuple[Grammar, Grammar | None]:
             grammar = self._built(request)
-            return grammar, self._checker.known(grammar)
+            return grammar, self._checker.cached(grammar)
 
         try:
             async with asyncio.timeout(BUILD_TIMEOUT_S):
                 grammar, checked = await loop.run_in_executor(
-                    self._threads, self._in_clients_words, request.param, known
+                    self._threads, self._in_clients_words, request.param, cached
                 )
                 if checked is not None:
                     return checked
-                async with self._turns.of(client, request.param):
+                async with self._limiter.of(client, request.param):
                     return await loop.run_in_executor(
                         self._check_threads, self._in_clients_words, request.param, lambda: self._checker.check(grammar)
                     )
@@ -101,7 +101,7 @@ class Grammars:
             raise ApiError(503, message, param=param, code="grammar_check_lost", headers=_RETRY_HEADERS) from None
 
 
-class _Turns:
+class _ClientLimiter:
     """Limits how many grammars of one client are checked at once, and how many wait."""
 
     def __init__(self) -> None:

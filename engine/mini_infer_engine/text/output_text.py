@@ -1,6 +1,6 @@
 """Turns one sequence's outputs of the core into deltas and an end, on the text side. Knows neither HTTP nor ZMQ.
 
-Stop strings are found here, so a reply may be finished while the core still works: then `wants_abort` is True. If the
+Stop strings are found here, so a reply may be finished while the core still works: then `needs_abort` is True. If the
 request has a parser, text is also reported in its parts: thinking, answer, tool calls.
 """
 
@@ -72,7 +72,7 @@ class OutputText:
         self.last_token_s: float | None = None
         self.queue_time_s: float | None = None
         """Seconds for which it waited to run, set once it has ended."""
-        self.wants_abort = False
+        self.needs_abort = False
         self.parsed = None if parser is None else ParsedOutput()
         """The parts of the text; None without a parser."""
         self._parser = parser
@@ -128,7 +128,7 @@ class OutputText:
         """Ends with the core's last output: nothing in the text has ended it before."""
         self.finish_reason, self.error = output.finish_reason, output.error
         self.stop_reason = REPETITION if is_repetition else output.stop_reason
-        self.wants_abort = is_repetition
+        self.needs_abort = is_repetition
         self.is_refused = output.is_refusal
         self.retry_after_s = output.retry_after_s
         self.embedding = output.embedding
@@ -192,4 +192,4 @@ class OutputText:
             self.finish_reason = "tool_calls"
 
     def _end_at_stop_string(self, abort: bool) -> None:
-        self.finish_reason, self.stop_reason, self.wants_abort = "stop", self._stops.matched, abort
+        self.finish_reason, self.stop_reason, self.needs_abort = "stop", self._stops.matched, abort

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 class StopStrings:
     """Buffers the end of a text for as long as it may become a stop string."""
 
-    __slots__ = ("_held", "_include", "_stops", "matched")
+    __slots__ = ("_buffered", "_include", "_stops", "matched")
 
     def __init__(self, stops: Sequence[str], include_in_output: bool = False) -> None:
         self._stops = tuple(stops)
         self._include = include_in_output
-        self._held = ""
+        self._buffered = ""
         self.matched: str | None = None
         """The stop string that ended the text."""
 
@@ -23,24 +23,24 @@ class StopStrings:
         """Returns the text that is certain now that `piece` has come. Nothing may be pushed after a match."""
         if not self._stops:
             return piece
-        text = self._held + piece
+        text = self._buffered + piece
         match = min(
             ((text.find(stop) + len(stop), -len(stop), stop) for stop in self._stops if stop in text), default=None
         )
         if match is not None:
             end, negative_length, self.matched = match
-            self._held = ""
+            self._buffered = ""
             return text[: end if self._include else end + negative_length]
-        held = self._length_to_hold(text)
-        self._held = text[len(text) - held :]
-        return text[: len(text) - held]
+        length = self._length_to_buffer(text)
+        self._buffered = text[len(text) - length :]
+        return text[: len(text) - length]
 
     def flush(self) -> str:
         """Returns the buffered text when no more text will come."""
-        held, self._held = self._held, ""
-        return held
+        buffered, self._buffered = self._buffered, ""
+        return buffered
 
-    def _length_to_hold(self, text: str) -> int:
+    def _length_to_buffer(self, text: str) -> int:
         """Returns the length of the longest end of `text` that begins a stop string."""
         longest = 0
         for stop in self._stops:

@@ -18,7 +18,7 @@ from mini_infer_engine.parsing.registry import AS_SHOWN, ParserChoice, output_fo
 from mini_infer_engine.text.detokenizer import Decoder, decoder_showing
 from mini_infer_engine.text.grammars import Grammars
 from mini_infer_engine.text.tokenizing import PromptLimits, Sliced, longest_token
-from mini_infer_process.interpreter import give_way
+from mini_infer_process.interpreter import lower_thread_priority
 from mini_infer_prompts.prompt import PromptAssets, PromptEncoder
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class TextModel:
         self.grammars = Grammars(None if self.encoder is None else self.encoder.tokenizer)
         self._decoders: dict[tuple[str, ...], Decoder] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
-        self._long_threads = ThreadPoolExecutor(_LONG_THREADS, "tokenize-long", initializer=give_way)
+        self._long_threads = ThreadPoolExecutor(_LONG_THREADS, "tokenize-long", initializer=lower_thread_priority)
         self._longest_token = 0 if self.encoder is None else longest_token(self.encoder.tokenizer)
 
     @property
@@ -153,15 +153,15 @@ def _check_architecture(directory: Path) -> None:
     text_model(fields)
 
 
-def template_source(given: str) -> str:
+def template_source(value: str) -> str:
     """Returns a chat template from a caller's file name or template. Raises ModelError if it is neither."""
-    if "{{" in given or "{%" in given:
-        return given
+    if "{{" in value or "{%" in value:
+        return value
     try:
-        return Path(given).expanduser().read_text("utf-8")
+        return Path(value).expanduser().read_text("utf-8")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "no UTF-8 text"
-        raise ModelError(f"chat_template = {given!r} ({reason}): name a file that holds a Jinja template") from None
+        raise ModelError(f"chat_template = {value!r} ({reason}): name a file that holds a Jinja template") from None
 
 
 def _generation_defaults(directory: Path, source: str) -> GenerationDefaults:

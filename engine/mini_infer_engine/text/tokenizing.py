@@ -112,9 +112,9 @@ def completion_ids(
     encoder: PromptEncoder | None, body: dict[str, Any], limits: PromptLimits | None = None
 ) -> Sliced[list[list[int]]]:
     """Returns the token ids of each prompt of a completion. If `encoder` is None, prompts must be token ids."""
-    given = body.get("prompt")
+    prompt_field = body.get("prompt")
     if limits is not None:
-        limits.check_ids(given)
+        limits.check_ids(prompt_field)
     made = []
     for index, prompt in enumerate(completion_prompts(body)):
         where = prompt_path(body, index)

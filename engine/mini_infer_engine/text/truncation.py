@@ -19,22 +19,22 @@ class Truncation(NamedTuple):
 
 
 def truncated(
-    prompts: list[list[int]], asked: Truncation | None, max_model_len: int, max_tokens: int
+    prompts: list[list[int]], requested: Truncation | None, max_model_len: int, max_tokens: int
 ) -> list[list[int]]:
     """Truncates each prompt if requested. Raises ParameterError if the requested tokens and `max_tokens` exceed the
     context.
     """
-    if asked is None:
+    if requested is None:
         return prompts
-    room = max_model_len - max_tokens
-    if asked.tokens > room:
+    limit = max_model_len - max_tokens
+    if requested.tokens > limit:
         raise ParameterError(
             _PARAM,
-            f"{_PARAM} is {asked.tokens}, and the context of {max_model_len} tokens (max_model_len) holds {room} "
+            f"{_PARAM} is {requested.tokens}, and the context of {max_model_len} tokens (max_model_len) holds {limit} "
             f"beside the {max_tokens} of the output: ask for fewer",
         )
-    keep = max(0, room) if asked.tokens < 0 else asked.tokens
-    return [_cut(prompt, keep, asked.side) for prompt in prompts]
+    keep = max(0, limit) if requested.tokens < 0 else requested.tokens
+    return [_cut(prompt, keep, requested.side) for prompt in prompts]
 
 
 def _cut(prompt: list[int], keep: int, side: TruncationSide) -> list[int]:

@@ -16,7 +16,7 @@ _FEW_TOKENS = 128
 """Number of tokens below which comparing them one by one is faster than numpy's start."""
 _MAX_NAMED_TOKENS = 128
 _LONGEST_PATTERN = 1024
-_MAX_TOLD = 8_000_000
+_MAX_VALUES = 8_000_000
 """Most log probabilities of one output if those of all tokens are requested: some hundred megabytes of JSON."""
 
 
@@ -56,10 +56,10 @@ def _check_logprobs(params: SamplingParams, vocab_size: int) -> None:
         number = getattr(params, name)
         if number is not None and not -1 <= number <= MAX_LOGPROBS:
             raise ParameterError(name, f"{name} is {number}; it must be from 0 to {MAX_LOGPROBS}, or -1 for all tokens")
-    if params.logprobs == -1 and (params.max_tokens is None or params.max_tokens * vocab_size > _MAX_TOLD):
+    if params.logprobs == -1 and (params.max_tokens is None or params.max_tokens * vocab_size > _MAX_VALUES):
         raise ParameterError(
             "logprobs",
-            f"logprobs of all {vocab_size} tokens are told of at most {_MAX_TOLD // vocab_size} tokens of output: send "
+            f"logprobs of all {vocab_size} tokens come with at most {_MAX_VALUES // vocab_size} tokens of output: send "
             f"max_tokens, and not more",
         )
 
@@ -78,17 +78,17 @@ def _check_named_tokens(params: SamplingParams, vocab_size: int) -> None:
 
 
 def _check_repetition_detection(params: SamplingParams) -> None:
-    asked, name = params.repetition_detection, "repetition_detection"
-    if asked is None:
+    detection, name = params.repetition_detection, "repetition_detection"
+    if detection is None:
         return
-    if not 0 <= asked.min_pattern_size <= asked.max_pattern_size <= _LONGEST_PATTERN:
+    if not 0 <= detection.min_pattern_size <= detection.max_pattern_size <= _LONGEST_PATTERN:
         raise ParameterError(
             name,
-            f"{name} looks for patterns of {asked.min_pattern_size} to {asked.max_pattern_size} tokens; "
+            f"{name} looks for patterns of {detection.min_pattern_size} to {detection.max_pattern_size} tokens; "
             f"min_pattern_size must be from 0 to max_pattern_size, and that at most {_LONGEST_PATTERN}",
         )
-    if asked.max_pattern_size and asked.min_count < 2:
-        raise ParameterError(name, f"{name}.min_count is {asked.min_count}; it must be at least 2")
+    if detection.max_pattern_size and detection.min_count < 2:
+        raise ParameterError(name, f"{name}.min_count is {detection.min_count}; it must be at least 2")
 
 
 def _check_tokens(name: str, token_ids: Sequence[int], vocab_size: int) -> None:

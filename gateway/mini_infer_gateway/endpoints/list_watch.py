@@ -22,7 +22,7 @@ FIRST_BACKOFF_S = 0.5
 LONGEST_BACKOFF_S = 30.0
 RELIST_AFTER = 2
 """Failures of a watch in a row after which the resource version is dropped and the objects are listed again."""
-GONE = 410
+HTTP_GONE = 410
 NO_SUCH_KIND = 404
 """Status of a list of an unknown kind: a cluster has no objects of a custom resource before its definition is installed
 or after it was removed.
@@ -98,15 +98,15 @@ class ListWatch(Generic[Stored]):
         """Waits after a failure, and drops the resource version if it may no longer be valid."""
         self._failures += 1
         status = getattr(error, "status", None)
-        gone, is_unknown_kind = status == GONE, status == NO_SUCH_KIND
+        is_expired, is_unknown_kind = status == HTTP_GONE, status == NO_SUCH_KIND
         # A list failed so, and not a watch, which begins at a version.
         if is_unknown_kind and not self._version and (self.objects or not self.synced):
             self.objects, self.synced = {}, True
             self._changed()
-        if gone or is_unknown_kind or isinstance(error, msgspec.MsgspecError) or self._failures >= RELIST_AFTER:
+        if is_expired or is_unknown_kind or isinstance(error, msgspec.MsgspecError) or self._failures >= RELIST_AFTER:
             self._version = ""
         pause_s = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(self._failures - 1, 16))
-        level = logging.INFO if gone else logging.WARNING
+        level = logging.INFO if is_expired else logging.WARNING
         reason = str(error) or type(error).__name__
         log.log(level, "watch of %s: %s; trying again in %.1f s", self._path, reason, pause_s)
         await asyncio.sleep(pause_s * random.uniform(0.8, 1.2))
@@ -114,9 +114,9 @@ class ListWatch(Generic[Stored]):
     async def _list(self) -> None:
         async with await self._open(LIST_TIMEOUT_S) as response:
             listed = _list_decoder.decode(await response.read())
-        known, self.objects = self.objects, {}
+        previous, self.objects = self.objects, {}
         for item in listed.items or ():
-            self._keep(item, known)
+            self._keep(item, previous)
         self._version = listed.metadata.resource_version
         self._failures = 0
         self.synced = True
@@ -145,15 +145,15 @@ class ListWatch(Generic[Stored]):
                 if event.type != "BOOKMARK":
                     self._changed()
 
-    def _keep(self, item: Object, known: dict[str, Stored]) -> None:
-        """Stores an object. One that cannot be read keeps its value in `known`, and does not affect the others."""
+    def _keep(self, item: Object, previous: dict[str, Stored]) -> None:
+        """Stores an object. One that cannot be read keeps its value in `previous`, and does not affect the others."""
         metadata = msgspec.convert(item, _Partial).metadata
         name = f"{metadata.namespace}/{metadata.name}"
         try:
             stored = self._convert(item)
         except msgspec.ValidationError as error:
             log.warning("%s %s cannot be read, it stays as it was: %s", self._path, name, error)
-            stored = known.get(name)
+            stored = previous.get(name)
         if stored is None:
             self.objects.pop(name, None)
         else:

@@ -29,7 +29,7 @@ class AttemptRecord:
 
     def byte(self) -> None:
         """Records that a part of the answer arrived."""
-        self._state.heard(self._clock())
+        self._state.received_byte(self._clock())
         if not self._streams and self._request.can_resume:
             self._streams = True
             self._state.streaming.add(self._request)
@@ -37,7 +37,7 @@ class AttemptRecord:
     def first_byte(self, status: int) -> None:
         """Records that the answer begins."""
         now_s = self._clock()
-        self._state.heard(now_s)
+        self._state.received_byte(now_s)
         self._state.waits_no_more(self._request, now_s)
         if status < 400:
             self._state.answers(now_s, now_s - self.started_s)
@@ -83,8 +83,8 @@ class AttemptRecord:
         else:
             state.breaker.ended(self._generation)
 
-    def _unless_closed(self, said: str, verdict: Callable[[], None]) -> None:
+    def _unless_closed(self, event: str, verdict: Callable[[], None]) -> None:
         was_closed = self._state.breaker.closed
         verdict()
         if not was_closed and self._state.breaker.closed:
-            log.info("endpoint %s %s", self._state.endpoint.name, said)
+            log.info("endpoint %s %s", self._state.endpoint.name, event)

@@ -157,9 +157,9 @@ class Backlog:
         requests, tokens = own.ahead(order) if own else (0, 0)
         if len(lines) == 1 and own:
             return requests, tokens
-        turn = max(self.shares.level(flow), self.shares.virtual_time) + tokens / flow.weight
+        finish_level = max(self.shares.level(flow), self.shares.virtual_time) + tokens / flow.weight
         for line in lines.values():
-            if line is not own and (earlier := (turn - self.shares.level(line.flow)) * line.flow.weight) >= 0:
+            if line is not own and (earlier := (finish_level - self.shares.level(line.flow)) * line.flow.weight) >= 0:
                 share = min(1.0, earlier / line.tokens) if line.tokens else 1.0
                 requests += max(1, int(len(line.entries) * share))
                 tokens += int(line.tokens * share)

@@ -39,16 +39,16 @@ class Catalog:
         members: dict[str, list[Endpoint]] = {}
         for endpoint in endpoints:
             members.setdefault(endpoint.service, []).append(endpoint)
-        known = members.keys() | {service.name for service in services or ()}
+        service_names = members.keys() | {service.name for service in services or ()}
         claims = _described(members) if services is None else _claimed(services, orphaned, members)
-        owners = _owners((claim for claim in claims if rules.allows(*claim)), known)
+        owners = _owners((claim for claim in claims if rules.allows(*claim)), service_names)
         by_name = {model: _serving(members.get(service, ()), model) for model, service in owners.items()}
         listed = [model for model, names in by_name.items() if names]
         named = {owners[model] for model in listed}
         leaving = set() if services is None else members.keys() - {service.name for service in services}
         leaving = {service for service in leaving if all(endpoint.draining for endpoint in members[service])}
         listed += [service for service in members if service and service not in named | leaving]
-        for service in known - {""}:
+        for service in service_names - {""}:
             by_name[service] = tuple(endpoint.name for endpoint in members.get(service, ()))
         return cls(by_name, owners, tuple(sorted(listed)))
 
@@ -61,16 +61,16 @@ class Catalog:
 
 
 def orphaned(
-    known: Iterable[Service], services: Iterable[Service], endpoints: Iterable[Endpoint]
+    earlier: Iterable[Service], services: Iterable[Service], endpoints: Iterable[Endpoint]
 ) -> tuple[Service, ...]:
-    """Returns the services among `known` that are deleted while engines of theirs stay.
+    """Returns the services among `earlier` that are deleted while engines of theirs stay.
 
     `kubectl delete --cascade=orphan` leaves such pods: they continue to run, and are adopted when the service is
     created again. Pods that drain are terminating with their service.
     """
     there = {service.name for service in services}
     staying = {endpoint.service for endpoint in endpoints if not endpoint.draining}
-    return tuple({s.name: s for s in known if s.name not in there and s.name in staying}.values())
+    return tuple({s.name: s for s in earlier if s.name not in there and s.name in staying}.values())
 
 
 def _owners(claims: Iterable[tuple[str, str]], services: Iterable[str]) -> dict[str, str]:
@@ -78,10 +78,10 @@ def _owners(claims: Iterable[tuple[str, str]], services: Iterable[str]) -> dict[
 
     No service may claim another one's namespace/name.
     """
-    taken = set(services)
+    reserved = set(services)
     owners: dict[str, str] = {}
     for model, service in claims:
-        if model not in taken:
+        if model not in reserved:
             owners.setdefault(model, service)
     return owners
 

@@ -13,7 +13,7 @@ from typing import Protocol
 from mini_infer_contract.launch import Endpoint
 from mini_infer_gateway.fleet.breaker import Breaker, Cause
 from mini_infer_gateway.fleet.endpoint_subscriber import EndpointSubscriber
-from mini_infer_gateway.fleet.liveness import SILENT_S, Signs
+from mini_infer_gateway.fleet.liveness import SILENT_S, LivenessSignals
 from mini_infer_gateway.routing.base import PREFILL, Candidate, IndexKind
 
 FIRST_BYTES_KEPT = 64
@@ -88,9 +88,11 @@ class EndpointState:
         return self.subscriber.report_s is not None and now_s - self.subscriber.report_s <= SILENT_S
 
     @property
-    def signs(self) -> Signs:
+    def liveness_signals(self) -> LivenessSignals:
         """The signs by which `liveness` judges the endpoint."""
-        return Signs(self.subscriber.report_s, self.byte_s, self.waiting_since_s, self.abandoned_s, self.unready)
+        return LivenessSignals(
+            self.subscriber.report_s, self.byte_s, self.waiting_since_s, self.abandoned_s, self.unready
+        )
 
     def sent(self, request: Waiting, now_s: float) -> None:
         """Records that a request was sent."""
@@ -98,7 +100,7 @@ class EndpointState:
         if self.waiting_since_s is None:
             self.waiting_since_s = now_s
 
-    def heard(self, now_s: float) -> None:
+    def received_byte(self, now_s: float) -> None:
         """Records that a byte of an answer arrived."""
         self.byte_s, self.abandoned_s = now_s, 0.0
 

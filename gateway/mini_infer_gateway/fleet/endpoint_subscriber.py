@@ -136,7 +136,7 @@ class EndpointSubscriber:
         """Handles a failed connection: the server at the address may soon be a different one, with an empty cache."""
         self._assets_due.set()
         if not self.live:
-            self._forget()
+            self._drop_blocks()
 
     async def _follow_assets(self) -> None:
         backoff_s = FIRST_BACKOFF_S
@@ -199,11 +199,11 @@ class EndpointSubscriber:
         except UpstreamTimeoutError:
             pass  # Busy or stopped: the same process all the same.
         except (ConnectError, BrokenConnectionError):
-            self._forget()
+            self._drop_blocks()
         except UpstreamError:
             pass  # It answered 503.
 
-    def _forget(self) -> None:
+    def _drop_blocks(self) -> None:
         self.stale_until_s = 0.0
         self._index.clear(self._endpoint.name)
 
@@ -211,7 +211,7 @@ class EndpointSubscriber:
         """Follows one connection, from its handshake until it breaks."""
         if self._endpoint.peer_auth and self._secret is None:
             self.refused = True
-            raise PeerRefusedError("it wants proof of membership, and the gateway has no --peer-key-file")
+            raise PeerRefusedError("it requires proof of membership, and the gateway has no --peer-key-file")
         socket: zmq.asyncio.Socket = zmq.asyncio.Context.instance().socket(zmq.SUB)
         monitor = socket.get_monitor_socket(_EVENTS)
         tasks: list[asyncio.Future[Any]] = []
@@ -268,7 +268,7 @@ class EndpointSubscriber:
             match self._sequencer.observe(sequence):
                 case Verdict.NEXT:
                     await self._apply(sequence, batch)
-                case Verdict.KNOWN:
+                case Verdict.ALREADY_APPLIED:
                     pass
                 case Verdict.GAP:
                     await self._heal(sequence, batch)

@@ -24,7 +24,7 @@ CONFIRMED_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Signs:
+class LivenessSignals:
     """The observations of an endpoint, on the caller's monotonic clock."""
 
     report_s: float | None = None
@@ -44,25 +44,25 @@ class Signs:
         return self.abandoned_s + waiting_s
 
 
-def is_suspect(signs: Signs, now_s: float) -> bool:
+def is_suspect(signals: LivenessSignals, now_s: float) -> bool:
     """True if its readiness should be probed."""
-    return signs.quiet_s(now_s) > SUSPECT_S
+    return signals.quiet_s(now_s) > SUSPECT_S
 
 
-def verdict(signs: Signs, peers_first_byte_s: Iterable[float], now_s: float) -> Cause | None:
+def verdict(signals: LivenessSignals, peers_first_byte_s: Iterable[float], now_s: float) -> Cause | None:
     """Returns the cause for which the endpoint should get no requests; None if it seems healthy.
 
     `peers_first_byte_s` are the seconds that its peers' recent first bytes took.
     """
-    if signs.report_s is not None and now_s - signs.report_s > SILENT_S:
+    if signals.report_s is not None and now_s - signals.report_s > SILENT_S:
         return Cause.SILENT
-    quiet_s = signs.quiet_s(now_s)
-    if signs.report_s is not None or signs.unready:
-        return Cause.SLOW if signs.unready and quiet_s > SUSPECT_S else None
+    quiet_s = signals.quiet_s(now_s)
+    if signals.report_s is not None or signals.unready:
+        return Cause.SLOW if signals.unready and quiet_s > SUSPECT_S else None
     slowest_s = max(peers_first_byte_s, default=float("inf"))
     return Cause.SLOW if quiet_s > max(STUCK_S, PEERS_FACTOR * slowest_s) else None
 
 
-def is_confirmed(signs: Signs, now_s: float) -> bool:
+def is_confirmed(signals: LivenessSignals, now_s: float) -> bool:
     """True if requests that wait on an endpoint with a verdict should be moved: a long step looks the same at first."""
-    return signs.unready or signs.report_s is None or now_s - signs.report_s > CONFIRMED_S
+    return signals.unready or signals.report_s is None or now_s - signals.report_s > CONFIRMED_S

@@ -119,7 +119,7 @@ class LoadLedger:
         self._loads.pop(endpoint, None)
         self._reports.pop(endpoint, None)
 
-    def forget(self, endpoint: str) -> None:
+    def remove(self, endpoint: str) -> None:
         """Forgets an endpoint that was removed; requests still in flight there end by themselves."""
         self._loads.pop(endpoint, None)
         self._reports.pop(endpoint, None)
@@ -137,8 +137,8 @@ class LoadLedger:
 
     def loads(self, endpoints: Sequence[str]) -> list[Load]:
         """Returns the current load of each of these endpoints."""
-        known, work_out = self._loads.get, self._worked_out
-        return [known(endpoint) or work_out(endpoint) for endpoint in endpoints]
+        reported, work_out = self._loads.get, self._worked_out
+        return [reported(endpoint) or work_out(endpoint) for endpoint in endpoints]
 
     def _worked_out(self, endpoint: str) -> Load:
         load = self._loads[endpoint] = self._summed(endpoint)

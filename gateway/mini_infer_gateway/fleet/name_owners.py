@@ -31,46 +31,46 @@ class OwnerChange:
     model: str
     before: str
     after: str
-    is_held: bool
+    is_withheld: bool
     """True if no endpoint serves the name yet."""
 
 
 class NameOwners:
     """The owners of names that this gateway has seen."""
 
-    def __init__(self, hold_s: float) -> None:
-        """`hold_s` is the time between the loss of an owner and the assignment to a service of another namespace."""
-        self._hold_s = hold_s
+    def __init__(self, delay_s: float) -> None:
+        """`delay_s` is the time between the loss of an owner and the assignment to a service of another namespace."""
+        self._delay_s = delay_s
         self._owners: dict[str, str] = {}
-        self._held_since_s: dict[str, float] = {}
+        self._withheld_since_s: dict[str, float] = {}
 
     def settle(self, owners: Mapping[str, str], now_s: float) -> tuple[frozenset[str], list[OwnerChange]]:
         """Returns the names among `owners` that have no owner for now, and the changes since the last call."""
-        held, changes = set[str](), []
+        withheld, changes = set[str](), []
         for model, after in owners.items():
             before = self._owners.get(model, after)
             if before == after:
                 self._own(model, after)
                 continue
-            is_new = model not in self._held_since_s
-            since_s = self._held_since_s.setdefault(model, now_s)
-            if _namespace(before) != _namespace(after) and now_s - since_s < self._hold_s:
-                held.add(model)
+            is_new = model not in self._withheld_since_s
+            since_s = self._withheld_since_s.setdefault(model, now_s)
+            if _namespace(before) != _namespace(after) and now_s - since_s < self._delay_s:
+                withheld.add(model)
                 if is_new:
-                    changes.append(OwnerChange(model, before, after, is_held=True))
+                    changes.append(OwnerChange(model, before, after, is_withheld=True))
                 continue
-            changes.append(OwnerChange(model, before, after, is_held=False))
+            changes.append(OwnerChange(model, before, after, is_withheld=False))
             self._own(model, after)
-        return frozenset(held), changes
+        return frozenset(withheld), changes
 
     @property
-    def is_holding(self) -> bool:
+    def is_withholding(self) -> bool:
         """True if a name waits for its new owner."""
-        return bool(self._held_since_s)
+        return bool(self._withheld_since_s)
 
     def _own(self, model: str, service: str) -> None:
         self._owners[model] = service
-        self._held_since_s.pop(model, None)
+        self._withheld_since_s.pop(model, None)
 
 
 def read_rules(texts: Iterable[str]) -> NameRules:

@@ -45,9 +45,9 @@ class PrefillRates:
 
     def __init__(self) -> None:
         self._observed: dict[str, _Observed] = {}
-        self._told: dict[str, float] = {}
+        self._reported: dict[str, float] = {}
         """Tokens a second by endpoint, from its own measurement."""
-        self._mean_told = 0.0
+        self._mean_reported = 0.0
         self._tokens, self._seconds = float(GUESS_TOKENS), GUESS_TOKENS / FIRST_GUESS
         """Sums of the first guess and all remembered observations."""
 
@@ -66,12 +66,12 @@ class PrefillRates:
 
     @property
     def _fleet(self) -> float:
-        return self._mean_told or self._tokens / self._seconds
+        return self._mean_reported or self._tokens / self._seconds
 
     def _own(self, endpoint: str, fleet: float) -> float:
         """Returns the rate that an endpoint reports, or its observed rate with a prior of FLEET_TOKENS."""
-        if self._told:
-            return self._told.get(endpoint, fleet)
+        if self._reported:
+            return self._reported.get(endpoint, fleet)
         if own := self._observed.get(endpoint):
             return (own.tokens + FLEET_TOKENS) / (own.seconds + FLEET_TOKENS / fleet)
         return fleet
@@ -79,8 +79,8 @@ class PrefillRates:
     def report(self, endpoint: str, report: LoadReport) -> None:
         """Takes a load report. A queue loses tokens as their pass is launched, which is when the previous one ends."""
         if report.prefill_tokens_per_s > 0:
-            self._told[endpoint] = report.prefill_tokens_per_s
-            self._mean_told = sum(self._told.values()) / len(self._told)
+            self._reported[endpoint] = report.prefill_tokens_per_s
+            self._mean_reported = sum(self._reported.values()) / len(self._reported)
         own = self._observed.setdefault(endpoint, _Observed())
         if own.launched:
             self._add(own, own.launched, report.ts - own.report_s)
@@ -94,9 +94,9 @@ class PrefillRates:
 
     def keep(self, endpoints: Collection[str]) -> None:
         """Forgets all other endpoints, which are removed."""
-        if self._told.keys() - endpoints:
-            self._told = {name: rate for name, rate in self._told.items() if name in endpoints}
-            self._mean_told = sum(self._told.values()) / max(1, len(self._told))
+        if self._reported.keys() - endpoints:
+            self._reported = {name: rate for name, rate in self._reported.items() if name in endpoints}
+            self._mean_reported = sum(self._reported.values()) / max(1, len(self._reported))
         for endpoint in self._observed.keys() - endpoints:
             own = self._observed.pop(endpoint)
             self._tokens, self._seconds = self._tokens - own.tokens, self._seconds - own.seconds

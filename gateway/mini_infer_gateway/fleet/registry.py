@@ -26,7 +26,7 @@ from mini_infer_web.api_errors import ApiError, unknown_model
 FIRST_LOOK_S = 5.0
 """Seconds for engines to report their tokenizer before the gateway is ready; without it, load alone decides."""
 
-GIVERS_FAULTS = frozenset(("unreachable", "late", "peer_lost", "transport", "lease_expired", "refused"))
+PRODUCER_FAULTS = frozenset(("unreachable", "late", "peer_lost", "transport", "lease_expired", "refused"))
 """Reasons of an engine to compute a prompt itself that count as failures of the engine that was to provide it. Other
 reasons mean that nothing was lost, for example that computing is cheaper by now.
 """
@@ -71,31 +71,31 @@ class Fleet:
             if entry is None or _place(entry.endpoint) != _place(state.endpoint):
                 self._remove(name)
         for name, entry in by_name.items():
-            if known := self.endpoints.get(name):
-                if entry.ready and not known.ready:
-                    known.breaker.learned(Evidence.READY_AGAIN)
-                known.endpoint, known.ready = entry.endpoint, entry.ready
+            if current := self.endpoints.get(name):
+                if entry.ready and not current.ready:
+                    current.breaker.learned(Evidence.READY_AGAIN)
+                current.endpoint, current.ready = entry.endpoint, entry.ready
             else:
                 self._add(entry)
         now_s = self._clock()
         self._seen_s |= dict.fromkeys(self.catalog.by_name, now_s)
-        self._seen_s = {name: seen_s for name, seen_s in self._seen_s.items() if not self._forgotten(seen_s)}
+        self._seen_s = {name: seen_s for name, seen_s in self._seen_s.items() if not self._has_expired(seen_s)}
         endpoints = [state.endpoint for state in self.endpoints.values()]
         left = () if services is None else orphaned(self._services, services, endpoints)
         self._services = (*(services or ()), *left)
         catalog = Catalog.of(endpoints, services, left, self._rules)
         # In a file whoever wrote it has decided.
-        held, changes = (frozenset(), []) if services is None else self._owners.settle(catalog.owners, now_s)
+        withheld, changes = (frozenset(), []) if services is None else self._owners.settle(catalog.owners, now_s)
         for change in changes:
-            self._metrics.name_changed(change.is_held)
+            self._metrics.name_changed(change.is_withheld)
             log.warning(
                 "the model name %r %s from %s to %s: --model-namespaces says who may own a name",
                 change.model,
-                f"will go in {self._settings.forget_model_s:g} s" if change.is_held else "goes",
+                f"will go in {self._settings.forget_model_s:g} s" if change.is_withheld else "goes",
                 change.before or "no service",
                 change.after or "no service",
             )
-        self.catalog, self._last = catalog.without(held), (listed, services)
+        self.catalog, self._last = catalog.without(withheld), (listed, services)
         self._tokenizers.keep(state.subscriber.assets_revision for state in self.endpoints.values())
         self._upstream.proofs = self._proofs()
         self._synced_s = self._synced_s if self.synced else now_s
@@ -114,11 +114,11 @@ class Fleet:
         names = self.catalog.by_name.get(model)
         if names is not None:
             return names
-        if not self._forgotten(self._seen_s.get(model, float("-inf"))):
+        if not self._has_expired(self._seen_s.get(model, float("-inf"))):
             raise no_endpoint(model)
         raise unknown_model(model, self.catalog.listed)
 
-    def _forgotten(self, seen_s: float) -> bool:
+    def _has_expired(self, seen_s: float) -> bool:
         return self._clock() - seen_s >= self._settings.forget_model_s
 
     def candidates(self, names: Sequence[str], now_s: float) -> list[Candidate]:
@@ -157,7 +157,7 @@ class Fleet:
         breaker, was_closed = state.breaker, state.breaker.closed
         if not fallback:
             breaker.succeeded(breaker.generation)
-        elif fallback in GIVERS_FAULTS:
+        elif fallback in PRODUCER_FAULTS:
             breaker.failed(breaker.generation, self._clock(), Cause.TRANSFER)
         if was_closed and not breaker.closed:
             log.warning("endpoint %s did not give KV cache several times (%s), leaving it alone", name, fallback)
@@ -175,7 +175,7 @@ class Fleet:
     async def _release_names(self) -> None:
         while True:
             await asyncio.sleep(RELEASE_EVERY_S)
-            if self._owners.is_holding:
+            if self._owners.is_withholding:
                 self.update(*self._last)
 
     async def close(self) -> None:
@@ -192,7 +192,7 @@ class Fleet:
         secret = self._keys.secret_of(endpoint)
         if endpoint.peer_auth and secret is None:
             log.error(
-                "endpoint %s wants proof that the gateway belongs to its service, and there is no --peer-key-file: its "
+                "endpoint %s needs proof that the gateway belongs to its service, and there is no --peer-key-file: its "
                 "KV events are not followed",
                 endpoint.name,
             )
@@ -233,13 +233,13 @@ class Fleet:
         if state.probe:
             state.probe.cancel()
         self._index.clear(name)
-        self._ledger.forget(name)
-        self._metrics.forget_endpoint(name)
+        self._ledger.remove(name)
+        self._metrics.remove_endpoint(name)
         # One that drains is trusted to finish what it has; any other that goes may be a node that was lost.
         if not state.endpoint.draining:
             for request in list(state.waiting):
                 request.move("removed")
-        log.info("endpoint %s is gone", name)
+        log.info("endpoint %s is removed", name)
 
 
 def no_endpoint(model: str, detail: str = "") -> ApiError:

@@ -19,12 +19,12 @@ FIRST_FIXED_S = 0.005
 LONGEST_FIXED_S = 1.0
 GAIN = 0.1
 """Weight of the newest transfer's lateness."""
-FORGOTTEN_AFTER_S = 60.0
+EXPIRY_S = 60.0
 """Half-life of the learned fixed cost in seconds, and the age at which an unchanged rate of a link is ignored."""
 
 
 @dataclass(slots=True)
-class _Told:
+class _ReportedRate:
     """An endpoint's measurement, with the times of the first and the last report of it, by the endpoint's own clock."""
 
     bytes_per_s: float
@@ -34,7 +34,7 @@ class _Told:
 
     @property
     def is_fresh(self) -> bool:
-        return self.last_s - self.first_s < FORGOTTEN_AFTER_S
+        return self.last_s - self.first_s < EXPIRY_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class TransferRates:
     """The transfer rates of all endpoints."""
 
     def __init__(self) -> None:
-        self._told: dict[str, _Told] = {}
+        self._reported: dict[str, _ReportedRate] = {}
         self._lateness_s, self._learned_s = 0.0, 0.0
 
     def link(self, to: str, source: str, now_s: float) -> Link:
@@ -63,19 +63,19 @@ class TransferRates:
     def tokens_per_s(self, to: str, source: str) -> float:
         """Returns the receiver's own measurement, else the sender's, else the mean of all."""
         for endpoint in (to, source):
-            if (told := self._told.get(endpoint)) and told.is_fresh:
-                return told.tokens_per_s
-        fresh = [told.tokens_per_s for told in self._told.values() if told.is_fresh]
+            if (reported := self._reported.get(endpoint)) and reported.is_fresh:
+                return reported.tokens_per_s
+        fresh = [reported.tokens_per_s for reported in self._reported.values() if reported.is_fresh]
         return sum(fresh) / len(fresh) if fresh else FIRST_BYTES_PER_S / KV_BYTES_PER_TOKEN
 
     def report(self, endpoint: str, report: LoadReport) -> None:
         """Takes a load report."""
-        rate, told = report.transfer_bytes_per_s, self._told.get(endpoint)
-        if told and told.bytes_per_s == rate:
-            told.last_s = report.ts
+        rate, reported = report.transfer_bytes_per_s, self._reported.get(endpoint)
+        if reported and reported.bytes_per_s == rate:
+            reported.last_s = report.ts
         elif rate > 0:
             tokens_per_s = rate / (report.kv_bytes_per_token or KV_BYTES_PER_TOKEN)
-            self._told[endpoint] = _Told(rate, tokens_per_s, report.ts, report.ts)
+            self._reported[endpoint] = _ReportedRate(rate, tokens_per_s, report.ts, report.ts)
 
     def observe(self, expected_s: float, took_s: float, now_s: float) -> None:
         """Records the seconds to a first token whose prompt another engine computed, and those expected."""
@@ -85,9 +85,9 @@ class TransferRates:
 
     def keep(self, endpoints: Collection[str]) -> None:
         """Forgets all other endpoints, which are removed."""
-        for endpoint in self._told.keys() - endpoints:
-            del self._told[endpoint]
+        for endpoint in self._reported.keys() - endpoints:
+            del self._reported[endpoint]
 
     def _fixed_s(self, now_s: float) -> float:
-        kept: float = 0.5 ** ((now_s - self._learned_s) / FORGOTTEN_AFTER_S)
+        kept: float = 0.5 ** ((now_s - self._learned_s) / EXPIRY_S)
         return FIRST_FIXED_S + self._lateness_s * kept

@@ -42,14 +42,14 @@ class Watchdog:
     def look(self, now_s: float) -> None:
         """Judges every endpoint once."""
         for state in list(self._states.values()):
-            signs = state.signs
-            cause = liveness.verdict(signs, self._peers_first_bytes_s(state, now_s), now_s)
+            signals = state.liveness_signals
+            cause = liveness.verdict(signals, self._peers_first_bytes_s(state, now_s), now_s)
             if cause and state.breaker.closed:
                 log.warning("endpoint %s is %s: leaving it alone", state.endpoint.name, cause.value)
                 state.ejected(now_s, cause)
-            if not state.breaker.closed or liveness.is_suspect(signs, now_s):
-                self._ask(state)
-            if cause and liveness.is_confirmed(signs, now_s):
+            if not state.breaker.closed or liveness.is_suspect(signals, now_s):
+                self._start_probe(state)
+            if cause and liveness.is_confirmed(signals, now_s):
                 for request in [*state.waiting, *state.streaming]:
                     request.move("hung")
 
@@ -62,7 +62,7 @@ class Watchdog:
             for took_s in peer.recent_first_bytes_s(now_s)
         )
 
-    def _ask(self, state: EndpointState) -> None:
+    def _start_probe(self, state: EndpointState) -> None:
         if state.probe is None or state.probe.done():
             state.probe = asyncio.create_task(self._probe(state), name=f"probe {state.endpoint.name}")
 

@@ -92,7 +92,7 @@ class FlowController:
         self._backlog, self._rates, self._transfers = backlog, rates, transfers
         self._metrics, self._guess, self._clock = metrics, guess, clock
         self._queue = FlowQueue(self, backlog, rates, settings.max_queue)
-        self._numbers, self._turns = count(1), count()
+        self._numbers, self._rounds = count(1), count()
         ledger.on_report = self.reported
 
     def order(self, priority: int, arrived_s: float, client_timeout_s: float = inf) -> Order:
@@ -154,17 +154,17 @@ class FlowController:
             timer.cancel()
             self._queue.drop(waiter)
 
-    def first_byte(self, placement: Placement, is_stream: bool, came_apart: bool = True) -> None:
+    def first_byte(self, placement: Placement, is_stream: bool, was_disaggregated: bool = True) -> None:
         """Records that the answer begins: its prompt is computed, and, for a stream, not much more.
 
-        `came_apart` is True unless another engine was to compute the prompt and failed to.
+        `was_disaggregated` is True unless another engine was to compute the prompt and failed to.
         """
         endpoint = placement.flight.endpoint
         self._ledger.answered(placement.flight)
         took_s = self._clock() - placement.sent_s
         if placement.prefill_flight:
             self._end_prefill(placement.prefill_flight)
-            if is_stream and came_apart:
+            if is_stream and was_disaggregated:
                 self._transfers.observe(placement.decision.first_token_s, took_s, self._clock())
                 self._metrics.first_token_apart(placement.decision.first_token_s, took_s)
         elif is_stream and not self._ledger.load(endpoint).reported:
@@ -194,12 +194,12 @@ class FlowController:
         """Re-routes requests that wait for lost endpoints and offers requests to idle ones, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
-            known = list(names())
-            self._rates.keep(known)
-            self._transfers.keep(known)
-            self._queue.keep(known)
+            endpoint_names = list(names())
+            self._rates.keep(endpoint_names)
+            self._transfers.keep(endpoint_names)
+            self._queue.keep(endpoint_names)
             if self._backlog:
-                self.look_once(known)
+                self.look_once(endpoint_names)
 
     def look_once(self, names: Sequence[str]) -> None:
         """Checks the queue once; `names` are all existing endpoints."""
@@ -213,7 +213,7 @@ class FlowController:
                 self._queue.place_anew(endpoint, now_s)
         idle = sorted(usable.difference(waited_for))
         for _ in range(min(LOOKED_AT, len(idle))):
-            self._queue.pump(idle[next(self._turns) % len(idle)], now_s)
+            self._queue.pump(idle[next(self._rounds) % len(idle)], now_s)
 
     def _pump(self, endpoint: str) -> None:
         if self._backlog:

@@ -18,7 +18,7 @@ from mini_infer_gateway.fleet.backlog import Backlog, Entry
 from mini_infer_gateway.fleet.load import Load
 from mini_infer_gateway.fleet.placement_pauses import lacks_pages
 from mini_infer_gateway.fleet.prefill_rates import PrefillRates
-from mini_infer_gateway.flow_control.room import FIRST_WINDOW_S, Window, has_room
+from mini_infer_gateway.flow_control.capacity import FIRST_WINDOW_S, Window, has_capacity
 from mini_infer_gateway.flow_control.wait_prediction import WaitPrediction, retry_after_s
 from mini_infer_gateway.routing.base import Decision, RoutingRequest
 from mini_infer_gateway.routing.seconds import costs_beside_queues
@@ -33,7 +33,7 @@ wait at the engine are in order of arrival, and the shares of keys no longer app
 """
 OFFERS = 8
 """Number of waiting requests whose decisions one look of an idle endpoint checks, to bound its cost."""
-DECISION_HOLDS_S = 0.5
+DECISION_VALID_S = 0.5
 """Seconds after which a decision is made again, and then at each doubled wait: caches change, too."""
 KEPT_COST_ERROR_S = 0.3
 """Seconds by which an offer may look worse by stored costs and is still routed: batches and prices change meanwhile."""
@@ -104,7 +104,7 @@ class FlowQueue:
         if name is None or not self._max_queue or entry.order[0] == IMMEDIATE:
             self._send(entry, decision, now_s)
             return True
-        self._make_room(entry)
+        self._evict_for(entry)
         entry.came_s = now_s
         entry.predicted_wait_s = self._predict(entry, name)
         self._wait(entry, decision, name, now_s)
@@ -114,7 +114,7 @@ class FlowQueue:
         """Sends an endpoint what it has room for: after a load report, a first byte, an end, or a change of state."""
         seen: set[int] = set()
         for _ in range(PLACED_AT_ONCE):
-            if not self._has_room(endpoint):
+            if not self._has_capacity(endpoint):
                 return
             first = self._backlog.first(endpoint)
             if first and id(first) not in seen:
@@ -143,7 +143,7 @@ class FlowQueue:
         if self._endpoints - remaining:
             self._windows = {name: window for name, window in self._windows.items() if name in remaining}
             depths = self._backlog.depths()
-            self._predictions = {pool: known for pool, known in self._predictions.items() if pool in depths}
+            self._predictions = {pool: prediction for pool, prediction in self._predictions.items() if pool in depths}
         self._endpoints = remaining
         self._backlog.shares.keep(self._backlog.flows())
         self._backlog.pauses.keep(endpoints)
@@ -159,13 +159,13 @@ class FlowQueue:
         """Returns the number of requests that wait in this pool."""
         return self._backlog.depth(pool)
 
-    def _has_room(self, endpoint: str) -> bool:
+    def _has_capacity(self, endpoint: str) -> bool:
         window = self._windows.get(endpoint)
         window_s = window.seconds if window else FIRST_WINDOW_S
         load = self._outlet.load(endpoint)
         if self._has_keys and load.reported and load.unreported >= MOST_UNREPORTED * load.engines:
             return False
-        return has_room(load, self._rates.tokens_per_s(endpoint), window_s)
+        return has_capacity(load, self._rates.tokens_per_s(endpoint), window_s)
 
     def _full(self, entry: QueuedRequest, decision: Decision) -> str | None:
         """Returns the first endpoint of the decision that has no room for the request; None if all have room."""
@@ -173,9 +173,9 @@ class FlowQueue:
 
     def _may_go(self, entry: QueuedRequest, endpoint: str) -> bool:
         first = self._backlog.first(endpoint)
-        return (first is None or self._backlog.goes_before(entry, first)) and self._has_room(endpoint)
+        return (first is None or self._backlog.goes_before(entry, first)) and self._has_capacity(endpoint)
 
-    def _make_room(self, entry: QueuedRequest) -> None:
+    def _evict_for(self, entry: QueuedRequest) -> None:
         """Makes room in a full queue: rejects the last request of the flow with the most for its weight, or the
         newcomer.
 
@@ -241,7 +241,7 @@ class FlowQueue:
 
     def _may_prefer(self, entry: QueuedRequest, endpoint: str, now_s: float) -> bool:
         """Returns False while the latest decision holds: the request would cost more here than where it waits."""
-        if now_s - entry.decided_s >= max(DECISION_HOLDS_S, entry.decided_s - entry.came_s):
+        if now_s - entry.decided_s >= max(DECISION_VALID_S, entry.decided_s - entry.came_s):
             return True
         if not entry.costs_s or entry.decision is None:
             return True
@@ -279,10 +279,10 @@ class FlowQueue:
         return self._prediction(entry.pool).seconds(sum(requests for requests, _ in ahead), otherwise_s)
 
     def _prediction(self, pool: str) -> WaitPrediction:
-        known = self._predictions.get(pool)
-        if known is None:
-            known = self._predictions[pool] = WaitPrediction()
-        return known
+        prediction = self._predictions.get(pool)
+        if prediction is None:
+            prediction = self._predictions[pool] = WaitPrediction()
+        return prediction
 
 
 def _uncached(entry: QueuedRequest, decision: Decision, endpoint: str) -> int:

@@ -52,27 +52,27 @@ class Sender:
         return self._writer is not None and self._writer.chunk(body)
 
 
-class ClientGoneError(Exception):
+class ClientDisconnectedError(Exception):
     """The client closed its connection, so that nobody waits for an answer."""
 
 
 async def read_body(
-    scope: Scope, receive: Receive, limit_bytes: int, room: Callable[[int], bool], is_form: bool = False
+    scope: Scope, receive: Receive, limit_bytes: int, reserve: Callable[[int], bool], is_form: bool = False
 ) -> bytes:
     """Returns the request's body, decompressed. `is_form` is True if it may be a form.
 
     Raises ApiError: 413 if the body is longer than the limit, 415 if its media type is not JSON, 503 if there is no
-    `room`.
+    `reserve`.
     """
     if scope["method"] == "POST" and not is_form:
         check_media_type(_header(scope, b"content-type"))
-    body = await _read(scope, receive, limit_bytes, room)
+    body = await _read(scope, receive, limit_bytes, reserve)
     encoding = _header(scope, b"content-encoding")
     if not encoding:
         return body
     body = await asyncio.to_thread(unpacked, body, encoding, limit_bytes)  # Sixteen megabytes take a tenth of a second.
-    if not room(len(body)):
-        raise no_room()
+    if not reserve(len(body)):
+        raise body_memory_error()
     return body
 
 
@@ -84,31 +84,31 @@ def _header(scope: Scope, name: bytes) -> str:
     return ""
 
 
-async def _read(scope: Scope, receive: Receive, limit_bytes: int, room: Callable[[int], bool]) -> bytes:
+async def _read(scope: Scope, receive: Receive, limit_bytes: int, reserve: Callable[[int], bool]) -> bytes:
     announced = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
     if announced.isdigit():
         if int(announced) > limit_bytes:
             raise _too_large(limit_bytes)
-        if not room(int(announced)):
-            raise no_room()
+        if not reserve(int(announced)):
+            raise body_memory_error()
     pieces: list[bytes] = []
     size = 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise ClientGoneError
+            raise ClientDisconnectedError
         piece = message.get("body", b"")
         size += len(piece)
         if size > limit_bytes:
             raise _too_large(limit_bytes)
-        if not room(size):
-            raise no_room()
+        if not reserve(size):
+            raise body_memory_error()
         pieces.append(piece)
         if not message.get("more_body", False):
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-def no_room() -> ApiError:
+def body_memory_error() -> ApiError:
     """Returns the 503 for a body for which there is no memory now."""
     message = "too many large requests are being read at once: try again shortly"
     return ApiError(503, message, code="out_of_memory", headers={"retry-after": "1", "connection": "close"})
@@ -157,7 +157,7 @@ def websocket_denial(send: Send) -> Send:
     return deny
 
 
-async def client_gone(receive: Receive) -> None:
+async def client_disconnected(receive: Receive) -> None:
     """Returns when the client closes its connection; the body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass

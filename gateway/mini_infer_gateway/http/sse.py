@@ -18,22 +18,22 @@ class EventSplitter:
     """The splitter of one stream."""
 
     def __init__(self) -> None:
-        self._held = b""
+        self._buffered = b""
 
     def feed(self, piece: bytes) -> bytes:
         """Returns the whole events that `piece` completes; b"" if it completes none."""
-        if not self._held and piece.endswith(b"\n\n"):
+        if not self._buffered and piece.endswith(b"\n\n"):
             return piece
-        data = self._held + piece
+        data = self._buffered + piece
         end = _last_end(data)
         if not end and len(data) > LONGEST_EVENT_BYTES:
             end = len(data)
-        self._held = data[end:]
+        self._buffered = data[end:]
         return data[:end]
 
     def rest(self) -> bytes:
         """Returns the bytes after the last whole event, for a stream that ended normally."""
-        return self._held
+        return self._buffered
 
 
 def without_comments(events: bytes) -> bytes:

@@ -125,14 +125,14 @@ class Response(asyncio.Protocol):
         self._body: deque[bytes] = deque()
         self.buffered_bytes = 0
         self._paused = False
-        self._head_done = self._head_told = self._done = self._framed = self._keep = False
+        self._head_done = self._head_delivered = self._done = self._framed = self._keep = False
         self._error: UpstreamError | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._sink: Callable[[bytes], bool] | None = None
         self._sink_error: Exception | None = None
         self._is_chunked = self._in_chunk = self._at_chunk = False
         """Framing of the body: it is chunked, the parser is within a chunk, the next byte begins a chunk."""
-        self._heard_s = 0.0
+        self._last_read_s = 0.0
         """Loop time at which bytes last arrived."""
 
     # What the relay uses.
@@ -239,7 +239,7 @@ class Response(asyncio.Protocol):
             self._waiter = None
 
     def _expire(self, timeout_s: float) -> None:
-        left_s = self._heard_s + timeout_s - self._loop.time()
+        left_s = self._last_read_s + timeout_s - self._loop.time()
         if self._sink and left_s > 0:
             # Bytes have come since: one timer serves a whole stream.
             self._timer = self._loop.call_later(left_s, self._expire, timeout_s)
@@ -266,11 +266,11 @@ class Response(asyncio.Protocol):
         """Parses received bytes; a lone chunk of a stream goes to the sink without the parser."""
         if self._at_chunk and self._sink and (body := _lone_chunk(data)):
             # Nearly all of a stream comes so. Its parser is between two chunks before and after.
-            self._heard_s = self._loop.time()
+            self._last_read_s = self._loop.time()
             self._push(self._sink, body)
             return
         if self._done:
-            self._refuse("it sent bytes that nobody asked for")
+            self._refuse("it sent bytes that belong to no request")
             return
         try:
             self._parser.feed_data(data)
@@ -291,14 +291,14 @@ class Response(asyncio.Protocol):
             self._is_chunked and self._head_done and not (self._in_chunk or self._done) and data.endswith(b"\r\n")
         )
         if self._sink and self._body:
-            self._heard_s = self._loop.time()
+            self._last_read_s = self._loop.time()
             if self._push(self._sink, self._take()) and not self._done:
                 return
         if self.buffered_bytes > BUFFER_BYTES and not self._paused and self._transport:
             self._paused = True
             self._transport.pause_reading()
-        if self._body or self._done or (self._head_done and not self._head_told):
-            self._head_told = True
+        if self._body or self._done or (self._head_done and not self._head_delivered):
+            self._head_delivered = True
             self._wake()
 
     def _push(self, sink: Callable[[bytes], bool], piece: bytes) -> bool:

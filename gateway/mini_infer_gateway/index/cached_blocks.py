@@ -99,7 +99,7 @@ class CachedBlocks:
         else:
             self._release(row)
 
-    def forget(self, blocks: int) -> None:
+    def evict(self, blocks: int) -> None:
         """Drops this many blocks from the ends of the least recently used conversations."""
         while blocks > 0 and self._leaves:
             row, _ = self._leaves.popitem(last=False)

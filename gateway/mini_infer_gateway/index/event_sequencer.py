@@ -7,7 +7,7 @@ class Verdict(Enum):
     """The treatment of a batch."""
 
     NEXT = "apply it"
-    KNOWN = "it is contained in a replay or a snapshot"
+    ALREADY_APPLIED = "it is contained in a replay or a snapshot"
     GAP = "batches before it were lost"
     RESTARTED = "its sender began anew: nothing known of it holds"
 
@@ -16,20 +16,20 @@ class Sequencer:
     """Follows the sequence numbers of one sender."""
 
     def __init__(self) -> None:
-        self._heard = -1
+        self._last_sequence = -1
         """The last number on the live socket, where numbers only increase."""
         self.expected: int | None = None
         """The next number; None if nothing is known yet, so that any number is accepted."""
 
     def observe(self, sequence: int) -> Verdict:
         """Returns the verdict for a number from the live socket."""
-        heard, self._heard = self._heard, sequence
-        if sequence <= heard:
+        last, self._last_sequence = self._last_sequence, sequence
+        if sequence <= last:
             self.expected = None
             return Verdict.RESTARTED
         if self.expected is None or sequence == self.expected:
             return Verdict.NEXT
-        return Verdict.KNOWN if sequence < self.expected else Verdict.GAP
+        return Verdict.ALREADY_APPLIED if sequence < self.expected else Verdict.GAP
 
     def applied(self, sequence: int) -> None:
         """Records that everything up to `sequence` is in the index now."""

@@ -41,14 +41,14 @@ class Guesses:
 
     def add(self, keys: Sequence[bytes], cached: int, expires_s: float) -> None:
         """Records that a prompt was sent whose first `cached` blocks are cached."""
-        now_known = cached
+        num_known = cached
         before = NONE
         if cached < len(keys) and keys[cached] in self.by_key:
-            now_known = self._known(keys, cached)
-            before = self._cut_after(keys[now_known - 1])
+            num_known = self._num_known(keys, cached)
+            before = self._cut_after(keys[num_known - 1])
         self._extend(before, expires_s)
-        if now_known < len(keys):
-            self._begin(keys[now_known:], expires_s, before)
+        if num_known < len(keys):
+            self._begin(keys[num_known:], expires_s, before)
 
     def depth(self, keys: Lookup, cached: int, now_s: float, step: int) -> int:
         """Returns the number of blocks that count as cached, given that `cached` are; a multiple of `step`."""
@@ -70,7 +70,7 @@ class Guesses:
             spent += 1 + self._drop_first(now_s, blocks - spent)
         return spent
 
-    def forget(self, blocks: int) -> None:
+    def evict(self, blocks: int) -> None:
         """Forgets this many blocks, those that expire first."""
         while blocks > 0 and self._by_time:
             blocks -= self._drop_first(self._by_time[0][0], blocks)
@@ -82,23 +82,23 @@ class Guesses:
         if guess.expires_s > now_s:
             heapq.heapreplace(self._by_time, (guess.expires_s, number))
             return 0
-        forgotten = 0
-        while guess.dropped < len(guess.keys) and forgotten < blocks:
+        evicted = 0
+        while guess.dropped < len(guess.keys) and evicted < blocks:
             guess.dropped += 1
             key = guess.keys[len(guess.keys) - guess.dropped]
             if self.by_key.get(key) == number:
                 del self.by_key[key]
-            forgotten += 1
+            evicted += 1
         if guess.dropped == len(guess.keys):
             heapq.heappop(self._by_time)
             del self._guesses[number]
-        return forgotten
+        return evicted
 
     def _is_alive(self, key: bytes, now_s: float) -> bool:
         number = self.by_key.get(key)
         return number is not None and self._guesses[number].expires_s > now_s
 
-    def _known(self, keys: Sequence[bytes], cached: int) -> int:
+    def _num_known(self, keys: Sequence[bytes], cached: int) -> int:
         """Returns the number of leading keys that are cached or guessed; the key at `cached` is guessed."""
         return Lookup(keys).deepest(self.by_key.__contains__, cached + 1, len(keys))
 

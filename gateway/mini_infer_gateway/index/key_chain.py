@@ -14,7 +14,7 @@ from mini_infer_contract.blocks import KEY_BYTES
 CHUNK_KEYS = 256
 FEW_BISECTIONS = 4
 """Number of bisections over one prompt's keys after which all keys are unpacked."""
-REMEMBERED_CHUNKS = 256
+CACHED_CHUNKS = 256
 """Number of chunks whose keys stay unpacked: a million tokens of chats, in 5 MB."""
 _CHUNK_BYTES = CHUNK_KEYS * KEY_BYTES
 
@@ -43,20 +43,20 @@ class Lookup:
         end = blocks * KEY_BYTES
         return self._packed[end - KEY_BYTES : end]
 
-    def deepest(self, holds: Callable[[bytes], bool], low: int, high: int, step: int = 1) -> int:
+    def deepest(self, contains: Callable[[bytes], bool], low: int, high: int, step: int = 1) -> int:
         """Returns the number of cached runs of `step` keys.
 
-        The first `low` runs are known to be cached, and those after `high` not to be. `holds` is called with a run's
+        The first `low` runs are known to be cached, and those after `high` not to be. `contains` is called with a run's
         last key.
         """
         if listed := self._listed.get(step):
             count = len(listed)
-            return count - bisect_left(listed, True, count - high, count - low, key=holds)
+            return count - bisect_left(listed, True, count - high, count - low, key=contains)
         if likely := self._likely.get(step):
             runs, last, following = likely
-            if low <= runs <= high and holds(last) and not holds(following):
+            if low <= runs <= high and contains(last) and not contains(following):
                 return runs
-        runs = self._bisect(holds, low, high, step)
+        runs = self._bisect(contains, low, high, step)
         self._likely[step] = runs, self.last_of(runs * step), self.last_of(runs * step + step)
         self._bisections += 1
         if self._bisections == FEW_BISECTIONS:
@@ -65,12 +65,12 @@ class Lookup:
             listed.reverse()
         return runs
 
-    def _bisect(self, holds: Callable[[bytes], bool], low: int, high: int, step: int) -> int:
+    def _bisect(self, contains: Callable[[bytes], bool], low: int, high: int, step: int) -> int:
         packed, run_bytes = self._packed, step * KEY_BYTES
         while low < high:
             middle = (low + high + 1) >> 1
             end = middle * run_bytes
-            if holds(packed[end - KEY_BYTES : end]):
+            if contains(packed[end - KEY_BYTES : end]):
                 low = middle
             else:
                 high = middle - 1
@@ -81,7 +81,7 @@ def _unpacked(keys: bytes) -> tuple[bytes, ...]:
     return unpack("16s" * (len(keys) // KEY_BYTES), keys)
 
 
-@lru_cache(maxsize=REMEMBERED_CHUNKS)
+@lru_cache(maxsize=CACHED_CHUNKS)
 def _keys_of_chunk(chunk: bytes) -> tuple[bytes, ...]:
     """Unpacks a whole chunk, which the next turn of the same chat contains too."""
     return _unpacked(chunk)

@@ -23,7 +23,7 @@ __all__ = ["NO_HIT", "Hit", "PrefixIndex", "prompt_root", "slices"]
 
 SLICE_BLOCKS = 256
 """Blocks that are applied, forgotten or freed at once, which takes less than two milliseconds."""
-MOST_FORGOTTEN = 4 * SLICE_BLOCKS
+MAX_EVICTED = 4 * SLICE_BLOCKS
 """Largest number of blocks that one call forgets; if the limit was lowered, later calls forget the rest."""
 
 
@@ -39,15 +39,15 @@ def prompt_root(adapter: str = "", salt: str = "") -> bytes:
 def slices(events: Iterable[KVEvent]) -> Iterator[list[KVEvent]]:
     """Divides events into parts of at most SLICE_BLOCKS, and long chains too: other tasks may run between two parts."""
     part: list[KVEvent] = []
-    room = SLICE_BLOCKS
+    remaining = SLICE_BLOCKS
     for event in events:
         for piece in _pieces(event):
             blocks = len(piece.block_hashes) if isinstance(piece, BlockStored) else 1
-            if part and blocks > room:
+            if part and blocks > remaining:
                 yield part
-                part, room = [], SLICE_BLOCKS
+                part, remaining = [], SLICE_BLOCKS
             part.append(piece)
-            room -= blocks
+            remaining -= blocks
     if part:
         yield part
 
@@ -244,18 +244,18 @@ class PrefixIndex:
     def _trim(self, added: int = 0) -> None:
         """Forgets guesses, then the least recently used blocks, of the largest endpoint.
 
-        It forgets as many blocks as were just added, if there are too many, and at most MOST_FORGOTTEN more.
+        It forgets as many blocks as were just added, if there are too many, and at most MAX_EVICTED more.
         """
-        most = max(0, added) + MOST_FORGOTTEN
+        most = max(0, added) + MAX_EVICTED
         while self._total > self._max_blocks:
             holdings = max(self._endpoints.values(), key=_Holdings.size)
             before = holdings.size()
             # Some more than needed, so that a full index does not look for its largest part at every event.
             spare = min(SLICE_BLOCKS, before // 10)
             excess = max(1, min(before, self._total - self._max_blocks + spare, most))
-            holdings.guesses.forget(min(excess, len(holdings.guesses)))
+            holdings.guesses.evict(min(excess, len(holdings.guesses)))
             if (left := excess - (before - holdings.size())) > 0:
-                holdings.blocks.forget(left)
+                holdings.blocks.evict(left)
             self._total += holdings.size() - before
             most -= excess
             if most <= 0:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from math import inf
 
-from mini_infer_gateway.http.asgi import client_gone
+from mini_infer_gateway.http.asgi import client_disconnected
 from mini_infer_gateway.pipeline.call import Call
 from mini_infer_gateway.pipeline.serving import Serving
 from mini_infer_web.asgi import Receive
@@ -52,7 +52,7 @@ class MessageLink:
     def watch(self, on_loss: Callable[[], None]) -> None:
         """Calls `on_loss` when the client disconnects. Call it when the body has been read."""
         self._on_loss = on_loss
-        self._task = asyncio.create_task(client_gone(self._receive))
+        self._task = asyncio.create_task(client_disconnected(self._receive))
         self._task.add_done_callback(self._ended)
 
     def unwatch(self) -> None:

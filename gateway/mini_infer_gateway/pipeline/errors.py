@@ -1,7 +1,7 @@
 """The errors that a client receives when its request fails at the endpoints or in the gateway."""
 
 from mini_infer_gateway.fleet.registry import no_endpoint
-from mini_infer_gateway.pipeline.poison_requests import KILLS_LIMIT, REMEMBERED_S
+from mini_infer_gateway.pipeline.poison_requests import KILLS_LIMIT, RETENTION_S
 from mini_infer_gateway.pipeline.retries import AttemptError, Failure
 from mini_infer_web.api_errors import ApiError
 
@@ -18,7 +18,7 @@ def endpoints_ended(model: str, kills: int, detail: str = "") -> ApiError:
     return ApiError(
         502,
         f"{kills} endpoints of model {model!r} ended while they had this request, so it is not tried on another"
-        f"{detail and f' ({detail})'}; the same request is refused for {REMEMBERED_S:g} s",
+        f"{detail and f' ({detail})'}; the same request is refused for {RETENTION_S:g} s",
         code="endpoints_ended",
         headers={"x-should-retry": "false"},
     )

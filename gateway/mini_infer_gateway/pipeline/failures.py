@@ -2,7 +2,7 @@
 
 import logging
 
-from mini_infer_gateway.http.asgi import ClientGoneError
+from mini_infer_gateway.http.asgi import ClientDisconnectedError
 from mini_infer_gateway.http.upstream import UpstreamError
 from mini_infer_gateway.metrics import Outcome, outcome_of
 from mini_infer_gateway.pipeline.call import Call
@@ -25,7 +25,7 @@ async def answer_failure(call: Call, error: Exception) -> None:
     elif isinstance(error, UpstreamError):
         call.failed(exchange.status, Outcome.BROKE, str(error))
         log.warning("request %s of %s broke off: %s", call.request_id, call.model, error)
-    elif not isinstance(error, ClientGoneError):
+    elif not isinstance(error, ClientDisconnectedError):
         call.failed(500, Outcome.INTERNAL)
         log.error("request %s of %s: an error of the gateway's own", call.request_id, call.model, exc_info=error)
         if exchange.status:
@@ -35,4 +35,4 @@ async def answer_failure(call: Call, error: Exception) -> None:
         call.failed(expired.status, outcome_of(expired.status), expired.message)
         await exchange.send_error(expired)
     else:
-        call.outcome = Outcome.CLIENT_GONE
+        call.outcome = Outcome.CLIENT_DISCONNECTED

@@ -10,9 +10,9 @@ from hashlib import blake2b
 
 KILLS_LIMIT = 2
 """Number of engines that one request may end before it is refused."""
-REMEMBERED_S = 300.0
+RETENTION_S = 300.0
 """Seconds after the last engine that a request ended until the request may be tried again."""
-REMEMBERED_REQUESTS = 1024
+MAX_REQUESTS = 1024
 APART_S = 2.0
 """Seconds within which two ends of one endpoint count as one: no engine starts faster."""
 
@@ -43,21 +43,21 @@ class PoisonRequests:
         """Returns how many engines this request has ended lately."""
         if not self._kills:
             return 0
-        self._forget_old(now_s)
+        self._evict_old(now_s)
         if len(body) not in self._lengths:
             return 0
-        known = self._kills.get(_key(path, body))
-        return known.count if known else 0
+        entry = self._kills.get(_key(path, body))
+        return entry.count if entry else 0
 
     def killed(self, path: str, body: bytes, endpoint: str, now_s: float) -> None:
         """Counts an engine that ended while it processed this request."""
-        self._forget_old(now_s)
+        self._evict_old(now_s)
         key = _key(path, body)
-        known = self._pop(key) or _Kills(0, "", now_s)
-        is_same = known.endpoint == endpoint and now_s - known.last_s < APART_S
-        self._kills[key] = _Kills(known.count + (not is_same), endpoint, now_s)
+        entry = self._pop(key) or _Kills(0, "", now_s)
+        is_same = entry.endpoint == endpoint and now_s - entry.last_s < APART_S
+        self._kills[key] = _Kills(entry.count + (not is_same), endpoint, now_s)
         self._lengths[len(body)] = self._lengths.get(len(body), 0) + 1
-        if len(self._kills) > REMEMBERED_REQUESTS:
+        if len(self._kills) > MAX_REQUESTS:
             self._pop(next(iter(self._kills)))
 
     def answered(self, path: str, body: bytes) -> None:
@@ -65,20 +65,20 @@ class PoisonRequests:
         if len(body) in self._lengths:
             self._pop(_key(path, body))
 
-    def _forget_old(self, now_s: float) -> None:
+    def _evict_old(self, now_s: float) -> None:
         while self._kills:
             key, oldest = next(iter(self._kills.items()))
-            if now_s - oldest.last_s < REMEMBERED_S:
+            if now_s - oldest.last_s < RETENTION_S:
                 return
             self._pop(key)
 
     def _pop(self, key: _Key) -> _Kills | None:
-        known = self._kills.pop(key, None)
-        if known:
+        entry = self._kills.pop(key, None)
+        if entry:
             self._lengths[key[0]] -= 1
             if not self._lengths[key[0]]:
                 del self._lengths[key[0]]
-        return known
+        return entry
 
 
 def _key(path: str, body: bytes) -> _Key:

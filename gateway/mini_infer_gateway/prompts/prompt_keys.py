@@ -11,7 +11,7 @@ from mini_infer_apis.dialects import anthropic, responses
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, block_keys
 from mini_infer_gateway.index.key_chain import KeyChain
 from mini_infer_gateway.index.prefix_index import prompt_root
-from mini_infer_gateway.prompts.remembered import MAX_MARKS, MIN_CHARACTERS, Mark, Remembered, RememberedPrompts
+from mini_infer_gateway.prompts.prompt_cache import MAX_MARKS, MIN_CHARACTERS, CachedPrompt, Mark, PromptCache
 from mini_infer_gateway.routing.base import PromptKeys
 from mini_infer_prompts.prompt import ChatTemplates, PromptEncoder, PromptText, chat_prompt_text, completion_prompts
 from mini_infer_prompts.template_budget import DEFAULT_UNITS, rendering_units
@@ -85,7 +85,7 @@ _OF_EMBEDDINGS = renaming({("prompt",): ("input",)})
 
 def key_steps(
     encoder: PromptEncoder | None,
-    remembered: RememberedPrompts,
+    prompt_cache: PromptCache,
     read: PromptReader,
     body: dict[str, Any],
     max_tokens: int | None,
@@ -98,7 +98,7 @@ def key_steps(
     attributed to the prompt's field, as at an engine.
     """
     try:
-        return (yield from _key_steps(encoder, remembered, read, body, max_tokens, units))
+        return (yield from _key_steps(encoder, prompt_cache, read, body, max_tokens, units))
     except ApiError as error:
         error.param = error.param or next((name for name in ("messages", "prompt", "input") if name in body), None)
         raise
@@ -106,7 +106,7 @@ def key_steps(
 
 def _key_steps(
     encoder: PromptEncoder | None,
-    remembered: RememberedPrompts,
+    prompt_cache: PromptCache,
     read: PromptReader,
     body: dict[str, Any],
     max_tokens: int | None,
@@ -125,7 +125,7 @@ def _key_steps(
             if encoder is None:
                 raise ApiError(400, "a text, for a server without a tokenizer")
             _check_length(encoder, prompt.text, max_tokens)
-            count, chain = yield from _text_steps(encoder, remembered, prompt, root, max_tokens)
+            count, chain = yield from _text_steps(encoder, prompt_cache, prompt, root, max_tokens)
         else:
             _check_tokens(len(prompt), max_tokens)
             count, chain = len(prompt), block_keys(prompt, root)
@@ -135,7 +135,7 @@ def _key_steps(
 
 
 def _text_steps(
-    encoder: PromptEncoder, remembered: RememberedPrompts, prompt: PromptText, root: bytes, max_tokens: int | None
+    encoder: PromptEncoder, prompt_cache: PromptCache, prompt: PromptText, root: bytes, max_tokens: int | None
 ) -> Generator[int, None, tuple[int, Sequence[bytes]]]:
     text = prompt.text
     if len(text) < MIN_CHARACTERS:
@@ -143,14 +143,14 @@ def _text_steps(
         _check_tokens(len(short_ids), max_tokens)
         return len(short_ids), block_keys(short_ids, root)
     kind = (encoder.revision, root, prompt.add_special_tokens)
-    found = remembered.find(kind, text)
-    known, mark = (found[0].keys, found[1]) if found else (None, Mark(0, 0, ()))
+    found = prompt_cache.find(kind, text)
+    cached_keys, mark = (found[0].keys, found[1]) if found else (None, Mark(0, 0, ()))
     first_block = mark.tokens // BLOCK_SIZE_TOKENS
     ids, closed, stepped = [*mark.rest], [], mark.end
     if len(text) - mark.end > STEP_CHARACTERS:
         yield len(text) - mark.end
     keys: list[bytes] = []
-    parent = known[first_block - 1] if known and first_block else root
+    parent = cached_keys[first_block - 1] if cached_keys and first_block else root
     for piece in encoder.pieces(prompt, mark.end):
         ids += piece.ids
         if piece.closed and piece.end:
@@ -163,16 +163,16 @@ def _text_steps(
     tokens = first_block * BLOCK_SIZE_TOKENS + len(ids)
     _check_tokens(tokens, max_tokens)
     keys += block_keys(ids[len(keys) * BLOCK_SIZE_TOKENS :], keys[-1] if keys else parent)
-    chain = KeyChain(keys, known, first_block)
+    chain = KeyChain(keys, cached_keys, first_block)
     marks = [*_marks_before(found)]
     marks += [_mark(end, count, ids, first_block) for end, count in closed[-MAX_MARKS:]]
     if marks and marks[-1].end >= MIN_CHARACTERS:
-        entry = Remembered(kind, text, chain, tuple(marks[-MAX_MARKS:]), grown_from=found)
-        remembered.remember(entry, instead_of=found)
+        entry = CachedPrompt(kind, text, chain, tuple(marks[-MAX_MARKS:]), grown_from=found)
+        prompt_cache.add(entry, instead_of=found)
     return tokens, chain
 
 
-def _marks_before(found: tuple[Remembered, Mark] | None) -> list[Mark]:
+def _marks_before(found: tuple[CachedPrompt, Mark] | None) -> list[Mark]:
     return [mark for mark in found[0].marks if mark.end <= found[1].end] if found else []
 
 

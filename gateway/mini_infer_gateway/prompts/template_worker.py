@@ -89,23 +89,23 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
     """Serves until there are no more requests."""
     answers.write(LENGTH.pack(0))  # It is up.
     answers.flush()
-    decoder, known = msgspec.msgpack.Decoder(RenderRequest), OrderedDict[str, ChatTemplates]()
+    decoder, cache = msgspec.msgpack.Decoder(RenderRequest), OrderedDict[str, ChatTemplates]()
     while len(head := requests.read(LENGTH.size)) == LENGTH.size:
         request = decoder.decode(requests.read(LENGTH.unpack(head)[0]))
         used = resource.getrusage(resource.RUSAGE_SELF)
         cpu_s = int(used.ru_utime + used.ru_stime) + 1 + request.cpu_s
         resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, resource.RLIM_INFINITY))
-        answer = msgspec.msgpack.encode(_rendered(request, known))
+        answer = msgspec.msgpack.encode(_rendered(request, cache))
         answers.write(LENGTH.pack(len(answer)) + answer)
         answers.flush()
 
 
-def _rendered(request: RenderRequest, known: OrderedDict[str, ChatTemplates]) -> RenderAnswer:
+def _rendered(request: RenderRequest, cache: OrderedDict[str, ChatTemplates]) -> RenderAnswer:
     try:
-        if (templates := known.get(request.revision)) is None:
-            templates = known[request.revision] = ChatTemplates(request.templates, request.special_tokens)
-            while len(known) > TEMPLATES_KEPT:
-                known.popitem(last=False)
+        if (templates := cache.get(request.revision)) is None:
+            templates = cache[request.revision] = ChatTemplates(request.templates, request.special_tokens)
+            while len(cache) > TEMPLATES_KEPT:
+                cache.popitem(last=False)
         found = READERS[request.reader](templates, request.body)
         return RenderAnswer([RenderedPrompt.of(one) for one in found])
     except (ApiError, ValueError) as error:

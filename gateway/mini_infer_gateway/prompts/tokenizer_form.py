@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from mini_infer_prompts.text_slices import alternatives_are_known
+from mini_infer_prompts.text_slices import alternatives_are_linear
 
 MAX_ADDED_TOKENS = 20_000
 MAX_LENGTHENING = 16
@@ -85,8 +85,8 @@ def _leaves(part: dict[str, Any] | None, children: str) -> Iterator[dict[str, An
             yield one
 
 
-def _require(is_known: bool, name: str, part: dict[str, Any]) -> None:
-    if not is_known:
+def _require(is_supported: bool, name: str, part: dict[str, Any]) -> None:
+    if not is_supported:
         raise UnknownFormError(f"tokenizer.json: {name} {msgspec.json.encode(part).decode()[:200]}")
 
 
@@ -106,7 +106,7 @@ def _is_pre_tokenizer(part: dict[str, Any]) -> bool:
         case {"type": "Split", "pattern": {"String": str(pattern)}}:
             return bool(pattern)
         case {"type": "Split", "pattern": {"Regex": str(pattern)}}:
-            return alternatives_are_known(pattern)
+            return alternatives_are_linear(pattern)
         case {"type": kind}:
             return kind in _PLAIN_PRE_TOKENIZERS
     return False

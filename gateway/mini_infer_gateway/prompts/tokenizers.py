@@ -17,8 +17,8 @@ import msgspec
 from mini_infer_contract.launch import PROMPT_ASSETS_PATH, Endpoint
 from mini_infer_gateway.http.upstream import Upstream
 from mini_infer_gateway.memory import TOKENIZER_FACTOR
+from mini_infer_gateway.prompts.prompt_cache import PromptCache
 from mini_infer_gateway.prompts.prompt_keys import PromptReader, Steps, key_steps
-from mini_infer_gateway.prompts.remembered import RememberedPrompts
 from mini_infer_gateway.prompts.remote_tokenizer import RemoteTokenizer
 from mini_infer_gateway.prompts.template_workers import RenderFailedError, TemplateWorkers
 from mini_infer_gateway.prompts.tokenizer_form import UnknownFormError, check_form
@@ -73,12 +73,12 @@ class TokenizerSource(NamedTuple):
 class _Tokenizer:
     """An encoder, with the prompts that all encoders remember."""
 
-    def __init__(self, encoder: PromptEncoder | None, remembered: RememberedPrompts, size_bytes: int) -> None:
+    def __init__(self, encoder: PromptEncoder | None, prompt_cache: PromptCache, size_bytes: int) -> None:
         """`encoder` is None if prompts are token ids."""
-        self.encoder, self._remembered, self.size_bytes = encoder, remembered, size_bytes
+        self.encoder, self._prompt_cache, self.size_bytes = encoder, prompt_cache, size_bytes
 
     def steps(self, read: PromptReader, body: dict[str, Any], max_tokens: int | None, units: int) -> Steps:
-        return key_steps(self.encoder, self._remembered, read, body, max_tokens, units)
+        return key_steps(self.encoder, self._prompt_cache, read, body, max_tokens, units)
 
 
 class Tokenizers:
@@ -89,7 +89,7 @@ class Tokenizers:
         upstream: Upstream,
         *,
         threads: int | None = None,
-        remembered_bytes: int,
+        prompt_cache_bytes: int,
         segments_bytes: int,
         named: Mapping[str, PromptAssets | str] = MappingProxyType({}),
         on_change: Callable[[int], None] = lambda size_bytes: None,
@@ -104,7 +104,7 @@ class Tokenizers:
         all models.
         """
         self._upstream, self._named, self._on_change = upstream, named, on_change
-        self._remembered = RememberedPrompts(remembered_bytes)
+        self._prompt_cache = PromptCache(prompt_cache_bytes)
         self._segments_bytes = segments_bytes
         self._threads = WorkerThreads(threads or max(1, min(4, (os.cpu_count() or 2) - 1)))
         self._workers = TemplateWorkers(clock, on_template_failure, self._changed)
@@ -114,18 +114,18 @@ class Tokenizers:
         self._remote: dict[str, RemoteTokenizer] = {}
         """Tokenisation by servers, by revision, for models whose servers tokenise."""
 
-    async def fetch(self, endpoint: Endpoint, known_revision: str) -> "TokenizerSource":
+    async def fetch(self, endpoint: Endpoint, cached_revision: str) -> "TokenizerSource":
         """Loads the tokenizer of a server.
 
         Raises NoPromptAssetsError, or UpstreamError if a retry may help.
         """
-        is_known = known_revision in self._tokenizers or known_revision in self._unusable
-        headers = [(b"if-none-match", f'"{known_revision}"'.encode())] if is_known else []
+        is_cached = cached_revision in self._tokenizers or cached_revision in self._unusable
+        headers = [(b"if-none-match", f'"{cached_revision}"'.encode())] if is_cached else []
         status, body = await self._upstream.fetch(
             endpoint.url, PROMPT_ASSETS_PATH, FETCH_TIMEOUT_S, headers, MAX_ASSETS_BYTES
         )
         if status == 304:
-            return TokenizerSource(known_revision, is_published=True)
+            return TokenizerSource(cached_revision, is_published=True)
         if status == 200:
             try:
                 assets = msgspec.json.decode(body, type=PromptAssets)
@@ -141,7 +141,7 @@ class Tokenizers:
             remote.add_server(endpoint.url)
             return TokenizerSource(revision, is_published=True)
         if status == 404 and _NO_TOKENIZER in body:
-            self._tokenizers.setdefault(TOKEN_IDS, _Tokenizer(None, self._remembered, 0))
+            self._tokenizers.setdefault(TOKEN_IDS, _Tokenizer(None, self._prompt_cache, 0))
             return TokenizerSource(TOKEN_IDS, is_published=True)
         named = self._named.get(endpoint.model) or self._named.get("")
         if named is None:
@@ -156,7 +156,7 @@ class Tokenizers:
         revision = f"{ASK} {endpoint.model}"
         tokenizer = self._remote.setdefault(revision, RemoteTokenizer(self._upstream, endpoint.model))
         if not await tokenizer.try_server(endpoint.url):
-            raise NoPromptAssetsError("--tokenizer says that it is to be asked, and it does not answer /tokenize")
+            raise NoPromptAssetsError("--tokenizer names its own tokenizer, and it does not answer /tokenize")
         return revision
 
     async def _add(self, assets: PromptAssets, is_ours: bool = True) -> str:
@@ -177,22 +177,22 @@ class Tokenizers:
         except Exception as error:  # The files are foreign input: any library below may refuse them in its own way.
             raise NoPromptAssetsError(f"its tokenizer cannot be used: {error}") from error
         size_bytes = TOKENIZER_FACTOR * len(assets.files["tokenizer.json"]) + WORDS_BYTES
-        self._tokenizers[assets.revision] = _Tokenizer(encoder, self._remembered, size_bytes)
+        self._tokenizers[assets.revision] = _Tokenizer(encoder, self._prompt_cache, size_bytes)
         self._changed()
         return assets.revision
 
     def keep(self, revisions: Iterable[str]) -> None:
         """Forgets all other tokenizers."""
         revisions = set(revisions)
-        gone = self._tokenizers.keys() - revisions
+        removed = self._tokenizers.keys() - revisions
         for revision in self._remote.keys() - revisions:
             del self._remote[revision]
         for revision in self._unusable.keys() - revisions:
             del self._unusable[revision]
         self._workers.keep(revisions)
-        for revision in gone:
+        for revision in removed:
             del self._tokenizers[revision]
-        if gone:
+        if removed:
             self._changed()
 
     def _changed(self) -> None:
@@ -283,7 +283,7 @@ class Tokenizers:
             of_ids = await remote.as_token_ids(read, body)
         except ApiError:
             return None  # The server knows best how to refuse it.
-        return key_steps(None, self._remembered, read, of_ids, max_tokens) if of_ids else None
+        return key_steps(None, self._prompt_cache, read, of_ids, max_tokens) if of_ids else None
 
     @property
     def queued(self) -> int:

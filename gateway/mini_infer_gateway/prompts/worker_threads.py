@@ -12,11 +12,11 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any, Generic, TypeVar
 
-from mini_infer_process.interpreter import give_way
+from mini_infer_process.interpreter import lower_thread_priority
 
 Result = TypeVar("Result")
 
-TURN_S = 0.01
+SLICE_S = 0.01
 """Seconds of a turn, after which a job goes to the end of the queue."""
 
 
@@ -30,7 +30,7 @@ class _Job(Generic[Result]):
         self._loop = asyncio.get_running_loop()
         self.done: asyncio.Future[Result] = self._loop.create_future()
 
-    def turn(self, until_s: float) -> bool:
+    def run_slice(self, until_s: float) -> bool:
         """Works until `until_s`, on a thread. Returns False if the job ended."""
         try:
             while not self._abandoned():
@@ -38,14 +38,14 @@ class _Job(Generic[Result]):
                 if time.monotonic() >= until_s:
                     return True
             self._steps.close()
-            self._tell(error=AbandonedError())
+            self._finish(error=AbandonedError())
         except StopIteration as end:
-            self._tell(result=end.value)
+            self._finish(result=end.value)
         except BaseException as error:  # Panics of Rust are no Exceptions, and would end the thread.
-            self._tell(error=_without_frames(error))
+            self._finish(error=_without_frames(error))
         return False
 
-    def _tell(self, result: Any = None, error: BaseException | None = None) -> None:
+    def _finish(self, result: Any = None, error: BaseException | None = None) -> None:
         with contextlib.suppress(RuntimeError):  # The loop was closed meanwhile.
             self._loop.call_soon_threadsafe(self._end, result, error)
 
@@ -108,16 +108,16 @@ class WorkerThreads:
             self._changed.notify_all()
 
     def _work(self) -> None:
-        give_way()
-        while self._take_turn():
+        lower_thread_priority()
+        while self._run_next():
             pass
 
-    def _take_turn(self) -> bool:
+    def _run_next(self) -> bool:
         """Works on the next job. Returns False if the pool is closed. An idle thread keeps no job alive."""
         job = self._next()
         if job is None:
             return False
-        if job.turn(time.monotonic() + TURN_S):
+        if job.run_slice(time.monotonic() + SLICE_S):
             with self._changed:
                 self._queue.append(job)
                 # The next loop of this thread takes a job: no other thread need be woken.

@@ -20,7 +20,7 @@ It is *exact* from live KV events, *stale* from events that stopped, *approximat
 *none*.
 """
 
-Facts = Mapping[str, Sequence[float]]
+Features = Mapping[str, Sequence[float]]
 """Tables by name; each has one value for each candidate, in the candidates' order."""
 
 CACHED_TOKENS = "cached_tokens"
@@ -29,7 +29,7 @@ SHARED_TOKENS = "shared_tokens"
 """Tokens of CACHED_TOKENS that are also the beginning of other conversations on that endpoint."""
 SHARERS = "sharers"
 """Number of conversations that share these tokens."""
-HELD_TOKENS = "held_tokens"
+STORED_TOKENS = "held_tokens"
 """Tokens of any prompt that the endpoint has in its cache."""
 RUNNING = "running"
 """Requests that have pages allocated, and our requests that are on their way to the endpoint."""
@@ -133,7 +133,7 @@ class Standing:
     candidates: Sequence[Candidate]
     costs_s: Sequence[float]
     """Weighted seconds; only their differences have a meaning."""
-    facts: Facts
+    features: Features
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ class Producer(Protocol):
         """Names of the tables that the producer fills."""
         ...
 
-    def produce(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> Facts:
+    def produce(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> Features:
         """Returns the tables that `provides` names."""
 
 
@@ -212,8 +212,8 @@ class Scorer(Protocol):
         """Names of the tables that the scorer reads."""
         ...
 
-    def score(self, request: RoutingRequest, facts: Facts) -> Sequence[float]:
-        """Returns one score for each candidate; higher is better. `facts` contains at least the tables in `needs`."""
+    def score(self, request: RoutingRequest, features: Features) -> Sequence[float]:
+        """Returns one score for each candidate; higher is better. `features` contains the tables in `needs`."""
 
 
 class Picker(Protocol):

@@ -17,7 +17,7 @@ from mini_infer_gateway.routing.base import (
     RUNNING,
     Candidate,
     Decision,
-    Facts,
+    Features,
     Group,
     PrefillReason,
     RoutingRequest,
@@ -64,11 +64,11 @@ def can_prefill(request: RoutingRequest, candidate: Candidate) -> bool:
     )
 
 
-def site_of(request: RoutingRequest, facts: Facts, position: int) -> Site:
+def site_of(request: RoutingRequest, features: Features, position: int) -> Site:
     """Returns a candidate as a site that could compute the prompt."""
-    rate = facts[PREFILL_RATE][position]
-    queued = facts[QUEUED_TOKENS][position] + facts[AHEAD_TOKENS][position]
-    return Site(max(1.0, request.prompt_tokens - facts[CACHED_TOKENS][position]), queued / rate, rate)
+    rate = features[PREFILL_RATE][position]
+    queued = features[QUEUED_TOKENS][position] + features[AHEAD_TOKENS][position]
+    return Site(max(1.0, request.prompt_tokens - features[CACHED_TOKENS][position]), queued / rate, rate)
 
 
 class Pairing:
@@ -81,9 +81,11 @@ class Pairing:
         """
         self._transfers, self._limit = transfers, max_local_prefill_tokens
 
-    def with_offers(self, request: RoutingRequest, decodes: Sequence[Candidate], facts: Facts, offers: Offers) -> Facts:
+    def with_offers(
+        self, request: RoutingRequest, decodes: Sequence[Candidate], features: Features, offers: Offers
+    ) -> Features:
         """Returns the facts for the choice of a decode engine: missing tokens cost at most what prefill apart takes."""
-        cached = list(facts[CACHED_TOKENS])
+        cached = list(features[CACHED_TOKENS])
         for position, candidate in enumerate(decodes):
             offer = offers.get(candidate.group)
             if offer is None or not candidate.endpoint.transfer:
@@ -91,16 +93,16 @@ class Pairing:
             link_tokens_per_s = self._transfers.tokens_per_s(candidate.name, offer.candidate.name)
             missing = request.prompt_tokens - cached[position]
             apart_s = max(offer.site.busy_s, missing / link_tokens_per_s)
-            worth = min(missing, apart_s * facts[PREFILL_RATE][position])
+            worth = min(missing, apart_s * features[PREFILL_RATE][position])
             cached[position] = request.prompt_tokens - worth
-        return {**facts, CACHED_TOKENS: cached}
+        return {**features, CACHED_TOKENS: cached}
 
     def complete(
         self,
         decision: Decision,
         request: RoutingRequest,
         decodes: Sequence[Candidate],
-        facts: Facts,
+        features: Features,
         chosen: int,
         offers: Offers,
         now_s: float,
@@ -109,13 +111,13 @@ class Pairing:
         candidate = decodes[chosen]
         if not candidate.endpoint.transfer:
             return decision
-        own, rows = site_of(request, facts, chosen), facts[RUNNING][chosen]
+        own, rows = site_of(request, features, chosen), features[RUNNING][chosen]
         price = delay_price(rows, candidate.role or candidate.endpoint.role)
         group = candidate.group
         if group in offers:
             decision = self._paired(decision, own, price, offers[group], now_s)
         if decision.prefill is None:
-            decision = self._fetching(decision, own, price, decodes, facts, group, now_s)
+            decision = self._fetching(decision, own, price, decodes, features, group, now_s)
         return decision
 
     def _paired(self, decision: Decision, own: Site, price: float, offer: Offer | None, now_s: float) -> Decision:
@@ -145,12 +147,12 @@ class Pairing:
         own: Site,
         price: float,
         decodes: Sequence[Candidate],
-        facts: Facts,
+        features: Features,
         group: Group,
         now_s: float,
     ) -> Decision:
         """Adds the peer that has most of the prompt cached, if fetching is cheaper than computing."""
-        cached = facts[CACHED_TOKENS]
+        cached = features[CACHED_TOKENS]
         peers = [
             position
             for position, peer in enumerate(decodes)

@@ -68,10 +68,10 @@ def make_router(
     )
 
 
-def _make(kind: str, known: Mapping[str, Callable[..., Any]], plugin: Plugin) -> Any:
-    if plugin.name not in known:
-        raise ValueError(f"there is no {kind} {plugin.name!r}: choose of {', '.join(known)}")
+def _make(kind: str, plugins: Mapping[str, Callable[..., Any]], plugin: Plugin) -> Any:
+    if plugin.name not in plugins:
+        raise ValueError(f"there is no {kind} {plugin.name!r}: choose of {', '.join(plugins)}")
     try:
-        return known[plugin.name](**plugin.parameters)
+        return plugins[plugin.name](**plugin.parameters)
     except TypeError as error:
         raise ValueError(f"{kind} {plugin.name!r} does not take {dict(plugin.parameters)}: {error}") from error

@@ -10,7 +10,7 @@ from mini_infer_gateway.routing.base import (
     CACHED_TOKENS,
     Candidate,
     Decision,
-    Facts,
+    Features,
     Filter,
     Group,
     Picker,
@@ -67,15 +67,15 @@ class Router:
         decodes = self.eligible(request, candidates)
         if not decodes:
             return None
-        facts = self._produce(request, decodes, now_s)
+        features = self._produce(request, decodes, now_s)
         pairing = self._pairing if request.may_split else None
         offers = self._offers(request, candidates, now_s) if pairing else {}
-        costs = pairing.with_offers(request, decodes, facts, offers) if pairing and offers else facts
+        costs = pairing.with_offers(request, decodes, features, offers) if pairing and offers else features
         scores = self._score(request, costs, len(decodes))
         totals = _totals(scores) if scores else [0.0] * len(decodes)
         chosen = self._pick(decodes, totals)
-        decision = self._decide(decodes, facts, scores, totals, chosen)
-        return pairing.complete(decision, request, decodes, facts, chosen, offers, now_s) if pairing else decision
+        decision = self._decide(decodes, features, scores, totals, chosen)
+        return pairing.complete(decision, request, decodes, features, chosen, offers, now_s) if pairing else decision
 
     def _offers(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> Offers:
         """Returns the best prefill engine of each group that has any, by the same scorers."""
@@ -88,10 +88,10 @@ class Router:
         return {group: self._offer(request, able, now_s) if able else None for group, able in groups.items()}
 
     def _offer(self, request: RoutingRequest, able: Sequence[Candidate], now_s: float) -> Offer:
-        facts = self._produce(request, able, now_s)
-        scores = self._score(request, facts, len(able))
+        features = self._produce(request, able, now_s)
+        scores = self._score(request, features, len(able))
         chosen = self._pick(able, _totals(scores) if scores else [0.0] * len(able))
-        return Offer(able[chosen], site_of(request, facts, chosen))
+        return Offer(able[chosen], site_of(request, features, chosen))
 
     def eligible(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
         """Returns the candidates that all filters keep."""
@@ -101,20 +101,20 @@ class Router:
             time.add(self._clock() - started)
         return candidates
 
-    def _produce(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> Facts:
-        facts: dict[str, Sequence[float]] = {}
+    def _produce(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> Features:
+        features: dict[str, Sequence[float]] = {}
         for plugin, time in self._producers:
             started = self._clock()
-            facts.update(plugin.produce(request, candidates, now_s))
+            features.update(plugin.produce(request, candidates, now_s))
             time.add(self._clock() - started)
-        return facts
+        return features
 
-    def _score(self, request: RoutingRequest, facts: Facts, count: int) -> list[list[float]]:
+    def _score(self, request: RoutingRequest, features: Features, count: int) -> list[list[float]]:
         """Returns the weighted scores, one row for each scorer."""
         rows = []
         for plugin, weight, time in self._scorers:
             started = self._clock()
-            row = _weighted(plugin.score(request, facts), weight)
+            row = _weighted(plugin.score(request, features), weight)
             time.add(self._clock() - started)
             if len(row) != count:
                 raise ValueError(f"scorer {plugin.name} gave {len(row)} scores for {count} candidates")
@@ -130,16 +130,16 @@ class Router:
     def _decide(
         self,
         candidates: Sequence[Candidate],
-        facts: Facts,
+        features: Features,
         scores: list[list[float]],
         totals: list[float],
         chosen: int,
     ) -> Decision:
         candidate = candidates[chosen]
-        standing = Standing(candidates, costs_of(totals), facts) if scores and len(totals) > 1 else None
+        standing = Standing(candidates, costs_of(totals), features) if scores and len(totals) > 1 else None
         return Decision(
             decode=candidate.endpoint,
-            hit_tokens=int(facts[CACHED_TOKENS][chosen]) if CACHED_TOKENS in facts else 0,
+            hit_tokens=int(features[CACHED_TOKENS][chosen]) if CACHED_TOKENS in features else 0,
             reason=self._reason(scores, totals, chosen),
             index=candidate.index,
             standing=standing,

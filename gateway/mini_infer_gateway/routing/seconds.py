@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from operator import sub
 
-from mini_infer_gateway.routing.base import PAGE_WAIT, PREFILL_RATE, QUEUED_TOKENS, Facts, Standing
+from mini_infer_gateway.routing.base import PAGE_WAIT, PREFILL_RATE, QUEUED_TOKENS, Features, Standing
 
 HORIZON_S = 60.0
 """Seconds above the best at which a score reaches its minimum: worse candidates are not distinguished."""
@@ -20,19 +20,19 @@ def costs_of(totals: Sequence[float]) -> list[float]:
     return [-HORIZON_S * total for total in totals]
 
 
-def queue_seconds(facts: Facts) -> list[float]:
+def queue_seconds(features: Features) -> list[float]:
     """Returns the seconds until each candidate starts a new request: for its queued tokens, or until it has pages."""
-    waits = [queued / rate for queued, rate in zip(facts[QUEUED_TOKENS], facts[PREFILL_RATE], strict=True)]
-    return list(map(max, waits, facts[PAGE_WAIT])) if any(facts[PAGE_WAIT]) else waits
+    waits = [queued / rate for queued, rate in zip(features[QUEUED_TOKENS], features[PREFILL_RATE], strict=True)]
+    return list(map(max, waits, features[PAGE_WAIT])) if any(features[PAGE_WAIT]) else waits
 
 
 def costs_beside_queues(standing: Standing) -> dict[str, float]:
     """Returns by endpoint a choice's cost without the wait in the queue, which stays valid until caches change."""
     names = (candidate.name for candidate in standing.candidates)
-    return dict(zip(names, map(sub, standing.costs_s, queue_seconds(standing.facts)), strict=True))
+    return dict(zip(names, map(sub, standing.costs_s, queue_seconds(standing.features)), strict=True))
 
 
-def busy_share(facts: Facts) -> float:
+def busy_share(features: Features) -> float:
     """Returns the share of endpoints that have prompt tokens to compute."""
-    queued = list(facts[QUEUED_TOKENS])
+    queued = list(features[QUEUED_TOKENS])
     return 1.0 - queued.count(0) / len(queued)

@@ -51,15 +51,15 @@ def chat(
             if text in END_WORDS:
                 break
             try:
-                said = talk.command(text)
+                reply = talk.command(text)
             except CommandError as error:
                 print(f"({error})", file=sys.stdout if interactive else sys.stderr)
                 continue
-            if said is None:
-                talk.ask(text)
+            if reply is None:
+                talk.send(text)
                 talk.answered(_print_answer(base, talk.body()))
             elif interactive or text == "/help":
-                print(said)
+                print(reply)
     except ChatError as error:
         print(f"mini-infer chat: {error}", file=sys.stderr)
         return 1

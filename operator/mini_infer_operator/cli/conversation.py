@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 HELP = """\
-/system TEXT      what the model is told first; without TEXT: nothing
+/system TEXT      the system prompt; without TEXT: nothing
 /temperature N    0: always the likeliest; without N: the server's own
 /thinking on|off  think before the answer, where the model can; without a word: as the model does
 /reset            forget the conversation; the settings stay
@@ -43,7 +43,7 @@ class Conversation:
             body["reasoning_effort"] = "medium" if self.thinking else "none"
         return body
 
-    def ask(self, text: str) -> None:
+    def send(self, text: str) -> None:
         """Adds the user's next message."""
         self.messages.append({"role": "user", "content": text.removeprefix("/") if text.startswith("//") else text})
 

@@ -96,7 +96,7 @@ def build_parser() -> argparse.ArgumentParser:
         "at 8000, whichever answers)",
     )
     chat.add_argument("--model", help="which one, where the server has several")
-    chat.add_argument("--system", default="", metavar="TEXT", help="what the model is told first")
+    chat.add_argument("--system", default="", metavar="TEXT", help="the system prompt")
     chat.add_argument("--temperature", type=float, metavar="N", help="0 to 2 (default: the server's own)")
     chat.add_argument(
         "--thinking",
@@ -167,55 +167,57 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command. Returns the exit code."""
     show_crashes()
     parser = build_parser()
-    given, unknown = parser.parse_known_args(arguments)
-    if given.command == "tune":
+    options, unknown = parser.parse_known_args(arguments)
+    if options.command == "tune":
         return subprocess.run([sys.executable, "-c", _TUNE, *unknown], check=False).returncode
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    extra = "all" if given.command == "up" else "operator"
-    with missing_packages_name_the_extra(f"mini-infer {given.command}", extra):
-        return _run(given)
+    extra = "all" if options.command == "up" else "operator"
+    with missing_packages_name_the_extra(f"mini-infer {options.command}", extra):
+        return _run(options)
 
 
-def _run(given: argparse.Namespace) -> int:
-    if given.command == "up":
+def _run(options: argparse.Namespace) -> int:
+    if options.command == "up":
         from mini_infer_operator.local.up import up
 
-        return up(given.file, given.host, given.port, verbose=given.verbose)
-    if given.command == "plan":
+        return up(options.file, options.host, options.port, verbose=options.verbose)
+    if options.command == "plan":
         from mini_infer_operator.cli.plan_command import show_plan
         from mini_infer_operator.images import EngineImages
 
-        images = EngineImages(given.engine_image, given.engine_cuda_image or None)
-        return show_plan(given.file, given.output, images)
-    if given.command == "status":
+        images = EngineImages(options.engine_image, options.engine_cuda_image or None)
+        return show_plan(options.file, options.output, images)
+    if options.command == "status":
         from mini_infer_operator.cli.status_command import show_status
 
-        return show_status(given.name, given.namespace, everywhere=given.all_namespaces, local=given.local)
-    if given.command == "why":
+        return show_status(options.name, options.namespace, everywhere=options.all_namespaces, local=options.local)
+    if options.command == "why":
         from mini_infer_operator.cli.status_command import show_why
 
-        return show_why(given.name, given.namespace, local=given.local)
-    if given.command == "rollout":
-        return _rollout(given)
+        return show_why(options.name, options.namespace, local=options.local)
+    if options.command == "rollout":
+        return _rollout(options)
     from mini_infer_operator.cli.chat import chat
 
-    return chat(given.url, given.model, system=given.system, temperature=given.temperature, thinking=given.thinking)
+    return chat(
+        options.url, options.model, system=options.system, temperature=options.temperature, thinking=options.thinking
+    )
 
 
-def _rollout(given: argparse.Namespace) -> int:
+def _rollout(options: argparse.Namespace) -> int:
     from mini_infer_operator.cli import rollout_command as rollout
 
-    name, namespace = given.name, given.namespace
-    if given.verb == "status":
-        return rollout.status(name, namespace, given.timeout)
-    if given.verb == "history":
+    name, namespace = options.name, options.namespace
+    if options.verb == "status":
+        return rollout.status(name, namespace, options.timeout)
+    if options.verb == "history":
         return rollout.history(name, namespace)
-    if given.verb == "undo":
-        return rollout.undo(name, namespace, given.to_revision)
-    if given.verb == "restart":
+    if options.verb == "undo":
+        return rollout.undo(name, namespace, options.to_revision)
+    if options.verb == "restart":
         return rollout.restart(name, namespace)
-    return rollout.pause(name, namespace, paused=given.verb == "pause")
+    return rollout.pause(name, namespace, paused=options.verb == "pause")
 
 
 def _port(text: str) -> int:

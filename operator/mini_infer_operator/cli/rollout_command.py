@@ -10,7 +10,7 @@ from mini_infer_operator.cli import cluster
 from mini_infer_operator.cli.cluster import NotFoundError
 from mini_infer_operator.cli.status_command import NOT_READY, in_cluster
 from mini_infer_operator.cli.views import condition, sentence
-from mini_infer_operator.objects.history import change_to, differences, held_spec, spec_of
+from mini_infer_operator.objects.history import change_to, differences, pinned_spec, spec_of
 from mini_infer_operator.resource import LABEL_REVISION
 from mini_infer_web.kubernetes_api import ApiServer
 
@@ -23,20 +23,20 @@ def status(name: str, namespace: str, timeout_s: float) -> int:
     """Follows a rollout to its end. Returns the exit code: 0 if the spec runs, 1 if it cannot go on or time is up."""
 
     async def follow(server: ApiServer) -> int:
-        told, deadline = "", time.monotonic() + timeout_s
+        printed, deadline = "", time.monotonic() + timeout_s
         while True:
             service = await cluster.service(server, namespace, name)
             generation = service["metadata"].get("generation", 0)
             seen = (service.get("status") or {}).get("observedGeneration", -1)
-            if sentence(service) != told:
-                told = sentence(service)
-                print(told, flush=True)
+            if sentence(service) != printed:
+                printed = sentence(service)
+                print(printed, flush=True)
             if seen >= generation and condition(service, "Ready").get("status") == "True":
                 return 0
             if seen >= generation and condition(service, "Stalled").get("status") == "True":
                 return NOT_READY
             if time.monotonic() >= deadline:
-                print(f"not done after {timeout_s:g} s; mini-infer why {name} -n {namespace} tells more")
+                print(f"not done after {timeout_s:g} s; mini-infer why {name} -n {namespace} has details")
                 return NOT_READY
             await asyncio.sleep(min(POLL_S, max(0.0, deadline - time.monotonic())))
 
@@ -68,12 +68,12 @@ def undo(name: str, namespace: str, number: int | None) -> int:
                 f"revision {target['revision']} was made by an older operator, which did not keep the spec: "
                 "edit the service instead"
             )
-        wanted = held_spec(service["spec"], kept)
-        changes = differences(service["spec"], wanted)
+        restored = pinned_spec(service["spec"], kept)
+        changes = differences(service["spec"], restored)
         if not changes:
             print(f"{name} is at revision {target['revision']} already")
             return 0
-        await cluster.change_spec(server, namespace, name, change_to(service["spec"], wanted))
+        await cluster.change_spec(server, namespace, name, change_to(service["spec"], restored))
         print("\n".join([f"{name} goes back to revision {target['revision']}:", *(f"  {line}" for line in changes)]))
         return 0
 
@@ -117,7 +117,7 @@ def history_lines(revisions: Sequence[Mapping[str, Any]], current: str) -> list[
         if spec is None:
             lines.append("        its spec was not kept (made by an older operator)")
         elif before is not None:
-            lines += [f"        {line}" for line in differences(held_spec(spec, before), spec)]
+            lines += [f"        {line}" for line in differences(pinned_spec(spec, before), spec)]
         before = spec if spec is not None else before
     return lines or ["no revision is kept"]
 
@@ -128,8 +128,8 @@ def target_of(revisions: Sequence[Mapping[str, Any]], current: str, number: int 
         for item in revisions:
             if int(item["revision"]) == number:
                 return item
-        known = ", ".join(sorted((str(item["revision"]) for item in revisions), key=int)) or "none"
-        raise NotFoundError(f"there is no revision {number}; there are: {known}")
+        available = ", ".join(sorted((str(item["revision"]) for item in revisions), key=int)) or "none"
+        raise NotFoundError(f"there is no revision {number}; there are: {available}")
     others = [item for item in revisions if item["metadata"].get("labels", {}).get(LABEL_REVISION) != current]
     if not others:
         raise NotFoundError("there is no earlier revision")

@@ -18,9 +18,9 @@ def status_table(services: Iterable[Object], now: datetime) -> list[str]:
     for service in sorted(services, key=lambda item: (item["metadata"]["namespace"], item["metadata"]["name"])):
         metadata, status, ready = service["metadata"], service.get("status") or {}, condition(service, "Ready")
         since = _age(ready.get("lastTransitionTime", metadata.get("creationTimestamp", "")), now)
-        told = (ready.get("status", "Unknown"), ready.get("reason", "NoStatus"), _engines(service))
+        cells = (ready.get("status", "Unknown"), ready.get("reason", "NoStatus"), _engines(service))
         model = (status.get("model", "-"), status.get("revision", "-"), since)
-        rows.append((metadata["namespace"], metadata["name"], *told, *model))
+        rows.append((metadata["namespace"], metadata["name"], *cells, *model))
         if ready.get("status") != "True":
             notes[len(rows) - 1] = sentence(service)
     widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]

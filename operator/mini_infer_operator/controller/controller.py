@@ -36,12 +36,12 @@ class Controller:
         self._cache = cache
         self._metrics = metrics
         self._settings = settings
-        self._turns = RolloutThrottle[ServiceKey](
+        self._throttle = RolloutThrottle[ServiceKey](
             settings.max_rolling_services, settings.max_rolling_gpus, self.changed
         )
         self._names = ModelNames()
         self._passes = FailedPasses[ServiceKey](
-            lambda key: ClusterBackend(api, cache, settings, *key, events, self._turns, running, self._names, peers)
+            lambda key: ClusterBackend(api, cache, settings, *key, events, self._throttle, running, self._names, peers)
         )
         self._queue: WorkQueue[ServiceKey] | None = None
 
@@ -65,7 +65,7 @@ class Controller:
 
     def start(self) -> None:
         """Queues every service, and from now on each one that changes."""
-        self._turns.restart()
+        self._throttle.restart()
         self._queue = WorkQueue(self._work, resync_s=self._settings.resync_s)
         for key in self._cache.keys(KIND):
             self._queue.add(key)
@@ -79,22 +79,22 @@ class Controller:
     async def _work(self, key: ServiceKey) -> float | None:
         stored = self._cache.get(KIND, *key)
         if stored is not None and (stored["spec"].get("operatorClass") or "") != self._settings.operator_class:
-            self._turns.release(key)
+            self._throttle.release(key)
             return float("inf")
         pause_s = await self._observed_pass(key)
         if pause_s is None:
-            self._turns.release(key)
+            self._throttle.release(key)
         return pause_s
 
     async def _observed_pass(self, key: ServiceKey) -> float | None:
-        before, begun_s, failure = gauges.stored_status(self._cache, key), time.monotonic(), None
+        before, started_s, failure = gauges.stored_status(self._cache, key), time.monotonic(), None
         try:
             return await self._passes.reconcile(key)
         except Exception as error:
             failure = error
             raise
         finally:
-            self._metrics.pass_ended(time.monotonic() - begun_s, failure)
+            self._metrics.pass_ended(time.monotonic() - started_s, failure)
             after = gauges.stored_status(self._cache, key)
             if (ended := progress_ended(before, after, datetime.now(UTC))) is not None:
                 self._metrics.rollout_ended(*ended)

@@ -16,7 +16,7 @@ from mini_infer_operator.status import EventType
 
 SAME_AGAIN_S = 600.0
 """Seconds between two posts of one message about one object; repeats in between are dropped."""
-REMEMBERED_S = 3600.0
+DEDUPLICATION_S = 3600.0
 """Seconds for which a posted message is remembered, as long as the API server keeps an Event by default."""
 MOST_PER_OBJECT = 20
 """New messages about one object within SAME_AGAIN_S; more come from a fault that changes its words each time."""
@@ -58,7 +58,7 @@ class EventRecorder:
         self._now_s = now_s
         self._posted: dict[str, dict[tuple[str, str], float]] = {}
         """The time of the last post, by the object's uid, then by reason and message."""
-        self._forgets_s = now_s() + REMEMBERED_S
+        self._next_cleanup_s = now_s() + DEDUPLICATION_S
 
     def record_event(
         self, about: Mapping[str, Any], reason: str, message: str, event_type: EventType = "Normal"
@@ -68,7 +68,7 @@ class EventRecorder:
         `reason` is one word in CamelCase. The message should contain no numbers that change from pass to pass.
         """
         now_s, sentence = self._now_s(), (reason, message)
-        self._forget(now_s)
+        self._clean_up(now_s)
         posted = self._posted.setdefault(str(about["metadata"].get("uid", "")), {})
         is_recent = now_s - posted.get(sentence, -SAME_AGAIN_S) < SAME_AGAIN_S
         is_new = sentence not in posted
@@ -77,12 +77,12 @@ class EventRecorder:
         posted[sentence] = now_s
         self._post(about, event_type, reason, message)
 
-    def _forget(self, now_s: float) -> None:
-        """Forgets messages posted more than REMEMBERED_S ago; runs once in REMEMBERED_S."""
-        if now_s < self._forgets_s:
+    def _clean_up(self, now_s: float) -> None:
+        """Forgets messages posted more than DEDUPLICATION_S ago; runs once in DEDUPLICATION_S."""
+        if now_s < self._next_cleanup_s:
             return
-        self._forgets_s = now_s + REMEMBERED_S
+        self._next_cleanup_s = now_s + DEDUPLICATION_S
         for uid, posted in list(self._posted.items()):
-            self._posted[uid] = {sentence: at_s for sentence, at_s in posted.items() if now_s - at_s < REMEMBERED_S}
+            self._posted[uid] = {sentence: at_s for sentence, at_s in posted.items() if now_s - at_s < DEDUPLICATION_S}
             if not self._posted[uid]:
                 del self._posted[uid]

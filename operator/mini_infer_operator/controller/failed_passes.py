@@ -7,13 +7,13 @@ from datetime import UTC, datetime
 from typing import Generic, TypeVar
 
 from mini_infer_operator.reconcile import Backend, reconcile
-from mini_infer_operator.status import error_status, ready_turn
+from mini_infer_operator.status import error_status, ready_transition
 
 log = logging.getLogger(__name__)
 
 Key = TypeVar("Key", bound=Hashable)
 
-TOLD_AFTER = 3
+REPORT_AFTER = 3
 """Failures in a row after which the status reports them. With the queue's back-off the third comes two seconds after
 the first.
 """
@@ -28,33 +28,33 @@ class FailedPasses(Generic[Key]):
         self._failures: dict[Key, int] = {}
 
     async def reconcile(self, key: Key) -> float | None:
-        """Runs one pass and raises its error; the status reports it from the third failure in a row (TOLD_AFTER)."""
+        """Runs one pass and raises its error; the status reports it from the third failure in a row (REPORT_AFTER)."""
         try:
             pause_s = await reconcile(self._backend(key))
         except Exception as error:
             self._failures[key] = failures = self._failures.get(key, 0) + 1
-            if failures >= TOLD_AFTER:
+            if failures >= REPORT_AFTER:
                 with contextlib.suppress(Exception):  # the same fault most likely; the queue logs the first one
-                    await _tell(self._backend(key), error)
+                    await _report(self._backend(key), error)
             raise
         self._failures.pop(key, None)
         return pause_s
 
 
-async def _tell(backend: Backend, error: Exception) -> None:
+async def _report(backend: Backend, error: Exception) -> None:
     stored = await backend.read()
     if stored is None:
         return
     generation, previous = stored["metadata"].get("generation", 0), stored.get("status") or {}
     status = error_status(generation, error_message(error), previous=previous, now=datetime.now(UTC))
     await backend.report(stored, status)
-    if (turn := ready_turn(previous, status)) is not None:
-        backend.record_event(stored, *turn)
+    if (transition := ready_transition(previous, status)) is not None:
+        backend.record_event(stored, *transition)
 
 
 def error_message(error: Exception) -> str:
     """Returns a status message with the server's or the network's own words, and the failed request if it is known."""
     words = " ".join(str(error).split()) or type(error).__name__
     request = "; ".join(getattr(error, "__notes__", ()))
-    told = f"{request}: {words}" if request else words
-    return f"the operator's requests fail, and engines are left as they are: {told}"[:_LONGEST_MESSAGE]
+    detail = f"{request}: {words}" if request else words
+    return f"the operator's requests fail, and engines are left as they are: {detail}"[:_LONGEST_MESSAGE]

@@ -51,7 +51,7 @@ class Feed:
         self.path = path_of(kind.name, namespace)
         self.synced = asyncio.Event()
         """Set once the first full list was read."""
-        self.heard_s = time.monotonic()
+        self.last_seen_s = time.monotonic()
         """time.monotonic() of the last event, request or list."""
         self._api = api
         self._cache = cache
@@ -64,7 +64,7 @@ class Feed:
 
     def take(self, event_type: str | None, found: Mapping[str, Any]) -> None:
         """Takes an event of kopf's watch, or an object that kopf has listed (type None)."""
-        self.heard_s = time.monotonic()
+        self.last_seen_s = time.monotonic()
         metadata = found["metadata"]
         namespace, name, version = metadata["namespace"], metadata["name"], int(metadata["resourceVersion"])
         if self._reported is not None:
@@ -78,7 +78,7 @@ class Feed:
 
     def requested(self, *, listed: bool) -> None:
         """Records a request of kopf's: the begin of a watch, or a list, after which a list of our own is due."""
-        self.heard_s = time.monotonic()
+        self.last_seen_s = time.monotonic()
         if listed:
             self._due.set()
 
@@ -107,7 +107,7 @@ class Feed:
                 await self._api.list(self.kind.name, self.namespace, self._selector)
                 break
             except (RefusedError, *REQUEST_ERRORS) as error:
-                self.heard_s = time.monotonic()
+                self.last_seen_s = time.monotonic()
                 if isinstance(error, ApiError) and error.status == NOT_SERVED:
                     missing, failures = True, 0
                     self._take_none()
@@ -139,7 +139,7 @@ class Feed:
             found, version = await self._api.list(self.kind.name, self.namespace, self._selector)
         finally:
             self._reported = None
-        self.heard_s = time.monotonic()
+        self.last_seen_s = time.monotonic()
         if self.kind.name in self._cache.unserved:  # services may wait for it
             self._cache.unserved.remove(self.kind.name)
             self._cache.missed.discard(self.kind.name)
@@ -150,8 +150,8 @@ class Feed:
         self.synced.set()
 
     def _warn(self, error: Exception, pause_s: float) -> None:
-        said = str(error) or type(error).__name__
-        log.warning("list of %s: %s; again in %.1f s", self.kind.plural, said, pause_s)
+        reason = str(error) or type(error).__name__
+        log.warning("list of %s: %s; again in %.1f s", self.kind.plural, reason, pause_s)
 
 
 def _backoff_s(failures: int) -> float:

@@ -68,7 +68,7 @@ def watch_age(feeds: Sequence[Feed]) -> Gauge:
         ages: Values = {}
         for feed in feeds:
             key = (feed.kind.plural,)
-            ages[key] = max(ages.get(key, 0.0), time.monotonic() - feed.heard_s)
+            ages[key] = max(ages.get(key, 0.0), time.monotonic() - feed.last_seen_s)
         return ages
 
     return names.OPERATOR_WATCH_AGE, "Since a watch last heard something.", (names.LABEL_KIND,), read

@@ -29,27 +29,27 @@ class Health:
         self._crd_problem = crd_problem
         self._now = now
 
-    def ill(self) -> list[str]:
+    def problems(self) -> list[str]:
         """Returns the problems that only a restart can solve; /healthz fails with them."""
-        deaf = {feed.kind.plural for feed in self._feeds if self._now() - feed.heard_s > DEAF_AFTER_S}
-        told = [f"the watch of {plural} hangs" for plural in sorted(deaf)]
+        deaf = {feed.kind.plural for feed in self._feeds if self._now() - feed.last_seen_s > DEAF_AFTER_S}
+        found = [f"the watch of {plural} hangs" for plural in sorted(deaf)]
         if (untried_s := self._untried_s()) > STUCK_AFTER_S:
-            told.append(f"the queue hangs: a changed service was not tried for {untried_s:.0f} s")
-        return told
+            found.append(f"the queue hangs: a changed service was not tried for {untried_s:.0f} s")
+        return found
 
     def unready(self) -> list[str]:
         """Returns the reasons why the operator cannot work yet; /readyz fails with them."""
         unsynced = {feed.kind.plural for feed in self._feeds if not feed.synced.is_set()}
-        told = [f"{plural} are not listed yet" for plural in sorted(unsynced)]
-        return [*told, *filter(None, [self._crd_problem()])]
+        found = [f"{plural} are not listed yet" for plural in sorted(unsynced)]
+        return [*found, *filter(None, [self._crd_problem()])]
 
 
 async def serve_health(health: Callable[[], Health], metrics: Callable[[], bytes], port: int) -> web.AppRunner:
     """Serves the three paths until `.cleanup()` is called on the returned runner."""
 
     async def healthz(_: web.Request) -> web.Response:
-        ill = health().ill()
-        return web.json_response({"ok": not ill, "problems": ill}, status=503 if ill else 200)
+        problems = health().problems()
+        return web.json_response({"ok": not problems, "problems": problems}, status=503 if problems else 200)
 
     async def readyz(_: web.Request) -> web.Response:
         unready = health().unready()

@@ -64,43 +64,43 @@ class LeaderLease:
         self._view: LeaseView | None = None
         self._transitions = 0
         self._renewed_s = 0.0
-        self.held = False
+        self.is_leader = False
 
     async def run(self) -> None:
         """Takes the Lease, renews it, and takes it again, until cancelled; then gives it back."""
         try:
             while True:
                 await self._step()
-                await asyncio.sleep(RENEW_EVERY_S if self.held else RETRY_S)
+                await asyncio.sleep(RENEW_EVERY_S if self.is_leader else RETRY_S)
         finally:
-            if self.held:
+            if self.is_leader:
                 await self._give_back()
 
     async def _step(self) -> None:
         try:
-            if not self.held:
+            if not self.is_leader:
                 self._see(await self._read())
-            if self.held or may_take(self._view, self._me, time.monotonic()):
-                asked_s = time.monotonic()
+            if self.is_leader or may_take(self._view, self._me, time.monotonic()):
+                requested_s = time.monotonic()
                 self._see(await self._write(self._me))
-                self._renewed_s = asked_s
+                self._renewed_s = requested_s
         except REQUEST_ERRORS as error:
-            taken = isinstance(error, ApiError) and error.status == 409
-            if taken and self.held:
+            is_conflict = isinstance(error, ApiError) and error.status == 409
+            if is_conflict and self.is_leader:
                 log.warning("another operator took the lease %s", self._metadata["name"])
                 self._renewed_s = -GIVE_UP_S
-            elif not taken:
+            elif not is_conflict:
                 log.warning("lease %s: %s", self._metadata["name"], error or type(error).__name__)
-        await self._turn(time.monotonic())
+        await self._update_leadership(time.monotonic())
 
-    async def _turn(self, now_s: float) -> None:
-        holds = self._view is not None and self._view.holder == self._me and now_s - self._renewed_s < GIVE_UP_S
-        if holds and not self.held:
-            self.held = True
+    async def _update_leadership(self, now_s: float) -> None:
+        leads = self._view is not None and self._view.holder == self._me and now_s - self._renewed_s < GIVE_UP_S
+        if leads and not self.is_leader:
+            self.is_leader = True
             log.info("this operator holds the lease %s and works", self._metadata["name"])
             self._gained()
-        elif self.held and not holds:
-            self.held = False
+        elif self.is_leader and not leads:
+            self.is_leader = False
             log.warning("this operator lost the lease %s and waits", self._metadata["name"])
             await self._lost()
 
@@ -145,7 +145,7 @@ class LeaderLease:
 
     async def _give_back(self) -> None:
         """Stops work, then clears the holder so that the next leader need not wait."""
-        self.held = False
+        self.is_leader = False
         await self._lost()
         try:
             await self._write("")

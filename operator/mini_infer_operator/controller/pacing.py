@@ -37,7 +37,7 @@ class RolloutThrottle(Generic[Key]):
         self._rolling.clear()
         self._waiting.clear()
 
-    def hold(self, key: Key, gpus: float) -> None:
+    def occupy(self, key: Key, gpus: float) -> None:
         """Gives `key` a slot without a check of the limits: its rollout has begun already."""
         self._waiting.pop(key, None)
         self._rolling[key] = gpus
@@ -52,7 +52,7 @@ class RolloutThrottle(Generic[Key]):
         if paused or full or too_many:
             self._waiting[key] = None
             return False
-        self.hold(key, gpus)
+        self.occupy(key, gpus)
         return True
 
     def look_again_s(self) -> float:

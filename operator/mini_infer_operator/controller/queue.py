@@ -83,15 +83,15 @@ class WorkQueue(Generic[Key]):
         while True:
             await asyncio.sleep(SETTLE_S)
             wake.clear()
-            begun_s = self._now_s()
+            started_s = self._now_s()
             try:
                 async with self._slots, asyncio.timeout(WORK_LIMIT_S):
                     self._tried[key] = self._now_s()
                     pause_s = await self._work(key)
                 failures = 0
-                self._succeeded(key, begun_s, again=wake.is_set())
+                self._succeeded(key, started_s, again=wake.is_set())
             except Exception as error:
-                self._unsynced.setdefault(key, begun_s)
+                self._unsynced.setdefault(key, started_s)
                 self._tried[key] = self._now_s()
                 pause_s = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2**failures)
                 failures += 1
@@ -107,12 +107,12 @@ class WorkQueue(Generic[Key]):
                 return
             await self._wait(wake, min(pause_s or 0.0, self._resync_s * random.uniform(1 - JITTER, 1)))
 
-    def _succeeded(self, key: Key, begun_s: float, *, again: bool) -> None:
+    def _succeeded(self, key: Key, started_s: float, *, again: bool) -> None:
         """Records a success. `again`: the key changed during the run, so it stays unsynced."""
         del self._tried[key]
         self._unsynced.pop(key, None)
         if again:
-            self._unsynced[key] = begun_s
+            self._unsynced[key] = started_s
 
     @staticmethod
     async def _wait(wake: asyncio.Event, limit_s: float) -> None:

@@ -44,12 +44,12 @@ class KopfRuns:
         """Runs kopf until SIGINT or SIGTERM, or until a task of the operator's own fails (`current.failure`)."""
         loop, pause_s = asyncio.get_running_loop(), FIRST_PAUSE_S
         while True:
-            begun_s = loop.time()
+            started_s = loop.time()
             is_broken = not await self._run_once()
             if self._stopped.is_set() or self.current.failure is not None or not (is_broken or self._ends.is_set()):
                 return
             if is_broken:
-                pause_s = FIRST_PAUSE_S if loop.time() - begun_s >= STEADY_AFTER_S else pause_s
+                pause_s = FIRST_PAUSE_S if loop.time() - started_s >= STEADY_AFTER_S else pause_s
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause_s):
                         await self._stopped.wait()

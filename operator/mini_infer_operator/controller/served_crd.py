@@ -20,7 +20,7 @@ LOOK_EVERY_S = 300.0
 LOOK_AGAIN_S = 5.0
 """Seconds between two checks while the CRD is not the right one, so that an upgrade makes the operator ready soon."""
 UPGRADE = "mini-infer-operator --apply-crd"
-_FIELDS_TOLD = 5
+_MAX_REPORTED_FIELDS = 5
 
 
 class ServedCrd:
@@ -90,5 +90,5 @@ class ServedCrd:
 
 
 def _some(paths: tuple[str, ...]) -> str:
-    more = len(paths) - _FIELDS_TOLD
-    return ", ".join(paths[:_FIELDS_TOLD]) + (f" and {more} more" if more > 0 else "")
+    more = len(paths) - _MAX_REPORTED_FIELDS
+    return ", ".join(paths[:_MAX_REPORTED_FIELDS]) + (f" and {more} more" if more > 0 else "")

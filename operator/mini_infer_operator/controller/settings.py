@@ -194,13 +194,13 @@ def parse_settings(
         help="look at every service at least this often (default: 300)",
     )
     add("log-level", "INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"), help="(default: INFO)")
-    given = vars(parse_flags(parser, arguments))
+    options = vars(parse_flags(parser, arguments))
     security = PodSecurity(
-        profile=given.pop("pod_security"),
-        secrets=given.pop("allow_secrets"),
-        service_accounts=given.pop("allow_service_accounts"),
+        profile=options.pop("pod_security"),
+        secrets=options.pop("allow_secrets"),
+        service_accounts=options.pop("allow_service_accounts"),
     )
-    return OperatorSettings(pod_security=security, **given)
+    return OperatorSettings(pod_security=security, **options)
 
 
 def _text_or_none(text: str) -> str | None:

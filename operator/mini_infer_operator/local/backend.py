@@ -14,7 +14,7 @@ import aiohttp
 import msgspec
 
 from mini_infer_contract.launch import Endpoint, EndpointsFile
-from mini_infer_operator.gpus import asks_for_gpu
+from mini_infer_operator.gpus import requests_gpu
 from mini_infer_operator.launch import Launch, grace_s
 from mini_infer_operator.local.commands import engine_command
 from mini_infer_operator.local.gpus import choose_gpus, gpus_of
@@ -58,7 +58,7 @@ class LocalBackend:
         reaper: OrphanReaper,
         session: aiohttp.ClientSession,
         gpus: Sequence[str],
-        say: Callable[[str], None],
+        report: Callable[[str], None],
         changed: Callable[[], None],
         gateway_url: str,
     ) -> None:
@@ -67,7 +67,7 @@ class LocalBackend:
         self._reaper = reaper
         self._session = session
         self._gpus = gpus
-        self._say = say
+        self._report = report
         self._changed = changed
         self._gateway_url = gateway_url
         self._engines: list[Engine] = []
@@ -91,7 +91,7 @@ class LocalBackend:
                     raise InvalidServiceError("metadata.name: cannot change while it runs; stop and start again")
                 refuse_elsewhere(service)
             except (ValueError, OSError) as error:
-                self._say(f"{self._path}: {error}\n  going on with what ran before")
+                self._report(f"{self._path}: {error}\n  going on with what ran before")
             else:
                 generation = 1 + (self._stored or {"metadata": {"generation": 0}})["metadata"]["generation"]
                 metadata = {**document["metadata"], "generation": generation, "creationTimestamp": self._created}
@@ -110,11 +110,11 @@ class LocalBackend:
 
     async def apply(self, service: InferenceService, plan: Plan) -> PermanentFailure | None:
         """Starts missing processes, writes the endpoints file, then ends processes that are no longer needed."""
-        wanted = {(workload.role, workload.revision): workload for workload in plan.workloads}
+        desired = {(workload.role, workload.revision): workload for workload in plan.workloads}
         surplus: list[Engine] = []
         for workload in plan.workloads:
             surplus += self._fill(service, workload, sum(w.replicas for w in plan.workloads))
-        surplus += [e for e in self._engines if (e.role, e.revision) not in wanted and not e.process.stopping]
+        surplus += [e for e in self._engines if (e.role, e.revision) not in desired and not e.process.stopping]
         for engine in surplus:
             engine.process.stopping = True
         self._write_endpoints(service)
@@ -135,7 +135,7 @@ class LocalBackend:
             write_status(self._folder, stored, status)
         self.status = status
         if before != after:
-            self._say(f"{stored['metadata']['name']}: {after}")
+            self._report(f"{stored['metadata']['name']}: {after}")
 
     def record_event(
         self, about: Mapping[str, Any], reason: str, message: str, event_type: EventType = "Normal"
@@ -174,7 +174,7 @@ class LocalBackend:
             return engine_command(launch, engine.ports, self.peer_key_path, threads=threads, gpus=gpus)
 
         def changed(line: str) -> None:
-            self._say(line)
+            self._report(line)
             self._changed()
 
         process = SupervisedProcess(name, self._folder / f"{name}.log", make_command)
@@ -183,13 +183,13 @@ class LocalBackend:
             supervise(process, self._reaper, self._session, changed), name=f"supervise {name}"
         )
         self._engines.append(engine)
-        self._say(f"{name}: loading model {launch.model_name}")
+        self._report(f"{name}: loading model {launch.model_name}")
 
     async def _retire(self, engine: Engine) -> None:
         await asyncio.sleep(UNROUTE_S)
         await stop(engine.process, grace_s(engine.launch))
         self._engines.remove(engine)
-        self._say(f"{engine.process.name} has ended")
+        self._report(f"{engine.process.name} has ended")
 
     def _write_endpoints(self, service: InferenceService) -> None:
         metadata = service.metadata
@@ -263,14 +263,14 @@ def notices(service: InferenceService, gpus: Sequence[str]) -> list[str]:
 
 
 def _about_gpus(name: str, role: RoleSpec, present: int) -> list[str]:
-    asked = gpus_of(role)
-    if asks_for_gpu(role) and not present:
-        return [f"{name} asks for {asked} GPU an engine and this machine has none: engines run on the CPU"]
-    if present and not asked:
+    requested = gpus_of(role)
+    if requests_gpu(role) and not present:
+        return [f"{name} asks for {requested} GPU an engine and this machine has none: engines run on the CPU"]
+    if present and not requested:
         return []
-    if present and asked > present:
-        return [f"{name} asks for {asked} GPUs an engine and this machine has {present}: it gets those"]
-    if present and role.replicas * asked > present:
+    if present and requested > present:
+        return [f"{name} asks for {requested} GPUs an engine and this machine has {present}: it gets those"]
+    if present and role.replicas * requested > present:
         return [f"{role.replicas} engines share {present} GPU: set engine.kvCacheMemory so that they fit"]
     return []
 

@@ -23,7 +23,7 @@ def free_ports(count: int) -> list[int]:
         if _is_free(port):
             found.append(port)
     if len(found) < count:
-        raise RuntimeError(f"{count} ports are wanted, and of {_LOWEST} to {_first_ephemeral() - 1} all are taken")
+        raise RuntimeError(f"{count} ports are needed, and of {_LOWEST} to {_first_ephemeral() - 1} all are taken")
     return found
 
 

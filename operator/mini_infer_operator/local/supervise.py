@@ -69,11 +69,11 @@ class OrphanReaper:
 
     def add(self, group: int) -> None:
         """Asks the reaper to kill this process group when we are gone."""
-        self._tell(f"+{group}\n")
+        self._send(f"+{group}\n")
 
     def remove(self, group: int) -> None:
         """Removes a process group that has ended."""
-        self._tell(f"-{group}\n")
+        self._send(f"-{group}\n")
 
     async def close(self) -> None:
         """Lets the reaper kill what is left, and end."""
@@ -81,7 +81,7 @@ class OrphanReaper:
         self._process.stdin.close()
         await self._process.wait()
 
-    def _tell(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(line.encode())
 
@@ -153,7 +153,7 @@ async def _poll_ready(
     assert supervised.command is not None
     started, misses = time.monotonic(), 0
     while True:
-        answer = await _ask(supervised.command.ready_url, session)
+        answer = await _probe(supervised.command.ready_url, session)
         misses = misses + 1 if answer is None else 0
         ready = supervised.ready and misses < MISSES if answer is None else answer
         if ready != supervised.ready:
@@ -172,7 +172,7 @@ def _set_ready(supervised: SupervisedProcess, *, ready: bool) -> None:
         supervised.worked |= ready
 
 
-async def _ask(url: str, session: aiohttp.ClientSession) -> bool | None:
+async def _probe(url: str, session: aiohttp.ClientSession) -> bool | None:
     """Returns True if the process reports that it is ready, False if it reports otherwise, None without an answer."""
     try:
         async with session.get(url, timeout=aiohttp.ClientTimeout(total=READY_TIMEOUT_S)) as response:

@@ -69,7 +69,7 @@ async def _run(path: Path, service: InferenceService, folder: Path, host: str, p
     signals = _signals(ended)
     gpus = visible_gpus()
     for line in notices(service, gpus):
-        _say(f"note: {line}")
+        _print_line(f"note: {line}")
     url = f"http://{reachable(host)}:{port}"
     reaper = await OrphanReaper.start(sys.executable)
     async with aiohttp.ClientSession(trust_env=False) as session:
@@ -82,7 +82,7 @@ async def _run(path: Path, service: InferenceService, folder: Path, host: str, p
             queue.add("service")
 
         queue = WorkQueue(work, resync_s=5.0)
-        backend = LocalBackend(path, folder, reaper, session, gpus, _say, changed, url)
+        backend = LocalBackend(path, folder, reaper, session, gpus, _print_line, changed, url)
         backend.endpoints_path.write_text('{"endpoints": []}')
         gateway = SupervisedProcess(
             "gateway",
@@ -95,10 +95,12 @@ async def _run(path: Path, service: InferenceService, folder: Path, host: str, p
         ]
         if verbose:
             tasks.append(asyncio.create_task(_follow_logs(folder), name="follow the logs"))
-        gateway.task = asyncio.create_task(supervise(gateway, reaper, session, _say), name="supervise the gateway")
+        gateway.task = asyncio.create_task(
+            supervise(gateway, reaper, session, _print_line), name="supervise the gateway"
+        )
         changed()
         await ended.wait()
-        _say("ending: engines finish what they run; Ctrl-C again to end at once")
+        _print_line("ending: engines finish what they run; Ctrl-C again to end at once")
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -111,7 +113,7 @@ async def _run(path: Path, service: InferenceService, folder: Path, host: str, p
         second.cancel()
         await asyncio.gather(closing, second, return_exceptions=True)
         await reaper.close()  # kills whatever is left
-    _say("everything has ended")
+    _print_line("everything has ended")
     return 0
 
 
@@ -135,7 +137,7 @@ async def _greet(backend: LocalBackend, gateway: SupervisedProcess, url: str, fo
     command = shlex.quote(command_path())
     chat = f"OPENAI_API_KEY=${API_KEY_ENV} {command} chat" if has_key else f"{command} chat"
     keys = f"key ${API_KEY_ENV}" if has_key else "any key"
-    _say(
+    _print_line(
         f"\n{model} answers at {url}/v1 (OpenAI API, {keys}). Try:\n\n  {curl}\n\n  {chat} --url {url}\n\n"
         f"Logs are in {folder}. Ctrl-C ends everything."
     )
@@ -156,7 +158,7 @@ async def _follow_file(path: Path, changed: Callable[[], None]) -> None:
         await asyncio.sleep(FILE_POLL_S)
         if (latest := file_version(path)) not in {version, None}:
             version = latest
-            _say(f"{path} was edited")
+            _print_line(f"{path} was edited")
             changed()
 
 
@@ -175,7 +177,7 @@ def _print_news(folder: Path, offsets: dict[Path, int]) -> None:
             complete, newline, _ = file.read().rpartition(b"\n")
         offsets[log] = offsets.get(log, 0) + len(complete) + len(newline)
         for line in complete.decode(errors="replace").splitlines():
-            _say(f"[{log.stem}] {line}")
+            _print_line(f"[{log.stem}] {line}")
 
 
 def _signals(ended: asyncio.Event) -> "asyncio.Queue[int]":
@@ -210,5 +212,5 @@ def _require_installed() -> None:
             raise UpError(f"the {extra} is not installed here: {install_hint('all')}")
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     print(line, flush=True)

@@ -13,13 +13,13 @@ from mini_infer_operator.images import gpus_of_one_engine
 from mini_infer_operator.objects.api import KubernetesApi, RefusedError
 from mini_infer_operator.objects.cache import ObjectCache, ServiceKey
 from mini_infer_operator.objects.drift import SOMEBODY, Drift, additions, changes
-from mini_infer_operator.objects.history import held_spec, remembered, spec_of, with_history
+from mini_infer_operator.objects.history import pinned_spec, retained_revisions, spec_of, with_history
 from mini_infer_operator.objects.kinds import CHILD_KINDS
 from mini_infer_operator.objects.names import engines_service_name
 from mini_infer_operator.objects.observed_objects import frozen_templates, is_applied, observed_of, running_images
 from mini_infer_operator.objects.ownership import belongs
 from mini_infer_operator.objects.peer_secrets import PeerSecrets
-from mini_infer_operator.objects.peers import peers_secret_name, wants_peers_secret
+from mini_infer_operator.objects.peers import needs_peers_secret, peers_secret_name
 from mini_infer_operator.objects.render import render
 from mini_infer_operator.objects.running_requests import RunningRequests
 from mini_infer_operator.objects.scalers import initial_replicas, scaled_spec, scaler_status
@@ -66,12 +66,12 @@ class ClusterBackend:
         namespace: str,
         name: str,
         events: EventRecorder | None = None,
-        turns: RolloutThrottle[ServiceKey] | None = None,
+        throttle: RolloutThrottle[ServiceKey] | None = None,
         running: RunningRequests | None = None,
         names: ModelNames | None = None,
         peers: PeerSecrets | None = None,
     ) -> None:
-        """`turns` None: a new default image rolls out at once. `names` None: no other service claims a model name."""
+        """`throttle` None: a new default image rolls out at once. `names` None: no other service claims a name."""
         self._peers = peers or PeerSecrets(api, settings.identity)
         self._api = api
         self._cache = cache
@@ -79,7 +79,7 @@ class ClusterBackend:
         self._settings = settings
         self._namespace = namespace
         self._name = name
-        self._turns = turns
+        self._throttle = throttle
         self._running = running
         self._names = names or ModelNames()
         self._children: dict[str, dict[str, Object]] = {}  # kind -> name -> object, filled by observe
@@ -90,7 +90,7 @@ class ClusterBackend:
         stored = self._cache.get(KIND, self._namespace, self._name)
         if stored is None or "deletionTimestamp" in stored["metadata"]:
             return None
-        spec = self._held(stored) if _is_paused(stored) else stored["spec"]
+        spec = self._pinned(stored) if _is_paused(stored) else stored["spec"]
         status = {key: value for key, value in (stored.get("status") or {}).items() if key not in _FORMER_STATUS_FIELDS}
         return {**stored, "spec": scaled_spec(spec, self._scalers()), "status": status}
 
@@ -103,7 +103,7 @@ class ClusterBackend:
         workloads = self._workloads(service)
         image, look_again_s = self._default_image(service, workloads)
         draining = [pod for pod in self._pods if LABEL_DRAINING in pod["metadata"].get("labels", {})]
-        running = await self._running.ask(draining) if self._running and draining else {}
+        running = await self._running.query(draining) if self._running and draining else {}
         claimants = self._names.claimants(service.model_name)
         min_ready = times_of(service).min_ready
         observed = observed_of(workloads, self._pods, image, running, min_ready=min_ready, now=datetime.now(UTC))
@@ -129,7 +129,7 @@ class ClusterBackend:
         spec = service.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
         manifests = with_history(manifests, revisions, current, spec)
         await self._label_draining(plan.draining)
-        if wants_peers_secret(manifests):
+        if needs_peers_secret(manifests):
             try:
                 await self._peers.ensure(service, self._pods)
             except RefusedError as error:
@@ -140,7 +140,7 @@ class ClusterBackend:
             if failure is not None:
                 return failure
         kept = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in manifests}
-        kept |= {("ControllerRevision", name) for name in remembered(revisions, service.metadata.uid)}
+        kept |= {("ControllerRevision", name) for name in retained_revisions(revisions, service.metadata.uid)}
         for kind in reversed(CHILD_KINDS):
             for child in self._ours(kind.name, service):
                 name = child["metadata"]["name"]
@@ -178,11 +178,11 @@ class ClusterBackend:
                 change = {"spec": {"replicas": replicas}}
                 written = await self._api.merge(SCALER_KIND, self._namespace, name, change)
                 self._cache.written(SCALER_KIND, written or scaler)
-            wanted = scaler_status(scaler, scalers, spec, status)
-            if wanted != scaler.get("status"):
+            desired = scaler_status(scaler, scalers, spec, status)
+            if desired != scaler.get("status"):
                 identity = {"name": name, "namespace": self._namespace, "uid": scaler["metadata"]["uid"]}
                 manifest = {"apiVersion": f"{GROUP}/{VERSION}", "kind": SCALER_KIND, "metadata": identity}
-                self._cache.written(SCALER_KIND, await self._api.apply_status({**manifest, "status": wanted}))
+                self._cache.written(SCALER_KIND, await self._api.apply_status({**manifest, "status": desired}))
 
     def record_event(
         self, about: Mapping[str, Any], reason: str, message: str, event_type: EventType = "Normal"
@@ -209,37 +209,37 @@ class ClusterBackend:
 
     def _default_image(self, service: InferenceService, workloads: Sequence[Object]) -> tuple[str, float]:
         """Returns the image in force for a service that names none, and the seconds after which to check again."""
-        default, turns = self._settings.images.default_for(service), self._turns
+        default, throttle = self._settings.images.default_for(service), self._throttle
         change = image_change(service, default, running_images(workloads))
-        if turns is None:
+        if throttle is None:
             return default, float("inf")
         key, gpus = (self._namespace, self._name), gpus_of_one_engine(service)
         rollout = service.spec.rollout
         if change.change == Change.NONE or change.running == default:
-            turns.release(key)
+            throttle.release(key)
             return default, float("inf")
-        if change.change == Change.BEGUN:
-            turns.hold(key, gpus)
+        if change.change == Change.ROLLING:
+            throttle.occupy(key, gpus)
             return default, float("inf")
         running = change.running or default
         if rollout is not None and rollout.on_default_image == "Keep":
-            turns.release(key)
+            throttle.release(key)
             return running, float("inf")
-        if turns.may_start(key, gpus):
+        if throttle.may_start(key, gpus):
             return default, float("inf")
         stored = self._cache.get(KIND, *key)
         if stored is not None:
-            told = f"the default image is now {default}; engines go on with {running} until it is their turn"
-            self.record_event(stored, "ImageUpdateWaits", told)
-        return running, turns.look_again_s() or float("inf")
+            message = f"the default image is now {default}; engines go on with {running} until it is their turn"
+            self.record_event(stored, "ImageUpdateWaits", message)
+        return running, throttle.look_again_s() or float("inf")
 
-    def _held(self, stored: Object) -> Object:
+    def _pinned(self, stored: Object) -> Object:
         """Returns the spec of a paused service's last revision, or the stored one if that revision's was not kept."""
         revision = (stored.get("status") or {}).get("revision")
         for item in self._cache.of_service("ControllerRevision", self._namespace, self._name):
             if item["metadata"].get("labels", {}).get(LABEL_REVISION) == revision:
                 kept = spec_of(item)
-                return held_spec(stored["spec"], kept) if kept is not None else dict(stored["spec"])
+                return pinned_spec(stored["spec"], kept) if kept is not None else dict(stored["spec"])
         return dict(stored["spec"])
 
     def _ours(self, kind: str, service: InferenceService) -> list[Object]:
@@ -277,8 +277,8 @@ class ClusterBackend:
                     f"{kind} {name} exists and does not belong to this service: delete it, or rename the service",
                 )
             if live is None or not is_applied(live, manifest):
-                known = self._children[kind].get(name)
-                drifts = changes(known, manifest) if known is not None and "spec" in manifest else []
+                cached = self._children[kind].get(name)
+                drifts = changes(cached, manifest) if cached is not None and "spec" in manifest else []
                 written = await self._api.apply(manifest)
                 self._cache.written(kind, written)
                 if is_applied(written, manifest):

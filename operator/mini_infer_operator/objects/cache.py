@@ -73,9 +73,9 @@ class ObjectCache:
         Returns None and changes nothing if the feed has reported this version or a later one.
         """
         key, _, version = _identity(found)
-        known = self._entries[kind].get(key)
+        cached = self._entries[kind].get(key)
         reported = max(self._complete.get((kind, key[0]), 0), self._complete.get((kind, None), 0))
-        if version <= reported or (known is not None and version <= known.version):
+        if version <= reported or (cached is not None and version <= cached.version):
             return None
         changed = self._keep(kind, found)
         if changed is not None:

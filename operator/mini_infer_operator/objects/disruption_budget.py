@@ -17,10 +17,10 @@ def disruption_budgets(service: InferenceService) -> list[Manifest]:
     are then safe until it is whole again. Kubernetes counts pods, and each evicted pod may be of another engine: so a
     percentage of the engines is divided by the pods of one engine.
     """
-    wanted = service.spec.disruption_budget or DisruptionBudget()
-    if wanted.enabled is False:
+    settings = service.spec.disruption_budget or DisruptionBudget()
+    if settings.enabled is False:
         return []
-    allowed = DEFAULT_MAX_UNAVAILABLE if wanted.max_unavailable is None else wanted.max_unavailable
+    allowed = DEFAULT_MAX_UNAVAILABLE if settings.max_unavailable is None else settings.max_unavailable
     name, of_service = service.metadata.name, {LABEL_SERVICE: service.metadata.name}
     selected = {role_name(name, role): (of_service | {LABEL_ROLE: role}, spec) for role, spec in service.roles.items()}
     if "unified" in service.roles:  # also over prefill and decode engines that an edit replaces

@@ -72,16 +72,16 @@ def _changed(fields: Object, own: Sequence[Object], live: Any, desired: Any, pat
         kind, _, name = key.partition(":")
         ours = [owned[key] for owned in own if key in owned]
         if kind == "f" and isinstance(live, Mapping) and isinstance(desired, Mapping) and name in desired:
-            inner, now, wanted = f"{path}.{name}", live.get(name), desired[name]
+            inner, now, expected = f"{path}.{name}", live.get(name), desired[name]
         elif kind == "k":
             keys = json.loads(name)
             inner = f"{path}[{','.join(str(value) for value in keys.values())}]"
-            now, wanted = _item(live, keys), _item(desired, keys)
+            now, expected = _item(live, keys), _item(desired, keys)
         else:
             continue
         if set(below) - {"."}:
-            yield from _changed(below, ours, now, wanted, inner)
-        elif not ours and wanted is not None and not contains(now, wanted, quantities=_is_quantity(path)):
+            yield from _changed(below, ours, now, expected, inner)
+        elif not ours and expected is not None and not contains(now, expected, quantities=_is_quantity(path)):
             yield inner
 
 

@@ -10,7 +10,7 @@ from mini_infer_operator.resource import LABEL_DRAINING, LABEL_REVISION, LABEL_R
 
 Object = Mapping[str, Any]
 
-MOST_TOLD = 3
+MAX_REPORTED = 3
 LONGEST_QUOTE = 600
 """Characters of one quotation: a traceback's last line and a scheduler's sentence fit."""
 
@@ -24,7 +24,7 @@ _IMAGE_WAITS = {
     "SignatureValidationFailed",
 }
 _HARMLESS_WAITS = {"ContainerCreating", "PodInitializing"}
-_MOST_TELLING = (
+_BY_SIGNIFICANCE = (
     Reason.PODS_REFUSED,
     Reason.IMAGE_PULL_FAILED,
     Reason.CONTAINER_START_FAILED,
@@ -47,7 +47,7 @@ class _Fault:
 
 
 def failures_of(workloads: Iterable[Object], pods: Iterable[Object]) -> list[Failure]:
-    """Returns MOST_TOLD failures at most, the most specific first; pods with the same fault share one sentence."""
+    """Returns MAX_REPORTED failures at most, the most specific first; pods with the same fault share one sentence."""
     by_fault: dict[_Fault, list[str]] = {}
     templates: dict[tuple[str, str], Object] = {}
     for workload in workloads:
@@ -57,8 +57,8 @@ def failures_of(workloads: Iterable[Object], pods: Iterable[Object]) -> list[Fai
     for pod in pods:
         if (fault := pod_fault(pod, templates.get(_revision(pod), {}))) is not None:
             by_fault.setdefault(fault, []).append(pod["metadata"]["name"])
-    order = sorted(by_fault, key=lambda fault: (_MOST_TELLING.index(fault.reason), fault.words))
-    return [Failure(f.reason, f"{_subject(sorted(by_fault[f]))}: {f.words}") for f in order[:MOST_TOLD]]
+    order = sorted(by_fault, key=lambda fault: (_BY_SIGNIFICANCE.index(fault.reason), fault.words))
+    return [Failure(f.reason, f"{_subject(sorted(by_fault[f]))}: {f.words}") for f in order[:MAX_REPORTED]]
 
 
 def deployment_fault(deployment: Object) -> _Fault | None:

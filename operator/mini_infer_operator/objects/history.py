@@ -21,12 +21,12 @@ def with_history(
 
     `live` are the existing ControllerRevisions; `current` is the revision that the spec asks for.
     """
-    known = {item["metadata"]["name"]: item for item in live}
-    highest = max((int(item["revision"]) for item in known.values()), default=0)
+    existing = {item["metadata"]["name"]: item for item in live}
+    highest = max((int(item["revision"]) for item in existing.values()), default=0)
     result = []
     for manifest in manifests:
         if manifest["kind"] == "ControllerRevision":
-            before = known.get(manifest["metadata"]["name"])
+            before = existing.get(manifest["metadata"]["name"])
             is_current = current is not None and manifest["metadata"]["name"].endswith(f"-{current}")
             number = int(before["revision"]) if before is not None else highest + 1
             if is_current and highest > number:
@@ -37,7 +37,7 @@ def with_history(
     return result
 
 
-def remembered(live: Iterable[Object], owner_uid: str) -> set[str]:
+def retained_revisions(live: Iterable[Object], owner_uid: str) -> set[str]:
     """Returns the names of the newest owned ControllerRevisions, which are kept although nothing runs from them.
 
     One that a deleted service left behind has no owner, and would be left behind again.
@@ -53,24 +53,24 @@ def spec_of(revision: Object) -> Mapping[str, Any] | None:
     return dict(spec) if spec is not None else None
 
 
-def held_spec(spec: Mapping[str, Any], kept: Mapping[str, Any]) -> dict[str, Any]:
+def pinned_spec(spec: Mapping[str, Any], kept: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a kept revision's spec with the fields of `spec` that restart no engine: replicas, rollout, budget."""
     live = {name: spec[name] for name in ("rollout", "disruptionBudget", "operatorClass") if name in spec}
-    held = {**{k: v for k, v in kept.items() if k not in {"rollout", "disruptionBudget", "operatorClass"}}, **live}
+    pinned = {**{k: v for k, v in kept.items() if k not in {"rollout", "disruptionBudget", "operatorClass"}}, **live}
     for role in ("unified", "prefill", "decode"):
-        if role in held and role in spec:
+        if role in pinned and role in spec:
             counts = {name: spec[role][name] for name in ("replicas", "scaling") if name in spec[role]}
-            held[role] = {**{k: v for k, v in held[role].items() if k not in {"replicas", "scaling"}}, **counts}
-    return held
+            pinned[role] = {**{k: v for k, v in pinned[role].items() if k not in {"replicas", "scaling"}}, **counts}
+    return pinned
 
 
 def change_to(before: Any, after: Any) -> Any:
     """Returns the merge patch (RFC 7396) that turns `before` into `after`."""
     if not isinstance(before, Mapping) or not isinstance(after, Mapping):
         return after
-    gone: dict[str, Any] = {key: None for key in before if key not in after}
+    removed: dict[str, Any] = {key: None for key in before if key not in after}
     changed = {k: change_to(before.get(k), v) for k, v in after.items() if k not in before or before[k] != v}
-    return gone | changed
+    return removed | changed
 
 
 def differences(before: Any, after: Any, path: str = "") -> list[str]:

@@ -43,7 +43,7 @@ def peers_secret(service: InferenceService, root: PeerSecret) -> Manifest:
     }
 
 
-def wants_peers_secret(manifests: Iterable[Manifest]) -> bool:
+def needs_peers_secret(manifests: Iterable[Manifest]) -> bool:
     """Returns True if a revision among these mounts the Secret; those of older operators do not."""
     templates = (manifest["data"]["template"] for manifest in manifests if manifest["kind"] == "ControllerRevision")
     return any(ANNOTATION_PEER_AUTH in template.get("metadata", {}).get("annotations", {}) for template in templates)

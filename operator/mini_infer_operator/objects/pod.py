@@ -187,7 +187,7 @@ def _serving(launch: Launch) -> dict[str, Any]:
 
 
 def _probes(overrides: Mapping[str, Any], port: int | str) -> dict[str, Any]:
-    asked = {
+    probes = {
         "startupProbe": _probe(READY_PATH, port, period_s=1, failures=START_LIMIT_S),
         "livenessProbe": {
             **_probe(HEALTH_PATH, port, period_s=5, failures=3),
@@ -195,7 +195,7 @@ def _probes(overrides: Mapping[str, Any], port: int | str) -> dict[str, Any]:
         },
         "readinessProbe": _probe(READY_PATH, port, period_s=2, failures=3),
     }
-    return {name: {**probe, **overrides.get(name, {})} for name, probe in asked.items()}
+    return {name: {**probe, **overrides.get(name, {})} for name, probe in probes.items()}
 
 
 def _spread_over_nodes(labels: Mapping[str, str]) -> dict[str, Any]:
@@ -216,8 +216,8 @@ def _with_default_requests(resources: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tolerating_gpus(tolerations: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    said = any(item.get("key") == GPU_TOLERATION["key"] for item in tolerations)
-    return tolerations if said else [*tolerations, GPU_TOLERATION]
+    tolerates_gpu = any(item.get("key") == GPU_TOLERATION["key"] for item in tolerations)
+    return tolerations if tolerates_gpu else [*tolerations, GPU_TOLERATION]
 
 
 def _needs_shared_memory(launch: Launch) -> bool:
@@ -246,8 +246,8 @@ def _environment(launch: Launch, users: Sequence[EnvironmentVariable]) -> list[d
         reference = {"name": launch.token_secret.name, "key": launch.token_secret.key}
         ours.append({"name": HUB_TOKEN_ENV, "valueFrom": {"secretKeyRef": reference}})
     theirs = [item.model_dump() for item in users]
-    taken = {item["name"] for item in theirs}
-    return [item for item in ours if item["name"] not in taken] + theirs
+    overridden = {item["name"] for item in theirs}
+    return [item for item in ours if item["name"] not in overridden] + theirs
 
 
 def _probe(path: str, port: int | str, *, period_s: int, failures: int) -> dict[str, Any]:

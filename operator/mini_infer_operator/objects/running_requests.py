@@ -18,11 +18,11 @@ class RunningRequests:
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
 
-    async def ask(self, pods: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    async def query(self, pods: Iterable[Mapping[str, Any]]) -> dict[str, int]:
         """Returns the number of running requests by the pod's name; pods that do not answer are left out."""
-        asked = [pod for pod in pods if pod.get("status", {}).get("podIP")]
-        answers = await asyncio.gather(*(self._of(str(pod["status"]["podIP"])) for pod in asked))
-        return {pod["metadata"]["name"]: n for pod, n in zip(asked, answers, strict=True) if n is not None}
+        reachable = [pod for pod in pods if pod.get("status", {}).get("podIP")]
+        answers = await asyncio.gather(*(self._of(str(pod["status"]["podIP"])) for pod in reachable))
+        return {pod["metadata"]["name"]: n for pod, n in zip(reachable, answers, strict=True) if n is not None}
 
     async def _of(self, address: str) -> int | None:
         host = f"[{address}]" if ":" in address else address

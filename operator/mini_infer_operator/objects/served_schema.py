@@ -51,14 +51,14 @@ def fitted(value: Any, schema: Schema | None) -> Any:
     if schema is None or schema.get("x-kubernetes-preserve-unknown-fields"):
         return value
     if isinstance(value, Mapping) and "properties" in schema:
-        known = schema["properties"]
-        return {key: fitted(item, known[key]) for key, item in value.items() if key in known}
+        properties = schema["properties"]
+        return {key: fitted(item, properties[key]) for key, item in value.items() if key in properties}
     if isinstance(value, list) and "items" in schema:
-        return [fitted(item, schema["items"]) for item in value if _is_known(item, schema["items"])]
+        return [fitted(item, schema["items"]) for item in value if _is_served(item, schema["items"])]
     return value
 
 
-def _is_known(item: Any, schema: Schema) -> bool:
+def _is_served(item: Any, schema: Schema) -> bool:
     if not isinstance(item, Mapping):
         return True
     enums = {name: field["enum"] for name, field in schema.get("properties", {}).items() if "enum" in field}

@@ -16,7 +16,7 @@ class Change(Enum):
     """The effect that the current default image has on a service."""
 
     NONE = "it runs from the default, or does not run, or was edited too: no turn is needed"
-    BEGUN = "it is on its way to the default"
+    ROLLING = "it is on its way to the default"
     DUE = "nothing but the default image changed"
 
 
@@ -35,7 +35,7 @@ def image_change(service: InferenceService, default: str, running: Mapping[str, 
     if service.spec.image is not None:
         return ImageChange(Change.NONE)
     if service_revision(service, default) in running:
-        return ImageChange(Change.BEGUN if len(running) > 1 else Change.NONE)
+        return ImageChange(Change.ROLLING if len(running) > 1 else Change.NONE)
     for revision, image in sorted(running.items()):
         if service_revision(service, image) == revision:
             return ImageChange(Change.DUE, image)

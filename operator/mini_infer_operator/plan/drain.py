@@ -27,25 +27,25 @@ class Drained:
 
 
 def drain(
-    wanted: Mapping[str, int], current: str, seen: Mapping[str, ObservedWorkload], most: int, now: datetime
+    desired: Mapping[str, int], current: str, seen: Mapping[str, ObservedWorkload], most: int, now: datetime
 ) -> Drained:
-    """Returns the `wanted` replicas, changed so that a revision shrinks only once its engines are drained.
+    """Returns the `desired` replicas, changed so that a revision shrinks only once its engines are drained.
 
-    The `current` revision grows as far as `most` engines in all allow. Revisions that `wanted` does not name are to be
+    The `current` revision grows as far as `most` engines in all allow. Revisions that `desired` does not name are to be
     removed, which is shrinking to none.
     """
     replicas, going = dict[str, int](), set[str]()
     for revision, workload in seen.items():
-        target = wanted.get(revision, 0)
+        target = desired.get(revision, 0)
         chosen = victims(workload, target)
         waits = [engine for engine in chosen if not may_go(engine, now)]
         going |= {engine.name for engine in chosen if engine.ready}
         if waits:
             replicas[revision] = workload.replicas
-        elif revision in wanted:
+        elif revision in desired:
             replicas[revision] = target
     before = seen[current].replicas if current in seen else 0
-    ours = replicas.pop(current, wanted[current])
+    ours = replicas.pop(current, desired[current])
     if ours > before:  # it grows as far as there is room beside what still waits
         ours = max(before, min(ours, most - sum(replicas.values())))
     return Drained({**replicas, current: max(0, ours)}, frozenset(going))

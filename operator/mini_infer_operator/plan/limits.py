@@ -36,17 +36,17 @@ def times_of(service: InferenceService) -> RolloutTimes:
     )
 
 
-def limits_of(rollout: Rollout | None, wanted: int, current: ObservedWorkload | None, now: datetime) -> Limits:
-    """Returns the limits of a role with `wanted` engines; `current` are the engines of the revision that the spec asks
+def limits_of(rollout: Rollout | None, desired: int, current: ObservedWorkload | None, now: datetime) -> Limits:
+    """Returns the limits of a role with `desired` engines; `current` are the engines of the revision that the spec asks
     for.
 
     If the user does not say how many engines may be unavailable, it is 0, but 1 once a new engine finds no room: on a
     full cluster (the normal state of GPUs) a rollout could never begin otherwise.
     """
     rollout = rollout or Rollout()
-    surge = DEFAULT_SURGE if rollout.max_surge is None else _count(rollout.max_surge, wanted, round_up=True)
+    surge = DEFAULT_SURGE if rollout.max_surge is None else _count(rollout.max_surge, desired, round_up=True)
     if rollout.max_unavailable is not None:
-        unavailable = _count(rollout.max_unavailable, wanted, round_up=False)
+        unavailable = _count(rollout.max_unavailable, desired, round_up=False)
     else:
         unavailable = 1 if full_cluster_at(current, now) else 0
     if surge == unavailable == 0:  # percentages of few engines round to nothing
@@ -60,8 +60,8 @@ def full_cluster_at(current: ObservedWorkload | None, now: datetime) -> bool:
     return since is not None and now - since >= FULL_CLUSTER_AFTER
 
 
-def _count(value: int | str, wanted: int, *, round_up: bool) -> int:
+def _count(value: int | str, desired: int, *, round_up: bool) -> int:
     if isinstance(value, int):
         return value
-    hundredths = int(value.removesuffix("%")) * wanted
+    hundredths = int(value.removesuffix("%")) * desired
     return -(-hundredths // 100) if round_up else hundredths // 100

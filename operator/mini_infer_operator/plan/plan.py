@@ -54,11 +54,11 @@ def make_plan(service: InferenceService, observed: Observed, now: datetime) -> P
     current, times = service_revision(service, observed.default_image), times_of(service)
     parts = [_part(service, name, roles, observed, current, now) for name, roles in _PARTS.items()]
     states = {part.name: part.state(times.deadline, now) for part in parts}
-    wanted = next_replicas_of_roles(current, states)
+    desired = next_replicas_of_roles(current, states)
     workloads: list[Workload] = []
     overdue, moments, draining = False, list[datetime](), set[str]()
     for part in parts:
-        drained = drain(wanted[part.name], current, part.seen, part.wanted + part.limits.surge, now)
+        drained = drain(desired[part.name], current, part.seen, part.desired + part.limits.surge, now)
         draining |= drained.going
         for revision, replicas in drained.replicas.items():
             if revision != current:
@@ -66,7 +66,7 @@ def make_plan(service: InferenceService, observed: Observed, now: datetime) -> P
             elif part.role is not None:
                 launch = launch_of(service, part.role, observed.default_image)
                 workloads.append(Workload(part.role, revision, replicas, launch))
-        overdue |= _overdue(part.seen.get(current), part.wanted, times.deadline, now)
+        overdue |= _overdue(part.seen.get(current), part.desired, times.deadline, now)
         moments += [moment for workload in part.seen.values() for moment in _moments(workload, times.deadline)]
     coming = [(moment - now).total_seconds() for moment in moments if moment > now]
     look_again_s = min([observed.look_again_s, *coming, *([DRAIN_POLL_S] if draining else ())])
@@ -86,7 +86,7 @@ class _Part:
     name: str
     role: str | None
     """The service's role that performs the function, or None if it has no such role now."""
-    wanted: int
+    desired: int
     seen: Mapping[str, ObservedWorkload]
     """The existing workload of each revision; a revision has one role here."""
     limits: Limits
@@ -95,17 +95,17 @@ class _Part:
     def state(self, deadline: timedelta, now: datetime) -> RoleState:
         """Returns the part as counts, for `next_replicas_of_roles`."""
         counts = {revision: _count(workload, deadline, now) for revision, workload in self.seen.items()}
-        return RoleState(self.wanted, counts, self.limits, self.is_starved)
+        return RoleState(self.desired, counts, self.limits, self.is_starved)
 
 
 def _part(
     service: InferenceService, name: str, roles: Sequence[str], observed: Observed, current: str, now: datetime
 ) -> _Part:
     role = next((each for each in roles if each in service.roles), None)
-    wanted = service.roles[role].replicas if role is not None else 0
+    desired = service.roles[role].replicas if role is not None else 0
     seen = {w.revision: w for w in observed.workloads if w.role in roles}
-    limits = limits_of(service.spec.rollout, wanted, seen.get(current), now)
-    return _Part(name, role, wanted, seen, limits, full_cluster_at(seen.get(current), now))
+    limits = limits_of(service.spec.rollout, desired, seen.get(current), now)
+    return _Part(name, role, desired, seen, limits, full_cluster_at(seen.get(current), now))
 
 
 def _count(workload: ObservedWorkload, deadline: timedelta, now: datetime) -> Count:
@@ -115,8 +115,8 @@ def _count(workload: ObservedWorkload, deadline: timedelta, now: datetime) -> Co
     return Count(workload.replicas, workload.available, worked, expired, workload.available_by_index)
 
 
-def _overdue(current: ObservedWorkload | None, wanted: int, deadline: timedelta, now: datetime) -> bool:
-    if current is None or current.progressed_at is None or current.available >= wanted:
+def _overdue(current: ObservedWorkload | None, desired: int, deadline: timedelta, now: datetime) -> bool:
+    if current is None or current.progressed_at is None or current.available >= desired:
         return False
     return now - current.progressed_at >= deadline
 

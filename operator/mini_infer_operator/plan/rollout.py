@@ -53,7 +53,7 @@ class Limits:
 class RoleState:
     """One role of a service: the number of engines wanted, and the existing engines of each revision."""
 
-    wanted: int
+    desired: int
     seen: Mapping[str, Count]
     limits: Limits = Limits()
     is_starved: bool = False
@@ -73,14 +73,14 @@ def next_replicas_of_roles(revision: str, roles: Mapping[str, RoleState]) -> dic
     """
     order = _most_available_first(revision, roles)
     starved = any(role.is_starved for role in roles.values())
-    complete = starved or all(_new(role, revision) >= role.wanted for role in roles.values())
+    complete = starved or all(_new(role, revision) >= role.desired for role in roles.values())
     result = {}
     for name, role in roles.items():
-        shares = [] if starved else [_share(role.wanted, other, revision) for other in roles.values()]
+        shares = [] if starved else [_share(role.desired, other, revision) for other in roles.values()]
         covered = min([_new(role, revision), *shares])
         seen = {each: role.seen[each] for each in order if each in role.seen}
-        if role.wanted or complete:
-            result[name] = next_replicas(role.wanted, revision, seen, role.limits, covered)
+        if role.desired or complete:
+            result[name] = next_replicas(role.desired, revision, seen, role.limits, covered)
         else:
             kept = {each: count.replicas_with(count.available) for each, count in seen.items() if each != revision}
             result[name] = {each: count for each, count in kept.items() if count} | {revision: 0}
@@ -88,12 +88,12 @@ def next_replicas_of_roles(revision: str, roles: Mapping[str, RoleState]) -> dic
 
 
 def next_replicas(
-    wanted: int, revision: str, seen: Mapping[str, Count], limits: Limits, covered: int | None = None
+    desired: int, revision: str, seen: Mapping[str, Count], limits: Limits, covered: int | None = None
 ) -> dict[str, int]:
     """Returns the replicas of one role that should exist now, by revision; called again whenever `seen` changes.
 
     Old engines are removed only when available new ones replace them, so a rollout itself never lowers the engines able
-    to answer below `wanted - limits.unavailable`, and the engines asked for never exceed `wanted + limits.surge`. An
+    to answer below `desired - limits.unavailable`, and the engines asked for never exceed `desired + limits.surge`. An
     old engine that is not ready may recover, so it counts, unless the deadline has passed or its revision never worked.
     While no new engine is available, one engine stays of a revision that worked. A revision that is missing in the
     result is to be removed. The result is in the order in which it is to be carried out: what shrinks before what
@@ -105,7 +105,7 @@ def next_replicas(
     """
     current = seen.get(revision, Count(0, 0))
     covered = current.available if covered is None else covered
-    needed = max(0, wanted - limits.unavailable - min(covered, wanted))
+    needed = max(0, desired - limits.unavailable - min(covered, desired))
     old = {name: count for name, count in seen.items() if name != revision}
 
     kept = dict.fromkeys(old, 0)
@@ -118,8 +118,8 @@ def next_replicas(
         kept |= {last: 1} if last is not None else {}
     kept = {name: old[name].replicas_with(count) for name, count in kept.items()}
 
-    room = max(0, wanted + limits.surge - sum(kept.values()))
-    ours = min(wanted, room)
+    allowed = max(0, desired + limits.surge - sum(kept.values()))
+    ours = min(desired, allowed)
     if ours < current.replicas:
         ours = current.replicas_with(ours)
     return {name: count for name, count in kept.items() if count} | {revision: ours}
@@ -140,8 +140,8 @@ def _new(role: RoleState, revision: str) -> int:
     return role.seen.get(revision, Count(0, 0)).available
 
 
-def _share(wanted: int, other: RoleState, revision: str) -> int:
-    """Returns how many of `wanted` engines may be replaced, in proportion to the progress of the `other` role, rounded
+def _share(desired: int, other: RoleState, revision: str) -> int:
+    """Returns how many of `desired` engines may be replaced, in proportion to the progress of the `other` role, rounded
     down.
     """
-    return wanted * min(_new(other, revision), other.wanted) // other.wanted if other.wanted else wanted
+    return desired * min(_new(other, revision), other.desired) // other.desired if other.desired else desired

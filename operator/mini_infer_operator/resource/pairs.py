@@ -63,12 +63,12 @@ def _transports_meet(spec: Any) -> bool:
     return len(kinds) == 1 or ("auto" in kinds and not kinds.isdisjoint(_MEETS_AUTO))
 
 
-def _of_pairs(cel: str, message: str, holds: Any) -> Rule:
+def _of_pairs(cel: str, message: str, is_valid: Any) -> Rule:
     """Returns a rule that holds unless both roles exist and break it."""
     return Rule(
         f"!has(self.prefill) || !has(self.decode) || ({cel})",
         message,
-        lambda s: s.prefill is None or s.decode is None or holds(s),
+        lambda s: s.prefill is None or s.decode is None or is_valid(s),
     )
 
 

@@ -20,12 +20,12 @@ from pydantic_core import CoreSchema
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One static rule: `cel`, for the API server, and `holds`, for Python, mean the same."""
+    """One static rule: `cel`, for the API server, and `is_valid`, for Python, mean the same."""
 
     cel: str
     message: str
     """The error message, which says what to write instead."""
-    holds: Callable[[Any], bool]
+    is_valid: Callable[[Any], bool]
 
 
 class ApiModel(BaseModel):
@@ -44,7 +44,7 @@ class ApiModel(BaseModel):
 
     @model_validator(mode="after")
     def _check_rules(self) -> Self:
-        broken = [rule.message for rule in self.rules if not rule.holds(self)]
+        broken = [rule.message for rule in self.rules if not rule.is_valid(self)]
         if broken:
             raise ValueError("; ".join(broken))
         return self

@@ -114,14 +114,14 @@ class ResourceRequirements(ApiModel):
             "self.requests.all(k, !quantity(string(self.requests[k])).isLessThan(quantity('0')))) && "
             "(!has(self.limits) || self.limits.all(k, !quantity(string(self.limits[k])).isLessThan(quantity('0'))))",
             "requests and limits must not be negative",
-            lambda r: all(parse_quantity(value) >= 0 for value in [*r.wanted.values(), *r.allowed.values()]),
+            lambda r: all(parse_quantity(value) >= 0 for value in [*r.requested.values(), *r.allowed.values()]),
         ),
         Rule(
             "!has(self.requests) || !has(self.limits) || self.requests.all(k, !(k in self.limits) || "
             "quantity(string(self.requests[k])).compareTo(quantity(string(self.limits[k]))) <= 0)",
             "a request must not be above its limit: raise the limit, or lower the request",
             lambda r: all(
-                parse_quantity(value) <= parse_quantity(r.allowed.get(k, value)) for k, value in r.wanted.items()
+                parse_quantity(value) <= parse_quantity(r.allowed.get(k, value)) for k, value in r.requested.items()
             ),
         ),
         Rule(
@@ -135,7 +135,7 @@ class ResourceRequirements(ApiModel):
             "devices such as nvidia.com/gpu need a limit, and a request for them must equal it: write the limit alone",
             lambda r: all(
                 k in r.allowed and parse_quantity(v) == parse_quantity(r.allowed[k])
-                for k, v in r.wanted.items()
+                for k, v in r.requested.items()
                 if _is_extended(k)
             ),
         ),
@@ -150,7 +150,7 @@ class ResourceRequirements(ApiModel):
     """Devices by dynamic resource allocation, out of template.spec.resourceClaims."""
 
     @property
-    def wanted(self) -> dict[str, Quantity]:
+    def requested(self) -> dict[str, Quantity]:
         """The requests; empty if there are none."""
         return self.requests or {}
 

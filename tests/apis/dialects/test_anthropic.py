@@ -34,7 +34,7 @@ def test_the_least_request() -> None:
 
 
 def test_sampling_in_chat_completions_words() -> None:
-    asked = chat_body(
+    requested = chat_body(
         body(
             temperature=0.5,
             top_p=0.9,
@@ -47,7 +47,7 @@ def test_sampling_in_chat_completions_words() -> None:
             priority=3,
         )
     )
-    assert asked == {
+    assert requested == {
         "model": "m",
         "messages": [USER],
         "max_completion_tokens": 100,
@@ -94,7 +94,7 @@ def test_calls_and_results_of_tools() -> None:
         USER, assistant, {"role": "user", "content": [result, failed, {"type": "text", "text": "And now?"}]}
     )
     arguments = [call["function"].pop("arguments") for call in converted[1]["tool_calls"]]
-    assert [json.loads(given) for given in arguments] == [{"city": "Zürich"}, {}]
+    assert [json.loads(value) for value in arguments] == [{"city": "Zürich"}, {}]
     assert converted[1:] == [
         {
             "role": "assistant",
@@ -132,9 +132,9 @@ def test_turns_of_one_role_that_follow_each_other_are_one() -> None:
 
 
 def test_an_assistants_message_at_the_end_begins_the_answer() -> None:
-    asked = chat_body(body(USER, {"role": "assistant", "content": "The answer is ("}))
-    assert asked["messages"][-1] == {"role": "assistant", "content": "The answer is ("}
-    assert (asked["add_generation_prompt"], asked["continue_final_message"]) == (False, True)
+    requested = chat_body(body(USER, {"role": "assistant", "content": "The answer is ("}))
+    assert requested["messages"][-1] == {"role": "assistant", "content": "The answer is ("}
+    assert (requested["add_generation_prompt"], requested["continue_final_message"]) == (False, True)
     assert chat_body(body(USER, {"role": "assistant", "content": ""})) == chat_body(body())
 
 
@@ -142,7 +142,7 @@ def test_tools_and_their_choice() -> None:
     function = {"name": "get_weather", "description": "The weather."}
     function["parameters"] = {"type": "object", "properties": {"city": {}}}  # type: ignore[assignment]
     assert chat_body(body(tools=[TOOL]))["tools"] == [{"type": "function", "function": function}]
-    for choice, wanted in (
+    for choice, expected in (
         ({"type": "auto"}, {"tool_choice": "auto"}),
         ({"type": "none"}, {"tool_choice": "none"}),
         ({"type": "any", "disable_parallel_tool_use": True}, {"tool_choice": "required", "parallel_tool_calls": False}),
@@ -151,12 +151,14 @@ def test_tools_and_their_choice() -> None:
             {"tool_choice": {"type": "function", "function": {"name": "get_weather"}}},
         ),
     ):
-        asked = chat_body(body(tools=[TOOL], tool_choice=choice))
-        assert {name: asked[name] for name in ("tool_choice", "parallel_tool_calls") if name in asked} == wanted
+        requested = chat_body(body(tools=[TOOL], tool_choice=choice))
+        assert {
+            name: requested[name] for name in ("tool_choice", "parallel_tool_calls") if name in requested
+        } == expected
 
 
 @pytest.mark.parametrize(
-    ("fields", "wanted"),
+    ("fields", "expected"),
     [
         (
             {"thinking": {"type": "enabled", "budget_tokens": 64}},
@@ -176,8 +178,8 @@ def test_tools_and_their_choice() -> None:
         ),
     ],
 )
-def test_thinking_and_output_config(fields: dict[str, Any], wanted: dict[str, Any]) -> None:
-    assert chat_body(body(**fields)) == chat_body(body()) | wanted
+def test_thinking_and_output_config(fields: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert chat_body(body(**fields)) == chat_body(body()) | expected
 
 
 def test_one_token_is_generated_when_max_tokens_is_zero() -> None:
@@ -256,14 +258,14 @@ def test_a_value_is_not_quoted_whole() -> None:
     ],
 )
 def test_errors_in_anthropics_shape(status: int, kind: str) -> None:
-    told = error_body(ApiError(status, "why", param="x", code="y"), "r-1")
+    answered = error_body(ApiError(status, "why", param="x", code="y"), "r-1")
     # A gateway tells by the code of an engine's error whether another engine may go on.
     code = {"code": "y"} if status >= 500 else {}
-    assert told == {"type": "error", "error": {"type": kind, "message": "why"} | code, "request_id": "r-1"}
+    assert answered == {"type": "error", "error": {"type": kind, "message": "why"} | code, "request_id": "r-1"}
 
 
 @pytest.mark.parametrize(
-    ("path", "told"),
+    ("path", "named"),
     [
         (("stop",), "stop_sequences"),
         (("stop", 0), "stop_sequences[0]"),
@@ -277,8 +279,8 @@ def test_errors_in_anthropics_shape(status: int, kind: str) -> None:
         (("model",), "model"),
     ],
 )
-def test_fields_of_the_chat_have_the_clients_names(path: FieldPath, told: str) -> None:
-    assert field_name(own_path(path)) == told
+def test_fields_of_the_chat_have_the_clients_names(path: FieldPath, named: str) -> None:
+    assert field_name(own_path(path)) == named
 
 
 @pytest.mark.parametrize("extra", [{"cache_control": {"type": "ephemeral", "scope": "x"}}, {"color": "red"}])
@@ -293,9 +295,9 @@ def test_a_stored_conversation_is_refused_with_the_remedy() -> None:
     parse_request(body, MessagesRequest)
     with pytest.raises(ApiError) as raised:
         parse_request(body | {"thread": {"type": "create"}}, MessagesRequest)
-    told = error_body(raised.value, "")["error"]
-    assert told["details"]["error_code"] == "thread_unsupported_request", "anthropic's clients look for it"
-    assert "thread is not supported" in told["message"]
+    answered = error_body(raised.value, "")["error"]
+    assert answered["details"]["error_code"] == "thread_unsupported_request", "anthropic's clients look for it"
+    assert "thread is not supported" in answered["message"]
 
 
 def test_nothing_is_taken_out_of_a_conversation() -> None:

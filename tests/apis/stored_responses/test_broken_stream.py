@@ -24,9 +24,9 @@ def event(content: dict[str, Any], number: int) -> bytes:
     return f"event: {content['type']}\ndata: {body}\n\n".encode()
 
 
-def told(*pieces: bytes) -> list[dict[str, Any]]:
+def translated(*pieces: bytes) -> list[dict[str, Any]]:
     errors = StreamErrors()
-    data = b"".join(errors.told(piece) for piece in pieces)
+    data = b"".join(errors.translated(piece) for piece in pieces)
     return [json.loads(data_of(one)) for one in events_in(data)]
 
 
@@ -34,7 +34,7 @@ def test_an_error_in_the_stream_ends_it_as_a_responses_stream_ends() -> None:
     begun = event(CREATED, 0) + event(CREATED | {"type": "response.in_progress"}, 1)
     delta = {"type": "response.output_text.delta", "item_id": "m", "output_index": 0, "content_index": 0}
     piece = event(delta | {"delta": 'x,"sequence_number":9}', "logprobs": []}, 2)
-    events = told(begun, b": waiting\n\n", piece, BROKEN)
+    events = translated(begun, b": waiting\n\n", piece, BROKEN)
     for content in events:
         EVENT.validate_python(content)
     assert [content["sequence_number"] for content in events] == list(range(5))
@@ -46,21 +46,21 @@ def test_an_error_in_the_stream_ends_it_as_a_responses_stream_ends() -> None:
 
 
 def test_an_error_before_the_first_event_has_no_response() -> None:
-    (error,) = told(b": waiting\n\n", BROKEN)
+    (error,) = translated(b": waiting\n\n", BROKEN)
     assert (error["type"], error["sequence_number"]) == ("error", 0)
 
 
 def test_a_response_is_not_repeated_when_it_is_very_long() -> None:
     long = CREATED | {"response": CREATED["response"] | {"instructions": "x" * MAX_FIRST_BYTES}}  # type: ignore[operator]
-    events = told(event(long, 0), BROKEN)
+    events = translated(event(long, 0), BROKEN)
     assert [content["type"] for content in events] == ["response.created", "error"]
     assert events[-1]["sequence_number"] == 1
 
 
 def test_what_failed_is_noted_as_the_streams_end() -> None:
     errors = StreamErrors()
-    errors.told(event(CREATED, 0))
-    response = response_in(errors.told(BROKEN))
+    errors.translated(event(CREATED, 0))
+    response = response_in(errors.translated(BROKEN))
     assert response is not None
     assert response["status"] == "failed"
 
@@ -69,10 +69,10 @@ def test_what_failed_is_noted_as_the_streams_end() -> None:
     "piece", [b'{"error": {"message": "x"}}', b'data: {"error": "x"}\n\n', b'data: {"error"\n\n', b""]
 )
 def test_what_is_no_error_in_a_stream_passes_unchanged(piece: bytes) -> None:
-    assert StreamErrors().told(piece) == piece
+    assert StreamErrors().translated(piece) == piece
 
 
-@pytest.mark.parametrize("data", [json.dumps(ERROR).encode(), data_of(StreamErrors().told(BROKEN))])
+@pytest.mark.parametrize("data", [json.dumps(ERROR).encode(), data_of(StreamErrors().translated(BROKEN))])
 def test_over_websocket_an_error_is_an_object_of_its_own(data: bytes) -> None:
     message = json.loads(websocket_error(data.replace(b'{"error": ', b'{"error":')))
     error = responses_server_event.ResponseWsError.model_validate(message)

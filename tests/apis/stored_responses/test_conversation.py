@@ -47,8 +47,8 @@ def test_what_is_wrong_in_a_query_is_named(name: str, value: str) -> None:
 
 
 def test_items_get_ids_and_full_form() -> None:
-    given = ["hi", [{"role": "assistant", "content": "yes"}], [{"type": "function_call", "id": "mine", "name": "f"}]]
-    items = [turn_items({"input": one}, lambda _: None)[0] for one in given]
+    value = ["hi", [{"role": "assistant", "content": "yes"}], [{"type": "function_call", "id": "mine", "name": "f"}]]
+    items = [turn_items({"input": one}, lambda _: None)[0] for one in value]
     assert [item["id"][:4] for item in items] == ["msg_", "msg_", "mine"]
     assert items[0]["content"] == [{"type": "input_text", "text": "hi"}]
     assert items[1]["content"] == [{"type": "output_text", "text": "yes"}]

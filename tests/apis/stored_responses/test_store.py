@@ -42,8 +42,8 @@ def test_it_never_takes_more_than_it_may_and_counts_what_it_has(uses: list[tuple
             assert found is None or found.response_id == name
         else:
             store.delete(name, ANYBODY, now_s)
-        assert store.taken_bytes <= limit
-        assert store.taken_bytes == sum(kept.size_bytes for kept in store._kept.values())
+        assert store.used_bytes <= limit
+        assert store.used_bytes == sum(kept.size_bytes for kept in store._kept.values())
         assert set(store._of_item.values()) == set(store._kept)
         assert all(kept.used_s + 50.0 >= now_s or use not in ("puts", "gets") for kept in store._kept.values())
 
@@ -89,7 +89,7 @@ def test_time_counts_from_the_last_use() -> None:
     assert store.get("a", ANYBODY, 9.0)
     assert store.get("a", ANYBODY, 18.0)
     assert store.get("a", ANYBODY, 29.0) is None
-    assert store.taken_bytes == 0
+    assert store.used_bytes == 0
 
 
 def test_nobody_sees_what_is_anothers() -> None:

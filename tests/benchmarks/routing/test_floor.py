@@ -30,10 +30,10 @@ def workload(name: str) -> Workload:
 
 @pytest.mark.parametrize("name", ["mooncake", "sessions", "zero reuse"])
 def test_every_bar_is_kept(name: str) -> None:
-    keys, given = Keys(), workload(name)
+    keys, workload_given = Keys(), workload(name)
     results = []
     for load in (0.9, 1.4):
-        results += run_cell(Cell(name, 4, 500_000, load), given, (OURS, *REFERENCES_HERE), keys)
+        results += run_cell(Cell(name, 4, 500_000, load), workload_given, (OURS, *REFERENCES_HERE), keys)
     assert missed_bars(results, **FLOOR) == []
 
 
@@ -50,11 +50,11 @@ def test_bars_with_less_knowledge(index: str, gateways: int) -> None:
 
 
 def test_a_bounded_queue_refuses_and_predicts() -> None:
-    given = sessions(1600)
-    shape = EngineShape(250_000 // given.block_tokens, given.block_tokens, QWEN_7B_H200)
-    whole_s = capacity_s(given, shape.rates, 2, shape.kv_blocks, shape.max_num_seqs)
+    workload_given = sessions(1600)
+    shape = EngineShape(250_000 // workload_given.block_tokens, workload_given.block_tokens, QWEN_7B_H200)
+    whole_s = capacity_s(workload_given, shape.rates, 2, shape.kv_blocks, shape.max_num_seqs)
     world = World(shape, 2, lambda world: OurGateway(world, Keys(), "prefix", max_queue=40))
-    answers = world.run(given.at(whole_s / 2.5))
+    answers = world.run(workload_given.at(whole_s / 2.5))
     refused = [answer for answer in answers if answer.refused]
     assert refused
     assert all(answer.predicted_wait_s is not None and answer.predicted_wait_s >= 1 for answer in refused)
@@ -102,14 +102,14 @@ def test_output_that_falls_is_missed() -> None:
 
 
 def test_figures_are_those_of_the_answers() -> None:
-    given = zero_reuse(60)
-    shape = EngineShape(500, given.block_tokens, QWEN_7B_H200)
+    workload_given = zero_reuse(60)
+    shape = EngineShape(500, workload_given.block_tokens, QWEN_7B_H200)
     world = World(shape, 1, lambda world: OurGateway(world, Keys(), "load"))
-    answers = world.run(given)
+    answers = world.run(workload_given)
     found = figures(answers, 0, 1)
     assert found.requests == 60
     assert found.hit_share == 0.0
-    assert found.computed_tokens == sum(request.prompt_tokens for request in given.requests)
+    assert found.computed_tokens == sum(request.prompt_tokens for request in workload_given.requests)
     assert found.ttft_p50_s <= found.ttft_p90_s <= found.ttft_p99_s
 
 

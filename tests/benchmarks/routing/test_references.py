@@ -87,6 +87,6 @@ def test_dynamo_queues_when_every_worker_has_too_much_to_compute(tokens: int, ad
     view = fleet(2)
     for engine in view.engines:
         assert isinstance(engine, MirroredEngine)
-        engine._held = OrderedDict()
+        engine._cached = OrderedDict()
         engine.sent(request(0, (), tokens))
     assert Dynamo().admits(view) is admits

@@ -13,16 +13,16 @@ from benchmarks.routing.world import World
 
 @pytest.mark.parametrize(("load", "most"), [(1.0, 3), (1.5, 4)])  # 3.8 and 12.5 when every offer was routed
 def test_a_request_is_routed_a_few_times_when_32_engines_are_busy(load: float, most: int) -> None:
-    given = sessions(2000)
-    shape = EngineShape(100_000 // given.block_tokens, given.block_tokens, QWEN_7B_H200)
-    whole_s = capacity_s(given, shape.rates, 32, shape.kv_blocks, shape.max_num_seqs)
+    workload_given = sessions(2000)
+    shape = EngineShape(100_000 // workload_given.block_tokens, workload_given.block_tokens, QWEN_7B_H200)
+    whole_s = capacity_s(workload_given, shape.rates, 32, shape.kv_blocks, shape.max_num_seqs)
     gateways: list[CountingGateway] = []
 
     def make(world: World) -> CountingGateway:
         gateways.append(CountingGateway(world, Keys()))
         return gateways[-1]
 
-    World(shape, 32, make).run(given.at(whole_s / load))
+    World(shape, 32, make).run(workload_given.at(whole_s / load))
     (gateway,) = gateways
     assert gateway.requests == 2000
     assert gateway.routes <= most * gateway.requests

@@ -75,9 +75,9 @@ def main() -> int:
     failed = 0
     with running_platform(HERE / "script.json") as platform:
         for name in chosen:
-            told = _session(name, platform)
-            failed += told != ANSWER
-            print(f"{name} {_version(name)}: {'as scripted' if told == ANSWER else told}", flush=True)
+            outcome = _session(name, platform)
+            failed += outcome != ANSWER
+            print(f"{name} {_version(name)}: {'as scripted' if outcome == ANSWER else outcome}", flush=True)
     print(f"{len(chosen) - failed} passed, {failed} failed")
     return int(failed > 0)
 

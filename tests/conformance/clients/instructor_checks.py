@@ -16,7 +16,7 @@ class Person(pydantic.BaseModel, extra="forbid"):
 USER = [{"role": "user", "content": QUESTION}]
 
 
-def ask(mode, model=DEMO, messages=USER, response_model=Person):
+def send(mode, model=DEMO, messages=USER, response_model=Person):
     plain = openai.OpenAI(base_url=f"{URL}/v1", api_key="any", max_retries=0, timeout=60)
     client = instructor.from_openai(plain, mode=mode)
     return client.chat.completions.create(
@@ -26,29 +26,29 @@ def ask(mode, model=DEMO, messages=USER, response_model=Person):
 
 @check
 def tools():
-    assert isinstance(ask(instructor.Mode.TOOLS), Person)
+    assert isinstance(send(instructor.Mode.TOOLS), Person)
 
 
 @check
 def tools_strict():
-    assert isinstance(ask(instructor.Mode.TOOLS_STRICT), Person)
+    assert isinstance(send(instructor.Mode.TOOLS_STRICT), Person)
 
 
 @check
 def json_schema():
-    assert isinstance(ask(instructor.Mode.JSON_SCHEMA), Person)
+    assert isinstance(send(instructor.Mode.JSON_SCHEMA), Person)
 
 
 @check
 def json():
     messages = [{"role": "user", "content": "Ada is how old?"}]
-    assert ask(instructor.Mode.JSON, SCRIPTED, messages).model_dump() == {"name": "Ada", "age": 36}
+    assert send(instructor.Mode.JSON, SCRIPTED, messages).model_dump() == {"name": "Ada", "age": 36}
 
 
 @check
 def markdown_json():
     messages = [{"role": "user", "content": "Ada is how old?"}]
-    assert ask(instructor.Mode.MD_JSON, SCRIPTED, messages).model_dump() == {"name": "Ada", "age": 36}
+    assert send(instructor.Mode.MD_JSON, SCRIPTED, messages).model_dump() == {"name": "Ada", "age": 36}
 
 
 @check

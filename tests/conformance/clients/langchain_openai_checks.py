@@ -30,8 +30,8 @@ def get_sky(city: Literal["Oslo", "Rome"]) -> str:
 
 
 def chat(model=DEMO, **fields):
-    given = {"model": model, "base_url": f"{URL}/v1", "api_key": "any", "max_retries": 0, "timeout": 60} | fields
-    return ChatOpenAI(**given)
+    options = {"model": model, "base_url": f"{URL}/v1", "api_key": "any", "max_retries": 0, "timeout": 60} | fields
+    return ChatOpenAI(**options)
 
 
 @check

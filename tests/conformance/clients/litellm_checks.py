@@ -8,7 +8,7 @@ from checking import DEMO, QUESTION, SCRIPTED, URL, WEATHER, WEATHER_TOOL, check
 
 litellm.suppress_debug_info = True
 USER = [{"role": "user", "content": QUESTION}]
-ASK_PARIS = [{"role": "user", "content": "What is the weather in Paris?"}]
+PARIS_MESSAGES = [{"role": "user", "content": "What is the weather in Paris?"}]
 HERE = {"api_base": f"{URL}/v1", "api_key": "any", "num_retries": 0, "timeout": 60}
 
 
@@ -62,7 +62,7 @@ def json_object():
 
 @check
 def tool_auto():
-    choice = chat(f"hosted_vllm/{SCRIPTED}", tools=[WEATHER_TOOL], messages=ASK_PARIS, max_tokens=200).choices[0]
+    choice = chat(f"hosted_vllm/{SCRIPTED}", tools=[WEATHER_TOOL], messages=PARIS_MESSAGES, max_tokens=200).choices[0]
     assert choice.finish_reason == "tool_calls"
     assert json.loads(choice.message.tool_calls[0].function.arguments) == {"city": "Paris"}
 
@@ -70,18 +70,18 @@ def tool_auto():
 @check
 def tool_loop_stream():
     chunks = list(
-        chat(f"hosted_vllm/{SCRIPTED}", tools=[WEATHER_TOOL], messages=ASK_PARIS, max_tokens=200, stream=True)
+        chat(f"hosted_vllm/{SCRIPTED}", tools=[WEATHER_TOOL], messages=PARIS_MESSAGES, max_tokens=200, stream=True)
     )
-    first = litellm.stream_chunk_builder(chunks, messages=ASK_PARIS).choices[0].message
+    first = litellm.stream_chunk_builder(chunks, messages=PARIS_MESSAGES).choices[0].message
     result = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "SUNNY-21"}
-    messages = [*ASK_PARIS, first.model_dump(exclude_none=True), result]
-    said = chat(f"hosted_vllm/{SCRIPTED}", tools=[WEATHER_TOOL], messages=messages, max_tokens=200).choices[0]
-    assert "sunny" in said.message.content
+    messages = [*PARIS_MESSAGES, first.model_dump(exclude_none=True), result]
+    reply = chat(f"hosted_vllm/{SCRIPTED}", tools=[WEATHER_TOOL], messages=messages, max_tokens=200).choices[0]
+    assert "sunny" in reply.message.content
 
 
 @check
 def tool_required():
-    choice = chat(tools=[WEATHER_TOOL], tool_choice="required", messages=ASK_PARIS, max_tokens=120).choices[0]
+    choice = chat(tools=[WEATHER_TOOL], tool_choice="required", messages=PARIS_MESSAGES, max_tokens=120).choices[0]
     assert "city" in json.loads(choice.message.tool_calls[0].function.arguments)
 
 

@@ -31,7 +31,7 @@ def events_by_type():
 EVENTS = events_by_type()
 
 
-def ask(**fields):
+def send(**fields):
     answer = httpx.post(PATH, json={"model": DEMO, "input": QUESTION} | fields, timeout=60)
     assert answer.status_code == 200, answer.text
     schemas.ResponseResource.model_validate(answer.json())
@@ -51,12 +51,12 @@ def stream(**fields):
 
 @check
 def whole():
-    assert ask(max_output_tokens=200)["output"][0]["content"][0]["text"]
+    assert send(max_output_tokens=200)["output"][0]["content"][0]["text"]
 
 
 @check
 def cut_off():
-    response = ask(max_output_tokens=3)
+    response = send(max_output_tokens=3)
     assert (response["status"], response["incomplete_details"]["reason"]) == ("incomplete", "max_output_tokens")
 
 
@@ -71,20 +71,20 @@ def streamed():
 def system_prompt_and_turns():
     turns = [("system", "Be brief."), ("user", "My name is Alice."), ("assistant", "Hello Alice."), ("user", QUESTION)]
     items = [{"type": "message", "role": role, "content": text} for role, text in turns]
-    assert ask(input=items, max_output_tokens=16)["output"]
+    assert send(input=items, max_output_tokens=16)["output"]
 
 
 @check
 def thinking():
-    asked = {"reasoning": {"effort": "low"}, "max_output_tokens": 400}
-    assert ask(**asked)["output"][0]["type"] == "reasoning"
-    kinds = {event["item"]["type"] for event in stream(**asked) if event["type"] == "response.output_item.added"}
+    calls = {"reasoning": {"effort": "low"}, "max_output_tokens": 400}
+    assert send(**calls)["output"][0]["type"] == "reasoning"
+    kinds = {event["item"]["type"] for event in stream(**calls) if event["type"] == "response.output_item.added"}
     assert "reasoning" in kinds
 
 
 @check
 def tool_called():
-    response = ask(model=SCRIPTED, input=PARIS, tools=[TOOL])
+    response = send(model=SCRIPTED, input=PARIS, tools=[TOOL])
     assert [item["type"] for item in response["output"]] == ["message", "function_call"]
 
 
@@ -96,7 +96,7 @@ def tool_called_in_a_stream():
 
 @check
 def in_the_background():
-    response = ask(background=True, max_output_tokens=4)
+    response = send(background=True, max_output_tokens=4)
     assert response["status"] == "queued"
     kept = httpx.get(f"{PATH}/{response['id']}", timeout=60).json()
     schemas.ResponseResource.model_validate(kept)

@@ -9,7 +9,7 @@ from checking import DEMO, QUESTION, SCRIPTED, URL, WEATHER, WEATHER_TOOL, check
 
 client = openai.OpenAI(base_url=f"{URL}/v1", api_key="any", max_retries=0, timeout=60)
 USER = [{"role": "user", "content": QUESTION}]
-ASK_PARIS = [{"role": "user", "content": "What is the weather in Paris?"}]
+PARIS_MESSAGES = [{"role": "user", "content": "What is the weather in Paris?"}]
 FORCED = {"type": "function", "function": {"name": "get_weather"}}
 RESPONSES_TOOL = {
     "type": "function",
@@ -108,7 +108,7 @@ def chat_parse_pydantic():
 
 @check
 def tool_forced():
-    choice = chat(tools=[WEATHER_TOOL], tool_choice=FORCED, messages=ASK_PARIS, max_tokens=120).choices[0]
+    choice = chat(tools=[WEATHER_TOOL], tool_choice=FORCED, messages=PARIS_MESSAGES, max_tokens=120).choices[0]
     call = choice.message.tool_calls[0]
     assert call.function.name == "get_weather"
     assert "city" in json.loads(call.function.arguments)
@@ -119,14 +119,14 @@ def tool_forced():
 
 @check
 def tool_required():
-    choice = chat(tools=[WEATHER_TOOL], tool_choice="required", messages=ASK_PARIS, max_tokens=120).choices[0]
+    choice = chat(tools=[WEATHER_TOOL], tool_choice="required", messages=PARIS_MESSAGES, max_tokens=120).choices[0]
     assert choice.message.tool_calls
     assert choice.finish_reason == "tool_calls"
 
 
 @check
 def tool_auto():
-    choice = chat(model=SCRIPTED, tools=[WEATHER_TOOL], messages=ASK_PARIS, max_tokens=200).choices[0]
+    choice = chat(model=SCRIPTED, tools=[WEATHER_TOOL], messages=PARIS_MESSAGES, max_tokens=200).choices[0]
     assert choice.finish_reason == "tool_calls"
     assert choice.message.content.strip() == "I look it up."
     assert json.loads(choice.message.tool_calls[0].function.arguments) == {"city": "Paris"}
@@ -135,7 +135,7 @@ def tool_auto():
 @check
 def tool_auto_stream():
     calls, text = {}, ""
-    for chunk in chat(model=SCRIPTED, tools=[WEATHER_TOOL], messages=ASK_PARIS, max_tokens=200, stream=True):
+    for chunk in chat(model=SCRIPTED, tools=[WEATHER_TOOL], messages=PARIS_MESSAGES, max_tokens=200, stream=True):
         for choice in chunk.choices:
             text += choice.delta.content or ""
             for part in choice.delta.tool_calls or []:
@@ -150,8 +150,8 @@ def tool_auto_stream():
 
 @check
 def tool_calls_parallel():
-    ask = [{"role": "user", "content": "What is the weather in Oslo and Rome?"}]
-    message = chat(model=SCRIPTED, tools=[WEATHER_TOOL], messages=ask, max_tokens=300).choices[0].message
+    send = [{"role": "user", "content": "What is the weather in Oslo and Rome?"}]
+    message = chat(model=SCRIPTED, tools=[WEATHER_TOOL], messages=send, max_tokens=300).choices[0].message
     assert [json.loads(c.function.arguments)["city"] for c in message.tool_calls] == ["Oslo", "Rome"]
     assert message.content is None
     assert len({c.id for c in message.tool_calls}) == 2
@@ -159,17 +159,19 @@ def tool_calls_parallel():
 
 @check
 def tool_result_is_answered():
-    first = chat(model=SCRIPTED, tools=[WEATHER_TOOL], messages=ASK_PARIS, max_tokens=200).choices[0].message
+    first = chat(model=SCRIPTED, tools=[WEATHER_TOOL], messages=PARIS_MESSAGES, max_tokens=200).choices[0].message
     result = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "SUNNY-21"}
-    said = chat(model=SCRIPTED, tools=[WEATHER_TOOL], messages=[*ASK_PARIS, first, result], max_tokens=200).choices[0]
-    assert said.finish_reason == "stop"
-    assert "sunny" in said.message.content
-    assert not said.message.tool_calls
+    reply = chat(
+        model=SCRIPTED, tools=[WEATHER_TOOL], messages=[*PARIS_MESSAGES, first, result], max_tokens=200
+    ).choices[0]
+    assert reply.finish_reason == "stop"
+    assert "sunny" in reply.message.content
+    assert not reply.message.tool_calls
 
 
 @check
 def tool_choice_none():
-    choice = chat(tools=[WEATHER_TOOL], tool_choice="none", messages=ASK_PARIS).choices[0]
+    choice = chat(tools=[WEATHER_TOOL], tool_choice="none", messages=PARIS_MESSAGES).choices[0]
     assert not choice.message.tool_calls
     assert "<tool_call>" not in (choice.message.content or "")
 
@@ -301,8 +303,8 @@ def responses_parse():
 
 @check
 def responses_tool_loop():
-    ask = [{"role": "user", "content": "What is the weather in Paris?"}]
-    first = client.responses.create(model=SCRIPTED, input=ask, tools=[RESPONSES_TOOL])
+    send = [{"role": "user", "content": "What is the weather in Paris?"}]
+    first = client.responses.create(model=SCRIPTED, input=send, tools=[RESPONSES_TOOL])
     call = next(item for item in first.output if item.type == "function_call")
     assert call.name == "get_weather"
     assert json.loads(call.arguments) == {"city": "Paris"}
@@ -335,7 +337,7 @@ async def async_together():
 def run_tools_stream_helper():
     with client.chat.completions.stream(
         model=SCRIPTED,
-        messages=ASK_PARIS,
+        messages=PARIS_MESSAGES,
         tools=[{**WEATHER_TOOL, "function": {**WEATHER_TOOL["function"], "strict": True}}],
     ) as stream:
         for _ in stream:

@@ -20,14 +20,14 @@ class Person(pydantic.BaseModel):
 
 def weather_agent(model):
     agent = Agent(model, model_settings=SHORT)
-    asked = []
+    calls = []
 
     @agent.tool_plain
     def get_weather(city: str) -> str:
-        asked.append(city)
+        calls.append(city)
         return "SUNNY-21" if city == "Paris" else "RAIN-9"
 
-    return agent, asked
+    return agent, calls
 
 
 @check
@@ -38,18 +38,18 @@ async def plain():
 
 @check
 async def tool_loop():
-    agent, asked = weather_agent(OpenAIChatModel(SCRIPTED, provider=PROVIDER))
+    agent, calls = weather_agent(OpenAIChatModel(SCRIPTED, provider=PROVIDER))
     result = await agent.run("What is the weather in Paris?")
-    assert asked == ["Paris"]
+    assert calls == ["Paris"]
     assert "sunny" in result.output
 
 
 @check
 async def tool_loop_stream():
-    agent, asked = weather_agent(OpenAIChatModel(SCRIPTED, provider=PROVIDER))
+    agent, calls = weather_agent(OpenAIChatModel(SCRIPTED, provider=PROVIDER))
     async with agent.run_stream("What is the weather in Oslo and Rome?") as stream:
         text = await stream.get_output()
-    assert asked == ["Oslo", "Rome"]
+    assert calls == ["Oslo", "Rome"]
     assert "Rome has sun" in text
 
 
@@ -67,18 +67,18 @@ async def output_native():
 
 @check
 async def responses_tool_loop():
-    agent, asked = weather_agent(OpenAIResponsesModel(SCRIPTED, provider=PROVIDER))
+    agent, calls = weather_agent(OpenAIResponsesModel(SCRIPTED, provider=PROVIDER))
     result = await agent.run("What is the weather in Paris?")
-    assert asked == ["Paris"]
+    assert calls == ["Paris"]
     assert "sunny" in result.output
 
 
 @check
 async def messages_tool_loop():
     provider = AnthropicProvider(base_url=URL, api_key="any")
-    agent, asked = weather_agent(AnthropicModel(SCRIPTED, provider=provider))
+    agent, calls = weather_agent(AnthropicModel(SCRIPTED, provider=provider))
     result = await agent.run("What is the weather in Paris?")
-    assert asked == ["Paris"]
+    assert calls == ["Paris"]
     assert "sunny" in result.output
 
 

@@ -30,7 +30,7 @@ class Checked:
 
     client: str
     check: str
-    holds: bool
+    passes: bool
     saw: str = ""
 
 
@@ -47,11 +47,11 @@ def main() -> int:
         for client in chosen:
             seen = run_client(client, platform, arguments.check)
             results += seen
-            print(f"{client} {versions_line(client)}: {sum(r.holds for r in seen)} of {len(seen)}", flush=True)
-            print("".join(f"  {r.check}: {r.saw[:260]}\n" for r in seen if not r.holds), end="", flush=True)
+            print(f"{client} {versions_line(client)}: {sum(r.passes for r in seen)} of {len(seen)}", flush=True)
+            print("".join(f"  {r.check}: {r.saw[:260]}\n" for r in seen if not r.passes), end="", flush=True)
     wrong = [] if arguments.check else different_rows({name: table.get(name, {}) for name in chosen}, results)
     print("\n".join(wrong))
-    failed = [result for result in results if not result.holds]
+    failed = [result for result in results if not result.passes]
     print(f"{len(results) - len(failed)} passed, {len(failed)} failed")
     return int(bool(failed or wrong))
 
@@ -69,7 +69,7 @@ def run_client(client: str, platform: Platform, only: list[str]) -> list[Checked
     (environments.FOLDER / "logs" / f"client-{client}.txt").write_text(out.stdout + out.stderr)
     lines = [json.loads(line) for line in out.stdout.splitlines() if line.startswith('{"check"')]
     results = [Checked(client, line["check"], line["ok"], line.get("saw", "")) for line in lines]
-    return results or [Checked(client, "start", holds=False, saw=out.stderr[-600:])]
+    return results or [Checked(client, "start", passes=False, saw=out.stderr[-600:])]
 
 
 def different_rows(table: Table, results: list[Checked]) -> list[str]:

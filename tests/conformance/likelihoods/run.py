@@ -37,10 +37,10 @@ def main() -> int:
         print(f"lm-eval {environments.versions('lm-eval')['lm-eval']} failed:\n{out.stderr[-2000:]}")
         return 1
     found = json.loads(lines[0])
-    holds = found["largest_difference"] <= LIMIT and not found["greedy_differs"]
+    passes = found["largest_difference"] <= LIMIT and not found["greedy_differs"]
     print(f"lm-eval {environments.versions('lm-eval')['lm-eval']}: {found}")
-    print(f"{int(holds)} passed, {int(not holds)} failed")
-    return int(not holds)
+    print(f"{int(passes)} passed, {int(not passes)} failed")
+    return int(not passes)
 
 
 if __name__ == "__main__":

@@ -61,14 +61,14 @@ def main() -> int:
     with running_platform(SCRIPT) as platform:
         for name, tool in TOOLS.items():
             for place, url in (("engine", platform.demo_engine), ("gateway", platform.gateway)):
-                told, holds = _told(tool, url)
-                failed += not holds
-                print(f"{name} {environments.versions(name)[name]}, {place}: {told}", flush=True)
+                outcome, passes = _verdict_of(tool, url)
+                failed += not passes
+                print(f"{name} {environments.versions(name)[name]}, {place}: {outcome}", flush=True)
     print(f"{2 * len(TOOLS) - failed} passed, {failed} failed")
     return int(failed > 0)
 
 
-def _told(tool: Callable[[str, Path], str], url: str) -> tuple[str, bool]:
+def _verdict_of(tool: Callable[[str, Path], str], url: str) -> tuple[str, bool]:
     with tempfile.TemporaryDirectory() as folder:
         try:
             return tool(url, Path(folder)), True

@@ -14,7 +14,7 @@ def test_what_is_as_listed_differs_in_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "outcome"),
     [
         ({"a.py::one": Seen("failed", "boom")}, "a.py::one: failed, listed as pass. boom"),
         ({"a.py::two": Seen("passed")}, "a.py::two: passed, listed as {'differs on purpose': 'why'}. "),
@@ -22,8 +22,8 @@ def test_what_is_as_listed_differs_in_nothing() -> None:
         ({"a.py::four": Seen("passed")}, "a.py::four: passed, and not listed. "),
     ],
 )
-def test_a_difference_in_either_direction_is_reported(change: dict[str, Seen], told: str) -> None:
-    assert verdicts.differences(LISTED, AS_LISTED | change, ["a.py"]) == [told]
+def test_a_difference_in_either_direction_is_reported(change: dict[str, Seen], outcome: str) -> None:
+    assert verdicts.differences(LISTED, AS_LISTED | change, ["a.py"]) == [outcome]
 
 
 def test_a_listed_test_is_reported_when_it_did_not_run() -> None:

@@ -31,10 +31,10 @@ def responses(arguments: str) -> tuple[str, dict[str, Any]]:
     return "/v1/responses", {"input": items}
 
 
-def messages(given: Any) -> tuple[str, dict[str, Any]]:
+def messages(value: Any) -> tuple[str, dict[str, Any]]:
     turns = [
         {"role": "user", "content": "Look."},
-        {"role": "assistant", "content": [{"type": "tool_use", "id": "t_1", "name": "look", "input": given}]},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "t_1", "name": "look", "input": value}]},
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t_1", "content": "Nothing."}]},
     ]
     return "/v1/messages", {"model": "dry", "max_tokens": 5, "messages": turns}

@@ -28,7 +28,7 @@ class Core:
     failure = None
 
 
-class Front:
+class FakeApiServer:
     """What the routes touch: a model that is still loading, so that /role and /kv_snapshot answer 503 once let in."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Front:
         self.draining = True
 
 
-async def ask(
+async def send_request(
     app: Any, method: str, path: str, headers: dict[str, str], client: str, host: str = "127.0.0.1:8000"
 ) -> httpx.Response:
     transport = httpx.ASGITransport(app, client=(client, 1234))
@@ -82,57 +82,57 @@ async def test_admin_paths_are_refused_when_nothing_proves_the_peer(
     host: str,
     refusal: str | None,
 ) -> None:
-    front, known = Front(), ApiKeys(keys)
-    app = make_app(cast("ApiServerState", front), known, AdminGuard(secret, known))
+    api_server, known = FakeApiServer(), ApiKeys(keys)
+    app = make_app(cast("ApiServerState", api_server), known, AdminGuard(secret, known))
     if keys and path != "/drain":
         headers = headers | KEY
-    answer = await ask(app, method, path, headers, client, host)
+    answer = await send_request(app, method, path, headers, client, host)
     if refusal is None:
         assert answer.status_code == (200 if path == "/drain" else 503), answer.text
-        assert front.draining == (path == "/drain")
+        assert api_server.draining == (path == "/drain")
     else:
         assert answer.status_code == 403
         assert answer.json()["error"]["code"].endswith(refusal)
-        assert not front.draining
+        assert not api_server.draining
 
 
 @pytest.mark.parametrize("secret", [SECRET, None])
 @pytest.mark.parametrize("path", ["/drain", "/healthz", "/readyz"])
 async def test_probes_and_the_count_of_a_drain_need_no_proof(secret: PeerSecret | None, path: str) -> None:
     app = make_app(cast("ApiServerState", _served()), None, AdminGuard(secret))
-    assert (await ask(app, "GET", path, {}, FAR)).status_code in (200, 503)
+    assert (await send_request(app, "GET", path, {}, FAR)).status_code in (200, 503)
 
 
 async def test_the_snapshot_is_readable_from_anywhere_when_the_event_ports_are_open_to_anybody() -> None:
-    app = make_app(cast("ApiServerState", Front()), None, AdminGuard(events_are_open=True))
-    assert (await ask(app, "GET", "/kv_snapshot", ANY, FAR)).status_code == 503
-    assert (await ask(app, "POST", "/drain", ANY, FAR)).status_code == 403
+    app = make_app(cast("ApiServerState", FakeApiServer()), None, AdminGuard(events_are_open=True))
+    assert (await send_request(app, "GET", "/kv_snapshot", ANY, FAR)).status_code == 503
+    assert (await send_request(app, "POST", "/drain", ANY, FAR)).status_code == 403
 
 
 async def test_the_admin_socket_serves_admin_paths_and_probes_alone() -> None:
-    front = _served()
-    app = make_admin_app(cast("ApiServerState", front))
-    assert (await ask(app, "GET", "/healthz", {}, "")).status_code == 200
-    assert (await ask(app, "POST", "/v1/completions", {}, "")).status_code == 404
-    assert (await ask(app, "POST", "/drain", {}, "")).status_code == 200
-    assert front.draining
+    api_server = _served()
+    app = make_admin_app(cast("ApiServerState", api_server))
+    assert (await send_request(app, "GET", "/healthz", {}, "")).status_code == 200
+    assert (await send_request(app, "POST", "/v1/completions", {}, "")).status_code == 404
+    assert (await send_request(app, "POST", "/drain", {}, "")).status_code == 200
+    assert api_server.draining
 
 
 @pytest.mark.parametrize("allowed", [("*",), ("content-type", PEER_HEADER.title())])
 def test_no_page_from_elsewhere_may_send_the_peer_header_when_cors_allows_all(allowed: tuple[str, ...]) -> None:
     policy = CorsPolicy(allowed_origins=("*",), allowed_headers=allowed)
-    asked = f"Content-Type, {PEER_HEADER.upper()} ,X-Mini-Infer-Peer".encode()
+    requested = f"Content-Type, {PEER_HEADER.upper()} ,X-Mini-Infer-Peer".encode()
     headers = [
         (b"origin", b"https://evil.example"),
         (b"access-control-request-method", b"POST"),
-        (b"access-control-request-headers", asked),
+        (b"access-control-request-headers", requested),
     ]
-    told = dict(policy.preflight_headers(headers))
-    assert told[b"access-control-allow-headers"].lower() == b"content-type"
+    answered = dict(policy.preflight_headers(headers))
+    assert answered[b"access-control-allow-headers"].lower() == b"content-type"
 
 
-def _served() -> Front:
-    front = Front()
-    front.core_problem = None  # type: ignore[attr-defined]  # only probes read it
-    front.text = msgspec.defstruct("Text", [("names", list[str])])(["dry"])  # type: ignore[attr-defined]
-    return front
+def _served() -> FakeApiServer:
+    api_server = FakeApiServer()
+    api_server.core_problem = None  # type: ignore[attr-defined]  # only probes read it
+    api_server.text = msgspec.defstruct("Text", [("names", list[str])])(["dry"])  # type: ignore[attr-defined]
+    return api_server

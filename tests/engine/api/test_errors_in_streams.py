@@ -69,6 +69,6 @@ async def test_errors_have_the_clients_names(steps: int, wait_s: float, status: 
     scope = {"type": "http", "path": RESPONSES_PATH, "headers": [], "method": "POST"}
     await _stream(work, scope, cast("Any", None), send, 0.05)
     assert sent[0]["status"] == status
-    told = b"".join(message.get("body", b"") for message in sent)
-    assert b"max_output_tokens is too large" in told
-    assert b"max_completion_tokens" not in told
+    answered = b"".join(message.get("body", b"") for message in sent)
+    assert b"max_output_tokens is too large" in answered
+    assert b"max_completion_tokens" not in answered

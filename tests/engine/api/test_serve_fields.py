@@ -34,8 +34,8 @@ def test_a_chats_prompt_tokens_are_returned_once_and_in_the_first_event(server: 
     first, *rest = events(server, CHAT, return_token_ids=True)
     assert first["prompt_token_ids"] == ids
     assert not any("prompt_token_ids" in event for event in rest)
-    told = [token for event in [first, *rest] for choice in event["choices"] for token in choice["token_ids"]]
-    assert told == post(server, CHAT, return_token_ids=True)["choices"][0]["token_ids"]
+    answered = [token for event in [first, *rest] for choice in event["choices"] for token in choice["token_ids"]]
+    assert answered == post(server, CHAT, return_token_ids=True)["choices"][0]["token_ids"]
     plain = post(server, CHAT)  # vLLM's clients read these of every answer
     assert (plain["prompt_token_ids"], plain["prompt_logprobs"], plain["choices"][0]["token_ids"]) == (None, None, None)
 
@@ -48,9 +48,9 @@ def test_a_completions_prompt_tokens_are_returned_in_each_choice_once(server: Dr
     for event in events(server, COMPLETION, return_token_ids=True, n=2):
         for choice in event["choices"]:
             found.setdefault(choice["index"], []).append(choice.get("prompt_token_ids"))
-    assert all(told[0] == ids and not any(told[1:]) for told in found.values())
-    asked = events(server, COMPLETION, return_token_ids=True, return_prompt_token_ids=False)
-    assert not any("prompt_token_ids" in choice for event in asked for choice in event["choices"])
+    assert all(answered[0] == ids and not any(answered[1:]) for answered in found.values())
+    requested = events(server, COMPLETION, return_token_ids=True, return_prompt_token_ids=False)
+    assert not any("prompt_token_ids" in choice for event in requested for choice in event["choices"])
 
 
 @pytest.mark.parametrize(
@@ -100,16 +100,16 @@ def test_obfuscated_events_have_lengths_that_tell_little(server: DryServer) -> N
 
 def test_an_echoed_chat_begins_with_the_message_that_it_continues(server: DryServer) -> None:
     messages = [*MESSAGES, {"role": "assistant", "content": "Once "}]
-    asked = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False, "echo": True}
-    plain = post(server, CHAT, **(asked | {"echo": False}))["choices"][0]["message"]["content"]
-    assert post(server, CHAT, **asked)["choices"][0]["message"]["content"] == "Once " + plain
-    told = [event["choices"][0]["delta"].get("content", "") for event in events(server, CHAT, **asked)]
-    assert "".join(told) == "Once " + plain
+    requested = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False, "echo": True}
+    plain = post(server, CHAT, **(requested | {"echo": False}))["choices"][0]["message"]["content"]
+    assert post(server, CHAT, **requested)["choices"][0]["message"]["content"] == "Once " + plain
+    answered = [event["choices"][0]["delta"].get("content", "") for event in events(server, CHAT, **requested)]
+    assert "".join(answered) == "Once " + plain
 
 
 def test_an_output_that_repeats_itself_ends(server: DryServer) -> None:
-    asked = {"max_pattern_size": 3, "min_count": 3}
-    found = post(server, COMPLETION, prompt="abababab.", max_tokens=20, repetition_detection=asked)["choices"][0]
+    requested = {"max_pattern_size": 3, "min_count": 3}
+    found = post(server, COMPLETION, prompt="abababab.", max_tokens=20, repetition_detection=requested)["choices"][0]
     assert (found["text"], found["finish_reason"], found["stop_reason"]) == (
         "ababab",
         "repetition",

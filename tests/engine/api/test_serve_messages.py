@@ -47,26 +47,26 @@ def joined(stream: list[dict[str, Any]]) -> dict[str, Any]:
     """The message that a stream tells, put together as a client does it."""
     assert stream[0]["type"] == "message_start"
     assert stream[-1]["type"] == "message_stop"
-    told: dict[str, Any] = stream[0]["message"]
+    answered: dict[str, Any] = stream[0]["message"]
     for event in stream[1:-1]:
         kind = event["type"]
         if kind == "content_block_start":
-            assert event["index"] == len(told["content"])
-            told["content"].append(event["content_block"] | {"_json": ""})
+            assert event["index"] == len(answered["content"])
+            answered["content"].append(event["content_block"] | {"_json": ""})
         elif kind == "content_block_delta":
-            block, delta = told["content"][event["index"]], event["delta"]
+            block, delta = answered["content"][event["index"]], event["delta"]
             for name, target in (("text", "text"), ("thinking", "thinking"), ("partial_json", "_json")):
                 block[target] = block.get(target, "") + delta.get(name, "") if name in delta else block.get(target)
             block |= {"signature": delta["signature"]} if "signature" in delta else {}
         elif kind == "message_delta":
-            told |= event["delta"] | {"usage": told["usage"] | event["usage"]}
-    for block in told["content"]:
+            answered |= event["delta"] | {"usage": answered["usage"] | event["usage"]}
+    for block in answered["content"]:
         arguments = block.pop("_json")
         if block["type"] == "tool_use":
             block["input"] = json.loads(arguments)
         for name in [name for name, value in block.items() if value is None]:
             del block[name]
-    return told
+    return answered
 
 
 def test_a_message_has_anthropics_shape(server: DryServer) -> None:
@@ -94,11 +94,11 @@ def test_a_stream_tells_the_same(server: DryServer) -> None:
     assert kinds[:3] == ["message_start", "ping", "content_block_start"]
     assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
     assert set(kinds[3:-3]) == {"content_block_delta"}
-    told, answer = joined(stream), whole(server, message())
-    assert told["usage"].pop("output_tokens") == answer["usage"].pop("output_tokens")
-    for both in (told, answer):
+    answered, answer = joined(stream), whole(server, message())
+    assert answered["usage"].pop("output_tokens") == answer["usage"].pop("output_tokens")
+    for both in (answered, answer):
         del both["id"], both["usage"]
-    assert told == answer
+    assert answered == answer
 
 
 def test_usage_is_of_what_the_cache_had_what_it_got_and_the_rest(server: DryServer) -> None:
@@ -126,10 +126,10 @@ def test_usage_is_of_what_the_cache_had_what_it_got_and_the_rest(server: DryServ
 def test_why_an_answer_ends(
     server: DryServer, fields: dict[str, Any], text: str | None, reason: str, sequence: str | None
 ) -> None:
-    for told in (whole(server, message(**fields)), joined(events(server, message(**fields)))):
-        assert told["content"] == ([] if text is None else [{"type": "text", "text": text}])
-        assert (told["stop_reason"], told["stop_sequence"]) == (reason, sequence)
-        assert "max_tokens" not in fields or told["usage"]["output_tokens"] == fields["max_tokens"]
+    for answered in (whole(server, message(**fields)), joined(events(server, message(**fields)))):
+        assert answered["content"] == ([] if text is None else [{"type": "text", "text": text}])
+        assert (answered["stop_reason"], answered["stop_sequence"]) == (reason, sequence)
+        assert "max_tokens" not in fields or answered["usage"]["output_tokens"] == fields["max_tokens"]
 
 
 TOOL = {"name": "get_weather", "input_schema": {"properties": {"city": {"type": "string"}}, "required": ["city"]}}
@@ -138,12 +138,12 @@ CALL = 'I look.<tool_call>\n{"name": "get_weather", "arguments": {"city": "Züri
 
 def test_a_call_of_a_tool_is_a_block_and_its_result_goes_back(server: DryServer) -> None:
     body = message(CALL, tools=[TOOL])  # the pretended model says it again
-    for told in (whole(server, body), joined(events(server, body))):
-        text, call = told["content"]
+    for answered in (whole(server, body), joined(events(server, body))):
+        text, call = answered["content"]
         assert text == {"type": "text", "text": "You said: I look."}
         assert call.pop("id").startswith("toolu_")
         assert call == {"type": "tool_use", "name": "get_weather", "input": {"city": "Zürich"}}
-        assert told["stop_reason"] == "tool_use"
+        assert answered["stop_reason"] == "tool_use"
     result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "20 °C"}
     body["messages"] += [
         {"role": "assistant", "content": [text, call | {"id": "toolu_1"}]},
@@ -169,7 +169,7 @@ def test_a_stream_that_is_resumed_anywhere_tells_what_was_left(server: DryServer
         *rest, end, last = events(server, body | {"resume_token_ids": known})
         assert (end["delta"], last["type"]) == (message_delta["delta"], "message_stop")
         assert end["usage"]["output_tokens"] == message_delta["usage"]["output_tokens"]
-        left = [event for _, told in steps[at:] for event in told] + fresh
+        left = [event for _, answered in steps[at:] for event in answered] + fresh
         assert without_ids([event for event in rest if event["type"] != "ping"]) == without_ids(left)
 
 
@@ -180,9 +180,9 @@ def without_ids(stream: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_tools_that_may_not_be_called_are_not(server: DryServer) -> None:
-    told = whole(server, message(CALL, tools=[TOOL], tool_choice={"type": "none"}))
-    assert [block["type"] for block in told["content"]] == ["text"]
-    assert told["stop_reason"] == "end_turn"
+    answered = whole(server, message(CALL, tools=[TOOL], tool_choice={"type": "none"}))
+    assert [block["type"] for block in answered["content"]] == ["text"]
+    assert answered["stop_reason"] == "end_turn"
 
 
 def test_more_tokens_than_the_context_has_are_cut_there(server: DryServer) -> None:

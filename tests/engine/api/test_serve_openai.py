@@ -207,7 +207,7 @@ def test_the_clients_request_id_is_the_id_and_comes_back(server: DryServer) -> N
 
 
 def test_many_clients_get_their_own_text(server: DryServer) -> None:
-    async def ask(client: httpx.AsyncClient, index: int) -> None:
+    async def send_request(client: httpx.AsyncClient, index: int) -> None:
         body = chat(f"question {index} " * (index % 5 + 1), stream=bool(index % 2))
         headers = {"x-request-id": "not-unique"} if index % 3 else {}
         response = await client.post("/v1/chat/completions", json=body, headers=headers)
@@ -222,7 +222,7 @@ def test_many_clients_get_their_own_text(server: DryServer) -> None:
     async def run() -> None:
         limits = httpx.Limits(max_connections=64)
         async with httpx.AsyncClient(base_url=server.url, limits=limits, timeout=60) as client:
-            await asyncio.gather(*(ask(client, index) for index in range(64)))
+            await asyncio.gather(*(send_request(client, index) for index in range(64)))
 
     asyncio.run(run())
     assert server.client.get("/drain").json() == {"draining": False, "running": 0}
@@ -383,22 +383,22 @@ def test_malformed_json_is_refused(server: DryServer, body: bytes) -> None:
 def test_a_stream_that_is_resumed_anywhere_tells_what_was_left(
     server: DryServer, fields: dict[str, object], include_usage: bool
 ) -> None:
-    asked = chat(return_token_ids=True, stream_options={"include_usage": include_usage}, **fields)
-    whole = stream(server, asked)
+    requested = chat(return_token_ids=True, stream_options={"include_usage": include_usage}, **fields)
+    whole = stream(server, requested)
     choices = [event["choices"][0] for event in whole if event["choices"]]  # type: ignore[index]  # JSON
     tokens = [token for choice in choices for token in choice["token_ids"]]
     assert len(tokens) > 10
-    for told in range(1, len(choices)):
-        known = [token for choice in choices[:told] for token in choice["token_ids"]]
+    for answered in range(1, len(choices)):
+        known = [token for choice in choices[:answered] for token in choice["token_ids"]]
         if not known:
             continue
-        rest = stream(server, asked | {"resume_token_ids": known})
+        rest = stream(server, requested | {"resume_token_ids": known})
         left = [event["choices"][0] for event in rest if event["choices"]]  # type: ignore[index]  # JSON
 
         def text(chosen: list[Any]) -> str:
             return "".join(choice["delta"].get("content", "") for choice in chosen)
 
-        assert text(choices[:told]) + text(left) == text(choices)
+        assert text(choices[:answered]) + text(left) == text(choices)
         assert left[-1]["finish_reason"] == choices[-1]["finish_reason"]
         assert "role" not in left[0]["delta"]
         if include_usage:

@@ -23,8 +23,13 @@ def test_a_chat_becomes_the_prompt_that_is_generated_from(server: DryServer) -> 
     body = {"model": "dry", "messages": MESSAGES, "return_token_ids": True, "max_tokens": 7}
     generated = server.client.post(CHAT, json=body).json()
     assert answer["token_ids"] == generated["prompt_token_ids"]
-    asked = answer["sampling_params"]
-    assert (asked["temperature"], asked["stop"], asked["max_tokens"], asked["n"]) == (0.25, ["END"], 7, 1)
+    requested = answer["sampling_params"]
+    assert (requested["temperature"], requested["stop"], requested["max_tokens"], requested["n"]) == (
+        0.25,
+        ["END"],
+        7,
+        1,
+    )
     assert (answer["stream"], answer["stream_options"]) == (False, None)
 
 

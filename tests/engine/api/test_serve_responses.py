@@ -30,8 +30,8 @@ def test_every_field_of_openais_is_known() -> None:
 
 
 def test_a_response_tells_its_request_and_what_it_took(client: openai.OpenAI) -> None:
-    told: Any = {"metadata": {"a": "b"}, "user": "me", "service_tier": "flex"}
-    response = create(client, instructions="be brief", max_output_tokens=100, top_p=0.5, **told)
+    answered: Any = {"metadata": {"a": "b"}, "user": "me", "service_tier": "flex"}
+    response = create(client, instructions="be brief", max_output_tokens=100, top_p=0.5, **answered)
     assert (response.service_tier, create(client).service_tier) == ("flex", "default")
     assert response.output_text == "You said: hello"
     assert (response.status, response.error, response.incomplete_details) == ("completed", None, None)
@@ -84,14 +84,14 @@ REQUIRED = [
 
 
 def test_no_field_is_missing_that_the_schema_requires(server: DryServer) -> None:
-    asked = {"tools": [{"type": "function", "name": "look"}], "presence_penalty": 0.5}
+    requested = {"tools": [{"type": "function", "name": "look"}], "presence_penalty": 0.5}
     form = {"type": "json_schema", "name": "any", "schema": {"type": "object"}}
-    for more in (asked, asked | {"background": True}, {"tools": [], "text": {"format": form}}):
-        told = server.client.post("/v1/responses", json={"model": MODEL, "input": "hi"} | more).json()
-        assert set(REQUIRED) <= told.keys()
-        assert told["presence_penalty"] == more.get("presence_penalty", 0.0)
-        assert told["tools"] in ([], [{"type": "function", "name": "look"} | dict.fromkeys(TOOL_FIELDS)])
-        assert told["text"]["format"] in ({"type": "text"}, form | {"description": None, "strict": None})
+    for more in (requested, requested | {"background": True}, {"tools": [], "text": {"format": form}}):
+        answered = server.client.post("/v1/responses", json={"model": MODEL, "input": "hi"} | more).json()
+        assert set(REQUIRED) <= answered.keys()
+        assert answered["presence_penalty"] == more.get("presence_penalty", 0.0)
+        assert answered["tools"] in ([], [{"type": "function", "name": "look"} | dict.fromkeys(TOOL_FIELDS)])
+        assert answered["text"]["format"] in ({"type": "text"}, form | {"description": None, "strict": None})
 
 
 TOOL_FIELDS = ("description", "parameters", "strict")
@@ -330,10 +330,10 @@ def test_a_stream_that_is_resumed_anywhere_tells_what_was_left(server: DryServer
         assert answer.status_code == 200, answer.text
         return [json.loads(event.partition("data: ")[2]) for event in answer.text.split("\n\n")[:-1]]
 
-    def comparable(told: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def comparable(answered: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Without numbers and ids, and deltas joined: steps may be cut elsewhere."""
-        text = "".join(event.get("delta", "") for event in told)
-        others = [event for event in told if event["type"] not in ("token_ids", "response.output_text.delta")]
+        text = "".join(event.get("delta", "") for event in answered)
+        others = [event for event in answered if event["type"] not in ("token_ids", "response.output_text.delta")]
         for event in others:
             for response in (event, event.get("response", {})):
                 for name in ("sequence_number", "completed_at"):

@@ -38,8 +38,8 @@ def test_answers_match_the_requested_structure(server: DryServer, path: str) -> 
     assert texts(post(server, path, structured_outputs={"grammar": 'root ::= "x" "y"+ "z"'}))[0].startswith("xy")
     tag = {"type": "structural_tag", "format": {"type": "const_string", "value": "said"}}
     assert texts(post(server, path, response_format=tag)) == ["said"]
-    said = post(server, path, response_format=SCHEMA).json()
-    assert (said["choices"][0]["finish_reason"], said["choices"][0]["stop_reason"]) == ("stop", None)
+    message_part = post(server, path, response_format=SCHEMA).json()
+    assert (message_part["choices"][0]["finish_reason"], message_part["choices"][0]["stop_reason"]) == ("stop", None)
 
 
 def test_a_stream_tells_the_same_text(server: DryServer) -> None:
@@ -51,7 +51,7 @@ def test_a_stream_tells_the_same_text(server: DryServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "param", "said"),
+    ("fields", "param", "message_part"),
     [
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "objekt"}}}},
          "response_format", "objekt"),
@@ -63,12 +63,14 @@ def test_a_stream_tells_the_same_text(server: DryServer) -> None:
         ({"structured_outputs": {"regex": "a+", "choice": ["a"]}}, "structured_outputs", "exactly one"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_enforced_is_refused_by_name(server: DryServer, fields: Any, param: str, said: str) -> None:
+def test_what_cannot_be_enforced_is_refused_by_name(
+    server: DryServer, fields: Any, param: str, message_part: str
+) -> None:
     for path in (CHAT, COMPLETIONS):
         response = post(server, path, **fields)
         error = response.json()["error"]
         assert (response.status_code, error["param"]) == (400, param)
-        assert said in error["message"]
+        assert message_part in error["message"]
 
 
 def test_an_intersection_with_nothing_in_it_is_the_requests_own_error(server: DryServer) -> None:

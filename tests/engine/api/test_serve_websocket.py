@@ -24,7 +24,7 @@ def dial(server: DryServer, path: str = "/v1/responses") -> ClientConnection:
     return connect(server.url.replace("http", "ws") + path, additional_headers=headers, compression=None)
 
 
-def ask(connection: ClientConnection, **fields: Any) -> None:
+def send_request(connection: ClientConnection, **fields: Any) -> None:
     connection.send(json.dumps({"type": "response.create", "model": MODEL, **fields}))
 
 
@@ -61,9 +61,9 @@ def test_what_is_not_stored_is_the_connections_and_the_rest_the_clients(
     server: DryServer, client: openai.OpenAI
 ) -> None:
     with dial(server) as connection:
-        ask(connection, input="hello", store=False)
+        send_request(connection, input="hello", store=False)
         local = next_end(connection)["response"]["id"]
-        ask(connection, input="more", previous_response_id=local)
+        send_request(connection, input="more", previous_response_id=local)
         stored = next_end(connection)["response"]["id"]
         with pytest.raises(openai.NotFoundError):
             client.responses.retrieve(local)
@@ -78,13 +78,13 @@ def test_what_is_not_stored_is_the_connections_and_the_rest_the_clients(
 
 def test_input_can_be_remembered_before_it_is_needed(server: DryServer) -> None:
     with dial(server) as connection:
-        ask(connection, input="a beginning", generate=False, store=False)
+        send_request(connection, input="a beginning", generate=False, store=False)
         event = next_end(connection)
         assert event["response"]["output"] == []
-        ask(connection, input="hello", previous_response_id=event["response"]["id"], store=False)
+        send_request(connection, input="hello", previous_response_id=event["response"]["id"], store=False)
         done = next_end(connection)
         assert text_of(done) == "You said: hello"
-        ask(connection, input="hello", store=False)
+        send_request(connection, input="hello", store=False)
         assert done["response"]["usage"]["input_tokens"] > next_end(connection)["response"]["usage"]["input_tokens"]
 
 
@@ -99,13 +99,13 @@ def test_the_connection_stays_when_a_request_has_an_error(server: DryServer) -> 
             ({"input": "x", "model": "other"}, 404, "model"),
             ({}, 400, "input"),
         ):
-            ask(connection, **fields)
+            send_request(connection, **fields)
             event = next_end(connection)
             assert (event["type"], event["status"], event["error"]["param"]) == ("error", status, param), fields
             assert event["error"]["message"]
         connection.send("nonsense")
         assert next_end(connection)["error"]["code"] == "invalid_json"
-        ask(connection, input="hello")
+        send_request(connection, input="hello")
         assert text_of(next_end(connection)) == "You said: hello"
 
 
@@ -124,17 +124,17 @@ def test_lanes_run_beside_each_other_and_in_one_all_in_order(server: DryServer) 
     with dial(server) as connection:
         for lane in ("a", "b"):
             for text in ("one", "two"):
-                ask(connection, input=f"{lane} {text}", stream_id=lane)
+                send_request(connection, input=f"{lane} {text}", stream_id=lane)
         ends = [next_end(connection) for _ in range(4)]
         for lane in ("a", "b"):
-            told = [text_of(event) for event in ends if event["stream_id"] == lane]
-            assert told == [f"You said: {lane} one", f"You said: {lane} two"]
+            answered = [text_of(event) for event in ends if event["stream_id"] == lane]
+            assert answered == [f"You said: {lane} one", f"You said: {lane} two"]
 
 
 def test_there_is_an_end_to_what_may_wait(server: DryServer) -> None:
     with dial(server) as connection:
         for number in range(17):
-            ask(connection, input="x" * 300, stream_id=str(number))
+            send_request(connection, input="x" * 300, stream_id=str(number))
         ends = [next_end(connection) for _ in range(17)]
         refused = [event["error"]["code"] for event in ends if event["type"] == "error"]
         assert refused == ["too_many_responses"]
@@ -143,7 +143,7 @@ def test_there_is_an_end_to_what_may_wait(server: DryServer) -> None:
 def test_a_client_that_goes_stops_the_engine(server: DryServer) -> None:
     before = server.metric("vllm:num_requests_running")
     with dial(server) as connection:
-        ask(connection, input="x" * 3000)
+        send_request(connection, input="x" * 3000)
         connection.recv(timeout=10)
     wait_until(lambda: server.metric("vllm:num_requests_running") <= before)
 

@@ -28,21 +28,21 @@ def test_a_child_outlives_the_thread_that_started_it() -> None:
     thread = threading.Thread(target=start)
     thread.start()
     thread.join()
-    told, _ = children[0].communicate(b"", timeout=30)
-    assert (told, children[0].returncode) == (b"told to leave\n", 0)
+    output, _ = children[0].communicate(b"", timeout=30)
+    assert (output, children[0].returncode) == (b"told to leave\n", 0)
 
 
 def test_the_starting_thread_gets_the_error_when_a_child_cannot_start() -> None:
-    told: list[BaseException] = []
+    output: list[BaseException] = []
 
     def start() -> None:
         try:
             start_child(["/no/such/program"])
         except OSError as error:
-            told.append(error)
+            output.append(error)
 
     for _ in range(2):
         thread = threading.Thread(target=start)
         thread.start()
         thread.join()
-    assert [type(error) for error in told] == [FileNotFoundError] * 2
+    assert [type(error) for error in output] == [FileNotFoundError] * 2

@@ -28,6 +28,6 @@ from mini_infer_engine.server.flags import options_from
     ],
 )
 def test_what_would_move_nothing_without_a_transfer_port_is_a_fault(flags: str, fault: str | None) -> None:
-    given = make_parser().parse_args(["--model", "m", *flags.split()])
-    found = missing_port_fault(options_from(given, ServerOptions), settings_from(given))
+    value = make_parser().parse_args(["--model", "m", *flags.split()])
+    found = missing_port_fault(options_from(value, ServerOptions), settings_from(value))
     assert found is None if fault is None else found is not None and found.startswith(fault)

@@ -26,15 +26,15 @@ def test_a_model_alone_says_the_method() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message_part"),
     [
         ({"speculative_method": "draft_model"}, "set speculative_model"),
         ({"speculative_method": "ngram", "speculative_model": "small"}, "leave out speculative_model 'small'"),
         ({"speculative_method": "ngram", "prompt_lookup_min": 5}, "prompt_lookup_min is 5"),
     ],
 )
-def test_what_does_not_go_together_is_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_what_does_not_go_together_is_refused(options: dict[str, Any], message_part: str) -> None:
+    with pytest.raises(ValueError, match=message_part):
         settings(**options)
 
 
@@ -55,16 +55,16 @@ def test_vllms_form_is_a_keyword_of_llm() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message_part"),
     [("{", "is no JSON"), ("[]", "must be an object"), ('{"method": "ngram", "quantization": "fp8"}', "quantization")],
 )
-def test_what_it_does_not_know_is_named(text: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_what_it_does_not_know_is_named(text: str, message_part: str) -> None:
+    with pytest.raises(ValueError, match=message_part):
         options_of_config(text)
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message_part"),
     [
         ({"method": "eagle3", "model": "head"}, "method = 'eagle3'"),
         ({"method": ["ngram"]}, "method = "),
@@ -75,8 +75,8 @@ def test_what_it_does_not_know_is_named(text: str, said: str) -> None:
         ({"method": "ngram", "prompt_lookup_min": True}, "prompt_lookup_min = True"),
     ],
 )
-def test_values_of_vllms_form_are_checked_as_those_of_flags(values: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_values_of_vllms_form_are_checked_as_those_of_flags(values: dict[str, Any], message_part: str) -> None:
+    with pytest.raises(ValueError, match=message_part):
         options_of_config(values)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message_part):
         settings_from(make_parser().parse_args(["--model", "demo", "--speculative-config", json.dumps(values)]))

@@ -73,9 +73,15 @@ class Bench:
         self.answers: dict[str, Answer] = {}
 
     def add(
-        self, request_id: str, grammar: Grammar | None, resumed: Sequence[int] = (), *, priority: int = 0, **asks: Any
+        self,
+        request_id: str,
+        grammar: Grammar | None,
+        resumed: Sequence[int] = (),
+        *,
+        priority: int = 0,
+        **sampling_fields: Any,
     ) -> None:
-        sampling = SamplingParams(**({"max_tokens": 100, "grammar": grammar} | asks))
+        sampling = SamplingParams(**({"max_tokens": 100, "grammar": grammar} | sampling_fields))
         prompt = [ord(character) for character in f"prompt of {request_id}"]
         noise_seed = random.Random(request_id).randrange(2**31)
         self.answers[request_id] = Answer(list(resumed))
@@ -111,8 +117,8 @@ class Bench:
             self.step()
         raise AssertionError("it does not end")
 
-    def one(self, grammar: Grammar | None, resumed: Sequence[int] = (), **asks: Any) -> Answer:
-        self.add("one", grammar, resumed, **asks)
+    def one(self, grammar: Grammar | None, resumed: Sequence[int] = (), **sampling_fields: Any) -> Answer:
+        self.add("one", grammar, resumed, **sampling_fields)
         return self.run()["one"]
 
 
@@ -223,7 +229,7 @@ def test_the_end_of_a_grammar_is_the_end_whatever_eos_and_min_tokens_say() -> No
 
 
 @pytest.mark.parametrize(
-    ("grammar", "asks", "said"),
+    ("grammar", "sampling_fields", "message_part"),
     [
         (of_choice(["yes"]), {"allowed_token_ids": list(b"no")}, "allowed_token_ids leave no token"),
         (of_choice(["yes"]), {"stop_token_ids": [ord("y")]}, "stop_token_ids leave no token"),
@@ -235,15 +241,15 @@ def test_the_end_of_a_grammar_is_the_end_whatever_eos_and_min_tokens_say() -> No
 )  # fmt: skip
 @DEPTHS
 def test_where_nothing_is_left_to_choose_that_request_ends_and_no_other(
-    depth: int, grammar: Grammar, asks: dict[str, Any], said: str
+    depth: int, grammar: Grammar, sampling_fields: dict[str, Any], message_part: str
 ) -> None:
     bench = Bench(depth=depth)
     bench.add("other", DIGITS)
-    bench.add("one", grammar, **asks)
+    bench.add("one", grammar, **sampling_fields)
     bench.add("free", None, max_tokens=9, ignore_eos=True)
     answers = bench.run()
     assert (answers["one"].finish_reason, answers["one"].is_refusal) == ("error", True)
-    assert said in answers["one"].error
+    assert message_part in answers["one"].error
     assert answers["other"].text.isdigit()
     assert len(answers["free"].token_ids) == 9
 
@@ -251,8 +257,8 @@ def test_where_nothing_is_left_to_choose_that_request_ends_and_no_other(
 def test_what_the_request_allows_and_forbids_holds_within_the_grammar() -> None:
     for index in range(10):
         bench = Bench()
-        asks = {"allowed_token_ids": list(b"123"), "bad_words_token_ids": [[ord("1"), ord("2")], [ord("3")]]}
-        bench.add(f"a{index}", of_regex("[0-9]{4}"), **asks)
+        sampling_fields = {"allowed_token_ids": list(b"123"), "bad_words_token_ids": [[ord("1"), ord("2")], [ord("3")]]}
+        bench.add(f"a{index}", of_regex("[0-9]{4}"), **sampling_fields)
         text = bench.run()[f"a{index}"].text
         assert set(text) <= {"1", "2"}
         assert "12" not in text
@@ -343,10 +349,12 @@ def test_the_forward_after_a_sampled_pass_is_launched_before_its_outputs_are_tol
     def note(name: str) -> None:
         call = getattr(bench.runner, name)
 
-        def noted(*given: Any) -> Any:
-            is_by_engine = name != "sample" or given[1] is not None  # else the runner's own, of a pass without masks
+        def noted(*arguments: Any) -> Any:
+            is_by_engine = (
+                name != "sample" or arguments[1] is not None
+            )  # else the runner's own, of a pass without masks
             calls.extend([name] if is_by_engine else [])
-            return call(*given)
+            return call(*arguments)
 
         setattr(bench.runner, name, noted)
 

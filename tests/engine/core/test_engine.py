@@ -207,11 +207,11 @@ def test_who_reads_no_events_has_nothing_that_grows(caching: bool) -> None:
 @pytest.mark.parametrize("what", ["launch_error", "collect_error"])
 def test_a_failing_pass_ends_its_requests_with_an_error_and_the_engine_goes_on(depth: int, what: str) -> None:
     engine, runner = make_engine(32, 16, MAX_MODEL_LEN, step_depth=depth, max_num_seqs=2)
-    asked = [
+    requested = [
         make_request(name, [index] * 40, max_tokens=20, ignore_eos=True)
         for index, name in enumerate(("a", "b", "waits"))
     ]
-    for request in asked:
+    for request in requested:
         engine.add(request)
     for _ in range(3):
         engine.step()
@@ -222,11 +222,11 @@ def test_a_failing_pass_ends_its_requests_with_an_error_and_the_engine_goes_on(d
         assert (last.finish_reason, last.token_ids) == ("error", [])
         assert "RuntimeError: out of luck" in last.error
     waited = [token for output in outputs["waits"] for token in output.token_ids]
-    assert waited == expected_tokens(asked[2], MAX_MODEL_LEN)
+    assert waited == expected_tokens(requested[2], MAX_MODEL_LEN)
     pool = engine.scheduler.kv_cache.pool
     assert pool.num_free == pool.num_pages
     assert run_alone(engine, make_request("a", [0] * 40, max_tokens=20, ignore_eos=True))[0] == expected_tokens(
-        asked[0], MAX_MODEL_LEN
+        requested[0], MAX_MODEL_LEN
     )
 
 
@@ -268,13 +268,13 @@ def test_what_the_runner_refuses_is_refused_before_it_waits() -> None:
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_request_that_is_resumed_anywhere_gets_the_tokens_that_were_left(depth: int, temperature: float) -> None:
-    asked = make_request("whole", list(range(3, 40)), max_tokens=20, min_tokens=3, presence_penalty=0.5)
-    asked = msgspec.structs.replace(
-        asked, noise_seed=7, sampling=msgspec.structs.replace(asked.sampling, temperature=temperature)
+    requested = make_request("whole", list(range(3, 40)), max_tokens=20, min_tokens=3, presence_penalty=0.5)
+    requested = msgspec.structs.replace(
+        requested, noise_seed=7, sampling=msgspec.structs.replace(requested.sampling, temperature=temperature)
     )
-    tokens, last = run_alone(make_engine(200, 16, MAX_MODEL_LEN, step_depth=depth)[0], asked)
+    tokens, last = run_alone(make_engine(200, 16, MAX_MODEL_LEN, step_depth=depth)[0], requested)
     for made in range(1, len(tokens) + 1):
-        resumed = msgspec.structs.replace(asked, request_id=f"from {made}", resumed_token_ids=tokens[:made])
+        resumed = msgspec.structs.replace(requested, request_id=f"from {made}", resumed_token_ids=tokens[:made])
         left, end = run_alone(make_engine(200, 16, MAX_MODEL_LEN, step_depth=depth)[0], resumed)
         assert tokens[:made] + left == tokens
         assert end.finish_reason == last.finish_reason

@@ -77,7 +77,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.world.step()
 
     @invariant()
-    def holds(self) -> None:
+    def invariants_hold(self) -> None:
         if hasattr(self, "world"):
             self.world.check()
 
@@ -101,12 +101,12 @@ class ConnectedMachine(EngineMachine):
     def start(self, seed: int) -> None:
         self.world = make_connected_world(random.Random(seed))
 
-    @rule(what=st.sampled_from(("add_taken", "add_retained")), count=st.integers(1, 3))
+    @rule(what=st.sampled_from(("add_receiving", "add_retained")), count=st.integers(1, 3))
     def add_for_proxy(self, what: str, count: int) -> None:
         for _ in range(count):
             getattr(self.world, what)()
 
-    @rule(what=st.sampled_from(("ask_prefill", "ask_read", "send_nonsense", "answer", "settle", "expire")))
+    @rule(what=st.sampled_from(("request_prefill", "request_read", "send_nonsense", "answer", "settle", "expire")))
     def peers(self, what: str) -> None:
         getattr(self.world, what)()
 
@@ -117,13 +117,13 @@ TestConnectedMachine = ConnectedMachine.TestCase
 
 def test_no_page_is_leaked_when_peers_pin_hang_and_lie() -> None:
     """Sixty engines, 200 events each; the sums show that the events reach what they are meant to try."""
-    taken = given = fallbacks = kept_out = expired = faults = 0
+    received = sent = fallbacks = kept_out = expired = faults = 0
     for seed in range(60):
         draw = random.Random(seed)
         world = make_connected_world(draw)
         events = (
-            *(world.add, world.abort, world.step, world.add_taken, world.add_retained),
-            *(world.ask_prefill, world.ask_read, world.send_nonsense, world.answer, world.settle, world.expire),
+            *(world.add, world.abort, world.step, world.add_receiving, world.add_retained),
+            *(world.request_prefill, world.request_read, world.send_nonsense, world.answer, world.settle, world.expire),
         )
         for _ in range(200):
             draw.choices(events, weights=(0.6, 0.3, 6, 0.6, 0.5, 0.6, 0.5, 0.2, 2, 0.2, 0.1))[0]()
@@ -131,12 +131,12 @@ def test_no_page_is_leaked_when_peers_pin_hang_and_lie() -> None:
             kept_out += world.engine.only_receives
         world.drain()
         stats = world.engine.stats().kv_transfer
-        taken += world.num_taken
-        given += world.num_given
+        received += world.num_consumed
+        sent += world.num_sent
         fallbacks += stats.fallbacks.get("bad_message", 0)
         expired += stats.leases_expired
         faults += stats.faults
-    assert min(taken, given, kept_out, expired, faults) > 20
+    assert min(received, sent, kept_out, expired, faults) > 20
 
 
 def test_no_page_is_leaked_when_requests_have_latency_targets() -> None:

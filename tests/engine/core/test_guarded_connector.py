@@ -73,7 +73,7 @@ class Connector:
         self._called("take")
         return self.work.pop(0) if self.work else Work()
 
-    def gives(self, sequence: Sequence) -> bool:
+    def sends(self, sequence: Sequence) -> bool:
         self._called("gives")
         return sequence.request.request_id == "given"
 
@@ -117,8 +117,8 @@ def run(engine: Engine, runner: Any, until: Callable[[], bool]) -> list[Output]:
             return outputs
         outputs += engine.step()
         for batch in runner.batches:
-            if batch.tell_layers is not None:
-                batch.tell_layers(AllLayers())
+            if batch.report_layers is not None:
+                batch.report_layers(AllLayers())
     raise AssertionError("stuck")
 
 
@@ -128,18 +128,18 @@ def test_engine_goes_on_when_a_connector_raises(raising: str) -> None:
     connector = Connector(raising)
     engine.kv_connector = connector
     own = {name: request(name) for name in ("own", "given")}
-    taken = {name: request(name, kv_source=ELSEWHERE) for name in ("received", "skipped")}
+    pending = {name: request(name, kv_source=ELSEWHERE) for name in ("received", "skipped")}
     too_long = Request(request_id="too long", prompt_token_ids=[1] * 999, sampling=SamplingParams(max_tokens=1))
     connector.work.append(Work(add=[too_long]))
-    for one in (*own.values(), *taken.values()):
+    for one in (*own.values(), *pending.values()):
         engine.add(one)
-    engine.add(request("dropped", holds_kv=True))
+    engine.add(request("dropped", retains_kv=True))
     engine.add(request("cancelled", kv_source=ELSEWHERE))
     outputs = engine.step()
     engine.abort("dropped")
     engine.abort("cancelled")
     outputs += run(engine, runner, lambda: not engine.has_work)
-    for one in (*own.values(), *taken.values()):
+    for one in (*own.values(), *pending.values()):
         made = [token for output in outputs if output.request_id == one.request_id for token in output.token_ids]
         assert made == expected_tokens(one, MAX_MODEL_LEN)
     assert engine.stats().kv_transfer.faults >= 1

@@ -3,22 +3,22 @@
 from mini_infer_engine.core.page_allocator import PageAllocator
 
 
-class Remembered:
+class FakeContents:
     """Contents that wants some pages and notes which were forgotten."""
 
-    def __init__(self, wanted: set[int]) -> None:
-        self.wanted = wanted
-        self.forgotten: list[int] = []
+    def __init__(self, retained: set[int]) -> None:
+        self.retained = retained
+        self.evicted: list[int] = []
 
-    def wants(self, page: int) -> bool:
-        return page in self.wanted
+    def retains(self, page: int) -> bool:
+        return page in self.retained
 
-    def forget(self, page: int) -> None:
-        self.forgotten.append(page)
+    def evict(self, page: int) -> None:
+        self.evicted.append(page)
 
 
 def test_blank_pages_go_first_then_the_least_recently_used() -> None:
-    contents = Remembered({0, 1, 2, 3})
+    contents = FakeContents({0, 1, 2, 3})
     pool = PageAllocator(6, 16, contents)
     for page in [pool.allocate() for _ in range(6)]:
         assert pool.references[page] == 1
@@ -29,8 +29,8 @@ def test_blank_pages_go_first_then_the_least_recently_used() -> None:
     pool.acquire(0)
     pool.release(0)
     assert {pool.allocate(), pool.allocate()} == {4, 5}
-    assert contents.forgotten == []
-    assert [pool.allocate() for _ in range(4)] == contents.forgotten == [3, 1, 2, 0]
+    assert contents.evicted == []
+    assert [pool.allocate() for _ in range(4)] == contents.evicted == [3, 1, 2, 0]
     assert (pool.num_free, pool.usage) == (0, 1.0)
 
 

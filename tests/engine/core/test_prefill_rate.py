@@ -18,9 +18,9 @@ def test_a_pass_counts_from_its_launch(slow: str, step_depth: int, monkeypatch: 
     engine, runner = make_engine(64, 16, 1000, step_depth=step_depth, max_num_batched_tokens=128)
     real = getattr(runner, slow)
 
-    def slowly(*given: Any) -> Any:
+    def slowly(*arguments: Any) -> Any:
         time.sleep(PASS_S)
-        return real(*given)
+        return real(*arguments)
 
     monkeypatch.setattr(runner, slow, slowly)
     engine.add(Request(request_id="a", prompt_token_ids=list(range(3, 500)), sampling=SamplingParams(max_tokens=1)))

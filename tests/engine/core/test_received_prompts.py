@@ -22,7 +22,7 @@ class Connector:
 
     falls_back: bool = True
     came: list[Received] = field(default_factory=list)
-    asked: list[str] = field(default_factory=list)
+    requested: list[str] = field(default_factory=list)
     stats: KVTransferStats = NO_TRANSFERS
 
     def refuses(self, request: Request) -> str:
@@ -31,7 +31,7 @@ class Connector:
     def skip(self, reason: str) -> None: ...
 
     def receive(self, sequence: Sequence) -> None:
-        self.asked.append(sequence.request.request_id)
+        self.requested.append(sequence.request.request_id)
 
     def cancel(self, sequence: Sequence) -> None: ...
 
@@ -42,7 +42,7 @@ class Connector:
         came, self.came = self.came, []
         return Work(came=list(came))
 
-    def gives(self, sequence: Sequence) -> bool:
+    def sends(self, sequence: Sequence) -> bool:
         return False
 
     def launched(self, sequence: Sequence, num_tokens: int, layers: LayerProgress) -> None: ...
@@ -74,7 +74,7 @@ def test_a_first_token_that_came_is_told_before_the_next_pass_and_not_after_the_
     engine.add(request("here", [1, 2, 3]))
     engine.add(request("there", [7] * 100, ELSEWHERE))
     engine.step()
-    assert connector.asked == ["there"]
+    assert connector.requested == ["there"]
     num_launched = len(runner.batches)
     assert num_launched == 1  # on its way, and not committed
     connector.came.append(Received("there", 100, 5))
@@ -123,20 +123,20 @@ def test_copies_of_a_prompt_that_is_on_its_way_wait_for_it_and_others_do_not() -
     engine.add(request("another tenant's", [7] * 200, ELSEWHERE, salt="tenant"))
     engine.add(request("other", [7] * 199 + [8] * 40, ELSEWHERE))
     engine.step()
-    assert connector.asked == ["first", "another tenant's", "other"]
+    assert connector.requested == ["first", "another tenant's", "other"]
 
 
 @dataclass
-class Giving(Connector):
+class SendingConnector(Connector):
     """Every prompt goes to another engine."""
 
-    told: list[tuple[str, int]] = field(default_factory=list)
+    token_logprobs: list[tuple[str, int]] = field(default_factory=list)
 
-    def gives(self, sequence: Sequence) -> bool:
+    def sends(self, sequence: Sequence) -> bool:
         return True
 
     def launched(self, sequence: Sequence, num_tokens: int, layers: LayerProgress) -> None:
-        self.told.append((sequence.request.request_id, num_tokens))
+        self.token_logprobs.append((sequence.request.request_id, num_tokens))
 
 
 class NoLayers:
@@ -145,15 +145,15 @@ class NoLayers:
 
 
 def test_a_pass_can_tell_of_the_layers_of_its_prompts_before_it_is_launched() -> None:
-    connector = Giving()
+    connector = SendingConnector()
     engine, runner = engine_with(connector)
     engine.add(request("short", [7] * 30))
     engine.step()
     engine.add(request("long", [8] * 100))
     engine.step()
     engine.step()
-    prompts = [batch.tell_layers for batch in runner.batches if batch.tell_layers is not None]
-    for tell in prompts:
-        tell(NoLayers())
-    assert connector.told == [("short", 30), ("long", 100)]
-    assert runner.batches[-1].tell_layers is None, "a pass of decode rows alone"
+    prompts = [batch.report_layers for batch in runner.batches if batch.report_layers is not None]
+    for report in prompts:
+        report(NoLayers())
+    assert connector.token_logprobs == [("short", 30), ("long", 100)]
+    assert runner.batches[-1].report_layers is None, "a pass of decode rows alone"

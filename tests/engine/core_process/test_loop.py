@@ -19,14 +19,14 @@ from mini_infer_engine.kv_transfer.transfer_port import TransferPort
 from mini_infer_engine.kv_transfer.worker import TransferWorker
 from tests.engine.server.dry_server import free_port
 
-PATIENCE_MS = 60_000
+TIMEOUT_MS = 60_000
 
 
 class WeirdError(Exception):
     """No exception that anybody expects."""
 
 
-class Front:
+class FakeApiServer:
     """A core in a thread of this process, and the socket of its front."""
 
     def __init__(self, folder: Path) -> None:
@@ -58,18 +58,18 @@ class Front:
         except SystemExit as end:
             self.status = end.code
 
-    def send(self, message: messages.FrontMessage) -> None:
+    def send(self, message: messages.ApiServerMessage) -> None:
         self.socket.send(messages.encode(message))
 
     def receive(self, kind: type[Any]) -> Any:
-        while self.socket.poll(PATIENCE_MS):
+        while self.socket.poll(TIMEOUT_MS):
             message = messages.decode_from_core(self.socket.recv())
             if isinstance(message, kind):
                 return message
         raise AssertionError(f"no {kind.__name__} came")
 
     def join(self) -> None:
-        self._thread.join(PATIENCE_MS / 1000)
+        self._thread.join(TIMEOUT_MS / 1000)
         assert not self._thread.is_alive()
         self._context.destroy(linger=0)
 
@@ -96,10 +96,10 @@ def test_transfer_thread_is_stopped_before_its_sockets_close_when_the_loop_raise
         raise WeirdError
 
     monkeypatch.setattr(loop.CoreLoop, "run", raising)
-    front = Front(tmp_path)
-    assert "WeirdError" in front.receive(messages.Failed).reason
-    front.join()
-    assert front.status == 1
+    api_server = FakeApiServer(tmp_path)
+    assert "WeirdError" in api_server.receive(messages.Failed).reason
+    api_server.join()
+    assert api_server.status == 1
     assert stopped == [True, True]
 
 
@@ -114,18 +114,18 @@ def test_core_goes_on_when_taking_a_request_raises(
         add(engine, request)
 
     monkeypatch.setattr(Engine, "add", raising)
-    front = Front(tmp_path)
-    front.receive(messages.Ready)
+    api_server = FakeApiServer(tmp_path)
+    api_server.receive(messages.Ready)
     for name in ("bad#1", "good#2"):
         prompt = Request(request_id=name, prompt_token_ids=[1, 2, 3], sampling=SamplingParams(max_tokens=1))
-        front.send(messages.Add(prompt))
+        api_server.send(messages.Add(prompt))
     ended: dict[str, Any] = {}
     while len(ended) < 2:
-        outputs = front.receive(messages.StepOutputs).outputs
+        outputs = api_server.receive(messages.StepOutputs).outputs
         ended |= {output.request_id: output.finish_reason for output in outputs if output.finish_reason}
     assert ended["bad#1"] == "error"
     assert ended["good#2"] in ("length", "stop")
-    front.send(messages.Stop())
-    front.join()
-    assert front.status == 0
+    api_server.send(messages.Stop())
+    api_server.join()
+    assert api_server.status == 0
     assert stopped == [True, True]

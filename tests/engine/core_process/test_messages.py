@@ -4,12 +4,12 @@ from mini_infer_engine.core.request import Output, Request, SamplingParams
 from mini_infer_engine.core.stats import EngineStats
 from mini_infer_engine.core_process import messages
 
-FROM_FRONT = [
+FROM_API_SERVER = [
     messages.Add(
         Request(request_id="a", prompt_token_ids=[1], sampling=SamplingParams(stop=["x"]), noise_seed=2**63 - 1)
     ),
     messages.Abort(["a", "b"]),
-    messages.SnapshotWanted(3),
+    messages.SnapshotRequest(3),
     messages.Stop(),
     messages.Hello(),
 ]
@@ -18,14 +18,14 @@ FROM_CORE = [
     messages.StepOutputs(
         [Output(request_id="a", token_ids=[1], finish_reason="stop", stop_reason=1)], EngineStats(kv_usage=0.5)
     ),
-    messages.SnapshotTaken(3, b"payload"),
+    messages.SnapshotReply(3, b"payload"),
     messages.Failed("why"),
 ]
 
 
-@pytest.mark.parametrize("message", FROM_FRONT)
-def test_what_the_front_says_arrives(message: messages.FrontMessage) -> None:
-    assert messages.decode_from_front(messages.encode(message)) == message
+@pytest.mark.parametrize("message", FROM_API_SERVER)
+def test_what_the_front_says_arrives(message: messages.ApiServerMessage) -> None:
+    assert messages.decode_from_api_server(messages.encode(message)) == message
 
 
 @pytest.mark.parametrize("message", FROM_CORE)

@@ -109,7 +109,7 @@ def test_a_server_publishes_replays_and_snapshots_what_is_cached(
     accepted: list[str] = []
     last = -1
 
-    def all_told() -> bool:
+    def has_published_all() -> bool:
         nonlocal last
         topic, sequence, payload = socket.recv_multipart()
         if topic == events.EVENTS_TOPIC:
@@ -121,7 +121,7 @@ def test_a_server_publishes_replays_and_snapshots_what_is_cached(
             accepted.extend(events.decode_load(payload).accepted)
         return "seen-by-the-gateway" in accepted and len(stored) >= 16
 
-    wait_until(all_told)
+    wait_until(has_published_all)
     full = len(prompt) // 16 * 16
     assert bytes(stored[:full]).decode() == prompt[:full]
     snapshot = events.decode_snapshot(server.client.get("/kv_snapshot").content)

@@ -1,6 +1,6 @@
 from mini_infer_contract.events import LoadReport, Snapshot, decode_snapshot, encode, merge_snapshots
 from mini_infer_engine.data_parallel.load import total_load
-from tests.engine.data_parallel.test_held_blocks import stored
+from tests.engine.data_parallel.test_engine_blocks import stored
 
 
 def test_reports_are_summed_and_say_how_many_queues_there_are() -> None:

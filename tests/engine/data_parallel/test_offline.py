@@ -20,12 +20,15 @@ def children() -> set[int]:
 
 def test_texts_are_those_of_one_engine_and_no_process_is_left() -> None:
     before = children()
-    asks = [SamplingParams(max_tokens=4 + number, temperature=0, stop=["e"]) for number in range(20)]
+    sampling_params = [SamplingParams(max_tokens=4 + number, temperature=0, stop=["e"]) for number in range(20)]
     alone, several = LLM("dry"), LLM("dry", data_parallel_size=2)
     assert several.model_info.num_pages == 2 * alone.model_info.num_pages
-    texts = [[one.outputs[0].text for one in llm.generate(PROMPTS, asks, use_tqdm=False)] for llm in (alone, several)]
+    texts = [
+        [one.outputs[0].text for one in llm.generate(PROMPTS, sampling_params, use_tqdm=False)]
+        for llm in (alone, several)
+    ]
     assert texts[0] == texts[1]
-    (again,) = several.generate([PROMPTS[3]], asks[3], use_tqdm=False)
+    (again,) = several.generate([PROMPTS[3]], sampling_params[3], use_tqdm=False)
     assert again.num_cached_tokens == 16, "it went where its prompt was"
     with pytest.raises(ValueError, match="prompt 0"):
         several.generate([""], use_tqdm=False)

@@ -59,7 +59,7 @@ def test_all_that_is_counted_is_given_back() -> None:
         assert router.route(request(str(number), prompt), "m") is not None
         open_requests.append(str(number))
         for name in rng.sample(open_requests, min(3, len(open_requests))):
-            router.heard(name, rng.randrange(4))
+            router.record_output(name, rng.randrange(4))
         if rng.random() < 0.9:
             router.ended([open_requests.pop(rng.randrange(len(open_requests))), "unknown"])
     router.ended(open_requests)

@@ -24,7 +24,7 @@ from mini_infer_engine.structured.params import StructuredOutputsParams
 from tests.support.integer_checkpoints import quantize_folder as quantize_integers
 from tests.support.mixed_checkpoints import Group
 from tests.support.mixed_checkpoints import quantize_folder as quantize_mixed
-from tests.support.parallel_asks import ASKS, GREEDY, PROMPTS, SHARED, small_llm, told
+from tests.support.parallel_asks import GREEDY, PROMPTS, SAMPLING_PARAMS, SHARED, results_of, small_llm
 from tests.support.tiny_models import DEEPSEEK, DEEPSEEK_V3, save_tiny_model
 
 
@@ -49,10 +49,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_sampling_penalties_logprobs_chunks_and_the_prefix_cache_are_as_in_one_process(folder: Path, size: int) -> None:
     settings = {"max_num_batched_tokens": 32}
     alone, group = _engine(folder, 1, **settings), _engine(folder, size, **settings)
-    assert told(group, PROMPTS, ASKS) == told(alone, PROMPTS, ASKS)
+    assert results_of(group, PROMPTS, SAMPLING_PARAMS) == results_of(alone, PROMPTS, SAMPLING_PARAMS)
     followed = [[*SHARED, *prompt] for prompt in PROMPTS]
     for prompts in (followed[:1], followed):
-        assert told(group, prompts, GREEDY) == told(alone, prompts, GREEDY)
+        assert results_of(group, prompts, GREEDY) == results_of(alone, prompts, GREEDY)
     search = BeamSearchParams(beam_width=3, max_tokens=8)
     beams = [llm.beam_search([{"prompt_token_ids": PROMPTS[0]}], search)[0].sequences for llm in (alone, group)]
     assert [beam.tokens for beam in beams[1]] == [beam.tokens for beam in beams[0]]
@@ -73,11 +73,11 @@ def test_ranks_with_latents_and_shared_experts_say_what_one_process_does(
     """In chunks, from the prefix cache, and as beams, whose prefixes are shared."""
     save_tiny_model(tmp_path, architecture, **changes)
     alone, group = (small_llm(tmp_path, max_num_batched_tokens=32, **more) for more in ({}, settings))
-    assert told(group, PROMPTS, ASKS) == told(alone, PROMPTS, ASKS)
+    assert results_of(group, PROMPTS, SAMPLING_PARAMS) == results_of(alone, PROMPTS, SAMPLING_PARAMS)
     followed = [[*SHARED, *prompt] for prompt in PROMPTS]
     for prompts in (followed[:1], followed):
-        found = told(group, prompts, GREEDY)
-        assert found == told(alone, prompts, GREEDY)
+        found = results_of(group, prompts, GREEDY)
+        assert found == results_of(alone, prompts, GREEDY)
     assert all(num_cached >= 32 for _, num_cached in found)
     search = BeamSearchParams(beam_width=3, max_tokens=8)
     beams = [llm.beam_search([{"prompt_token_ids": PROMPTS[0]}], search)[0].sequences for llm in (alone, group)]
@@ -89,41 +89,43 @@ def test_ranks_with_layers_of_several_schemes_say_what_one_process_does(tmp_path
     down = Group("compressed-channel", ("re:.*down_proj",), ("down_proj",))
     quantize_mixed(tmp_path, [down, Group("nvfp4", ("Linear",), ("_proj",))])
     alone, group = _engine(tmp_path, 1), _engine(tmp_path, 2)
-    assert told(group, PROMPTS, ASKS) == told(alone, PROMPTS, ASKS)
+    assert results_of(group, PROMPTS, SAMPLING_PARAMS) == results_of(alone, PROMPTS, SAMPLING_PARAMS)
 
 
 def test_ranks_with_layers_of_integers_say_what_one_process_does(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "llama", hidden_size=64, intermediate_size=128, head_dim=32)
     quantize_integers(tmp_path, "gptq-act-order")
     alone, group = _engine(tmp_path, 1), _engine(tmp_path, 2)
-    assert told(group, PROMPTS, ASKS) == told(alone, PROMPTS, ASKS)
+    assert results_of(group, PROMPTS, SAMPLING_PARAMS) == results_of(alone, PROMPTS, SAMPLING_PARAMS)
 
 
 def test_a_group_tells_of_all_layers_but_the_last_before_its_pass_has_ended(folder: Path) -> None:
     """Of two passes on their way, each by itself."""
     settings = EngineSettings(model=str(folder), device="cpu", kv_cache_memory=1_000_000, tensor_parallel_size=2)
-    runner = load_parallel(settings, tells_layers=True)
-    num_layers, told = runner.kv_memory().layout.num_layers, list[LayerProgress]()
+    runner = load_parallel(settings, reports_layers=True)
+    num_layers, results_of = runner.kv_memory().layout.num_layers, list[LayerProgress]()
     rows = [Row(0, 0, 9, PROMPTS[0][:9], [page], None) for page in range(2)]
-    handles = [runner.launch(Batch([row], 0, tell_layers=told.append)) for row in rows]
-    assert [layers.num_done() for layers in told] == [num_layers - 1] * 2
+    handles = [runner.launch(Batch([row], 0, report_layers=results_of.append)) for row in rows]
+    assert [layers.num_done() for layers in results_of] == [num_layers - 1] * 2
     runner.collect(handles[0])
-    assert [layers.num_done() for layers in told] == [num_layers, num_layers - 1]
+    assert [layers.num_done() for layers in results_of] == [num_layers, num_layers - 1]
     runner.collect(handles[1])
-    assert [layers.num_done() for layers in told] == [num_layers] * 2
+    assert [layers.num_done() for layers in results_of] == [num_layers] * 2
     runner.ranks.close()
 
 
 def test_preempted_sequences_are_swapped_on_every_rank(folder: Path) -> None:
     settings = {"kv_cache_memory": 250_000, "max_model_len": 120, "kv_swap_memory": 4_000_000}
     prompts = [[(position * step + 3) % 190 + 5 for position in range(60)] for step in (3, 7, 11, 13, 17, 19)]
-    asks = SamplingParams(temperature=0, max_tokens=50, ignore_eos=True)
+    sampling_params = SamplingParams(temperature=0, max_tokens=50, ignore_eos=True)
     group = _engine(folder, 2, **settings)
-    assert [one[0] for one in told(group, prompts, asks)] == [one[0] for one in told(_engine(folder, 1), prompts, asks)]
+    assert [one[0] for one in results_of(group, prompts, sampling_params)] == [
+        one[0] for one in results_of(_engine(folder, 1), prompts, sampling_params)
+    ]
 
 
 def test_the_demo_model_says_what_it_says_alone_also_within_a_grammar() -> None:
-    asks = [
+    sampling_params = [
         SamplingParams(temperature=0, max_tokens=24),
         SamplingParams(temperature=0, max_tokens=24, structured_outputs=StructuredOutputsParams(choice=["yes", "no"])),
     ]
@@ -131,7 +133,9 @@ def test_the_demo_model_says_what_it_says_alone_also_within_a_grammar() -> None:
     texts = [
         [
             one.outputs[0].text
-            for one in _engine("demo", size, skip_tokenizer_init=False).generate(prompts, asks, use_tqdm=False)
+            for one in _engine("demo", size, skip_tokenizer_init=False).generate(
+                prompts, sampling_params, use_tqdm=False
+            )
         ]
         for size in (1, 2)
     ]
@@ -141,9 +145,9 @@ def test_the_demo_model_says_what_it_says_alone_also_within_a_grammar() -> None:
 def test_a_program_in_which_nothing_speaks_for_seconds_keeps_its_ranks(folder: Path) -> None:
     """As where it parses a large file, or reads a large vocabulary: other threads of it have no turn meanwhile."""
     llm = _engine(folder, 2)
-    before = [one[0] for one in told(llm, PROMPTS, GREEDY)]
+    before = [one[0] for one in results_of(llm, PROMPTS, GREEDY)]
     ctypes.PyDLL(None).usleep(int((SILENT_TICKS + 3) * TICK_S * 1e6))
-    assert [one[0] for one in told(llm, PROMPTS, GREEDY)] == before
+    assert [one[0] for one in results_of(llm, PROMPTS, GREEDY)] == before
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
@@ -152,12 +156,12 @@ def test_the_end_of_a_rank_ends_the_group_with_the_reason(folder: Path, number: 
     process = _runner(llm).ranks.processes[1]
     os.kill(process.pid, number)
     started_s = time.monotonic()
-    words = "killed by signal 9" if number == signal.SIGKILL else "hangs: no sign of life"
+    words = "killed by signal 9" if number == signal.SIGKILL else "hangs: no heartbeat"
     with pytest.raises(RunnerLostError, match=f"rank 1 .*{words}"):
-        told(llm, PROMPTS, GREEDY)
+        results_of(llm, PROMPTS, GREEDY)
     assert time.monotonic() - started_s < 5
     with pytest.raises(RunnerLostError, match="rank 1"):  # and there is no more to be had
-        told(llm, PROMPTS, GREEDY)
+        results_of(llm, PROMPTS, GREEDY)
 
 
 def test_who_tells_a_rank_that_is_gone_learns_of_the_end_of_the_group() -> None:

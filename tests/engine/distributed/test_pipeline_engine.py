@@ -15,12 +15,12 @@ from mini_infer_engine.core.request import Request
 from mini_infer_engine.distributed.parallel_runner import ParallelRunner
 from mini_infer_engine.structured.params import StructuredOutputsParams
 from tests.support import parallel_asks
-from tests.support.parallel_asks import GREEDY, SHARED, small_llm, told
+from tests.support.parallel_asks import GREEDY, SHARED, results_of, small_llm
 from tests.support.tiny_models import save_tiny_model
 
 PROMPTS = [*parallel_asks.PROMPTS, [(position * 17 + 3) % 190 + 5 for position in range(33)]]
-ASKS = [
-    *parallel_asks.ASKS,
+SAMPLING_PARAMS = [
+    *parallel_asks.SAMPLING_PARAMS,
     SamplingParams(temperature=0.7, seed=9, max_tokens=20, frequency_penalty=0.4, ignore_eos=True),
 ]
 SETTINGS: dict[str, Any] = {"max_num_batched_tokens": 32}
@@ -31,9 +31,9 @@ def _engine(folder: Path | str, stages: int, size: int = 1, **settings: Any) -> 
 
 
 def _logprobs(llm: LLM) -> list[float]:
-    (made,) = llm.generate([{"prompt_token_ids": PROMPTS[2]}], ASKS[2], use_tqdm=False)
-    told = [*(made.prompt_logprobs or [])[1:], *(made.outputs[0].logprobs or [])]
-    return [one.logprob for position in told for one in (position or {}).values()]
+    (made,) = llm.generate([{"prompt_token_ids": PROMPTS[2]}], SAMPLING_PARAMS[2], use_tqdm=False)
+    token_logprobs = [*(made.prompt_logprobs or [])[1:], *(made.outputs[0].logprobs or [])]
+    return [one.logprob for position in token_logprobs for one in (position or {}).values()]
 
 
 @pytest.fixture(scope="module")
@@ -62,11 +62,11 @@ def grid() -> LLM:
 
 
 def test_sampling_penalties_logprobs_and_chunks_are_as_in_one_process(alone: LLM, staged: LLM) -> None:
-    assert told(staged, PROMPTS, ASKS) == told(alone, PROMPTS, ASKS)
+    assert results_of(staged, PROMPTS, SAMPLING_PARAMS) == results_of(alone, PROMPTS, SAMPLING_PARAMS)
     assert _logprobs(staged) == pytest.approx(_logprobs(alone), abs=1e-4)
     followed = [[*SHARED, *prompt] for prompt in PROMPTS]
     for prompts in (followed[:1], followed):
-        assert told(staged, prompts, GREEDY) == told(alone, prompts, GREEDY)
+        assert results_of(staged, prompts, GREEDY) == results_of(alone, prompts, GREEDY)
 
 
 def test_beams_and_embeddings_are_as_in_one_process(alone: LLM, staged: LLM) -> None:
@@ -80,10 +80,10 @@ def test_beams_and_embeddings_are_as_in_one_process(alone: LLM, staged: LLM) -> 
 def test_every_stage_has_a_pass_while_others_are_aborted(alone: LLM, staged: LLM) -> None:
     """Two of eight sequences go while passes with them are in flight; the others notice nothing."""
     engine = staged._engine
-    asks = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    sampling_params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     prompts = [[number + 20, *PROMPTS[number % 4]] for number in range(8)]
     for number, prompt in enumerate(prompts):
-        engine.add(Request(request_id=str(number), prompt_token_ids=prompt, sampling=asks))
+        engine.add(Request(request_id=str(number), prompt_token_ids=prompt, sampling=sampling_params))
     made: dict[str, list[int]] = {str(number): [] for number in range(8)}
     most = 0
     for step in range(1000):
@@ -97,18 +97,20 @@ def test_every_stage_has_a_pass_while_others_are_aborted(alone: LLM, staged: LLM
             break
     assert most == 2  # and one more before each commit
     kept = [number for number in range(8) if number not in (1, 6)]
-    expected = told(alone, [prompts[number] for number in kept], asks)
+    expected = results_of(alone, [prompts[number] for number in kept], sampling_params)
     assert [made[str(number)] for number in kept] == [tokens for tokens, _ in expected]
 
 
 def test_stages_of_several_ranks_within_a_grammar_and_with_little_memory(grid: LLM) -> None:
     """The demo model: sequences are preempted and swapped, some are held to a choice."""
     yes_or_no = StructuredOutputsParams(choice=["yes", "no"])
-    asks = [SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)] * 5
-    asks += [SamplingParams(temperature=0, max_tokens=24, structured_outputs=yes_or_no)]
+    sampling_params = [SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)] * 5
+    sampling_params += [SamplingParams(temperature=0, max_tokens=24, structured_outputs=yes_or_no)]
     prompts = ["def main():", "class Engine:", "import os", "for i in", "# sort", "Answer yes or no:"]
     alone = _engine("demo", 1, skip_tokenizer_init=False)
-    texts = [[one.outputs[0].text for one in llm.generate(prompts, asks, use_tqdm=False)] for llm in (alone, grid)]
+    texts = [
+        [one.outputs[0].text for one in llm.generate(prompts, sampling_params, use_tqdm=False)] for llm in (alone, grid)
+    ]
     assert texts[1] == texts[0]
     assert grid._engine.scheduler.kv_cache.num_swaps > 0
 
@@ -125,12 +127,12 @@ def test_the_end_of_a_rank_ends_the_group_with_the_reason(
     os.kill(runner.ranks.processes[rank].pid, number)
     started_s = time.monotonic()
     group = "pipeline-parallel" if fixture == "staged" else "tensor- and pipeline-parallel"
-    words = "killed by signal 9" if number == signal.SIGKILL else "hangs: no sign of life"
+    words = "killed by signal 9" if number == signal.SIGKILL else "hangs: no heartbeat"
     with pytest.raises(RunnerLostError, match=f"rank {rank} .*{group}.*{words}"):
-        told(llm, PROMPTS, GREEDY)
+        results_of(llm, PROMPTS, GREEDY)
     assert time.monotonic() - started_s < 5
     with pytest.raises(RunnerLostError, match=f"rank {rank}"):  # and there is no more to be had
-        told(llm, PROMPTS, GREEDY)
+        results_of(llm, PROMPTS, GREEDY)
 
 
 def test_what_stages_cannot_do_is_refused_by_name(folder: Path) -> None:

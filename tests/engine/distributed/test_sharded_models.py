@@ -166,12 +166,12 @@ def test_the_first_rank_tells_of_no_layer_that_another_has_not(variant: str, sam
     save_tiny_model(tmp_path, architecture, **changes)
     group = ThreadGroup(tmp_path, 2, tensor_parallel_size=2)
     first, second = group.runners
-    first.executor.capture(tells_layers=True)
+    first.executor.capture(reports_layers=True)
     layers = list(second.worker.model.layers)
-    attended, told, ahead = 0, list[GroupLayers](), list[tuple[int, int]]()
+    attended, reported, ahead = 0, list[GroupLayers](), list[tuple[int, int]]()
 
     def look() -> None:
-        ahead.extend((one.num_done(), attended) for one in told)
+        ahead.extend((one.num_done(), attended) for one in reported)
 
     def slowed(attend: Callable[..., Any]) -> Callable[..., Any]:
         def late(*arguments: Any) -> Any:
@@ -190,14 +190,14 @@ def test_the_first_rank_tells_of_no_layer_that_another_has_not(variant: str, sam
     table = PageDealer(first).table(20)
 
     def run(rank: ModelRunner) -> None:
-        tell = None
+        report = None
         if rank is first:
-            tell = lambda own: told.append(GroupLayers(own, len(layers)))  # noqa: E731  # of this rank alone
+            report = lambda own: reported.append(GroupLayers(own, len(layers)))  # noqa: E731  # of this rank alone
         row = Row(0, 0, 20, TOKENS[:20], table, GREEDY if samples else None)
-        rank.collect(rank.launch(Batch([row], 0, tell_layers=tell)))
+        rank.collect(rank.launch(Batch([row], 0, report_layers=report)))
         if rank is first:
             look()
-            told[0].has_ended = True
+            reported[0].has_ended = True
             look()
 
     group.run(run)
@@ -302,20 +302,20 @@ def test_ranks_round_their_own_share_of_latent_attention_and_of_experts(whole: b
 
 
 def test_experts_that_ranks_cannot_share_equally_are_refused_by_name(tmp_path: Path) -> None:
-    asked = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
+    requested = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
     save_tiny_model(tmp_path / "odd", "qwen3_moe", **(VARIANTS["qwen3-moe"][1] | {"num_experts": 5}))
     with pytest.raises(ModelError, match=r"enable_expert_parallel.*experts = 5"):
-        ThreadGroup(tmp_path / "odd", 2, **asked)
+        ThreadGroup(tmp_path / "odd", 2, **requested)
     save_tiny_model(
         tmp_path / "shared", "deepseek_v2", **(DEEPSEEK | {"n_shared_experts": 1, "moe_intermediate_size": 41})
     )
     with pytest.raises(ModelError, match=r"shared experts.*= 41"):
-        ThreadGroup(tmp_path / "shared", 2, **asked)
+        ThreadGroup(tmp_path / "shared", 2, **requested)
     save_tiny_model(tmp_path / "dense", "qwen3")
     save_tiny_model(tmp_path / "no mixture", "deepseek_v2", **(DEEPSEEK | {"first_k_dense_replace": 3}))
     for name in ("dense", "no mixture"):
         with pytest.raises(ModelError, match="enable_expert_parallel"):
-            ThreadGroup(tmp_path / name, 2, **asked)
+            ThreadGroup(tmp_path / name, 2, **requested)
     with pytest.raises(ValueError, match="enable-expert-parallel"):
         EngineSettings(model="m", enable_expert_parallel=True, data_parallel_size=2)
 

@@ -42,7 +42,7 @@ def test_a_silent_rank_is_missed_once_the_model_is_loaded(router: zmq.Socket[byt
 
 def test_a_rank_misses_a_silent_first_one(router: zmq.Socket[bytes]) -> None:
     lost: list[str] = []
-    spoken = signs.Signs("ipc:///nowhere", 1, lost.append)
+    spoken = signs.HeartbeatSender("ipc:///nowhere", 1, lost.append)
     time.sleep(3 * signs.SILENT_TICKS * TICK_S)
     assert not lost
     spoken.loaded()

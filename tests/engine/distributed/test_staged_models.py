@@ -76,18 +76,18 @@ def test_checkpoints_of_several_schemes_are_read_by_stage(tmp_path: Path) -> Non
 def test_tokens_reach_the_first_stage_before_the_rows_that_go_on_from_them(tmp_path: Path) -> None:
     """Two sequences take turns: both have a pass in flight when either goes on."""
     save_tiny_model(tmp_path, "qwen3")
-    asks = SamplingParams(temperature=0.9, seed=5, repetition_penalty=1.3, max_tokens=8)
+    sampling_params = SamplingParams(temperature=0.9, seed=5, repetition_penalty=1.3, max_tokens=8)
     prompts = [TOKENS[:9], TOKENS[9:30]]
 
     def batches(dealer: PageDealer) -> list[Batch]:
         tables = [dealer.table(40) for _ in prompts]
         made = [
-            Batch([Row(slot, 0, len(ids), ids, tables[slot], asks, 77 + slot, known_token_ids=ids)], 0)
+            Batch([Row(slot, 0, len(ids), ids, tables[slot], sampling_params, 77 + slot, known_token_ids=ids)], 0)
             for slot, ids in enumerate(prompts)
         ]
         for index in range(1, 7):
             for slot, ids in enumerate(prompts):
-                row = Row(slot, len(ids) + index - 1, 1, None, tables[slot], asks, 77 + slot, index)
+                row = Row(slot, len(ids) + index - 1, 1, None, tables[slot], sampling_params, 77 + slot, index)
                 made.append(Batch([row], 1))
         return made
 
@@ -112,12 +112,12 @@ def test_the_first_stage_receives_no_token_before_a_row_goes_on_from_it(tmp_path
         for stage in (first, last):
             stage.collect(stage.launch(Batch([row], num_decodes)))
 
-    asks = SamplingParams(temperature=0)
-    both(Row(0, 0, 9, TOKENS[:9], table, asks), 0)
+    sampling_params = SamplingParams(temperature=0)
+    both(Row(0, 0, 9, TOKENS[:9], table, sampling_params), 0)
     assert link.num_tokens_received == 0
     both(Row(1, 0, 9, TOKENS[:9], PageDealer(first).table(20), None), 0)
     assert link.num_tokens_received == 0
-    both(Row(0, 9, 1, None, table, asks, output_index=1), 1)
+    both(Row(0, 9, 1, None, table, sampling_params, output_index=1), 1)
     assert link.num_tokens_received == 1
 
 

@@ -12,11 +12,11 @@ from mini_infer_engine.distributed import step_messages
 from mini_infer_engine.distributed.step_messages import Launch, StepReader, StepWriter
 
 PAGE = 16
-ASKS = SamplingParams(temperature=0.7, stop=["x"])
+SAMPLING_PARAMS = SamplingParams(temperature=0.7, stop=["x"])
 
 
 def _chunk(slot: int, start: int, count: int, pages: list[int], **fields: object) -> Row:
-    return Row(slot, start, count, list(range(start, start + count)), pages, ASKS, 7, **fields)  # type: ignore[arg-type]
+    return Row(slot, start, count, list(range(start, start + count)), pages, SAMPLING_PARAMS, 7, **fields)  # type: ignore[arg-type]
 
 
 def _sent(writer: StepWriter, batch: Batch) -> Launch:
@@ -25,10 +25,10 @@ def _sent(writer: StepWriter, batch: Batch) -> Launch:
     return message
 
 
-def _same(told: Batch, batch: Batch) -> None:
-    assert (told.num_decodes, told.waits_for_masks) == (batch.num_decodes, batch.waits_for_masks)
-    assert told.transfers == batch.transfers
-    for one, other in zip(told.rows, batch.rows, strict=True):
+def _same(read: Batch, batch: Batch) -> None:
+    assert (read.num_decodes, read.waits_for_masks) == (batch.num_decodes, batch.waits_for_masks)
+    assert read.transfers == batch.transfers
+    for one, other in zip(read.rows, batch.rows, strict=True):
         needed = -(-(other.start + other.count) // PAGE)
         assert list(one.page_table[:needed]) == list(other.page_table[:needed])
         for name in Row.__struct_fields__:
@@ -46,7 +46,7 @@ def test_a_decode_step_is_a_number_a_row_and_the_pages_that_were_appended() -> N
     for start in range(15, 40):
         if start % PAGE == 0:
             pages.append(100 + start)
-        batch = Batch([Row(3, start, 1, None, pages, ASKS, 7, start - 14, position_offset=9)], 1)
+        batch = Batch([Row(3, start, 1, None, pages, SAMPLING_PARAMS, 7, start - 14, position_offset=9)], 1)
         message = _sent(writer, batch)
         assert message.rows == [3]
         assert message.pages == ({3: [100 + start]} if start % PAGE == 0 else {})
@@ -58,24 +58,24 @@ def test_a_row_is_sent_whole_when_it_differs() -> None:
     writer, reader = StepWriter(PAGE), StepReader()
     batches = [
         Batch([_chunk(0, 0, 20, [1, 2])], 0),
-        Batch([Row(0, 20, 1, None, [1, 2], ASKS, 7, 1, suppressed_token_ids=(4,))], 1),
-        Batch([Row(0, 21, 1, None, [1, 2], ASKS, 7, 2)], 1),
-        Batch([Row(0, 30, 1, None, [1, 2], ASKS, 7, 2, banned=[(None, 3), (5, 6)])], 1),
+        Batch([Row(0, 20, 1, None, [1, 2], SAMPLING_PARAMS, 7, 1, suppressed_token_ids=(4,))], 1),
+        Batch([Row(0, 21, 1, None, [1, 2], SAMPLING_PARAMS, 7, 2)], 1),
+        Batch([Row(0, 30, 1, None, [1, 2], SAMPLING_PARAMS, 7, 2, banned=[(None, 3), (5, 6)])], 1),
         Batch([_chunk(0, 0, 4, [9])], 0),
-        Batch([Row(0, 4, 1, None, [9], ASKS, 7, 1)], 1),
+        Batch([Row(0, 4, 1, None, [9], SAMPLING_PARAMS, 7, 1)], 1),
     ]
     for batch in batches:
         _same(reader.batch(_sent(writer, batch)), batch)
 
 
 def test_packed_tokens_transfers_and_masks_arrive() -> None:
-    row = Row(0, 0, 3, array("I", [7, 8, 9]), [4], ASKS, known_token_ids=array("I", [7, 8, 9]))
+    row = Row(0, 0, 3, array("I", [7, 8, 9]), [4], SAMPLING_PARAMS, known_token_ids=array("I", [7, 8, 9]))
     moves = Transfers([PageSwap(1, 2)], [PageSwap(3, 4)], [PageCopy(5, 6, 7)])
     batch = Batch([row], 0, moves, waits_for_masks=True)
-    told = StepReader().batch(_sent(StepWriter(PAGE), batch))
-    assert told.rows[0].token_ids == [7, 8, 9]
-    assert told.rows[0].known_token_ids == [7, 8, 9]
-    assert (told.transfers, told.waits_for_masks) == (moves, True)
+    read = StepReader().batch(_sent(StepWriter(PAGE), batch))
+    assert read.rows[0].token_ids == [7, 8, 9]
+    assert read.rows[0].known_token_ids == [7, 8, 9]
+    assert (read.transfers, read.waits_for_masks) == (moves, True)
     masks = TokenMasks([0, 2], np.arange(6, dtype=np.uint32).reshape(2, 3))
     message = step_messages.decode(step_messages.encode(step_messages.masks_message(masks)))
     assert isinstance(message, step_messages.Sample)
@@ -103,6 +103,6 @@ def test_whatever_the_order_every_rank_sees_the_same_rows(steps: list[tuple[int,
             row = _chunk(slot, start, count, tables[slot])
         else:
             index = start - 29 + (kind == "odd")
-            row = Row(slot, start, 1, None, tables[slot], ASKS, 7, index)
+            row = Row(slot, start, 1, None, tables[slot], SAMPLING_PARAMS, 7, index)
         batch = Batch([row], int(count == 1))
         _same(reader.batch(_sent(writer, batch)), batch)

@@ -18,11 +18,11 @@ def test_a_script_is_read_and_refused_when_it_is_wrong(tmp_path: Path, capsys: p
     assert read_script(path) == (Reply("a", when="A"), Reply("b"))
     path.write_text('[{"when": "A", "says": "a"}]')
     assert main(["--dry-run", "--port=0", f"--dry-run-script={path}"]) == 1
-    told = capsys.readouterr().err
-    assert "--dry-run-script" in told
-    assert str(path) in told
-    assert "says" in told
-    assert len(told.splitlines()) == 1
+    reported = capsys.readouterr().err
+    assert "--dry-run-script" in reported
+    assert str(path) in reported
+    assert "says" in reported
+    assert len(reported.splitlines()) == 1
 
 
 def test_a_script_needs_a_dry_run(capsys: pytest.CaptureFixture[str]) -> None:

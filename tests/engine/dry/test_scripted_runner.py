@@ -6,18 +6,18 @@ from mini_infer_engine.dry.vocabulary import END_ID, TURN_END_ID
 from tests.support.tiny_models import sampled
 
 PROMPT = list(b"sixteen letters!and a tail")
-ASKS = SamplingParams()
+SAMPLING_PARAMS = SamplingParams()
 
 
 def prefill(runner: ScriptedRunner, pages: list[int], start: int = 0, copies: tuple[PageCopy, ...] = ()) -> int | None:
-    row = Row(0, start, len(PROMPT) - start, PROMPT[start:], pages, ASKS)
+    row = Row(0, start, len(PROMPT) - start, PROMPT[start:], pages, SAMPLING_PARAMS)
     return sampled(runner.collect(runner.launch(Batch([row], 0, Transfers(copies=list(copies))))))[0]
 
 
 def decode(runner: ScriptedRunner, pages: list[int], count: int) -> list[int | None]:
     tokens = []
     for index in range(1, count + 1):
-        row = Row(0, len(PROMPT) + index - 1, 1, None, pages, ASKS, output_index=index)
+        row = Row(0, len(PROMPT) + index - 1, 1, None, pages, SAMPLING_PARAMS, output_index=index)
         tokens += sampled(runner.collect(runner.launch(Batch([row], 1))))
     return tokens
 

@@ -149,10 +149,10 @@ def test_llm_and_paths(tmp_path: Path) -> None:
     prompt = [7, 20, 33, 50]
     with torch.inference_mode():
         expected = model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None)
-    asks = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    sampling_params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     for name in (str(path), str(path.parent)):
         llm = LLM(name, device="cpu", kv_cache_memory=2**22)
-        [output] = llm.generate([{"prompt_token_ids": prompt}], asks, use_tqdm=False)
+        [output] = llm.generate([{"prompt_token_ids": prompt}], sampling_params, use_tqdm=False)
         assert output.outputs[0].token_ids == expected[0, 4:].tolist()
     folder = resolve_model(str(path))
     assert resolve_model(str(path)) == folder

@@ -35,5 +35,5 @@ def test_each_thread_gets_its_size_when_several_grow_the_workspace_at_once() -> 
     sizes = [size + (thread * 37) % 64 for thread in range(64)]
     with ThreadPoolExecutor(16) as threads:
         found = list(threads.map(workspace.partials, sizes))
-    assert all(memory.numel() >= asked for memory, asked in zip(found, sizes, strict=True))
+    assert all(memory.numel() >= requested for memory, requested in zip(found, sizes, strict=True))
     assert workspace.partials().numel() == max(sizes)

@@ -43,14 +43,14 @@ class SharedPool:
 
 
 @contextmanager
-def held_elsewhere() -> Iterator[tuple[Popen[str], TransportAddress]]:
+def pool_of_another_process() -> Iterator[tuple[Popen[str], TransportAddress]]:
     """Another process with a pool, page after page of its own number."""
     command = [sys.executable, "-m", "tests.engine.kv_transfer.shared_pool"]
     with Popen(command, cwd=ROOT, env=environment(), stdout=PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            told = base64.b64decode(process.stdout.readline())
-            yield process, msgspec.msgpack.decode(told, type=TransportAddress)
+            reported = base64.b64decode(process.stdout.readline())
+            yield process, msgspec.msgpack.decode(reported, type=TransportAddress)
         finally:
             process.kill()
 

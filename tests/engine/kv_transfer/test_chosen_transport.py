@@ -59,7 +59,7 @@ class Fake:
         if not self.lives:
             self.peers.clear()
 
-    def way(self, engine_id: str, span: Span) -> Area | None:
+    def staging_area(self, engine_id: str, span: Span) -> Area | None:
         return self.staged_in
 
     def start(self, engine_id: str, how: str, span: Span) -> Any:
@@ -110,9 +110,9 @@ def test_nothing_is_staged_for_a_peer_that_is_mapped() -> None:
     chosen, _, nixl = made()
     nixl.staged_in = "device"
     chosen.add_peer("peer", replace(WHOLE, page_size=16), TransportAddress("cuda-ipc+nixl", [RANK]))
-    assert chosen.way("peer", Span([0], [0], 0, 4096)) is None
+    assert chosen.staging_area("peer", Span([0], [0], 0, 4096)) is None
     chosen.add_peer("far", replace(WHOLE, page_size=16), TransportAddress("nixl", [RANK]))
-    assert chosen.way("far", Span([0], [0], 0, 4096)) == "device"
+    assert chosen.staging_area("far", Span([0], [0], 0, 4096)) == "device"
 
 
 def test_what_has_ended_for_one_has_for_the_other() -> None:
@@ -157,6 +157,6 @@ def test_auto_takes_what_works_on_a_gpu(ipc: bool, nixl: bool, expected: str, mo
 def test_a_transport_is_refused_when_it_cannot_work_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening, "CudaIpcMemory", refuse(ModelError("no handle")))
     monkeypatch.setattr(opening, "NixlTransport", refuse(ImportError("no package")))
-    for kind, said in (("cuda-ipc", "no handle"), ("nixl", "pip install"), ("shm", "main memory")):
-        with pytest.raises(ModelError, match=said):
+    for kind, message_part in (("cuda-ipc", "no handle"), ("nixl", "pip install"), ("shm", "main memory")):
+        with pytest.raises(ModelError, match=message_part):
             opening.open_transport(TransportChoice(kind), "x", MEMORY)

@@ -31,8 +31,8 @@ def last_of(engine: Engine, one: Request, count: int = 20) -> Any:
 
 def expire(connector: TransferConnector) -> None:
     """All retained prompts' leases end now."""
-    for key in connector._held_leases.ends_s:
-        connector._held_leases.ends_s[key] = 0.0
+    for key in connector._retained_leases.ends_s:
+        connector._retained_leases.ends_s[key] = 0.0
 
 
 # -- Retained prompts
@@ -40,7 +40,7 @@ def expire(connector: TransferConnector) -> None:
 
 def test_idle_engine_waits_when_retained_prompts_pin_the_pages_that_a_prompt_needs() -> None:
     engine, _, connector = make(retained_share=1.0)
-    assert last_of(engine, request("retained", 100, holds_kv=True)).kv_transfer_params
+    assert last_of(engine, request("retained", 100, retains_kv=True)).kv_transfer_params
     engine.add(request("next", 100))
     assert steps(engine) == []
     assert engine.only_receives
@@ -54,7 +54,7 @@ def test_idle_engine_waits_when_retained_prompts_pin_the_pages_that_a_prompt_nee
 
 def test_smaller_prompt_runs_when_a_larger_one_waits_for_pinned_pages() -> None:
     engine, _, connector = make(retained_share=1.0)
-    last_of(engine, request("retained", 100, holds_kv=True))
+    last_of(engine, request("retained", 100, retains_kv=True))
     engine.add(request("large", 100))
     engine.add(request("small", 20))
     assert [output.request_id for output in steps(engine)] == ["small"]
@@ -65,7 +65,7 @@ def test_smaller_prompt_runs_when_a_larger_one_waits_for_pinned_pages() -> None:
 def test_prompt_ends_with_an_error_when_peers_pin_its_pages_for_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "MAX_KEPT_OUT_S", 0.0)
     engine, _, _ = make(retained_share=1.0)
-    last_of(engine, request("retained", 100, holds_kv=True))
+    last_of(engine, request("retained", 100, retains_kv=True))
     engine.add(request("next", 100))
     [output] = steps(engine)
     assert (output.request_id, output.finish_reason) == ("next", "error")
@@ -75,7 +75,7 @@ def test_prompt_ends_with_an_error_when_peers_pin_its_pages_for_too_long(monkeyp
 
 def test_pinned_pages_count_as_usage_in_load_and_stats() -> None:
     engine, _, _ = make(retained_share=1.0)
-    last_of(engine, request("retained", 100, holds_kv=True))
+    last_of(engine, request("retained", 100, retains_kv=True))
     assert engine.load().kv_usage == pytest.approx(0.7)
     assert engine.stats().kv_usage == pytest.approx(0.7)
     assert engine.stats().kv_transfer.pinned_pages == 7
@@ -84,29 +84,29 @@ def test_pinned_pages_count_as_usage_in_load_and_stats() -> None:
 def test_oldest_retained_prompt_is_released_when_the_share_is_used_up() -> None:
     engine, worker, connector = make(retained_share=0.5)
     for name in ("a", "b", "c"):
-        assert last_of(engine, request(name, 30, holds_kv=True)).kv_transfer_params
+        assert last_of(engine, request(name, 30, retains_kv=True)).kv_transfer_params
     assert connector.stats.pinned_pages == 4
     assert connector.stats.leases_expired == 1
     for name in ("a", "c"):
-        asked = events.KVAsked(f"p/{name}", list(request(name, 30).prompt_token_ids), "", name, 0)
-        worker.send_news(asked)
+        requested = events.KVRequest(f"p/{name}", list(request(name, 30).prompt_token_ids), "", name, 0)
+        worker.send_news(requested)
         steps(engine, 2)
     assert [type(command) for command in worker.done] == [events.Refuse, events.Grant]
-    worker.send_news(events.Gone("p/c"), events.Gone("p/a"))
+    worker.send_news(events.JobEnded("p/c"), events.JobEnded("p/a"))
     steps(engine, 1)
     assert connector.stats.pinned_pages == 2  # b's
 
 
 def test_prompt_larger_than_the_share_is_not_retained() -> None:
     engine, _, connector = make(retained_share=0.5)
-    assert last_of(engine, request("large", 100, holds_kv=True)).kv_transfer_params is None
+    assert last_of(engine, request("large", 100, retains_kv=True)).kv_transfer_params is None
     assert connector.stats.pinned_pages == 0
 
 
 def test_retained_lease_is_bounded_when_the_configured_lease_is_long() -> None:
     engine, _, connector = make(lease_s=3600.0)
-    last_of(engine, request("retained", 30, holds_kv=True))
-    [end_s] = connector._held_leases.ends_s.values()
+    last_of(engine, request("retained", 30, retains_kv=True))
+    [end_s] = connector._retained_leases.ends_s.values()
     assert end_s <= time.monotonic() + MAX_LEASE_S
 
 
@@ -117,7 +117,7 @@ def test_fallback_waits_when_a_hung_peer_may_still_write_to_its_first_pages() ->
     engine, worker, connector = make()
     engine.add(request("r", 100, kv_source=FROM_PEER))
     steps(engine, 1)
-    worker.send_news(events.NotTaken(0, "late", f"{PEER} is late"))
+    worker.send_news(events.TransferFailed(0, "late", f"{PEER} is late"))
     assert [output.kv_fallback for output in steps(engine)] == ["late"]
     assert connector.stats.pinned_pages == 7
     engine.add(request("small", 20))
@@ -131,7 +131,7 @@ def test_nothing_more_is_requested_from_a_peer_that_has_not_settled_a_transfer()
     engine, worker, _ = make()
     engine.add(request("r", 20, kv_source=FROM_PEER))
     steps(engine, 1)
-    worker.send_news(events.NotTaken(0, "late", ""))
+    worker.send_news(events.TransferFailed(0, "late", ""))
     steps(engine, 3)
     engine.add(request("s", 20, kv_source=FROM_PEER))
     assert [output.kv_fallback for output in steps(engine) if output.kv_fallback] == ["peer_hangs"]
@@ -144,21 +144,21 @@ def test_nothing_more_is_requested_from_a_peer_that_has_not_settled_a_transfer()
 
 
 @pytest.mark.parametrize(
-    "taken",
+    "copied",
     [
-        events.Taken(0, 100, 1 << 31),
-        events.Taken(0, 100, 3, [TokenLogprobs(3, -0.1, 1, [3], [-0.1])]),
-        events.Taken(0, 100, 3, num_cached=10**6),
-        events.Taken(0, 10**6, 3),
-        events.Taken(9, 100, 3),
+        events.TransferDone(0, 100, 1 << 31),
+        events.TransferDone(0, 100, 3, [TokenLogprobs(3, -0.1, 1, [3], [-0.1])]),
+        events.TransferDone(0, 100, 3, num_cached=10**6),
+        events.TransferDone(0, 10**6, 3),
+        events.TransferDone(9, 100, 3),
     ],
 )
-def test_engine_goes_on_when_a_peer_sends_a_first_token_that_cannot_be(taken: events.Taken) -> None:
+def test_engine_goes_on_when_a_peer_sends_a_first_token_that_cannot_be(copied: events.TransferDone) -> None:
     engine, worker, _ = make(vocab_size=50)
     engine.add(request("r", 100, kv_source=FROM_PEER))
     engine.add(request("own", 20))
     outputs = engine.step()
-    worker.send_news(taken, *([events.NotTaken(0, "late", "")] if taken.job else []), events.Settled(0))
+    worker.send_news(copied, *([events.TransferFailed(0, "late", "")] if copied.job else []), events.Settled(0))
     outputs += steps(engine)
     assert {output.request_id: output.finish_reason for output in outputs if output.finish_reason} == {
         "r": "length",
@@ -170,43 +170,43 @@ def test_engine_goes_on_when_a_peer_sends_a_first_token_that_cannot_be(taken: ev
 @pytest.mark.parametrize("logprob", [math.nan, math.inf])
 def test_prompt_is_computed_here_when_log_probabilities_are_no_numbers(logprob: float) -> None:
     engine, worker, _connector = make(vocab_size=50)
-    asked = request("r", 100, kv_source=FROM_PEER)
-    asked = msgspec.structs.replace(asked, sampling=msgspec.structs.replace(asked.sampling, logprobs=1))
-    engine.add(asked)
+    requested = request("r", 100, kv_source=FROM_PEER)
+    requested = msgspec.structs.replace(requested, sampling=msgspec.structs.replace(requested.sampling, logprobs=1))
+    engine.add(requested)
     steps(engine, 1)
-    worker.send_news(events.Taken(0, 100, 3, [TokenLogprobs(3, logprob, 1, [3], [logprob])]), events.Settled(0))
+    worker.send_news(events.TransferDone(0, 100, 3, [TokenLogprobs(3, logprob, 1, [3], [logprob])]), events.Settled(0))
     assert [output.kv_fallback for output in engine.step()] == ["bad_message"]
 
 
 # -- Prompts of other engines
 
 
-def wanted(num_tokens: int = 40, **more: Any) -> Request:
+def request_of(num_tokens: int = 40, **more: Any) -> Request:
     return request("theirs", num_tokens, **more)
 
 
-def asked_for(key: str, one: Request) -> events.PrefillAsked:
-    return events.PrefillAsked(key, one, 0, 16)
+def prefill_request(key: str, one: Request) -> events.PrefillRequest:
+    return events.PrefillRequest(key, one, 0, 16)
 
 
 def test_engine_goes_on_when_a_refused_remote_prompt_is_cancelled_before_the_step() -> None:
     engine, worker, _ = make()
-    worker.send_news(asked_for("p/0", wanted(200)), events.Gone("p/0"))
+    worker.send_news(prefill_request("p/0", request_of(200)), events.JobEnded("p/0"))
     assert steps(engine, 3) == []
     assert not engine.has_work
 
 
 def test_remote_prompt_is_refused_when_it_is_too_long() -> None:
     engine, worker, _ = make()
-    worker.send_news(asked_for("p/0", wanted(200)))
+    worker.send_news(prefill_request("p/0", request_of(200)))
     steps(engine, 3)
     assert [type(command) for command in worker.done] == [events.Refuse]
 
 
 def test_remote_prompt_is_refused_when_its_tokens_fit_no_array() -> None:
     engine, worker, _ = make()
-    one = msgspec.structs.replace(wanted(), prompt_token_ids=[-1, 1 << 40])
-    worker.send_news(asked_for("p/0", one))
+    one = msgspec.structs.replace(request_of(), prompt_token_ids=[-1, 1 << 40])
+    worker.send_news(prefill_request("p/0", one))
     steps(engine, 3)
     assert [type(command) for command in worker.done] == [events.Refuse]
     assert engine.stats().kv_transfer.faults == 1
@@ -214,13 +214,13 @@ def test_remote_prompt_is_refused_when_its_tokens_fit_no_array() -> None:
 
 def test_remote_prompt_makes_one_token_and_retains_nothing_whatever_its_sender_wants() -> None:
     engine, worker, connector = make()
-    greedy = wanted(40, max_tokens=50, holds_kv=True, kv_source=KVSource(address="tcp://third:1", how="prefill"))
-    worker.send_news(asked_for("p/0", greedy))
+    greedy = request_of(40, max_tokens=50, retains_kv=True, kv_source=KVSource(address="tcp://third:1", how="prefill"))
+    worker.send_news(prefill_request("p/0", greedy))
     assert steps(engine) == []
     kinds = [type(command) for command in worker.done]
-    assert kinds.count(events.GiveEnd) == 1
+    assert kinds.count(events.SendEnd) == 1
     assert events.Take not in kinds
-    worker.send_news(*(events.Given(one.key, one.serial) for one in worker.done if isinstance(one, events.Give)))
+    worker.send_news(*(events.SendDone(one.key, one.serial) for one in worker.done if isinstance(one, events.Send)))
     steps(engine)
     assert connector.stats.pinned_pages == 0
     assert not engine.has_work
@@ -231,7 +231,7 @@ def test_requests_of_peers_are_checked_as_those_of_clients() -> None:
         raise ValueError("temperature")
 
     engine, worker, _ = make(check=check)
-    worker.send_news(asked_for("p/0", wanted()))
+    worker.send_news(prefill_request("p/0", request_of()))
     steps(engine, 3)
     [refusal] = worker.done
     assert isinstance(refusal, events.Refuse)
@@ -241,12 +241,12 @@ def test_requests_of_peers_are_checked_as_those_of_clients() -> None:
 # -- Faults
 
 EVENTS = (
-    asked_for("p/0", wanted()),
-    events.KVAsked("p/1", [1, 2, 3], "", "", 0),
-    events.Gone("p/1"),
-    events.Given("p/0", 0),
-    events.Taken(0, 40, 3),
-    events.NotTaken(0, "late", ""),
+    prefill_request("p/0", request_of()),
+    events.KVRequest("p/1", [1, 2, 3], "", "", 0),
+    events.JobEnded("p/1"),
+    events.SendDone("p/0", 0),
+    events.TransferDone(0, 40, 3),
+    events.TransferFailed(0, "late", ""),
     events.Settled(0),
 )
 
@@ -286,9 +286,9 @@ def test_engine_goes_on_when_handling_an_event_raises(
 
 def test_engine_computes_everything_itself_when_the_transfer_thread_has_failed() -> None:
     engine, worker, _connector = make(retained_share=1.0)
-    last_of(engine, request("retained", 20, holds_kv=True))
+    last_of(engine, request("retained", 20, retains_kv=True))
     engine.add(request("r", 40, max_tokens=3, kv_source=FROM_PEER))
-    worker.send_news(asked_for("p/0", wanted(20)))
+    worker.send_news(prefill_request("p/0", request_of(20)))
     steps(engine, 1)
     worker.failure = WeirdError("the thread")
     outputs = steps(engine)
@@ -306,7 +306,7 @@ def test_engine_computes_everything_itself_when_the_transfer_thread_has_failed()
 
 def test_reads_of_tokens_that_are_none_cost_their_job_alone() -> None:
     engine, worker, _ = make()
-    worker.send_news(events.KVAsked("p/0", [-1] * 40, "", "", 0), events.KVAsked("p/1", [1] * 40, "", "", 0))
+    worker.send_news(events.KVRequest("p/0", [-1] * 40, "", "", 0), events.KVRequest("p/1", [1] * 40, "", "", 0))
     steps(engine, 3)
     assert [(type(command), command.key) for command in worker.done if not isinstance(command, events.Take)] == [
         (events.Refuse, "p/0"),
@@ -317,6 +317,6 @@ def test_reads_of_tokens_that_are_none_cost_their_job_alone() -> None:
 def test_sampling_of_a_retained_prompt_is_its_own() -> None:
     engine, _, _ = make()
     sampling = SamplingParams(max_tokens=2, ignore_eos=True)
-    one = msgspec.structs.replace(request("retained", 30, holds_kv=True), sampling=sampling)
+    one = msgspec.structs.replace(request("retained", 30, retains_kv=True), sampling=sampling)
     params = last_of(engine, one).kv_transfer_params
     assert params["remote_request_id"] == "retained"

@@ -26,7 +26,7 @@ from tests.support.fake_runner import VOCABULARY, FakeRunner, expected_tokens
 
 NUM_PAGES, PAGE_SIZE, MAX_MODEL_LEN = 60, 16, 400
 SOURCES = {
-    how: KVSource(address=PEER, how=how, held_id="x" if how == "held" else "")  # type: ignore[arg-type]
+    how: KVSource(address=PEER, how=how, retained_id="x" if how == "held" else "")  # type: ignore[arg-type]
     for how in ("prefill", "held", "prefix")
 }
 
@@ -52,8 +52,8 @@ class Subject:
         self.answer()
         outputs = self.engine.step()
         for batch in self.runner.batches:
-            if batch.tell_layers is not None:
-                batch.tell_layers(AllLayers())
+            if batch.report_layers is not None:
+                batch.report_layers(AllLayers())
         return outputs
 
     def run(self) -> list[Output]:
@@ -181,7 +181,7 @@ def test_nothing_is_pinned_when_no_peer_waits_for_what_is_computed(subject: Subj
     own = sequence_of(request("own", 40))
     own.pages = [1, 2, 3]
     before = list(subject.engine.scheduler.pool.references)
-    assert not subject.connector.gives(own)
+    assert not subject.connector.sends(own)
     subject.connector.launched(own, 40, AllLayers())
     subject.connector.computed(own, 40)
     assert list(subject.engine.scheduler.pool.references) == before
@@ -203,12 +203,12 @@ def test_a_fallback_is_counted_when_a_sequence_is_skipped(subject: Subject) -> N
 
 @pytest.mark.parametrize("how", SOURCES)
 def test_texts_are_exact_and_pages_released_when_prompts_name_a_source(subject: Subject, how: str) -> None:
-    wanted = [request(f"r{number}", 20 + 17 * number, 5, kv_source=SOURCES[how]) for number in range(5)]
-    wanted.append(request("own", 50, 5))
-    for one in wanted:
+    request_of = [request(f"r{number}", 20 + 17 * number, 5, kv_source=SOURCES[how]) for number in range(5)]
+    request_of.append(request("own", 50, 5))
+    for one in request_of:
         subject.engine.add(one)
     outputs = subject.run()
-    for one in wanted:
+    for one in request_of:
         made = [token for output in outputs if output.request_id == one.request_id for token in output.token_ids]
         assert made == expected_tokens(one, MAX_MODEL_LEN)
     assert_released(subject)
@@ -243,7 +243,7 @@ def test_no_output_follows_and_pages_are_released_when_a_request_is_aborted(subj
 
 
 def test_a_retained_prompt_says_where_it_is_or_nothing(subject: Subject) -> None:
-    subject.engine.add(request("retained", 40, holds_kv=True))
+    subject.engine.add(request("retained", 40, retains_kv=True))
     [output] = [output for output in subject.run() if output.finish_reason]
     assert output.finish_reason == "length"
     params = output.kv_transfer_params
@@ -255,11 +255,11 @@ def test_a_retained_prompt_says_where_it_is_or_nothing(subject: Subject) -> None
 
 
 def test_counters_never_fall_when_prompts_come_and_go(subject: Subject) -> None:
-    counters = ("received", "received_bytes", "given", "given_bytes", "leases_expired", "faults")
+    counters = ("received", "received_bytes", "sent", "sent_bytes", "leases_expired", "faults")
     before = dict.fromkeys(counters, 0)
     for number in range(20):
         subject.engine.add(
-            request(f"r{number}", 20 + number, 3, kv_source=SOURCES["prefill"], holds_kv=number % 2 == 0)
+            request(f"r{number}", 20 + number, 3, kv_source=SOURCES["prefill"], retains_kv=number % 2 == 0)
         )
         subject.step()
         stats = subject.connector.stats

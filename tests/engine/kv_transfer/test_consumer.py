@@ -65,7 +65,7 @@ class World:
         self.producer.set(zmq.LINGER, 0)
         self.address = f"inproc://{name}"
         self.producer.bind(self.address)
-        self.transport, self.told = FakeTransport(), list[events.Event]()
+        self.transport, self.reported = FakeTransport(), list[events.Event]()
         self.poller = zmq.Poller()
         self.consumer = KVConsumer(
             context,
@@ -73,7 +73,7 @@ class World:
             lambda: party("consumer", "decode"),
             cast("Transport", self.transport),
             LAYOUT,
-            self.told.append,
+            self.reported.append,
             Counters(),
             KVConsumerLimits(10.0, 60.0),
             Load(),
@@ -88,27 +88,27 @@ class World:
         if not self.peer:
             self.peer, hello = self.producer.recv_multipart()
             assert isinstance(wire.decode_from_consumer(hello), wire.Hello)
-            self.say(wire.Welcome(party("producer", "prefill")))
-        assert isinstance(self.heard()[0], wire.PrefillRequested)
-        self.say(wire.Accepted(job, 0, 0.0, 0.0))
+            self.receive_messages(wire.Welcome(party("producer", "prefill")))
+        assert isinstance(self.sent_messages()[0], wire.PrefillRequested)
+        self.receive_messages(wire.Accepted(job, 0, 0.0, 0.0))
 
-    def say(self, *messages: wire.FromProducer) -> None:
+    def receive_messages(self, *messages: wire.FromProducer) -> None:
         """By the side that gives, and heard by the consumer."""
         for message in messages:
             self.producer.send_multipart([self.peer, wire.encode(message)])
         self.consumer.receive(dict(self.poller.poll(1000)), 0.0)
         self.consumer.advance(0.0)
 
-    def heard(self) -> list[wire.FromConsumer]:
+    def sent_messages(self) -> list[wire.FromConsumer]:
         """What the consumer has said since."""
         found = []
         while self.producer.poll(50):
             found.append(wire.decode_from_consumer(self.producer.recv_multipart()[1]))
         return found
 
-    def lent(self) -> list[int]:
+    def granted_slots(self) -> list[int]:
         """The slots of what it has said since."""
-        return [message.slot for message in self.heard() if isinstance(message, wire.SlotGranted)]
+        return [message.slot for message in self.sent_messages() if isinstance(message, wire.SlotGranted)]
 
 
 @pytest.fixture
@@ -125,37 +125,37 @@ def written(job: int, serial: int) -> wire.Written:
 
 def test_a_prompt_is_taken_when_all_that_was_written_is_in_its_place(world: World) -> None:
     world.take(1)
-    world.say(wire.SlotRequested(1, 0, "host"), wire.SlotRequested(1, 1, "host"))
-    assert world.lent() == [RECEIVE_SLOTS[0], RECEIVE_SLOTS[1]]
-    world.say(written(1, 1), written(1, 0), wire.Prefilled(1, 5, [], 0, 99))
+    world.receive_messages(wire.SlotRequested(1, 0, "host"), wire.SlotRequested(1, 1, "host"))
+    assert world.granted_slots() == [RECEIVE_SLOTS[0], RECEIVE_SLOTS[1]]
+    world.receive_messages(written(1, 1), written(1, 0), wire.Prefilled(1, 5, [], 0, 99))
     assert world.transport.placed == [
         (RECEIVE_SLOTS[1], Span([1, 2, 3], [], 0, 16, (1, 2))),
         (RECEIVE_SLOTS[0], Span([1, 2, 3], [], 0, 16, (0, 1))),
     ]
-    assert not world.told
+    assert not world.reported
     world.transport.motions[0].end = "done"
     world.consumer.advance(0.1)
-    assert not world.told
+    assert not world.reported
     world.transport.motions[1].end = "done"
     world.consumer.advance(0.2)
     world.consumer.advance(0.3)
-    assert world.told == [events.Taken(1, 40, 5, [], 0), events.Settled(1)]
+    assert world.reported == [events.TransferDone(1, 40, 5, [], 0), events.Settled(1)]
     assert world.consumer.num_open == 0
 
 
 def test_slots_are_granted_in_order_when_they_become_free(world: World) -> None:
     world.take(1)
     world.take(2)
-    world.say(*(wire.SlotRequested(1, serial, "host") for serial in range(len(RECEIVE_SLOTS))))
-    world.say(wire.SlotRequested(2, 100, "host"), wire.SlotRequested(1, 101, "host"))
-    assert world.lent() == list(RECEIVE_SLOTS)
+    world.receive_messages(*(wire.SlotRequested(1, serial, "host") for serial in range(len(RECEIVE_SLOTS))))
+    world.receive_messages(wire.SlotRequested(2, 100, "host"), wire.SlotRequested(1, 101, "host"))
+    assert world.granted_slots() == list(RECEIVE_SLOTS)
     for serial, other in ((3, 100), (0, 101)):
-        world.say(written(1, serial))
-        assert not world.lent()
+        world.receive_messages(written(1, serial))
+        assert not world.granted_slots()
         world.transport.motions[-1].end = "done"
         world.consumer.advance(0.1)
         assert [
-            (message.job, message.serial) for message in world.heard() if isinstance(message, wire.SlotGranted)
+            (message.job, message.serial) for message in world.sent_messages() if isinstance(message, wire.SlotGranted)
         ] == [(2 if other == 100 else 1, other)]
 
 
@@ -163,66 +163,68 @@ def test_slots_are_granted_in_order_when_they_become_free(world: World) -> None:
 def test_granted_slots_are_free_only_when_nothing_is_written_any_more(world: World, end: str) -> None:
     world.take(1)
     world.take(2)
-    world.say(*(wire.SlotRequested(1, serial, "host") for serial in range(len(RECEIVE_SLOTS))))
-    world.say(wire.SlotRequested(2, 100, "host"))
-    world.lent()
+    world.receive_messages(*(wire.SlotRequested(1, serial, "host") for serial in range(len(RECEIVE_SLOTS))))
+    world.receive_messages(wire.SlotRequested(2, 100, "host"))
+    world.granted_slots()
     world.consumer.cancel(1)
     world.consumer.advance(0.1)
-    heard = world.heard()
-    assert heard == [wire.Release([1])]  # and no slot for the other job: those of the first may be written to
+    messages = world.sent_messages()
+    assert messages == [wire.Release([1])]  # and no slot for the other job: those of the first may be written to
     last = {
         "released": wire.Released([1]),
         "prefilled": wire.Prefilled(1, 5, [], 0, 99),
         "written": written(1, 0),
         "failed": wire.Failed(1, "transport", "gone"),
     }[end]
-    world.say(last)
-    assert len(world.lent()) == 1
+    world.receive_messages(last)
+    assert len(world.granted_slots()) == 1
     assert not world.transport.placed
-    assert world.told == ([] if end == "written" else [events.Settled(1)])
+    assert world.reported == ([] if end == "written" else [events.Settled(1)])
 
 
 def test_what_is_put_in_place_when_a_job_is_given_up_keeps_its_pages_and_its_slot(world: World) -> None:
     world.take(1)
-    world.say(*(wire.SlotRequested(1, serial, "host") for serial in range(len(RECEIVE_SLOTS) + 1)))
-    world.say(written(1, 0))
+    world.receive_messages(*(wire.SlotRequested(1, serial, "host") for serial in range(len(RECEIVE_SLOTS) + 1)))
+    world.receive_messages(written(1, 0))
     world.consumer.cancel(1)
-    world.say(wire.Released([1]))
-    assert not world.told
-    assert len(world.lent()) == len(RECEIVE_SLOTS)
+    world.receive_messages(wire.Released([1]))
+    assert not world.reported
+    assert len(world.granted_slots()) == len(RECEIVE_SLOTS)
     world.transport.motions[0].end = "done"
     world.consumer.advance(0.1)
-    assert world.told == [events.Settled(1)]
+    assert world.reported == [events.Settled(1)]
     world.take(2)
-    world.say(*(wire.SlotRequested(2, serial, "host") for serial in range(len(RECEIVE_SLOTS))))
-    assert sorted(world.lent()) == list(RECEIVE_SLOTS)
+    world.receive_messages(*(wire.SlotRequested(2, serial, "host") for serial in range(len(RECEIVE_SLOTS))))
+    assert sorted(world.granted_slots()) == list(RECEIVE_SLOTS)
 
 
 def test_what_cannot_be_put_in_place_is_a_fall_back(world: World) -> None:
     world.take(1)
-    world.say(wire.SlotRequested(1, 0, "host"), written(1, 0))
+    world.receive_messages(wire.SlotRequested(1, 0, "host"), written(1, 0))
     world.transport.motions[0].end = "failed"
     world.consumer.advance(0.1)
-    [failed] = world.told
-    assert isinstance(failed, events.NotTaken)
+    [failed] = world.reported
+    assert isinstance(failed, events.TransferFailed)
     assert failed.reason == "transport"
-    assert wire.Release([1]) in world.heard()
-    world.say(wire.Released([1]))
-    assert world.told[1:] == [events.Settled(1)]
+    assert wire.Release([1]) in world.sent_messages()
+    world.receive_messages(wire.Released([1]))
+    assert world.reported[1:] == [events.Settled(1)]
 
 
 def test_a_slot_is_ignored_when_it_was_not_granted(world: World) -> None:
     world.take(1)
-    world.say(written(1, 7))
+    world.receive_messages(written(1, 7))
     assert not world.transport.placed
-    world.say(wire.SlotRequested(1, 0, "host"), written(1, 0), written(1, 0))
+    world.receive_messages(wire.SlotRequested(1, 0, "host"), written(1, 0), written(1, 0))
     assert len(world.transport.placed) == 1
     world.consumer.cancel(1)
-    assert wire.Release([1]) in world.heard()
+    assert wire.Release([1]) in world.sent_messages()
     world.take(2)
-    world.say(written(1, 0), *(wire.SlotRequested(2, serial, "host") for serial in range(len(RECEIVE_SLOTS))))
-    assert RECEIVE_SLOTS[0] not in world.lent(), "what was written there is still put in place"
-    assert not world.told
+    world.receive_messages(
+        written(1, 0), *(wire.SlotRequested(2, serial, "host") for serial in range(len(RECEIVE_SLOTS)))
+    )
+    assert RECEIVE_SLOTS[0] not in world.granted_slots(), "what was written there is still put in place"
+    assert not world.reported
 
 
 def granted_nothing(world: World, job: int) -> None:
@@ -230,38 +232,38 @@ def granted_nothing(world: World, job: int) -> None:
     source = KVSource(how="prefix", address=world.address)
     request = Request(request_id=str(job), prompt_token_ids=list(range(40)), sampling=SamplingParams(max_tokens=1))
     world.consumer.take(events.Take(job, request, source, [4, 5, 6], 0, 40), 0.0)
-    world.heard()
+    world.sent_messages()
 
 
 def test_taker_goes_on_when_the_last_job_of_a_broken_peer_is_granted_nothing(world: World) -> None:
     world.take(1)
     granted_nothing(world, 2)
-    world.say(wire.SlotRequested(1, 0, "host"), written(1, 0))
+    world.receive_messages(wire.SlotRequested(1, 0, "host"), written(1, 0))
     world.transport.motions[0].end = "failed"
     world.consumer.advance(0.1)
-    world.say(wire.Released([1]))
-    world.say(wire.KVGranted(2, [], 0, 30.0, False))
-    assert [type(event) for event in world.told] == [events.NotTaken, events.Settled] * 2
+    world.receive_messages(wire.Released([1]))
+    world.receive_messages(wire.KVGranted(2, [], 0, 30.0, False))
+    assert [type(event) for event in world.reported] == [events.TransferFailed, events.Settled] * 2
     assert world.consumer.num_open == 0
-    assert wire.Release([2]) in world.heard()  # before the connection is closed
+    assert wire.Release([2]) in world.sent_messages()  # before the connection is closed
 
 
 def test_slots_of_one_area_are_granted_when_those_of_the_other_are_used_up(world: World) -> None:
     world.take(1)
     world.take(2)
-    world.say(*(wire.SlotRequested(1, serial, "host") for serial in range(len(RECEIVE_SLOTS) + 1)))
-    assert world.lent() == list(RECEIVE_SLOTS)
-    world.say(wire.SlotRequested(2, 100, "device"))
-    assert [message.job for message in world.heard() if isinstance(message, wire.SlotGranted)] == [2]
+    world.receive_messages(*(wire.SlotRequested(1, serial, "host") for serial in range(len(RECEIVE_SLOTS) + 1)))
+    assert world.granted_slots() == list(RECEIVE_SLOTS)
+    world.receive_messages(wire.SlotRequested(2, 100, "device"))
+    assert [message.job for message in world.sent_messages() if isinstance(message, wire.SlotGranted)] == [2]
 
 
 def test_new_job_greets_anew_when_the_transport_to_a_peer_has_failed_under_load(world: World) -> None:
     world.take(1)
     world.take(2)  # keeps the first connection busy
-    world.say(wire.SlotRequested(1, 0, "host"), written(1, 0))
+    world.receive_messages(wire.SlotRequested(1, 0, "host"), written(1, 0))
     world.transport.motions[0].end = "failed"
     world.consumer.advance(0.1)
-    world.heard()
+    world.sent_messages()
     world.peer = b""
     world.take(3)
     assert world.consumer.num_open == 3
@@ -274,26 +276,26 @@ def test_new_job_greets_anew_when_the_transport_to_a_peer_has_failed_under_load(
 )
 def test_part_is_put_nowhere_when_it_is_not_of_its_job(world: World, part: tuple[int, int, tuple[int, int]]) -> None:
     world.take(1)
-    world.say(wire.SlotRequested(1, 0, "host"))
-    world.say(wire.Written(1, 0, *part))
+    world.receive_messages(wire.SlotRequested(1, 0, "host"))
+    world.receive_messages(wire.Written(1, 0, *part))
     assert not world.transport.placed
 
 
 def test_job_is_settled_by_its_peer_when_a_part_was_not_of_it(world: World) -> None:
     world.take(1)
-    world.say(wire.SlotRequested(1, 0, "host"), wire.Written(1, 0, 0, 41, (0, 1)))
-    [failed] = world.told
-    assert isinstance(failed, events.NotTaken)
+    world.receive_messages(wire.SlotRequested(1, 0, "host"), wire.Written(1, 0, 0, 41, (0, 1)))
+    [failed] = world.reported
+    assert isinstance(failed, events.TransferFailed)
     assert failed.reason == "transport"
-    world.say(wire.Released([1]))
-    assert world.told[1:] == [events.Settled(1)]
+    world.receive_messages(wire.Released([1]))
+    assert world.reported[1:] == [events.Settled(1)]
 
 
 def test_read_is_not_begun_when_granted_pages_hold_fewer_tokens_than_is_said(world: World) -> None:
     world.take(1)
     granted_nothing(world, 2)
-    world.say(wire.KVGranted(2, [1], 40, 30.0, False))
-    [failed, settled] = world.told
-    assert isinstance(failed, events.NotTaken)
+    world.receive_messages(wire.KVGranted(2, [1], 40, 30.0, False))
+    [failed, settled] = world.reported
+    assert isinstance(failed, events.TransferFailed)
     assert failed.reason == "bad_message"
     assert settled == events.Settled(2)

@@ -51,7 +51,7 @@ def test_one_transport_that_both_have_is_enough(ours: str, theirs: str, meets: b
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message_part"),
     [
         ({"version": VERSION + 1}, "version"),
         ({"weights": "abd"}, "weights differ"),
@@ -59,8 +59,8 @@ def test_one_transport_that_both_have_is_enough(ours: str, theirs: str, meets: b
         ({"layout": replace(PARTY.layout, dtype="int8")}, "dtype of the KV cache is float32 here and int8 there"),
     ],
 )
-def test_others_are_refused_with_the_reason(changes: dict[str, object], said: str) -> None:
-    assert said in handshake_refusal(PARTY, replace(PARTY, **changes))
+def test_others_are_refused_with_the_reason(changes: dict[str, object], message_part: str) -> None:
+    assert message_part in handshake_refusal(PARTY, replace(PARTY, **changes))
 
 
 def test_a_checkpoint_is_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

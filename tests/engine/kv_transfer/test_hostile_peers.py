@@ -13,16 +13,16 @@ from mini_infer_engine.kv_transfer.protocol import events, wire
 from mini_infer_engine.kv_transfer.staging_slots import RECEIVE_SLOTS
 from mini_infer_engine.kv_transfer.worker import TransferWorker
 from tests.support.transfer_peers import (
-    FROM_GIVER,
-    FROM_TAKER,
+    FROM_CONSUMER,
+    FROM_PRODUCER,
     PretendedTransport,
     mutations,
     party,
-    prefill_wanted,
+    prefill_requested,
     transfer_worker,
 )
 
-PATIENCE_MS = 30_000
+TIMEOUT_MS = 30_000
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ class Peer:
 
     def until(self, kind: type[Any]) -> Any:
         """The next message of a kind; others are passed over."""
-        while self.socket.poll(PATIENCE_MS):
+        while self.socket.poll(TIMEOUT_MS):
             message = wire.decode_from_producer(self.socket.recv())
             if isinstance(message, kind):
                 return message
@@ -68,27 +68,27 @@ def is_well(worker: TransferWorker, context: "zmq.Context[zmq.Socket[bytes]]", a
     """An honest engine is served."""
     honest = Peer(context, address, "honest")
     honest.greet()
-    honest.send(prefill_wanted(5))
+    honest.send(prefill_requested(5))
     assert honest.until(wire.Accepted).job == 5
     key = ""
     while not key.endswith("/5"):  # some that the hostile peer has asked for come first
-        key = next_event(worker, events.PrefillAsked).key
-    worker.do(events.Give(key, 0, [1, 2, 3], 0, 40))
-    worker.do(events.GiveEnd(key, 3, [], 0))
+        key = next_event(worker, events.PrefillRequest).key
+    worker.do(events.Send(key, 0, [1, 2, 3], 0, 40))
+    worker.do(events.SendEnd(key, 3, [], 0))
     assert honest.receive_prompt().token_id == 3
     assert worker.failure is None
 
 
 def next_event(worker: TransferWorker, kind: type[Any]) -> Any:
-    end_s = time.monotonic() + PATIENCE_MS / 1000
+    end_s = time.monotonic() + TIMEOUT_MS / 1000
     while time.monotonic() < end_s:
-        event = worker.events.get(timeout=PATIENCE_MS / 1000)
+        event = worker.events.get(timeout=TIMEOUT_MS / 1000)
         if isinstance(event, kind):
             return event
     raise AssertionError(f"no {kind.__name__} came")
 
 
-@pytest.mark.parametrize("message", FROM_TAKER, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("message", FROM_CONSUMER, ids=lambda one: type(one).__name__)
 @pytest.mark.parametrize("is_staged", [False, True])
 def test_giving_thread_goes_on_when_a_peer_mutates_a_message(
     context: "zmq.Context[zmq.Socket[bytes]]", message: wire.FromConsumer, is_staged: bool
@@ -96,9 +96,9 @@ def test_giving_thread_goes_on_when_a_peer_mutates_a_message(
     with transfer_worker(PretendedTransport(is_staged)) as (worker, address):
         peer = Peer(context, address, "peer")
         peer.greet()
-        peer.send(prefill_wanted(1))
-        asked = next_event(worker, events.PrefillAsked)
-        worker.do(events.Give(asked.key, 0, [1, 2, 3], 0, 32))
+        peer.send(prefill_requested(1))
+        requested = next_event(worker, events.PrefillRequest)
+        worker.do(events.Send(requested.key, 0, [1, 2, 3], 0, 32))
         for number, payload in enumerate(mutations(message)):
             peer.socket.send(payload)
             if number % 20 == 0:  # what the core does meanwhile, for whatever was accepted
@@ -111,10 +111,10 @@ def test_giving_thread_goes_on_when_a_peer_mutates_a_message(
 
 def serve(worker: TransferWorker, event: events.Event) -> None:
     match event:
-        case events.PrefillAsked(key):
-            worker.do(events.Give(key, 0, [1, 2, 3], 0, 40))
-            worker.do(events.GiveEnd(key, 3, [], 0))
-        case events.KVAsked(key):
+        case events.PrefillRequest(key):
+            worker.do(events.Send(key, 0, [1, 2, 3], 0, 40))
+            worker.do(events.SendEnd(key, 3, [], 0))
+        case events.KVRequest(key):
             worker.do(events.Grant(key, [1, 2, 3], 40))
 
 
@@ -137,7 +137,7 @@ def test_giving_thread_goes_on_when_frames_are_random(context: "zmq.Context[zmq.
 
 def take(job: int, address: str, how: Any = "prefill") -> events.Take:
     source = KVSource(how=how, address=address)
-    return events.Take(job, prefill_wanted(job).request, source, [1, 2, 3], 0, 40)
+    return events.Take(job, prefill_requested(job).request, source, [1, 2, 3], 0, 40)
 
 
 class KVProducer:
@@ -149,7 +149,7 @@ class KVProducer:
         self.identity = b""
 
     def receive(self, kind: type[Any]) -> Any:
-        while self.socket.poll(PATIENCE_MS):
+        while self.socket.poll(TIMEOUT_MS):
             self.identity, payload = self.socket.recv_multipart()
             message = wire.decode_from_consumer(payload)
             if isinstance(message, kind):
@@ -166,16 +166,16 @@ class KVProducer:
         self.socket.send_multipart([self.identity, payload])
 
 
-@pytest.mark.parametrize("message", FROM_GIVER, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("message", FROM_PRODUCER, ids=lambda one: type(one).__name__)
 def test_taking_thread_goes_on_when_a_peer_mutates_a_message(
     context: "zmq.Context[zmq.Socket[bytes]]", message: wire.FromProducer
 ) -> None:
-    wants = wire.KVRequested if isinstance(message, wire.KVGranted | wire.AllWritten) else wire.PrefillRequested
-    how = "prefill" if wants is wire.PrefillRequested else "prefix"
+    expected_type = wire.KVRequested if isinstance(message, wire.KVGranted | wire.AllWritten) else wire.PrefillRequested
+    how = "prefill" if expected_type is wire.PrefillRequested else "prefix"
     with transfer_worker(PretendedTransport(), timeout_s=0.5) as (worker, _):
         producer = KVProducer(context)
         worker.do(take(1, producer.address, how))
-        producer.receive(wants)
+        producer.receive(expected_type)
         producer.send(wire.SlotRequested(1, 0, "host"))
         for payload in mutations(message):
             producer.send_raw(payload)
@@ -183,7 +183,7 @@ def test_taking_thread_goes_on_when_a_peer_mutates_a_message(
         worker.do(take(2, honest.address))
         honest.receive(wire.PrefillRequested)
         honest.send(wire.Prefilled(2, 3, [], 0, 100))
-        assert next_event(worker, events.Taken | events.NotTaken).job in (1, 2)
+        assert next_event(worker, events.TransferDone | events.TransferFailed).job in (1, 2)
         assert worker.failure is None
 
 
@@ -191,14 +191,14 @@ def test_taking_thread_goes_on_when_a_peer_mutates_a_message(
 def test_every_job_ends_when_answers_are_mutated(context: "zmq.Context[zmq.Socket[bytes]]", attempt: int) -> None:
     """One job for each mutated answer: it comes, or does not, and never waits for ever."""
     draw = random.Random(attempt)
-    payloads = [(message, payload) for message in FROM_GIVER for payload in mutations(message)]
+    payloads = [(message, payload) for message in FROM_PRODUCER for payload in mutations(message)]
     with transfer_worker(PretendedTransport(), timeout_s=0.1) as (worker, _):
         for job, (message, payload) in enumerate(draw.sample(payloads, 25), start=1):
             producer = KVProducer(context)
             worker.do(take(1, producer.address, "prefix" if isinstance(message, wire.KVGranted) else "prefill"))
             producer.receive(wire.KVRequested | wire.PrefillRequested)
             producer.send_raw(payload)
-            ended = next_event(worker, events.Taken | events.NotTaken)
+            ended = next_event(worker, events.TransferDone | events.TransferFailed)
             assert ended.job == 1, job
             producer.socket.close(linger=0)
         assert worker.failure is None

@@ -17,7 +17,7 @@ from mini_infer_engine.kv_transfer.topology.peer_process import this_process
 from mini_infer_engine.kv_transfer.transport import TransportError
 from mini_infer_engine.kv_transfer.transports.mapped_transport import MappedTransport
 from mini_infer_engine.kv_transfer.transports.shared_memory import HostMemory, SharedArray
-from tests.engine.kv_transfer.shared_pool import LAYOUT, SharedPool, held_elsewhere
+from tests.engine.kv_transfer.shared_pool import LAYOUT, SharedPool, pool_of_another_process
 
 HALVED = replace(LAYOUT, num_heads=2, tp_size=2)
 
@@ -31,7 +31,7 @@ def meet(ours: SharedPool, *theirs: SharedPool, name: str = "theirs") -> None:
 def test_pages_of_another_process_are_written_and_read() -> None:
     ours = SharedPool()
     ours.pages[:] = np.arange(ours.pages.size).reshape(ours.pages.shape) + 1
-    with held_elsewhere() as (_, where):
+    with pool_of_another_process() as (_, where):
         ours.transport.add_peer("held", LAYOUT, where)
         written = ours.transport.start("held", "write", Span([3, 1], [0, 2], 0, 32))
         assert written.progress() == "done"
@@ -62,7 +62,7 @@ def test_nothing_is_kept_of_copies_that_have_ended() -> None:
 
 def test_a_peer_that_is_killed_is_written_to_without_harm_and_then_unmapped() -> None:
     ours = SharedPool()
-    with held_elsewhere() as (process, where):
+    with pool_of_another_process() as (process, where):
         ours.transport.add_peer("held", LAYOUT, where)
         ours.transport.tend()
         assert ours.transport.reaches("held")
@@ -118,7 +118,7 @@ def test_what_is_still_copied_keeps_its_memory_mapped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message_part"),
     [
         ({"kind": "cuda-ipc"}, "share.*shm"),
         ({"process": replace(this_process(), domain="another host")}, "another host"),
@@ -132,14 +132,14 @@ def test_what_is_still_copied_keeps_its_memory_mapped() -> None:
         ({"handle": b"nothing"}, "no handle"),
     ],
 )
-def test_what_cannot_be_mapped_is_refused(changes: dict[str, Any], said: str) -> None:
+def test_what_cannot_be_mapped_is_refused(changes: dict[str, Any], message_part: str) -> None:
     ours, theirs = SharedPool(), SharedPool()
     where = theirs.transport.describe()
     [rank] = where.ranks
     assert rank.shared is not None
-    told = replace(where, ranks=[replace(rank, shared=replace(rank.shared, **changes))])
-    with pytest.raises(TransportError, match=said):
-        ours.transport.add_peer("theirs", LAYOUT, told)
+    reported = replace(where, ranks=[replace(rank, shared=replace(rank.shared, **changes))])
+    with pytest.raises(TransportError, match=message_part):
+        ours.transport.add_peer("theirs", LAYOUT, reported)
     assert not ours.transport.reaches("theirs")
     ours.transport.add_peer("theirs", LAYOUT, where)
     assert ours.transport.reaches("theirs")

@@ -47,8 +47,8 @@ def test_written_part_belongs_to_its_job(begin: int, end: int, layers: tuple[int
     ("first_token", "pages", "is_right"), [(0, 3, True), (39, 3, True), (40, 3, False), (0, 2, False), (0, 0, False)]
 )
 def test_pages_of_a_requested_prompt_hold_all_of_its_tokens(first_token: int, pages: int, is_right: bool) -> None:
-    wanted = wire.PrefillRequested(1, REQUEST, [1] * pages, first_token, 1.0)
-    assert (prefill_request_fault(wanted, LAYOUT) == "") is is_right
+    request_of = wire.PrefillRequested(1, REQUEST, [1] * pages, first_token, 1.0)
+    assert (prefill_request_fault(request_of, LAYOUT) == "") is is_right
 
 
 def test_reads_are_of_tokens_that_there_are() -> None:

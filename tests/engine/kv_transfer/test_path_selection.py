@@ -41,8 +41,10 @@ def test_small_pieces_and_other_dtypes_are_gathered(
     on_cpu = choose_path(WHOLE, theirs, span, device="cpu", can_be_direct=True, through_host=False)
     assert on_cpu in (None, "host")
     for can_be_direct, through_host in ((False, False), (True, True)):
-        way = choose_path(WHOLE, theirs, span, device="cuda", can_be_direct=can_be_direct, through_host=through_host)
-        assert way == "host"
+        chosen_path = choose_path(
+            WHOLE, theirs, span, device="cuda", can_be_direct=can_be_direct, through_host=through_host
+        )
+        assert chosen_path == "host"
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
@@ -55,7 +57,7 @@ def test_rates_grow_with_pieces_and_below_the_table_a_piece_costs_the_same(devic
 
 
 @pytest.mark.parametrize(
-    ("theirs", "tokens", "layers", "nixl_way", "expected"),
+    ("theirs", "tokens", "layers", "nixl_area", "expected"),
     [
         (WHOLE, 4096, None, None, True),
         (WHOLE, 128, (3, 4), None, True),
@@ -68,9 +70,9 @@ def test_rates_grow_with_pieces_and_below_the_table_a_piece_costs_the_same(devic
     ],
 )
 def test_copies_of_our_own_are_chosen_where_they_are_estimated_faster(
-    theirs: KVLayout, tokens: int, layers: tuple[int, int] | None, nixl_way: Area | None, expected: bool
+    theirs: KVLayout, tokens: int, layers: tuple[int, int] | None, nixl_area: Area | None, expected: bool
 ) -> None:
-    assert mapping_pays(WHOLE, theirs, Span([], [], 0, tokens, layers), nixl_way) is expected
+    assert mapping_pays(WHOLE, theirs, Span([], [], 0, tokens, layers), nixl_area) is expected
 
 
 def test_nixl_is_chosen_where_it_is_estimated_faster(monkeypatch: pytest.MonkeyPatch) -> None:

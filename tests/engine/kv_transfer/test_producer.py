@@ -65,7 +65,7 @@ class FakeTransport:
         self.motions.append(FakeMotion(int(self.tables[-1][:, 2].sum())))
         return self.motions[-1]
 
-    def way(self, engine_id: str, span: Span) -> Area | None:
+    def staging_area(self, engine_id: str, span: Span) -> Area | None:
         return "host" if self.is_staged else None
 
     def slot_bytes(self, engine_id: str, area: Area) -> int:
@@ -112,7 +112,7 @@ class World:
     role: str = "prefill"
     transport: FakeTransport = field(default_factory=FakeTransport)
     sent: list[wire.FromProducer] = field(default_factory=list)
-    told: list[events.Event] = field(default_factory=list)
+    reported: list[events.Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         def send(peer: bytes, message: wire.FromProducer) -> None:
@@ -120,12 +120,12 @@ class World:
             self.sent.append(message)
 
         self.producer = KVProducer(
-            lambda: party("producer", self.role), self.transport, LAYOUT, send, self.told.append, Counters()
+            lambda: party("producer", self.role), self.transport, LAYOUT, send, self.reported.append, Counters()
         )
         self.producer.handle(PEER, wire.Hello(party("consumer", "decode")), 0.0)
         assert isinstance(self.sent.pop(), wire.Welcome)
 
-    def lend(self, serial: int, now_s: float) -> None:
+    def grant_slot(self, serial: int, now_s: float) -> None:
         """A slot for what is staged, which then is written there."""
         self.producer.handle(PEER, wire.SlotGranted(1, serial, 8 + serial), now_s)
         self.producer.advance(now_s)
@@ -134,15 +134,15 @@ class World:
         """Of each part that the consumer is told of, its layers."""
         return [message.layers for message in self.sent if isinstance(message, wire.Written)]
 
-    def ask(self, now_s: float = 0.0, num_tokens: int = 40) -> str:
+    def request_slot(self, now_s: float = 0.0, num_tokens: int = 40) -> str:
         request = Request(
             request_id="", prompt_token_ids=list(range(num_tokens)), sampling=SamplingParams(max_tokens=1)
         )
         self.producer.handle(PEER, wire.PrefillRequested(1, request, [7, 8, 9], 0, 10.0), now_s)
         assert isinstance(self.sent.pop(), wire.Accepted)
-        asked = self.told.pop()
-        assert isinstance(asked, events.PrefillAsked)
-        return asked.key
+        requested = self.reported.pop()
+        assert isinstance(requested, events.PrefillRequest)
+        return requested.key
 
 
 def party(engine_id: str, role: str) -> wire.Party:
@@ -155,26 +155,26 @@ def world() -> World:
 
 
 def test_the_token_is_sent_when_the_last_byte_has_arrived(world: World) -> None:
-    key = world.ask()
-    world.producer.give(events.Give(key, 0, [1, 2, 3], 0, 32))
-    world.producer.give(events.Give(key, 1, [1, 2, 3], 32, 40))
-    world.producer.end(events.GiveEnd(key, 5, [], 0))
+    key = world.request_slot()
+    world.producer.give(events.Send(key, 0, [1, 2, 3], 0, 32))
+    world.producer.give(events.Send(key, 1, [1, 2, 3], 32, 40))
+    world.producer.end(events.SendEnd(key, 5, [], 0))
     assert len(world.transport.motions) == 1  # one after the other
     world.transport.motions[0].end = "done"
     world.producer.advance(1.0)
-    assert world.told == [events.Given(key, 0)]
+    assert world.reported == [events.SendDone(key, 0)]
     assert not world.sent
     world.transport.motions[1].end = "done"
     world.producer.advance(2.0)
-    assert world.told == [events.Given(key, 0), events.Given(key, 1)]
+    assert world.reported == [events.SendDone(key, 0), events.SendDone(key, 1)]
     assert world.sent == [wire.Prefilled(1, 5, [], 0, 3 * LAYOUT.page_bytes)]
     assert world.producer.num_open == 0
 
 
 def test_layers_go_as_soon_as_they_are_computed_and_as_many_as_are(world: World) -> None:
-    key, layers = world.ask(), Layers()
-    world.producer.give(events.Give(key, 0, [1, 2, 3], 0, 40, layers))
-    world.producer.end(events.GiveEnd(key, 5, [], 0))
+    key, layers = world.request_slot(), Layers()
+    world.producer.give(events.Send(key, 0, [1, 2, 3], 0, 40, layers))
+    world.producer.end(events.SendEnd(key, 5, [], 0))
     world.producer.advance(0.0)
     assert not world.transport.motions
     assert world.producer.is_busy  # it looks again soon
@@ -187,36 +187,36 @@ def test_layers_go_as_soon_as_they_are_computed_and_as_many_as_are(world: World)
     world.transport.motions[0].end = "done"
     world.producer.advance(0.3)
     assert world.transport.tables[1][:, 2].tolist() == [3 * LAYOUT.layer_bytes] * 3
-    assert not world.told  # the pages are still read
+    assert not world.reported  # the pages are still read
     world.transport.motions[1].end = "done"
     world.producer.advance(0.4)
-    assert world.told == [events.Given(key, 0)]
+    assert world.reported == [events.SendDone(key, 0)]
     assert world.sent == [wire.Prefilled(1, 5, [], 0, 3 * LAYOUT.page_bytes)]
 
 
 @pytest.mark.parametrize("by_layers", [False, True])
 def test_a_release_is_reported_when_no_write_is_in_flight(world: World, by_layers: bool) -> None:
-    key = world.ask()
-    world.producer.give(events.Give(key, 0, [1, 2, 3], 0, 32, Layers(1) if by_layers else None))
-    world.producer.give(events.Give(key, 1, [1, 2, 3], 32, 40))
+    key = world.request_slot()
+    world.producer.give(events.Send(key, 0, [1, 2, 3], 0, 32, Layers(1) if by_layers else None))
+    world.producer.give(events.Send(key, 1, [1, 2, 3], 32, 40))
     world.producer.handle(PEER, wire.Release([1]), 1.0)
-    assert world.told == [events.Gone(key), events.Given(key, 1)]  # what was not begun is free at once
+    assert world.reported == [events.JobEnded(key), events.SendDone(key, 1)]  # what was not begun is free at once
     assert not world.sent
     world.transport.motions[0].end = "done"
     world.producer.advance(2.0)
-    assert world.told[2:] == [events.Given(key, 0)]
+    assert world.reported[2:] == [events.SendDone(key, 0)]
     assert world.sent == [wire.Released([1])]
     assert len(world.transport.motions) == 1
     assert world.producer.num_open == 0
 
 
 def test_an_expired_lease_ends_the_work_and_a_renewed_one_does_not(world: World) -> None:
-    key = world.ask(now_s=0.0)
+    key = world.request_slot(now_s=0.0)
     world.producer.handle(PEER, wire.Renew([1], 10.0), 5.0)
     world.producer.advance(14.9)
-    assert not world.told
+    assert not world.reported
     world.producer.advance(15.0)
-    assert world.told == [events.Gone(key)]
+    assert world.reported == [events.JobEnded(key)]
     assert isinstance(world.sent[0], wire.Failed)
     assert world.sent[0].reason == "lease_expired"
 
@@ -224,7 +224,7 @@ def test_an_expired_lease_ends_the_work_and_a_renewed_one_does_not(world: World)
 def test_the_core_gets_a_prompt_before_its_consumer_gets_an_answer(world: World) -> None:
     """The first token waits for the core, and nobody for the answer."""
     sent_before: list[int] = []
-    world.producer._tell = lambda event: sent_before.append(len(world.sent))
+    world.producer._report = lambda event: sent_before.append(len(world.sent))
     request = Request(request_id="", prompt_token_ids=[1, 2, 3], sampling=SamplingParams(max_tokens=1))
     world.producer.handle(PEER, wire.PrefillRequested(1, request, [7], 0, 10.0), 0.0)
     assert sent_before == [0]
@@ -232,21 +232,21 @@ def test_the_core_gets_a_prompt_before_its_consumer_gets_an_answer(world: World)
 
 
 def test_the_peer_greets_again_when_a_write_has_failed(world: World) -> None:
-    key = world.ask()
-    world.producer.give(events.Give(key, 0, [1, 2, 3], 0, 40))
+    key = world.request_slot()
+    world.producer.give(events.Send(key, 0, [1, 2, 3], 0, 40))
     world.transport.motions[0].end = "failed"
     world.producer.advance(1.0)
-    assert world.told == [events.Given(key, 0), events.Gone(key)]
+    assert world.reported == [events.SendDone(key, 0), events.JobEnded(key)]
     assert [type(message) for message in world.sent] == [wire.Failed]
     world.producer.handle(PEER, wire.Renew([1], 10.0), 2.0)
     assert isinstance(world.sent[-1], wire.Refused)
 
 
 def test_a_write_that_cannot_begin_frees_all_pages(world: World) -> None:
-    key = world.ask()
+    key = world.request_slot()
     world.transport.is_broken = True
-    world.producer.give(events.Give(key, 0, [1, 2, 3], 0, 40))
-    assert sorted(map(str, world.told)) == sorted(map(str, [events.Gone(key), events.Given(key, 0)]))
+    world.producer.give(events.Send(key, 0, [1, 2, 3], 0, 40))
+    assert sorted(map(str, world.reported)) == sorted(map(str, [events.JobEnded(key), events.SendDone(key, 0)]))
     assert world.producer.num_open == 0
 
 
@@ -257,14 +257,14 @@ def two_slots(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_token_is_sent_when_all_staged_slots_are_written(world: World, two_slots: None) -> None:
-    key = world.ask()
+    key = world.request_slot()
     world.transport.is_staged = True
-    world.producer.give(events.Give(key, 0, [1, 2, 3], 0, 40))
-    world.producer.end(events.GiveEnd(key, 5, [], 0))
+    world.producer.give(events.Send(key, 0, [1, 2, 3], 0, 40))
+    world.producer.end(events.SendEnd(key, 5, [], 0))
     world.producer.advance(0.0)
     assert [tokens for _, *tokens in world.transport.staged] == [[0, 16], [16, 32]]  # two slots at most
     assert world.sent == [wire.SlotRequested(1, serial, "host") for serial in (0, 1)]  # while they are filled
-    world.lend(0, 0.1)
+    world.grant_slot(0, 0.1)
     assert not world.transport.pushed
     world.transport.end_all()
     world.producer.advance(0.2)
@@ -276,31 +276,31 @@ def test_the_token_is_sent_when_all_staged_slots_are_written(world: World, two_s
     assert world.transport.staged[2][1:] == (32, 40)
     for serial in (1, 2):
         world.transport.end_all()
-        world.lend(serial, 0.4)
-    assert not world.told  # not all is written
+        world.grant_slot(serial, 0.4)
+    assert not world.reported  # not all is written
     world.transport.end_all()
     world.producer.advance(0.5)
-    assert world.told == [events.Given(key, 0)]
+    assert world.reported == [events.SendDone(key, 0)]
     assert world.sent[-1] == wire.Prefilled(1, 5, [], 0, 40_000)
     assert world.producer.num_open == 0
 
 
 def test_layers_that_are_computed_meanwhile_follow_through_the_slots(world: World) -> None:
-    key, layers = world.ask(), Layers(1)
+    key, layers = world.request_slot(), Layers(1)
     world.transport.is_staged = True
-    world.producer.give(events.Give(key, 0, [1, 2, 3], 0, 16, layers))
-    world.producer.end(events.GiveEnd(key, 5, [], 0))
+    world.producer.give(events.Send(key, 0, [1, 2, 3], 0, 16, layers))
+    world.producer.end(events.SendEnd(key, 5, [], 0))
     world.producer.advance(0.0)
     for layers.done in (1, 3, 4):
         world.producer.advance(0.1)
     world.transport.end_all()
     for serial in range(3):
-        world.lend(serial, 0.2)
-    assert not world.told
+        world.grant_slot(serial, 0.2)
+    assert not world.reported
     world.transport.end_all()
     world.producer.advance(0.3)
     assert world.written() == [(0, 1), (1, 3), (3, 4)]
-    assert world.told == [events.Given(key, 0)]
+    assert world.reported == [events.SendDone(key, 0)]
     assert isinstance(world.sent[-1], wire.Prefilled)
 
 
@@ -308,23 +308,23 @@ def test_layers_that_fill_no_slot_wait_for_others_while_some_are_on_their_way(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staged_gift, "_FEW_PARTS", 1)
-    key, layers = world.ask(), Layers(1)
+    key, layers = world.request_slot(), Layers(1)
     world.transport.is_staged = True
-    world.producer.give(events.Give(key, 0, [1, 2, 3], 0, 16, layers))
+    world.producer.give(events.Send(key, 0, [1, 2, 3], 0, 16, layers))
     for layers.done in (1, 2, 3, 4):
         world.producer.advance(0.1)
     for serial in (0, 1):
         world.transport.end_all()
-        world.lend(serial, 0.2)
+        world.grant_slot(serial, 0.2)
     world.transport.end_all()
     world.producer.advance(0.3)
     assert world.written() == [(0, 1), (1, 4)]
 
 
 def test_only_one_transfer_ends_when_the_transport_has_lost_its_consumer(world: World) -> None:
-    key, layers = world.ask(), Layers(1)
+    key, layers = world.request_slot(), Layers(1)
     world.transport.is_staged = True
-    world.producer.give(events.Give(key, 0, [1, 2, 3], 0, 16, layers))
+    world.producer.give(events.Send(key, 0, [1, 2, 3], 0, 16, layers))
     world.producer.advance(0.0)
     world.transport.is_lost, layers.done = True, 2
     world.producer.advance(0.1)
@@ -332,20 +332,20 @@ def test_only_one_transfer_ends_when_the_transport_has_lost_its_consumer(world: 
     world.producer.advance(0.2)
     world.producer.advance(0.3)
     assert isinstance(world.sent[-1], wire.Failed)
-    assert world.told == [events.Gone(key), events.Given(key, 0)]
+    assert world.reported == [events.JobEnded(key), events.SendDone(key, 0)]
     assert world.producer.num_open == 0
 
 
 @pytest.mark.parametrize("end", ["cannot begin", "failed"])
 def test_a_transfer_fails_when_a_slot_write_failed_and_the_others_have_ended(world: World, end: str) -> None:
-    key = world.ask()
+    key = world.request_slot()
     world.transport.is_staged = True
-    world.producer.give(events.Give(key, 0, [1, 2, 3], 0, 32))
+    world.producer.give(events.Send(key, 0, [1, 2, 3], 0, 32))
     world.producer.advance(0.0)
     world.transport.end_all()
-    world.lend(0, 0.1)
+    world.grant_slot(0, 0.1)
     world.transport.is_lost = end == "cannot begin"
-    world.lend(1, 0.2)
+    world.grant_slot(1, 0.2)
     assert len(world.transport.pushed) == (1 if world.transport.is_lost else 2)
     world.transport.motions[-1].end = "failed" if end == "failed" else "busy"
     world.producer.advance(0.3)
@@ -353,7 +353,7 @@ def test_a_transfer_fails_when_a_slot_write_failed_and_the_others_have_ended(wor
     world.transport.motions[2].end = "done"
     world.producer.advance(0.4)
     assert isinstance(world.sent[-1], wire.Failed)
-    assert world.told == [events.Given(key, 0), events.Gone(key)]
+    assert world.reported == [events.SendDone(key, 0), events.JobEnded(key)]
     assert world.producer.num_open == 0
 
 
@@ -361,8 +361,8 @@ def test_slots_of_a_taker_that_never_lends_are_free_with_its_lease(world: World,
     world.transport.is_staged = True
     for _ in range(5):  # more often than there are slots
         world.transport.motions.clear()
-        key = world.ask()
-        world.producer.give(events.Give(key, 0, [1, 2, 3], 0, 40))
+        key = world.request_slot()
+        world.producer.give(events.Send(key, 0, [1, 2, 3], 0, 40))
         world.producer.advance(0.0)
         assert len(world.transport.motions) == 2
         world.transport.end_all()
@@ -370,7 +370,7 @@ def test_slots_of_a_taker_that_never_lends_are_free_with_its_lease(world: World,
         world.producer.advance(10.0)
         world.producer.advance(10.1)
         assert isinstance(world.sent[-1], wire.Failed)
-        assert world.told[-2:] == [events.Gone(key), events.Given(key, 0)]
+        assert world.reported[-2:] == [events.JobEnded(key), events.SendDone(key, 0)]
         assert world.producer.num_open == 0
 
 
@@ -378,39 +378,39 @@ def grant_staged(world: World) -> str:
     """Tokens 16 to 40, in two parts."""
     world.transport.is_staged = True
     world.producer.handle(PEER, wire.KVRequested(1, list(range(40)), "", "", 16, 10.0), 0.0)
-    asked = world.told.pop()
-    assert isinstance(asked, events.KVAsked)
-    world.producer.grant(events.Grant(asked.key, [4, 5, 6], 64))
+    requested = world.reported.pop()
+    assert isinstance(requested, events.KVRequest)
+    world.producer.grant(events.Grant(requested.key, [4, 5, 6], 64))
     assert world.sent.pop() == wire.KVGranted(1, [4, 5, 6], 64, 10.0, is_staged=True)
     world.producer.advance(0.1)
     assert [tokens for _, *tokens in world.transport.staged] == [[16, 32], [32, 40]]  # what is wanted, and no more
     world.transport.end_all()
-    return asked.key
+    return requested.key
 
 
 def test_what_is_granted_may_be_staged_and_is_free_when_it_is_released(world: World) -> None:
     key = grant_staged(world)
     for serial in (0, 1):
-        world.lend(serial, 0.2)
+        world.grant_slot(serial, 0.2)
     world.transport.end_all()
     world.producer.advance(0.3)
     assert world.sent[-1] == wire.AllWritten(1)
     world.producer.handle(PEER, wire.Release([1]), 0.5)
-    assert world.told == [events.Gone(key)]
+    assert world.reported == [events.JobEnded(key)]
     assert world.producer.num_open == 0
 
 
 @pytest.mark.parametrize("expires", [False, True])
 def test_a_grant_is_released_when_no_slot_write_is_in_flight(world: World, expires: bool) -> None:
     key = grant_staged(world)
-    world.lend(0, 0.2)
+    world.grant_slot(0, 0.2)
     if expires:
         world.producer.advance(10.0)
-        assert world.told == [events.Gone(key)]
+        assert world.reported == [events.JobEnded(key)]
     world.producer.handle(PEER, wire.Release([1]), 10.1)
-    assert world.told == [events.Gone(key)]
+    assert world.reported == [events.JobEnded(key)]
     assert wire.Released([1]) not in world.sent
-    world.lend(1, 10.2)
+    world.grant_slot(1, 10.2)
     assert len(world.transport.pushed) == 1  # nothing begins any more
     world.transport.end_all()
     world.producer.advance(10.3)
@@ -423,32 +423,32 @@ def test_a_decode_engine_computes_no_prompts_for_others() -> None:
     request = Request(request_id="", prompt_token_ids=[1, 2], sampling=SamplingParams())
     world.producer.handle(PEER, wire.PrefillRequested(1, request, [0], 0, 1.0), 0.0)
     assert world.sent == [wire.Failed(1, "role", "this engine's role is decode: it computes no prompts for others")]
-    assert not world.told
+    assert not world.reported
 
 
 def test_what_is_read_is_free_when_it_is_released_or_its_lease_ends(world: World) -> None:
     for job, end in ((1, "release"), (2, "lease")):
         world.producer.handle(PEER, wire.KVRequested(job, [1, 2], "", "", 0, 10.0), 0.0)
-        asked = world.told.pop()
-        assert isinstance(asked, events.KVAsked)
-        world.producer.grant(events.Grant(asked.key, [3], 16))
+        requested = world.reported.pop()
+        assert isinstance(requested, events.KVRequest)
+        world.producer.grant(events.Grant(requested.key, [3], 16))
         assert world.sent.pop() == wire.KVGranted(job, [3], 16, 10.0)
         if end == "release":
             world.producer.handle(PEER, wire.Release([job]), 1.0)
             assert world.sent.pop() == wire.Released([job])
         else:
             world.producer.advance(10.0)
-        assert world.told.pop() == events.Gone(asked.key)
+        assert world.reported.pop() == events.JobEnded(requested.key)
     assert world.producer.num_open == 0
 
 
 def test_second_prompt_of_one_job_number_is_ignored_while_the_first_is_open(world: World) -> None:
-    key = world.ask()
+    key = world.request_slot()
     request = Request(request_id="", prompt_token_ids=[1], sampling=SamplingParams(max_tokens=1))
     world.producer.handle(PEER, wire.PrefillRequested(1, request, [7], 0, 10.0), 0.0)
     world.producer.handle(PEER, wire.KVRequested(1, [1, 2], "", "", 0, 10.0), 0.0)
-    assert not world.told
-    world.producer.give(events.Give(key, 0, [1, 2, 3], 0, 40))
+    assert not world.reported
+    world.producer.give(events.Send(key, 0, [1, 2, 3], 0, 40))
     assert world.producer.num_open == 1
 
 
@@ -458,12 +458,12 @@ def test_prompt_is_refused_when_its_pages_do_not_hold_it(world: World) -> None:
     [refusal] = world.sent
     assert isinstance(refusal, wire.Failed)
     assert refusal.reason == "bad_message"
-    assert not world.told
+    assert not world.reported
 
 
 def test_prompt_is_refused_when_too_many_transfers_are_open(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(producer_module, "MAX_OPEN_JOBS", 1)
-    world.ask()
+    world.request_slot()
     world.producer.handle(PEER, wire.KVRequested(2, [1, 2], "", "", 0, 10.0), 0.0)
     [refusal] = world.sent
     assert isinstance(refusal, wire.Failed)
@@ -513,6 +513,6 @@ def test_an_engine_stays_connected_when_it_connects_anew_and_there_are_too_many_
 def test_lease_of_a_peer_is_bounded_when_it_asks_for_a_long_one(world: World, lease_s: float) -> None:
     world.producer.handle(PEER, wire.KVRequested(1, [1, 2], "", "", 0, lease_s), 0.0)
     world.producer.handle(PEER, wire.Renew([1], lease_s), 1.0)
-    world.told.clear()
+    world.reported.clear()
     world.producer.advance(MAX_LEASE_S + 1.0)
-    assert [type(event) for event in world.told] == [events.Gone]
+    assert [type(event) for event in world.reported] == [events.JobEnded]

@@ -86,7 +86,7 @@ def test_every_token_arrives(
         there = replace(part, our_pages=PAGES[consumer.page_size])
         for rank, side in enumerate(consumers):
             for block, offset in blocks_for(producer, consumer, rank, there):
-                source = producers[block.giver_rank].copies.address + block.offset
+                source = producers[block.producer_rank].copies.address + block.offset
                 assert max(block.offset, offset) + block.size <= SLOT_BYTES
                 ctypes.memmove(side.copies.address + offset, source, block.size)
                 side.copies.scatter(producer, consumer, there, block, offset)

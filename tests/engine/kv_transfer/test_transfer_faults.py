@@ -9,23 +9,26 @@ import pytest
 from mini_infer_engine.core.request import KVSource
 from mini_infer_engine.kv_transfer.protocol import events
 from mini_infer_engine.kv_transfer.worker import TransferWorker
-from tests.support.transfer_peers import PretendedTransport, prefill_wanted, transfer_worker
+from tests.support.transfer_peers import PretendedTransport, prefill_requested, transfer_worker
 
 LIMIT_S = 30.0
 PLACES = (
     *(
         ("producer", "_producer", name)
-        for name in ("_greet", "_prefill", "_let_read", "_release", "_grant_slot", "_refuses")
+        for name in ("_greet", "_prefill", "_grant_read", "_release", "_grant_slot", "_refuses")
     ),
     *(
         ("producer", "_producer", name)
         for name in ("give", "end", "grant", "_begin_next", "_staged_write", "_look_at", "_finish")
     ),
     *(("producer", "_producer", name) for name in ("_look_at_read", "_add_layers", "_settle", "_send")),
-    *(("producer", "_transport", name) for name in ("add_peer", "start", "way", "slot_bytes", "stage", "push", "tend")),
+    *(
+        ("producer", "_transport", name)
+        for name in ("add_peer", "start", "staging_area", "slot_bytes", "stage", "push", "tend")
+    ),
     *(
         ("consumer", "_consumer", name)
-        for name in ("_connect", "_ask", "_welcome", "_answer", "_read", "_grant_slots", "_place")
+        for name in ("_connect", "_request", "_welcome", "_answer", "_read", "_grant_slots", "_place")
     ),
     *(("consumer", "_consumer", name) for name in ("_look_at", "_end_when_placed", "_succeed", "_free", "_read_ended")),
     *(("consumer", "_transport", name) for name in ("add_peer", "start", "place", "tend")),
@@ -45,24 +48,24 @@ class Pair:
     def ending(self, job: int, how: Any) -> events.Event:
         """How a job ends for its sequence."""
         source = KVSource(how=how, address=self.address)
-        self.consumer.do(events.Take(job, prefill_wanted(job).request, source, [1, 2, 3], 0, 40))
+        self.consumer.do(events.Take(job, prefill_requested(job).request, source, [1, 2, 3], 0, 40))
         end_s = time.monotonic() + LIMIT_S
         while time.monotonic() < end_s:
             while not self.producer.events.empty():
                 self._compute(self.producer.events.get())
             while not self.consumer.events.empty():
                 event = self.consumer.events.get()
-                if isinstance(event, events.Taken | events.NotTaken) and event.job == job:
+                if isinstance(event, events.TransferDone | events.TransferFailed) and event.job == job:
                     return event
             time.sleep(0.001)
         raise AssertionError("the job waits for ever")
 
     def _compute(self, event: events.Event) -> None:
         match event:
-            case events.PrefillAsked(key):
-                self.producer.do(events.Give(key, 0, [4, 5, 6], 0, 40))
-                self.producer.do(events.GiveEnd(key, 3, [], 0))
-            case events.KVAsked(key):
+            case events.PrefillRequest(key):
+                self.producer.do(events.Send(key, 0, [4, 5, 6], 0, 40))
+                self.producer.do(events.SendEnd(key, 3, [], 0))
+            case events.KVRequest(key):
                 self.producer.do(events.Grant(key, [4, 5, 6], 40))
 
 
@@ -92,7 +95,7 @@ def test_threads_go_on_when_a_handler_raises(
     assert pair.consumer.failure is None
     end_s = time.monotonic() + LIMIT_S
     job = 3
-    while not isinstance(pair.ending(job, "prefill"), events.Taken):  # on a busy machine it may be late
+    while not isinstance(pair.ending(job, "prefill"), events.TransferDone):  # on a busy machine it may be late
         job += 1
         assert time.monotonic() < end_s, "nothing is taken any more"
 
@@ -101,7 +104,7 @@ def test_threads_go_on_when_a_handler_raises(
 def test_peers_lose_an_engine_whose_thread_fails(
     pair: Pair, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert isinstance(pair.ending(1, "prefill"), events.Taken)
+    assert isinstance(pair.ending(1, "prefill"), events.TransferDone)
 
     def raising(now_s: float) -> None:
         raise error
@@ -110,6 +113,6 @@ def test_peers_lose_an_engine_whose_thread_fails(
     pair.producer._thread.join(LIMIT_S)
     assert pair.producer.failure is error
     ending = pair.ending(2, "prefill")
-    assert isinstance(ending, events.NotTaken)
+    assert isinstance(ending, events.TransferFailed)
     assert ending.reason in ("peer_lost", "unreachable")
-    pair.producer.do(events.Give("nobody", 0, [], 0, 1))  # ignored
+    pair.producer.do(events.Send("nobody", 0, [], 0, 1))  # ignored

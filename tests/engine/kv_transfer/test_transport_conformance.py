@@ -243,18 +243,18 @@ def ended(motion: Motion) -> Progress:
 
 
 def move(how: How, ours: Side, theirs: Side, span: Span) -> None:
-    """Moves a span as a producer and a consumer do: directly, or through slots where `way` names a buffer."""
-    if (area := ours.transport.way(theirs.name, span)) is None:
+    """Moves a span as a producer and a consumer do: directly, or through slots where `staging_area` names a buffer."""
+    if (area := ours.transport.staging_area(theirs.name, span)) is None:
         assert ended(ours.transport.start(theirs.name, how, span)) == "done"
         return
     mirrored = Span(span.their_pages, span.our_pages, span.begin, span.end, span.layers)
-    producer, consumer, given = (ours, theirs, span) if how == "write" else (theirs, ours, mirrored)
+    producer, consumer, gathered = (ours, theirs, span) if how == "write" else (theirs, ours, mirrored)
     size = producer.transport.slot_bytes(consumer.name, area)
     slots = zip(itertools.cycle(SEND_SLOTS), itertools.cycle(RECEIVE_SLOTS), strict=False)
-    for part, (slot, their_slot) in zip(chunks(producer.layout, consumer.layout, given, size), slots, strict=False):
+    for part, (slot, their_slot) in zip(chunks(producer.layout, consumer.layout, gathered, size), slots, strict=False):
         assert ended(producer.transport.stage(consumer.name, area, slot, part)) == "done"
         assert ended(producer.transport.push(consumer.name, area, slot, their_slot, part)) == "done"
-        placed = Span(given.their_pages, [], part.begin, part.end, part.layers)
+        placed = Span(gathered.their_pages, [], part.begin, part.end, part.layers)
         assert ended(consumer.transport.place(producer.name, area, their_slot, placed)) == "done"
 
 
@@ -324,7 +324,7 @@ def test_tokens_are_converted_or_the_peer_is_refused_when_dtypes_differ(pair: Pa
     other = pair.other(pair.subject.regrouped(), page_size=32, dtype="float16", head_bytes=2)
     if pair.subject.converts:
         check_tokens_arrive(pair.ours, other, how)
-        assert pair.ours.transport.way(other.name, Span([], [], 0, 32)) is not None, "bytes are not values"
+        assert pair.ours.transport.staging_area(other.name, Span([], [], 0, 32)) is not None, "bytes are not values"
         return
     with pytest.raises(TransportError, match="float16"):
         pair.ours.add(other)
@@ -415,7 +415,7 @@ def test_slots_are_separate_when_several_are_filled_at_once(pair: Pair) -> None:
     try:
         ours.slot_bytes(pair.theirs.name, "host")
     except TransportError:
-        assert ours.way(pair.theirs.name, spans[0]) is None
+        assert ours.staging_area(pair.theirs.name, spans[0]) is None
         for begin in (
             lambda: ours.stage(pair.theirs.name, "host", 0, spans[0]),
             lambda: ours.push(pair.theirs.name, "host", 0, 8, spans[0]),

@@ -194,8 +194,8 @@ def test_one_line_tells_which_generation_defaults_are_taken_and_which_ignored(
     TextModel.load(("m",), folder)
     [record] = caplog.records
     assert record.levelname == "WARNING"
-    taken, ignored = record.getMessage().split("; ")
-    assert taken.endswith("requests that say nothing else get temperature = 0.7, top_k = 20, repetition_penalty = 1.05")
+    used, ignored = record.getMessage().split("; ")
+    assert used.endswith("requests that say nothing else get temperature = 0.7, top_k = 20, repetition_penalty = 1.05")
     assert ignored == "not supported and ignored: no_repeat_ngram_size = 3"
 
 
@@ -207,12 +207,12 @@ def test_outputs_have_the_tokens_that_the_model_says_and_a_named_folder_limits_t
     edit_json(folder, "generation_config.json", max_new_tokens=20)
     caplog.set_level("INFO")
     own, named, none = (TextModel.load(("m",), folder, generation=source) for source in ("auto", str(folder), "vllm"))
-    asked = (None, 5, 50)
-    assert [own.defaults.output_tokens(one) for one in asked] == [20, 5, 50]
-    assert [named.defaults.output_tokens(one) for one in asked] == [20, 5, 20]
-    assert [none.defaults.output_tokens(one) for one in asked] == [None, 5, 50]
-    told = [record.getMessage() for record in caplog.records]
-    assert [("max_tokens = 20" in line, "no request gets more tokens" in line) for line in told] == [
+    limits = (None, 5, 50)
+    assert [own.defaults.output_tokens(one) for one in limits] == [20, 5, 50]
+    assert [named.defaults.output_tokens(one) for one in limits] == [20, 5, 20]
+    assert [none.defaults.output_tokens(one) for one in limits] == [None, 5, 50]
+    messages = [record.getMessage() for record in caplog.records]
+    assert [("max_tokens = 20" in line, "no request gets more tokens" in line) for line in messages] == [
         (True, False),
         (True, True),
     ]

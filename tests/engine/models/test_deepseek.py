@@ -55,9 +55,9 @@ def test_a_correction_chooses_but_does_not_weigh() -> None:
 def test_experts_are_of_the_best_groups_alone() -> None:
     """By softmax a group is as good as its best expert, by sigmoid as its two best together."""
     logits = torch.tensor([[3.0, -9.0, 2.0, 2.0, 1.0, 1.0]])
-    asks: dict[str, Any] = {"normalizes_top_k": False, "num_groups": 3, "top_groups": 1}
-    assert sorted(route(logits, MoESpec(8, 8, 6, 2, **asks))[1][0].tolist()) == [0, 1]
-    assert sorted(route(logits, MoESpec(8, 8, 6, 2, scoring="sigmoid", **asks))[1][0].tolist()) == [2, 3]
+    sampling_params: dict[str, Any] = {"normalizes_top_k": False, "num_groups": 3, "top_groups": 1}
+    assert sorted(route(logits, MoESpec(8, 8, 6, 2, **sampling_params))[1][0].tolist()) == [0, 1]
+    assert sorted(route(logits, MoESpec(8, 8, 6, 2, scoring="sigmoid", **sampling_params))[1][0].tolist()) == [2, 3]
 
 
 def test_mixtures_stand_where_frequency_and_first_dense_layers_leave_them(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_mixtures_stand_where_frequency_and_first_dense_layers_leave_them(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message_part"),
     [
         ({"topk_method": "noaux_tc"}, "topk_method"),
         ({"scoring_func": "sigmoid"}, "scoring_func"),
@@ -81,10 +81,10 @@ def test_mixtures_stand_where_frequency_and_first_dense_layers_leave_them(tmp_pa
         ({"first_k_dense_replace": -1}, "first_k_dense_replace"),
     ],
 )
-def test_what_is_not_served_is_refused_by_name(changes: dict[str, Any], told: str, tmp_path: Path) -> None:
+def test_what_is_not_served_is_refused_by_name(changes: dict[str, Any], message_part: str, tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "deepseek_v2", **DEEPSEEK)
     edit_config(tmp_path, **changes)
-    with pytest.raises(ModelError, match=told):
+    with pytest.raises(ModelError, match=message_part):
         read_config(tmp_path)
 
 
@@ -101,16 +101,16 @@ def test_events_tell_of_the_blocks_of_latents(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "deepseek_v2", **DEEPSEEK_YARN)
     runner = tiny_runner(tmp_path)
     engine = Engine(runner.settings, runner, (2,), runner.max_model_len, "revision")
-    told = []
+    messages = []
     for attempt in range(2):
         engine.add(Request(request_id=str(attempt), prompt_token_ids=PROMPTS[0], sampling=GREEDY, noise_seed=0))
         while engine.has_work:
             engine.step()
-        told.append([event for event in engine.take_events() if isinstance(event, BlockStored)])
+        messages.append([event for event in engine.take_events() if isinstance(event, BlockStored)])
     keys = [wire_hash(key) for key in block_keys(PROMPTS[0], root_key("revision"))]
-    assert [key for event in told[0] for key in event.block_hashes][:3] == keys[:3]
-    assert [token for event in told[0] for token in event.token_ids][:48] == PROMPTS[0][:48]
-    assert not {key for event in told[1] for key in event.block_hashes} & set(keys)
+    assert [key for event in messages[0] for key in event.block_hashes][:3] == keys[:3]
+    assert [token for event in messages[0] for token in event.token_ids][:48] == PROMPTS[0][:48]
+    assert not {key for event in messages[1] for key in event.block_hashes} & set(keys)
 
 
 PROMPTS = [[(place * 7 + shift * 13) % 190 + 5 for place in range(60 + 9 * shift)] for shift in range(6)]
@@ -119,8 +119,8 @@ PROMPTS = [[(place * 7 + shift * 13) % 190 + 5 for place in range(60 + 9 * shift
 def generate(folder: Path, **settings: Any) -> tuple[LLM, list[list[int]]]:
     common = {"device": "cpu", "max_model_len": 160, "max_num_seqs": 6, "skip_tokenizer_init": True}
     llm = LLM(str(folder), **(common | {"kv_cache_memory": 4_000_000} | settings))
-    asks = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, detokenize=False)
-    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], asks, use_tqdm=False)
+    sampling_params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, detokenize=False)
+    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], sampling_params, use_tqdm=False)
     return llm, [list(output.outputs[0].token_ids) for output in outputs]
 
 
@@ -128,9 +128,9 @@ def test_chunks_cached_prefixes_preemption_and_swap_change_no_token(tmp_path: Pa
     save_tiny_model(tmp_path, "deepseek_v2", **DEEPSEEK_YARN)
     llm, expected = generate(tmp_path, enable_prefix_caching=False)
     assert generate(tmp_path, max_num_batched_tokens=32)[1] == expected
-    asks = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, detokenize=False)
+    sampling_params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, detokenize=False)
     llm, made = generate(tmp_path)
-    again = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], asks, use_tqdm=False)
+    again = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], sampling_params, use_tqdm=False)
     assert made == [list(output.outputs[0].token_ids) for output in again] == expected
     assert all(output.num_cached_tokens >= 48 for output in again)
     page_bytes = 3 * 16 * 48 * 4

@@ -73,12 +73,12 @@ def test_greedy_text_equals_transformers(
         step_depth=depth,
         **settings,
     )
-    asked = answered if batch > 1 else answered[:16]  # one at a time they take far longer
-    asks = SamplingParams(temperature=0, max_tokens=OUTPUT_TOKENS)
-    outputs = llm.generate([{"prompt_token_ids": case.prompt} for case in asked], asks, use_tqdm=False)
+    limits = answered if batch > 1 else answered[:16]  # one at a time they take far longer
+    sampling_params = SamplingParams(temperature=0, max_tokens=OUTPUT_TOKENS)
+    outputs = llm.generate([{"prompt_token_ids": case.prompt} for case in limits], sampling_params, use_tqdm=False)
     different = [
         (index, output.outputs[0].token_ids, case.answer)
-        for index, (output, case) in enumerate(zip(outputs, asked, strict=True))
+        for index, (output, case) in enumerate(zip(outputs, limits, strict=True))
         if output.outputs[0].token_ids != case.answer
     ]
     assert not different

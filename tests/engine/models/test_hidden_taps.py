@@ -44,10 +44,10 @@ def test_passes_of_several_threads_do_not_mix() -> None:
 
 def test_passes_that_nobody_wants_are_not_kept() -> None:
     taps = HiddenTaps([0], always=False)
-    assert not taps.is_wanted
-    with taps.while_wanted():
-        assert taps.is_wanted
+    assert not taps.is_enabled
+    with taps.recording():
+        assert taps.is_enabled
         with ThreadPoolExecutor(1) as other:
-            assert not other.submit(lambda: taps.is_wanted).result(), "another thread's pass is its own"
-    assert not taps.is_wanted
-    assert HiddenTaps([0]).is_wanted
+            assert not other.submit(lambda: taps.is_enabled).result(), "another thread's pass is its own"
+    assert not taps.is_enabled
+    assert HiddenTaps([0]).is_enabled

@@ -123,7 +123,7 @@ def test_what_does_not_fit_is_named_before_memory_is_taken(
 
 
 @pytest.mark.parametrize(
-    ("form", "told"),
+    ("form", "scheme_name"),
     [
         ("gptq", "gptq int4 by groups of 32"),
         ("gptq-8-rows", "gptq int8"),
@@ -131,12 +131,12 @@ def test_what_does_not_fit_is_named_before_memory_is_taken(
         ("w8a8", "int8"),
     ],
 )
-def test_the_scheme_has_a_name_for_people(form: str, told: str, tmp_path: Path) -> None:
+def test_the_scheme_has_a_name_for_people(form: str, scheme_name: str, tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "llama", head_dim=16)
     quantize_folder(tmp_path, form)
     schemes = read_config(tmp_path).quantization
     assert schemes is not None
-    assert schemes.name == told
+    assert schemes.name == scheme_name
 
 
 @pytest.mark.parametrize("form", ["gptq", "gptq-act-order"])

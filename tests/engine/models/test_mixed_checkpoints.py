@@ -165,7 +165,7 @@ def test_scales_of_keys_and_values_are_not_read_and_the_log_says_so(
     caplog.clear()
     with caplog.at_level(logging.INFO):
         runner = tiny_runner(tmp_path, kv_cache_dtype=kept)
-    said = [record.getMessage() for record in caplog.records if "scales of keys and values" in record.getMessage()]
-    assert len(said) == 1
-    assert said[0].startswith("21 scales")
+    messages = [record.getMessage() for record in caplog.records if "scales of keys and values" in record.getMessage()]
+    assert len(messages) == 1
+    assert messages[0].startswith("21 scales")
     assert torch.equal(run_chunks(runner, TOKENS, PageDealer(runner).table(40), [40]), expected)

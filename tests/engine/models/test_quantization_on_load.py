@@ -156,7 +156,7 @@ def test_the_demo_model_keeps_its_answers_in_less_memory(demo_in_four_bits: Mode
     """The most likely next token, over Python's own text; and bytes of the layers' weights."""
     encoder = PromptEncoder(PromptAssets.from_directory(DEMO_DIRECTORY))
     tokens = encoder.encode(Path(textwrap.__file__).read_text()[:3000], False)[:500]
-    agreed, taken = {}, {}
+    agreed, used = {}, {}
     best = reference_logits(reference_model(), tokens).argmax(-1)
     for kind in (None, "int8", "int4"):
         runner = demo_in_four_bits
@@ -165,13 +165,13 @@ def test_the_demo_model_keeps_its_answers_in_less_memory(demo_in_four_bits: Mode
         actual = run_chunks(runner, tokens, PageDealer(runner).table(len(tokens)), [len(tokens)])
         agreed[kind] = float((actual.argmax(-1) == best).float().mean())
         down = runner.worker.model.layers[0].mlp.down_proj
-        held = [down.blocked] if down.blocked is not None else list(down.parameters())
-        taken[kind] = sum(tensor.numel() * tensor.itemsize for tensor in held if tensor is not None)
+        weights = [down.blocked] if down.blocked is not None else list(down.parameters())
+        used[kind] = sum(tensor.numel() * tensor.itemsize for tensor in weights if tensor is not None)
     assert agreed[None] == 1.0
     assert agreed["int8"] >= 0.98
     assert agreed["int4"] >= 0.7  # a small model, and text that it has hardly seen; chance is far below
-    assert taken["int8"] <= 0.26 * taken[None]
-    assert taken["int4"] <= 0.15 * taken[None]
+    assert used["int8"] <= 0.26 * used[None]
+    assert used["int4"] <= 0.15 * used[None]
 
 
 def test_what_it_cannot_be_combined_with_is_refused(tmp_path: Path) -> None:

@@ -70,10 +70,10 @@ def test_experts_are_rounded_on_load(kind: Any, tmp_path: Path) -> None:
     """And routers are not: they would choose other experts."""
     save_tiny_model(tmp_path, "qwen3_moe", **QWEN)
     rounded = tiny_runner(tmp_path, quantization=kind)
-    taken = rounded.worker.weight_bytes
+    used = rounded.worker.weight_bytes
     actual = logits_of(rounded)
     plain = tiny_runner(tmp_path)
-    assert taken < (0.5 if kind != "fp8" else 0.7) * plain.worker.weight_bytes  # on a CPU FP8 is of experts alone
+    assert used < (0.5 if kind != "fp8" else 0.7) * plain.worker.weight_bytes  # on a CPU FP8 is of experts alone
     tensors = load_file(tmp_path / "model.safetensors")
     for name, weight in tensors.items():
         if name.endswith("_proj.weight"):

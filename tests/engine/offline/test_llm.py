@@ -251,8 +251,8 @@ def test_priorities_are_one_for_each_prompt_and_adapters_are_refused(llm: LLM) -
 def test_a_chat_template_takes_the_place_of_the_models(tmp_path: Path) -> None:
     source = "{% for message in messages %}{{ message.content }};{% endfor %}"
     (tmp_path / "template.jinja").write_text(source)
-    for given in (source, str(tmp_path / "template.jinja")):
-        model = LLM("dry", max_model_len=64, chat_template=given)
+    for value in (source, str(tmp_path / "template.jinja")):
+        model = LLM("dry", max_model_len=64, chat_template=value)
         [output] = model.chat([{"role": "user", "content": "hi"}] * 2, GREEDY, use_tqdm=False)
         assert output.prompt == "hi;hi;"
     with pytest.raises(ValueError, match="Jinja template"):
@@ -277,13 +277,13 @@ def test_what_is_there_is_not_looked_through_while_an_engine_lives(monkeypatch: 
 
 
 def test_threads_may_share_a_model(llm: LLM) -> None:
-    def ask(index: int) -> list[str]:
+    def send_request(index: int) -> list[str]:
         prompts = [f"thread {index}, prompt {number}" for number in range(3)]
         outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
         return [output.outputs[0].text for output in outputs]
 
     with ThreadPoolExecutor(4) as threads:
-        for index, texts in enumerate(threads.map(ask, range(12))):
+        for index, texts in enumerate(threads.map(send_request, range(12))):
             assert texts == [f"thread {index}, prompt {number}" for number in range(3)]
 
 
@@ -307,12 +307,12 @@ def test_without_a_tokenizer_ids_go_in_and_come_out() -> None:
 
 def test_outputs_match_schemas_regexes_and_choices(llm: LLM) -> None:
     schema = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
-    asked = [
+    requested = [
         StructuredOutputsParams(choice=["red", "blue"]),
         StructuredOutputsParams(regex="[0-9]{4}"),
         StructuredOutputsParams(json=schema, disable_additional_properties=True),
     ]
-    params = [SamplingParams(max_tokens=50, structured_outputs=one) for one in asked]
+    params = [SamplingParams(max_tokens=50, structured_outputs=one) for one in requested]
     color, digits, point = (output.outputs[0] for output in llm.generate(["prompt"] * 3, params, use_tqdm=False))
     assert color.text in ("red", "blue")
     assert digits.text.isdigit()

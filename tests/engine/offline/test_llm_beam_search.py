@@ -30,9 +30,9 @@ def reference() -> Any:
     return reference_model()
 
 
-def beams_of_transformers(model: Any, prompt: list[int], **asked: Any) -> list[tuple[list[int], float]]:
+def beams_of_transformers(model: Any, prompt: list[int], **requested: Any) -> list[tuple[list[int], float]]:
     """Output tokens and scores, the best first."""
-    width = asked.pop("width")
+    width = requested.pop("width")
     eos = model.generation_config.eos_token_id
     with torch.inference_mode():
         made = model.generate(
@@ -46,7 +46,7 @@ def beams_of_transformers(model: Any, prompt: list[int], **asked: Any) -> list[t
                 pad_token_id=0,
                 return_dict_in_generate=True,
                 output_scores=True,
-                **asked,
+                **requested,
             ),
         )
     found = []
@@ -90,8 +90,10 @@ def test_beams_are_those_of_transformers(
         for one in found.sequences:
             assert one.cum_logprob == pytest.approx(one.score * (len(one.tokens) - len(token_ids)) ** length_penalty)
             assert len(one.logprobs) == len(one.tokens) - len(token_ids)
-            told = [position[token] for position, token in zip(one.logprobs, one.tokens[len(token_ids) :], strict=True)]
-            assert one.cum_logprob == pytest.approx(sum(logprob.logprob for logprob in told))
+            reported = [
+                position[token] for position, token in zip(one.logprobs, one.tokens[len(token_ids) :], strict=True)
+            ]
+            assert one.cum_logprob == pytest.approx(sum(logprob.logprob for logprob in reported))
         assert token_ids != prompts[-1] or any(one.finish_reason == "stop" for one in found.sequences)
 
 

@@ -19,10 +19,10 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
     return LLM(str(folder), device="cpu", kv_cache_memory=2**22)
 
 
-def biased(*pieces: str, **asks: object) -> SamplingParams:
+def biased(*pieces: str, **sampling_params: object) -> SamplingParams:
     """Greedy, of these tokens alone."""
     allowed = [LLAMA_LIKE.token_to_id(piece) for piece in pieces]
-    return SamplingParams(temperature=0, max_tokens=6, allowed_token_ids=allowed, ignore_eos=True, **asks)
+    return SamplingParams(temperature=0, max_tokens=6, allowed_token_ids=allowed, ignore_eos=True, **sampling_params)
 
 
 @pytest.mark.parametrize("pieces", [("▁a", "▁b"), ("▁a",), ("▁",), ("<0xE4>", "<0xB8>", "<0xAD>", "▁b"), ("é", "▁a")])
@@ -50,7 +50,9 @@ def test_tokens_have_their_space_when_log_probabilities_are_requested(llm: LLM) 
 
 
 def test_a_pattern_matches_the_text_when_it_begins_with_a_space(llm: LLM) -> None:
-    asks = SamplingParams(temperature=0, max_tokens=8, structured_outputs=StructuredOutputsParams(regex=" [ab]{3}"))
-    [output] = llm.generate(PROMPT, asks, use_tqdm=False)
+    sampling_params = SamplingParams(
+        temperature=0, max_tokens=8, structured_outputs=StructuredOutputsParams(regex=" [ab]{3}")
+    )
+    [output] = llm.generate(PROMPT, sampling_params, use_tqdm=False)
     assert output.outputs[0].text[0] == " "
     assert len(output.outputs[0].text) == 4

@@ -23,9 +23,11 @@ def reference() -> Any:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_output_and_prompt_log_probabilities_are_the_models(llm: LLM, reference: Any, temperature: float) -> None:
-    asks = SamplingParams(temperature=temperature, seed=3, max_tokens=12, logprobs=5, prompt_logprobs=2, top_p=0.9)
+    sampling_params = SamplingParams(
+        temperature=temperature, seed=3, max_tokens=12, logprobs=5, prompt_logprobs=2, top_p=0.9
+    )
     for _ in range(2):  # the second finds the prompt in the cache, and computes it all the same
-        found = llm.generate([PROMPT, PROMPT + " Then"], asks, use_tqdm=False)
+        found = llm.generate([PROMPT, PROMPT + " Then"], sampling_params, use_tqdm=False)
         for one in found:
             made = one.outputs[0]
             assert made.logprobs is not None
@@ -35,44 +37,44 @@ def test_output_and_prompt_log_probabilities_are_the_models(llm: LLM, reference:
             assert one.prompt_logprobs[0] is None
             assert len(one.prompt_logprobs) == len(one.prompt_token_ids)
             positions = [*one.prompt_logprobs[1:], *made.logprobs]
-            for index, (told, token) in enumerate(
+            for index, (reported, token) in enumerate(
                 zip(positions, [*one.prompt_token_ids[1:], *made.token_ids], strict=True)
             ):
-                assert told is not None
+                assert reported is not None
                 row = exact[index]
-                assert told[token].rank == int((row > row[token]).sum()) + 1
+                assert reported[token].rank == int((row > row[token]).sum()) + 1
                 expected = 5 if index >= len(one.prompt_token_ids) - 1 else 2
                 best = row.topk(expected).indices.tolist()
-                assert set(told) == {token, *best}
-                for token_id, logprob in told.items():
+                assert set(reported) == {token, *best}
+                for token_id, logprob in reported.items():
                     assert logprob.logprob == pytest.approx(float(row[token_id]), abs=TOLERANCE)
-            total = sum(told[token].logprob for told, token in zip(made.logprobs, made.token_ids, strict=True))
+            total = sum(reported[token].logprob for reported, token in zip(made.logprobs, made.token_ids, strict=True))
             assert made.cumulative_logprob == pytest.approx(total)
 
 
 def test_a_bias_a_list_and_bad_words_decide_what_is_chosen(llm: LLM) -> None:
     plain = llm.generate(PROMPT, SamplingParams(temperature=0.0, max_tokens=8), use_tqdm=False)[0].outputs[0]
-    wanted = next(token for token in range(300, 400) if token not in plain.token_ids)
+    expected = next(token for token in range(300, 400) if token not in plain.token_ids)
 
     def made(**fields: Any) -> list[int]:
-        asks = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, **fields)
-        return llm.generate(PROMPT, asks, use_tqdm=False)[0].outputs[0].token_ids
+        sampling_params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, **fields)
+        return llm.generate(PROMPT, sampling_params, use_tqdm=False)[0].outputs[0].token_ids
 
-    assert made(logit_bias={wanted: 100.0}) == [wanted] * 8
+    assert made(logit_bias={expected: 100.0}) == [expected] * 8
     assert plain.token_ids[0] not in made(logit_bias={plain.token_ids[0]: -100.0})
-    allowed = [wanted, wanted + 1, wanted + 5]
+    allowed = [expected, expected + 1, expected + 5]
     assert set(made(allowed_token_ids=allowed)) <= set(allowed)
     pair = plain.token_ids[2:4]
-    told = made(bad_words_token_ids=[pair])
-    assert told[:3] == plain.token_ids[:3]
-    assert all(told[index : index + 2] != pair for index in range(8))
-    asks = SamplingParams(temperature=0.0, max_tokens=60, logprobs=0)
-    longer = llm.generate(PROMPT, asks, use_tqdm=False)[0].outputs[0]
+    reported = made(bad_words_token_ids=[pair])
+    assert reported[:3] == plain.token_ids[:3]
+    assert all(reported[index : index + 2] != pair for index in range(8))
+    sampling_params = SamplingParams(temperature=0.0, max_tokens=60, logprobs=0)
+    longer = llm.generate(PROMPT, sampling_params, use_tqdm=False)[0].outputs[0]
     assert longer.logprobs is not None
     tokens = zip(longer.logprobs, longer.token_ids, strict=True)
-    word = next(text for told, token in tokens if (text := told[token].decoded_token or "").strip().isalpha())
-    asks = SamplingParams(temperature=0.0, max_tokens=60, bad_words=[word.strip()])
-    without = llm.generate(PROMPT, asks, use_tqdm=False)[0].outputs[0].text
+    word = next(text for reported, token in tokens if (text := reported[token].decoded_token or "").strip().isalpha())
+    sampling_params = SamplingParams(temperature=0.0, max_tokens=60, bad_words=[word.strip()])
+    without = llm.generate(PROMPT, sampling_params, use_tqdm=False)[0].outputs[0].text
     assert word in longer.text
     assert f" {word.strip()} " not in without
 
@@ -97,15 +99,17 @@ def test_what_cannot_be_is_refused_by_name(llm: LLM, fields: dict[str, Any], wor
 
 
 def test_named_tokens_have_no_rank(llm: LLM) -> None:
-    asks = SamplingParams(temperature=0.0, max_tokens=3, logprobs=0, logprob_token_ids=[3, 1900])
+    sampling_params = SamplingParams(temperature=0.0, max_tokens=3, logprobs=0, logprob_token_ids=[3, 1900])
     every = SamplingParams(temperature=0.0, max_tokens=3, logprobs=-1)
-    named, whole = (llm.generate(PROMPT, asked, use_tqdm=False)[0].outputs[0] for asked in (asks, every))
+    named, whole = (
+        llm.generate(PROMPT, requested, use_tqdm=False)[0].outputs[0] for requested in (sampling_params, every)
+    )
     assert named.token_ids == whole.token_ids
     assert named.logprobs is not None
     assert whole.logprobs is not None
-    for told, all_tokens, token in zip(named.logprobs, whole.logprobs, named.token_ids, strict=True):
-        assert set(told) == {token, 3, 1900}
-        assert told[token].rank == 1
+    for reported, all_tokens, token in zip(named.logprobs, whole.logprobs, named.token_ids, strict=True):
+        assert set(reported) == {token, 3, 1900}
+        assert reported[token].rank == 1
         for one in {3, 1900} - {token}:
-            assert told[one].rank is None
-            assert told[one].logprob == pytest.approx(all_tokens[one].logprob)
+            assert reported[one].rank is None
+            assert reported[one].logprob == pytest.approx(all_tokens[one].logprob)

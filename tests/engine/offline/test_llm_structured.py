@@ -20,21 +20,23 @@ def llm() -> LLM:
 def test_structured_and_free_outputs_share_a_batch(llm: LLM) -> None:
     plain = SamplingParams(temperature=0, max_tokens=24)
     alone = llm.chat(QUESTION, plain, use_tqdm=False)[0].outputs[0].token_ids
-    asked = [
+    requested = [
         *[SamplingParams(temperature=1, seed=seed, max_tokens=200, structured_outputs=_json()) for seed in range(6)],
         SamplingParams(temperature=0, max_tokens=200, structured_outputs=_json(), logprobs=1, presence_penalty=1.0),
         SamplingParams(temperature=1, seed=3, top_p=0.5, structured_outputs=StructuredOutputsParams(regex="v[0-9]{2}")),
         plain,
     ]
-    *points, version, free = (output.outputs[0] for output in llm.chat([QUESTION] * len(asked), asked, use_tqdm=False))
+    *points, version, free = (
+        output.outputs[0] for output in llm.chat([QUESTION] * len(requested), requested, use_tqdm=False)
+    )
     for point in points:
         assert point.finish_reason == "stop"
         jsonschema.validate(json.loads(point.text), SCHEMA)
     assert re.fullmatch("v[0-9]{2}", version.text)
     assert free.token_ids == alone
-    told = points[-1].logprobs
-    assert told is not None
-    assert len(told) == len(points[-1].token_ids)
+    reported = points[-1].logprobs
+    assert reported is not None
+    assert len(reported) == len(points[-1].token_ids)
 
 
 def test_a_seed_gives_the_same_answer_alone_and_in_company(llm: LLM) -> None:

@@ -12,10 +12,10 @@ PROMPTS = [
 
 def texts(**settings: object) -> tuple[list[str], int, int]:
     llm = LLM("demo", device="cpu", max_model_len=160, max_num_seqs=12, enable_prefix_caching=False, **settings)
-    asks = [
+    sampling_params = [
         SamplingParams(temperature=0.7, seed=index, max_tokens=90, ignore_eos=True) for index in range(len(PROMPTS))
     ]
-    made = [output.outputs[0].text for output in llm.generate(PROMPTS, asks, use_tqdm=False)]
+    made = [output.outputs[0].text for output in llm.generate(PROMPTS, sampling_params, use_tqdm=False)]
     scheduler = llm._engine.scheduler
     return made, scheduler.num_preemptions, scheduler.kv_cache.num_swaps
 

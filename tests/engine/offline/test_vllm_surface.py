@@ -113,10 +113,10 @@ def test_keywords_of_vllms_methods_are_taken_when_they_ask_for_nothing(llm: LLM)
     llm.generate("one", greedy, use_tqdm=False, tokenization_kwargs=None)
     beams = BeamSearchParams(beam_width=1, max_tokens=1)
     for call, keywords in (
-        (lambda **given: llm.embed("x", False, **given), {"pooling_params": 5}),
-        (lambda **given: llm.beam_search("x", beams, **given), {"lora_request": 5}),
-        (lambda **given: llm.generate("x", greedy, False, **given), {"tokenization_kwargs": {"a": 1}}),
-        (lambda **given: llm.chat([{"role": "user", "content": "x"}], greedy, False, **given), {"chat_template": "x"}),
+        (lambda **value: llm.embed("x", False, **value), {"pooling_params": 5}),
+        (lambda **value: llm.beam_search("x", beams, **value), {"lora_request": 5}),
+        (lambda **value: llm.generate("x", greedy, False, **value), {"tokenization_kwargs": {"a": 1}}),
+        (lambda **value: llm.chat([{"role": "user", "content": "x"}], greedy, False, **value), {"chat_template": "x"}),
     ):
         with pytest.raises(ValueError, match=next(iter(keywords))):
             call(**keywords)

@@ -114,8 +114,8 @@ def test_what_is_read_between_two_parts_has_both_and_nothing_twice() -> None:
 
 def test_a_state_without_a_pending_sum_is_what_it_was_made_of() -> None:
     residual, normed = torch.zeros((2, 3)), torch.ones((2, 3))
-    for given in (None, normed):
-        state = ResidualState(residual, given)
+    for value in (None, normed):
+        state = ResidualState(residual, value)
         assert state.pending is None
         assert state.residual is residual
-        assert state.normed is given
+        assert state.normed is value

@@ -33,8 +33,8 @@ def read_pieces(
 def cuts(text: str, seed: int, count: int = 12) -> list[list[str]]:
     """The text character by character, in halves at every place, and in `count` random ways."""
     chosen = random.Random(seed)
-    ways = [list(text)] + [[text[:at], text[at:]] for at in range(1, len(text))]
+    divisions = [list(text)] + [[text[:at], text[at:]] for at in range(1, len(text))]
     for _ in range(count):
         places = sorted(chosen.sample(range(len(text) + 1), chosen.randint(0, len(text))))
-        ways.append([text[start:end] for start, end in zip([0, *places], [*places, len(text)], strict=True)])
-    return ways
+        divisions.append([text[start:end] for start, end in zip([0, *places], [*places, len(text)], strict=True)])
+    return divisions

@@ -53,8 +53,8 @@ def test_options_name_what_there_is() -> None:
 
 
 def test_names_go_before_what_templates_show() -> None:
-    asked = formats(["<tool_call> </think>"], "mistral", "none")
-    assert (asked.tool_call_parser, asked.reasoning_parser) == ("mistral", None)
+    requested = formats(["<tool_call> </think>"], "mistral", "none")
+    assert (requested.tool_call_parser, requested.reasoning_parser) == ("mistral", None)
     for name in TOOL_FORMATS:
         assert formats([], name).tools is TOOL_FORMATS[name]
     for name in REASONING_FORMATS:

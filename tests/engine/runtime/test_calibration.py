@@ -142,9 +142,9 @@ def test_the_demo_model_keeps_its_answers(kind: str, least: float, monkeypatch: 
     runner = tiny_runner(DEMO_DIRECTORY, quantization=kind, dtype="float32")
     right = counted = 0
     for chat in chats:
-        said = torch.tensor([*encoder.loss_mask(chat)[1:], False])
+        message_part = torch.tensor([*encoder.loss_mask(chat)[1:], False])
         actual = run_chunks(runner, chat, PageDealer(runner).table(len(chat)), [len(chat)]).argmax(-1)
         expected = reference_logits(reference, chat).argmax(-1)
-        right += int((actual == expected)[said].sum())
-        counted += int(said.sum())
+        right += int((actual == expected)[message_part].sum())
+        counted += int(message_part.sum())
     assert right / counted >= least

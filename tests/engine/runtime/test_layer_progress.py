@@ -16,15 +16,15 @@ from tests.support.tiny_models import save_tiny_model, tiny_runner
 def test_a_pass_on_a_cpu_counts_its_layers(tmp_path) -> None:  # type: ignore[no-untyped-def]  # pytest's folder
     save_tiny_model(tmp_path, "qwen3")
     settings = tiny_runner(tmp_path).settings
-    runner = make_runner(settings, read_config(tmp_path), tmp_path, TorchExecutor, tells_layers=True)
-    told: list[tuple[LayerProgress, int]] = []
+    runner = make_runner(settings, read_config(tmp_path), tmp_path, TorchExecutor, reports_layers=True)
+    reported: list[tuple[LayerProgress, int]] = []
 
-    def tell(layers: LayerProgress) -> None:
-        told.append((layers, layers.num_done()))
+    def report(layers: LayerProgress) -> None:
+        reported.append((layers, layers.num_done()))
 
     row = Row(0, 0, 5, [1, 2, 3, 4, 5], [0], SamplingParams())
-    runner.collect(runner.launch(Batch([row], 0, tell_layers=tell)))
-    [(layers, at_first)] = told
+    runner.collect(runner.launch(Batch([row], 0, report_layers=report)))
+    [(layers, at_first)] = reported
     assert (at_first, layers.num_done()) == (0, runner.kv_memory().layout.num_layers)
 
 

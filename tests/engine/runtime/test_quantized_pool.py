@@ -152,9 +152,9 @@ def test_chunks_change_nothing(tmp_path: Path, kind: KVQuantization) -> None:
 def test_a_kv_cache_dtype_is_chosen_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def chosen(name: str, checkpoint: str | None = None, device: str = "cpu", **settings: Any) -> KVQuantization | None:
         model, heads = settings.pop("architecture", "LlamaForCausalLM"), settings.pop("heads", {})
-        asked = EngineSettings(model="m", kv_cache_dtype=name, **settings)  # type: ignore[arg-type]  # any name
+        requested = EngineSettings(model="m", kv_cache_dtype=name, **settings)  # type: ignore[arg-type]  # any name
         described = config(architecture=model, kv_cache_dtype=checkpoint, **heads)
-        return kv_quantization_of(asked, described, torch.device(device))
+        return kv_quantization_of(requested, described, torch.device(device))
 
     assert [chosen(name) for name in ("auto", "fp8", "fp8_e4m3", "int8")] == [None, FP8, FP8, INT8]
     assert chosen("auto", "fp8") is FP8

@@ -29,8 +29,8 @@ def serve_command(*flags: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    given = os.environ.get("PYTHONPATH")
-    path = python_path() + (os.pathsep + given if given else "")
+    value = os.environ.get("PYTHONPATH")
+    path = python_path() + (os.pathsep + value if value else "")
     return os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
 
 

@@ -26,9 +26,9 @@ def test_the_model_is_named_by_place_or_by_flag(capsys: pytest.CaptureFixture[st
     for wrong in (["one", "--model", "two"], []):
         with pytest.raises(SystemExit):
             main(wrong)
-        told = capsys.readouterr().err
-        assert len(told.splitlines()) <= 3, "a long usage hides what is wrong"
-        assert "mini-infer-serve: error:" in told
+        reported = capsys.readouterr().err
+        assert len(reported.splitlines()) <= 3, "a long usage hides what is wrong"
+        assert "mini-infer-serve: error:" in reported
 
 
 def test_help_tells_meaning_unit_and_default_of_every_flag() -> None:

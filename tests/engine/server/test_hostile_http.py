@@ -23,13 +23,13 @@ def connect(server: DryServer) -> socket.socket:
 
 
 def test_a_probe_is_answered_when_half_open_connections_take_all_places(server: DryServer) -> None:
-    held = [connect(server) for _ in range(200)]
-    for number, one in enumerate(held):
+    connections = [connect(server) for _ in range(200)]
+    for number, one in enumerate(connections):
         if number % 2:
             one.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nx: ")
     for _ in range(5):
         assert httpx.get(server.url + "/healthz", timeout=3).status_code == 200
-    for one in held:
+    for one in connections:
         one.close()
 
 
@@ -37,8 +37,8 @@ def test_failed_upgrades_are_answered_and_closed_with_one_line_in_the_log(server
     for _ in range(100):
         with connect(server) as raw:
             raw.sendall(UPGRADE)
-            told = raw.makefile("rb").read()  # to its end: the server closes
-            assert told.startswith(b"HTTP/1.1 400")
+            response = raw.makefile("rb").read()  # to its end: the server closes
+            assert response.startswith(b"HTTP/1.1 400")
     assert httpx.get(server.url + "/healthz", timeout=3).status_code == 200
     assert server.text_of_log.count("invalid_upgrade of 127.0.0.1") == 1
 
@@ -58,7 +58,7 @@ def test_an_http_1_0_stream_has_no_chunks(server: DryServer) -> None:
     with connect(server) as raw:
         head = b"POST /v1/completions HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
         raw.sendall(head % len(body) + body)
-        told_head, _, told = raw.makefile("rb").read().partition(b"\r\n\r\n")
-    assert b"transfer-encoding" not in told_head.lower()
-    assert told.startswith(b"data: ")
-    assert told.rstrip().endswith(b"[DONE]")
+        response_head, _, response = raw.makefile("rb").read().partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in response_head.lower()
+    assert response.startswith(b"data: ")
+    assert response.rstrip().endswith(b"[DONE]")

@@ -13,7 +13,7 @@ import pytest
 from mini_infer_contract.launch import PREFILL_FROM_HEADER
 from tests.engine.server.dry_server import EngineServer, free_port, wait_until
 from tests.support.tiny_models import DEEPSEEK, save_tiny_model_with_text
-from tests.support.transfer_sides import RECEIVED, Counted, ask, new_prompt, proxied, text_of
+from tests.support.transfer_sides import RECEIVED, Counted, new_prompt, proxied, send_request, text_of
 
 TRUSTING = ("--kv-transfer-trust", "clients")
 """The tests play the gateway, without its token."""
@@ -52,8 +52,8 @@ def test_a_model_says_the_same(model: str, transport: str, tmp_path: Path) -> No
             {"structured_outputs": {"regex": "[a-z]{3,40}"}},
         )
         for more in wishes:
-            says_the_same(alone, ports[0], more)
-        says_the_same(group, ports[1], {})
+            gives_equal_logprobs(alone, ports[0], more)
+        gives_equal_logprobs(group, ports[1], {})
         assert text_of(proxied(group, alone, new_prompt(30)))  # what is read is put together as well
         for side, count in ((alone, len(wishes) + 1), (group, 1)):
             wait_until(partial(has_arrived, side, count))
@@ -72,16 +72,18 @@ def test_engines_of_two_dtypes_give_each_other_prompts() -> None:
     ):
         for here, there_port in ((exact, ports[0]), (coarse, ports[1])):
             prompt = new_prompt(30)
-            own = ask(here, prompt, cache_salt="own", logprobs=0, max_tokens=4)
-            answer = ask(here, prompt, {PREFILL_FROM_HEADER: f"tcp://127.0.0.1:{there_port}"}, logprobs=0, max_tokens=4)
+            own = send_request(here, prompt, cache_salt="own", logprobs=0, max_tokens=4)
+            answer = send_request(
+                here, prompt, {PREFILL_FROM_HEADER: f"tcp://127.0.0.1:{there_port}"}, logprobs=0, max_tokens=4
+            )
             wait_until(partial(counts_a_transfer, here))
             assert here.fallbacks() == 0
-            told, expected = (one["choices"][0]["logprobs"] for one in (answer, own))
+            reported, expected = (one["choices"][0]["logprobs"] for one in (answer, own))
             # As far as both go on from the same tokens: two that are about as likely may change places.
-            pairs = zip(told["tokens"], expected["tokens"], strict=True)
+            pairs = zip(reported["tokens"], expected["tokens"], strict=True)
             alike = 1 + sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
             # What bfloat16 loses, and no more.
-            assert told["token_logprobs"][:alike] == pytest.approx(expected["token_logprobs"][:alike], abs=0.3)
+            assert reported["token_logprobs"][:alike] == pytest.approx(expected["token_logprobs"][:alike], abs=0.3)
             wait_until(here.is_at_rest)
 
 
@@ -94,14 +96,14 @@ def counts_a_transfer(side: Counted) -> bool:
     return side.labelled(RECEIVED) + side.fallbacks() >= 1
 
 
-def says_the_same(here: EngineServer, there_port: int, more: dict[str, Any]) -> None:
+def gives_equal_logprobs(here: EngineServer, there_port: int, more: dict[str, Any]) -> None:
     """Whether it computes the prompt or another engine does."""
     prompt = new_prompt(30)
-    own = ask(here, prompt, cache_salt="own", **more)
-    answer = ask(here, prompt, {PREFILL_FROM_HEADER: f"tcp://127.0.0.1:{there_port}"}, **more)
+    own = send_request(here, prompt, cache_salt="own", **more)
+    answer = send_request(here, prompt, {PREFILL_FROM_HEADER: f"tcp://127.0.0.1:{there_port}"}, **more)
     assert text_of(answer) == text_of(own), more
-    told, expected = answer["choices"][0]["logprobs"], own["choices"][0]["logprobs"]
-    assert (told is None) == (expected is None)
-    if told is not None:
-        assert told["tokens"] == expected["tokens"]
-        assert told["token_logprobs"] == pytest.approx(expected["token_logprobs"], abs=1e-4)
+    reported, expected = answer["choices"][0]["logprobs"], own["choices"][0]["logprobs"]
+    assert (reported is None) == (expected is None)
+    if reported is not None:
+        assert reported["tokens"] == expected["tokens"]
+        assert reported["token_logprobs"] == pytest.approx(expected["token_logprobs"], abs=1e-4)

@@ -13,7 +13,7 @@ import pytest
 
 from mini_infer_contract.launch import KV_FALLBACK_HEADER, PREFILL_FROM_HEADER
 from tests.engine.server.dry_server import DryServer, free_port, wait_until
-from tests.support.transfer_sides import PATH, PINNED, USAGE, TransferSide, ask, new_prompt, text_of
+from tests.support.transfer_sides import PATH, PINNED, USAGE, TransferSide, new_prompt, send_request, text_of
 
 TRUSTING = ("--kv-transfer-trust", "clients")
 POOL_TOKENS, MAX_MODEL_LEN = 4096, 2048
@@ -27,7 +27,7 @@ class Side(TransferSide, DryServer):
 
     def complete(self, number: int, **more: Any) -> dict[str, Any]:
         """A prompt of nearly half the pool."""
-        return ask(self, f"{number:05d} " + "x" * 1900, max_tokens=1, **more)
+        return send_request(self, f"{number:05d} " + "x" * 1900, max_tokens=1, **more)
 
     @property
     def has_ended(self) -> bool:
@@ -73,15 +73,15 @@ def test_decode_engine_falls_back_and_serves_others_when_its_prefill_peer_hangs(
         Side("--role", "decode", *flags) as decode,
         ThreadPoolExecutor() as pool,
     ):
-        assert text_of(ask(decode, new_prompt(), {PREFILL_FROM_HEADER: prefill.address}))  # they have greeted
+        assert text_of(send_request(decode, new_prompt(), {PREFILL_FROM_HEADER: prefill.address}))  # they have greeted
         wait_until(decode.is_at_rest)
         large = "a large one " + "y" * 2020
-        answer = pool.submit(ask, decode, large, {PREFILL_FROM_HEADER: prefill.address}, max_tokens=2)
+        answer = pool.submit(send_request, decode, large, {PREFILL_FROM_HEADER: prefill.address}, max_tokens=2)
         wait_until(lambda: decode.metric(PINNED) > 0 or answer.done())
         with stopped(prefill):
             wait_until(lambda: decode.fallbacks() > 0)
             for number in range(5):
-                assert text_of(ask(decode, new_prompt(20 + number), {PREFILL_FROM_HEADER: prefill.address}))
+                assert text_of(send_request(decode, new_prompt(20 + number), {PREFILL_FROM_HEADER: prefill.address}))
             assert decode.fallbacks("peer_hangs") > 0
             assert not decode.has_ended
         assert text_of(answer.result(120))

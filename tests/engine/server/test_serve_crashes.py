@@ -33,8 +33,8 @@ def shows_a_crash(log: str) -> bool:
 @pytest.mark.parametrize("which", [("prover_pid", "core_pid"), ("process",)], ids="-".join)
 def test_a_server_whose_process_is_ended_by_sigsegv_shows_where(which: tuple[str, ...]) -> None:
     with DryServer() as server:
-        asked = {"prompt": "a", "max_tokens": 1, "structured_outputs": {"regex": "[a-z]"}}
-        assert server.client.post("/v1/completions", json=asked).status_code == 200  # all of them have begun
+        requested = {"prompt": "a", "max_tokens": 1, "structured_outputs": {"regex": "[a-z]"}}
+        assert server.client.post("/v1/completions", json=requested).status_code == 200  # all of them have begun
         for name in which:  # a server outlives the process that checks grammars, and no other
             before = len(server.text_of_log)
             os.kill(server.process.pid if name == "process" else getattr(server, name), signal.SIGSEGV)

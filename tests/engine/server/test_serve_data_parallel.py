@@ -35,7 +35,7 @@ def by_engine(server: EngineServer, name: str) -> list[float]:
     return [found[engine] for engine in sorted(found)]
 
 
-def ask(server: EngineServer, prompt: str, **fields: Any) -> dict[str, Any]:
+def send_request(server: EngineServer, prompt: str, **fields: Any) -> dict[str, Any]:
     body = {"model": "dry", "prompt": prompt, "max_tokens": 5, "ignore_eos": True} | fields
     answer: dict[str, Any] = server.client.post("/v1/completions", json=body).raise_for_status().json()
     return answer
@@ -45,7 +45,7 @@ class Listener:
     """A gateway's end of the event socket: the blocks that it would think are held, and the last load report."""
 
     def __init__(self, port: int) -> None:
-        self.held: set[object] = set()
+        self.stored: set[object] = set()
         self.load = events.LoadReport(0, 0, 0, 0, 0)
         self.accepted: list[str] = []
         self.last_sequence = -1
@@ -64,9 +64,9 @@ class Listener:
             self.last_sequence += 1
             for event in events.decode_batch(payload).events:
                 if isinstance(event, events.BlockStored):
-                    self.held |= set(event.block_hashes)
+                    self.stored |= set(event.block_hashes)
                 elif isinstance(event, events.BlockRemoved):
-                    self.held -= set(event.block_hashes)
+                    self.stored -= set(event.block_hashes)
 
 
 @pytest.fixture(scope="module")
@@ -86,17 +86,17 @@ def server(ports: tuple[int, int]) -> Iterator[DryServer]:
 def test_requests_spread_and_come_back_to_what_they_know(server: DryServer) -> None:
     before = by_engine(server, "vllm:prompt_tokens_total")
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda number: ask(server, f"{number} " * 30, max_tokens=40), range(8)))
+        list(pool.map(lambda number: send_request(server, f"{number} " * 30, max_tokens=40), range(8)))
     spread = [now - then for now, then in zip(by_engine(server, "vllm:prompt_tokens_total"), before, strict=True)]
     assert sum(spread) == server.metric("mini_infer_engine_prompt_tokens_total") - sum(before)
     assert min(spread) > 0.25 * sum(spread)
     for number in range(8):
-        usage = ask(server, f"{number} " * 30)["usage"]
+        usage = send_request(server, f"{number} " * 30)["usage"]
         assert usage["prompt_tokens_details"]["cached_tokens"] >= usage["prompt_tokens"] - 17
 
 
 def test_choices_of_a_request_may_be_at_several_engines_and_come_in_order(server: DryServer) -> None:
-    answer = ask(server, ["abc", "defg", "hij"], n=2, max_tokens=3)  # type: ignore[arg-type]
+    answer = send_request(server, ["abc", "defg", "hij"], n=2, max_tokens=3)  # type: ignore[arg-type]
     assert [choice["text"] for choice in answer["choices"]] == ["abc", "abc", "def", "def", "hij", "hij"]
 
 
@@ -111,19 +111,19 @@ def test_who_leaves_is_forgotten_at_its_engine(server: DryServer) -> None:
 def test_a_gateway_sees_one_engine_that_holds_what_any_holds(server: DryServer, ports: tuple[int, int]) -> None:
     listener = Listener(ports[0])
     sequence, chains = events.read_snapshot(server.client.get("/kv_snapshot").content)
-    listener.held = {name for chain in chains for name in chain.block_hashes}
+    listener.stored = {name for chain in chains for name in chain.block_hashes}
     listener.last_sequence = sequence
     wait_until(lambda: listener.listen() or listener.load.ts > 0)  # type: ignore[func-returns-value]
     prompts = [f"{number}{'much is said ' * 40}" for number in range(24)]  # more than two small caches hold
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda prompt: ask(server, prompt), prompts))
+        list(pool.map(lambda prompt: send_request(server, prompt), prompts))
     client = server.client.post("/v1/completions", json={"prompt": "x"}, headers={"x-request-id": "mine"})
     assert client.status_code == 200
     wait_until(lambda: listener.listen() or listener.load.running + listener.load.waiting == 0)  # type: ignore[func-returns-value]
     wait_until(lambda: listener.listen() or "mine" in listener.accepted)  # type: ignore[func-returns-value]
     assert listener.load.engines == 2
     now, chains = events.read_snapshot(server.client.get("/kv_snapshot").content)
-    assert {name for chain in chains for name in chain.block_hashes} == listener.held
+    assert {name for chain in chains for name in chain.block_hashes} == listener.stored
     assert now == listener.last_sequence
     replay = zmq.Context.instance().socket(zmq.DEALER)
     replay.connect(f"tcp://127.0.0.1:{ports[1]}")
@@ -151,14 +151,14 @@ def test_four_engines_share_out_what_comes_and_one_answers_for_all() -> None:
         assert len(four.core_pids) == four.client.get("/readyz").json()["data_parallel_size"] == 4
         prompts = [f"{number} is said " * 20 for number in range(8)]
         with ThreadPoolExecutor(8) as pool:
-            answers = list(pool.map(lambda prompt: ask(four, prompt, max_tokens=30), prompts))
+            answers = list(pool.map(lambda prompt: send_request(four, prompt, max_tokens=30), prompts))
         assert [answer["choices"][0]["text"] for answer in answers] == [prompt[:30] for prompt in prompts]
         spread = by_engine(four, "vllm:generation_tokens_total")
         assert len(spread) == 4
         assert min(spread) > 0
         assert sum(spread) == 8 * 30
         for prompt in prompts:  # each is known where it was
-            assert ask(four, prompt)["usage"]["prompt_tokens_details"]["cached_tokens"] >= len(prompt) - 17
+            assert send_request(four, prompt)["usage"]["prompt_tokens_details"]["cached_tokens"] >= len(prompt) - 17
         os.kill(four.core_pids[3], signal.SIGKILL)
         assert four.wait() == 1
         assert "engine 3: the core process has failed" in four.log[-1]
@@ -167,13 +167,13 @@ def test_four_engines_share_out_what_comes_and_one_answers_for_all() -> None:
 class Stream:
     def __init__(self, server: EngineServer, prompt: str, max_tokens: int) -> None:
         self.text = ""
-        self._asked = server.url, {"model": "dry", "prompt": prompt, "ignore_eos": True, "stream": True}
-        self._asked[1]["max_tokens"] = max_tokens
+        self._request = server.url, {"model": "dry", "prompt": prompt, "ignore_eos": True, "stream": True}
+        self._request[1]["max_tokens"] = max_tokens
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
     def _run(self) -> None:
-        url, body = self._asked
+        url, body = self._request
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
             for part in response.iter_text():
                 self.text += part
@@ -219,10 +219,12 @@ def test_the_demo_model_says_what_it_says_alone_and_chats_stay_where_they_were()
     with EngineServer("demo", "--device", "cpu", "--kv-cache-memory", "30MB", "-dp", "2", limit_s=START_S) as server:
         with ThreadPoolExecutor(6) as pool:
             fields = {"temperature": 0, "max_tokens": 16, "model": "demo", "logprobs": 1, "ignore_eos": False}
-            answers = list(pool.map(lambda prompt: ask(server, prompt, **fields), prompts))
+            answers = list(pool.map(lambda prompt: send_request(server, prompt, **fields), prompts))
         assert [one["choices"][0]["text"] for one in answers] == [one.outputs[0].text for one in made]
         assert min(by_engine(server, "vllm:prompt_tokens_total")) > 0
-        beams = ask(server, prompts[0], model="demo", n=3, use_beam_search=True, max_tokens=6, ignore_eos=False)
+        beams = send_request(
+            server, prompts[0], model="demo", n=3, use_beam_search=True, max_tokens=6, ignore_eos=False
+        )
         assert len({choice["text"] for choice in beams["choices"]}) == 3
         messages = [{"role": "user", "content": "Write a function that sorts names, and say how it works. " * 4}]
         before = 0

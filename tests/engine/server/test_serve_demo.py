@@ -146,7 +146,9 @@ def test_what_is_not_done_is_refused_in_openais_form(demo: EngineServer, fields:
 def test_chats_and_completions_tell_log_probabilities_whole_and_in_a_stream(demo: EngineServer) -> None:
     llm = LLM("demo", device="cpu", dtype="float32", kv_cache_memory=64_000_000, max_model_len=CONTEXT_TOKENS)
     [offline] = llm.chat(MESSAGES, SamplingParams(temperature=0, max_tokens=20, logprobs=3), use_tqdm=False)
-    expected = [max(told.values(), key=lambda one: one.logprob).logprob for told in offline.outputs[0].logprobs or ()]
+    expected = [
+        max(reported.values(), key=lambda one: one.logprob).logprob for reported in offline.outputs[0].logprobs or ()
+    ]
     fields = {"temperature": 0, "max_tokens": 20, "logprobs": True, "top_logprobs": 3}
     whole = chat(demo, **fields)["choices"][0]["logprobs"]["content"]
     assert [position["logprob"] for position in whole] == pytest.approx(expected, abs=1e-4)
@@ -154,8 +156,8 @@ def test_chats_and_completions_tell_log_probabilities_whole_and_in_a_stream(demo
     assert all(len(position["top_logprobs"]) == 3 for position in whole)
     response = post(demo, CHAT, messages=MESSAGES, stream=True, **fields)
     events = [json.loads(line[6:]) for line in response.text.split("\n\n") if line and "[DONE]" not in line]
-    told = [event["choices"][0]["logprobs"] for event in events]
-    streamed = [position for logprobs in told if logprobs for position in logprobs["content"]]
+    reported = [event["choices"][0]["logprobs"] for event in events]
+    streamed = [position for logprobs in reported if logprobs for position in logprobs["content"]]
     assert [position["token"] for position in streamed] == [position["token"] for position in whole]
     assert chat(demo, temperature=0, max_tokens=3)["choices"][0]["logprobs"] is None
 
@@ -188,21 +190,25 @@ def test_an_echo_has_the_prompt_and_its_log_probabilities(demo: EngineServer, as
 
 
 def test_biases_and_bans_change_what_is_chosen(demo: EngineServer) -> None:
-    said = chat(demo, temperature=0, max_tokens=5, return_token_ids=True)["choices"][0]["token_ids"]
-    banned = chat(demo, temperature=0, max_tokens=5, return_token_ids=True, logit_bias={str(said[0]): -100})
-    assert banned["choices"][0]["token_ids"][0] != said[0]
-    only = chat(demo, temperature=0, max_tokens=5, return_token_ids=True, allowed_token_ids=said[:1], ignore_eos=True)
-    assert only["choices"][0]["token_ids"] == said[:1] * 5
+    message_part = chat(demo, temperature=0, max_tokens=5, return_token_ids=True)["choices"][0]["token_ids"]
+    banned = chat(demo, temperature=0, max_tokens=5, return_token_ids=True, logit_bias={str(message_part[0]): -100})
+    assert banned["choices"][0]["token_ids"][0] != message_part[0]
+    only = chat(
+        demo, temperature=0, max_tokens=5, return_token_ids=True, allowed_token_ids=message_part[:1], ignore_eos=True
+    )
+    assert only["choices"][0]["token_ids"] == message_part[:1] * 5
     word = text_of(chat(demo, temperature=0, max_tokens=20)).split()[0]
     assert not text_of(chat(demo, temperature=0, max_tokens=20, bad_words=[word])).startswith(word)
 
 
 def test_a_prompts_log_probabilities_stand_beside_the_answer(demo: EngineServer) -> None:
     answer = chat(demo, temperature=0, max_tokens=1, prompt_logprobs=2)
-    told = answer["prompt_logprobs"]
-    assert told[0] is None
-    assert len(told) == answer["usage"]["prompt_tokens"]
-    assert all({"logprob", "rank", "decoded_token"} == set(one) for position in told[1:] for one in position.values())
+    reported = answer["prompt_logprobs"]
+    assert reported[0] is None
+    assert len(reported) == answer["usage"]["prompt_tokens"]
+    assert all(
+        {"logprob", "rank", "decoded_token"} == set(one) for position in reported[1:] for one in position.values()
+    )
     completion = post(demo, COMPLETIONS, prompt="one two three", prompt_logprobs=0, max_tokens=1).json()
     assert len(completion["choices"][0]["prompt_logprobs"]) == completion["usage"]["prompt_tokens"]
 
@@ -237,10 +243,10 @@ def test_what_are_no_token_ids_is_refused(demo: EngineServer, prompt: object) ->
 @pytest.mark.parametrize("streams", [False, True])
 def test_a_client_that_leaves_gives_its_pages_back(demo: EngineServer, streams: bool) -> None:
     """What it asks for takes the engine tens of seconds, so that no client is too slow to leave in the middle of it."""
-    asked = {"prompt": [7] * 100, "ignore_eos": True, "max_tokens": 400, "n": 128, "stream": streams}
+    requested = {"prompt": [7] * 100, "ignore_eos": True, "max_tokens": 400, "n": 128, "stream": streams}
     before = demo.metric("mini_infer_engine_generation_tokens_total")
     with contextlib.closing(http.client.HTTPConnection(demo.url.removeprefix("http://"), timeout=60)) as client:
-        client.request("POST", COMPLETIONS, json.dumps(asked), {"content-type": "application/json"})
+        client.request("POST", COMPLETIONS, json.dumps(requested), {"content-type": "application/json"})
         if streams:
             assert client.getresponse().read(1)
         wait_until(lambda: demo.metric("vllm:kv_cache_usage_perc") > 0)

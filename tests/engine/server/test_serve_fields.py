@@ -76,14 +76,14 @@ def test_what_does_not_go_with_beams_is_refused_by_name(demo: EngineServer, fiel
 
 
 def test_the_best_outputs_are_returned_and_all_are_counted_when_best_of_is_set(demo: EngineServer) -> None:
-    asked = {"temperature": 1.0, "seed": 5, "logprobs": 0, "max_tokens": 6}
-    every = complete(demo, n=5, **asked)["choices"]
+    requested = {"temperature": 1.0, "seed": 5, "logprobs": 0, "max_tokens": 6}
+    every = complete(demo, n=5, **requested)["choices"]
     likely = [sum(choice["logprobs"]["token_logprobs"]) / len(choice["logprobs"]["tokens"]) for choice in every]
     ranked = [choice["text"] for _, choice in sorted(zip(likely, every, strict=True), key=lambda one: -one[0])]
-    found = complete(demo, n=2, best_of=5, **asked)
+    found = complete(demo, n=2, best_of=5, **requested)
     assert [choice["text"] for choice in found["choices"]] == ranked[:2]
     assert found["usage"]["completion_tokens"] == sum(len(choice["logprobs"]["tokens"]) for choice in every)
-    hidden = complete(demo, n=2, best_of=5, **(asked | {"logprobs": None}))["choices"]
+    hidden = complete(demo, n=2, best_of=5, **(requested | {"logprobs": None}))["choices"]
     assert [choice["logprobs"] for choice in hidden] == [None, None]
     assert [choice["text"] for choice in hidden] == ranked[:2]
 
@@ -93,12 +93,12 @@ def test_log_probabilities_are_of_named_tokens_when_token_ids_are_given(demo: En
     tops = every["choices"][0]["logprobs"]["top_logprobs"]
     assert all(len(top) == 4096 for top in tops)
     named = [3, 1900, 7]
-    asked = {"logprob_token_ids": named, "return_tokens_as_token_ids": True, "temperature": 0, "max_tokens": 2}
-    told = complete(demo, logprobs=5, **asked)["choices"][0]["logprobs"]
-    for top, whole, token in zip(told["top_logprobs"], tops, told["tokens"], strict=True):
+    requested = {"logprob_token_ids": named, "return_tokens_as_token_ids": True, "temperature": 0, "max_tokens": 2}
+    reported = complete(demo, logprobs=5, **requested)["choices"][0]["logprobs"]
+    for top, whole, token in zip(reported["top_logprobs"], tops, reported["tokens"], strict=True):
         assert set(top) == {token, *(f"token_id:{name}" for name in named)}
         assert {name: whole[name] for name in top} == pytest.approx(top)
-    chat = complete(demo, "chat/completions", logprobs=True, top_logprobs=1, **asked)["choices"][0]["logprobs"]
+    chat = complete(demo, "chat/completions", logprobs=True, top_logprobs=1, **requested)["choices"][0]["logprobs"]
     assert [one["token"] for one in chat["content"][0]["top_logprobs"]] == [f"token_id:{name}" for name in named]
 
 

@@ -27,7 +27,7 @@ HEALTHY = {"type": "object", "properties": {"x": {"enum": [1, 20]}}, "required":
 @pytest.fixture(scope="module")
 def engine() -> Iterator[DryServer]:
     with DryServer() as server:
-        assert ask(server, response_format=of_schema(HEALTHY)).status_code == 200
+        assert send_request(server, response_format=of_schema(HEALTHY)).status_code == 200
         yield server
 
 
@@ -35,7 +35,7 @@ def of_schema(schema: Any, strict: bool | None = None) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": strict}}
 
 
-def ask(server: DryServer, **fields: Any) -> httpx.Response:
+def send_request(server: DryServer, **fields: Any) -> httpx.Response:
     messages = [{"role": "user", "content": "hello"}]
     return server.client.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 40} | fields)
 
@@ -69,9 +69,9 @@ def test_a_chain_of_definitions_is_refused_and_the_engine_lives(engine: DryServe
         tool(definitions),
     ]
     for fields in structured:
-        refused(ask(engine, **fields))
+        refused(send_request(engine, **fields))
     assert engine.core_pid == core
-    assert ask(engine, response_format=of_schema(HEALTHY)).status_code == 200
+    assert send_request(engine, response_format=of_schema(HEALTHY)).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -89,11 +89,11 @@ def test_a_chain_of_definitions_is_refused_and_the_engine_lives(engine: DryServe
 )  # fmt: skip
 def test_what_would_take_too_much_is_refused(engine: DryServer, fields: dict[str, Any]) -> None:
     started = time.monotonic()
-    assert "cannot be enforced" in refused(ask(engine, **fields))
+    assert "cannot be enforced" in refused(send_request(engine, **fields))
     first_s = time.monotonic() - started
     before = engine.metric("mini_infer_engine_grammar_workers_ended_total")
     started = time.monotonic()
-    refused(ask(engine, **fields))
+    refused(send_request(engine, **fields))
     assert engine.metric("mini_infer_engine_grammar_workers_ended_total") == before, "it is remembered"
     assert time.monotonic() - started < max(first_s, 5)
 
@@ -111,11 +111,11 @@ def test_costly_schemas_beside_a_healthy_client_neither_hold_it_up_nor_grow_the_
         ]
     waits: list[float] = []
     with ThreadPoolExecutor(24) as threads:
-        answers = [threads.submit(ask, engine, **fields) for fields in hostile]
+        answers = [threads.submit(send_request, engine, **fields) for fields in hostile]
         for index in range(6):
             healthy = HEALTHY | {"properties": {"x": {"enum": [1, 20 + index]}}}
             started = time.monotonic()
-            assert ask(engine, response_format=of_schema(healthy)).status_code == 200
+            assert send_request(engine, response_format=of_schema(healthy)).status_code == 200
             waits.append(time.monotonic() - started)
     assert {answer.result().status_code for answer in answers} <= {200, 400}
     assert sorted(waits)[len(waits) // 2] < 10
@@ -135,18 +135,21 @@ def test_a_worker_that_is_killed_costs_its_request_alone(engine: DryServer) -> N
     killer.start()
     try:
         large = {"type": "object", "properties": {f"q{number}": {"type": "string"} for number in range(1000)}}
-        answer = ask(engine, response_format=of_schema(large))
+        answer = send_request(engine, response_format=of_schema(large))
     finally:
         ended.set()
         killer.join()
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "grammar_check_lost")
     assert "retry-after" in answer.headers
-    assert ask(engine, response_format=of_schema(HEALTHY | {"title": "another"})).status_code == 200
+    assert send_request(engine, response_format=of_schema(HEALTHY | {"title": "another"})).status_code == 200
 
 
 def test_the_process_that_checks_grammars_is_started_anew(engine: DryServer) -> None:
     os.kill(engine.prover_pid, signal.SIGKILL)
-    codes = [ask(engine, response_format=of_schema(HEALTHY | {"title": str(index)})).status_code for index in range(2)]
+    codes = [
+        send_request(engine, response_format=of_schema(HEALTHY | {"title": str(index)})).status_code
+        for index in range(2)
+    ]
     assert codes[1] == 200
     assert codes[0] in (200, 503)
 
@@ -156,7 +159,7 @@ def test_the_process_that_checks_grammars_is_started_anew(engine: DryServer) -> 
 def test_formats_that_are_annotations_are_ignored(engine: DryServer, name: str, strict: bool | None) -> None:
     schema = {"type": "object", "properties": {"x": {"type": "string", "format": name, "maxLength": 5}}}
     schema |= {"required": ["x"], "additionalProperties": False}
-    answer = ask(engine, response_format=of_schema(schema, strict))
+    answer = send_request(engine, response_format=of_schema(schema, strict))
     assert answer.status_code == 200, answer.text
     assert set(json.loads(answer.json()["choices"][0]["message"]["content"])) == {"x"}
 
@@ -165,7 +168,7 @@ def test_formats_that_are_annotations_are_ignored(engine: DryServer, name: str, 
 @given(schema=schemas())
 def test_random_schemas_are_served_or_refused(engine: DryServer, schema: dict[str, Any]) -> None:
     core = engine.core_pid
-    answer = ask(engine, response_format=of_schema(schema), max_tokens=20)
+    answer = send_request(engine, response_format=of_schema(schema), max_tokens=20)
     assert answer.status_code in (200, 400), answer.text
     if answer.status_code == 400:
         assert answer.json()["error"]["param"] == "response_format"
@@ -177,7 +180,10 @@ def test_an_engine_does_not_grow_with_the_grammars_that_it_has_served(engine: Dr
     def serve(first: int, count: int) -> None:
         for index in range(first, first + count):
             pattern = f"^({'|'.join(f'{index}-{part}' for part in range(60))})$"
-            assert ask(engine, response_format=of_schema({"type": "string", "pattern": pattern})).status_code == 200
+            assert (
+                send_request(engine, response_format=of_schema({"type": "string", "pattern": pattern})).status_code
+                == 200
+            )
 
     serve(0, 150)  # caches are full then
     before = resident_bytes(engine)

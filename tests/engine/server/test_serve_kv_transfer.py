@@ -23,11 +23,11 @@ from tests.support.transfer_sides import (
     RECEIVED,
     Pair,
     TransferSide,
-    ask,
-    ask_all,
     disturb,
     new_prompt,
     proxied,
+    send_all,
+    send_request,
     text_of,
 )
 
@@ -55,9 +55,9 @@ def decode() -> Iterator[Side]:
 
 
 def test_readyz_tells_role_and_transport(prefill: Side, decode: Side) -> None:
-    told = [side.client.get("/readyz").json() for side in (prefill, decode)]
-    assert [one["role"] for one in told] == ["prefill", "decode"]
-    assert {one["kv_transport"] for one in told} == {"nixl"}
+    answers = [side.client.get("/readyz").json() for side in (prefill, decode)]
+    assert [one["role"] for one in answers] == ["prefill", "decode"]
+    assert {one["kv_transport"] for one in answers} == {"nixl"}
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,8 @@ def test_readyz_tells_role_and_transport(prefill: Side, decode: Side) -> None:
 )
 def test_a_prompt_computed_elsewhere_gives_the_same_text(prefill: Side, decode: Side, more: dict[str, Any]) -> None:
     prompt, before = new_prompt(), decode.arrived
-    own = ask(decode, prompt, cache_salt="own", **more)
-    answer = ask(decode, prompt, {PREFILL_FROM_HEADER: prefill.address}, **more)
+    own = send_request(decode, prompt, cache_salt="own", **more)
+    answer = send_request(decode, prompt, {PREFILL_FROM_HEADER: prefill.address}, **more)
     assert text_of(answer) == text_of(own)
     assert answer["usage"]["completion_tokens"] == own["usage"]["completion_tokens"]
     wait_until(lambda: decode.arrived >= before + 1)  # of n copies only the first receives, unless it is late
@@ -78,11 +78,11 @@ def test_a_prompt_computed_elsewhere_gives_the_same_text(prefill: Side, decode: 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_fallback_header_is_sent_when_no_kv_cache_was_received(decode: Side, stream: bool) -> None:
     body = {"prompt": new_prompt(), "max_tokens": 4, "stream": stream}
-    for address, told in ((f"tcp://127.0.0.1:{free_port()}", ("unreachable", "late")), (None, (None,))):
+    for address, reasons in ((f"tcp://127.0.0.1:{free_port()}", ("unreachable", "late")), (None, (None,))):
         headers = {PREFILL_FROM_HEADER: address} if address else {}
         answer = decode.client.post(PATH, json=body, headers=headers)
         assert answer.status_code == 200
-        assert answer.headers.get(KV_FALLBACK_HEADER) in told
+        assert answer.headers.get(KV_FALLBACK_HEADER) in reasons
         assert "finish_reason" in answer.text
 
 
@@ -98,19 +98,19 @@ def settled_bytes(side: Side) -> float:
 
 def test_both_sides_hit_their_caches(prefill: Side, decode: Side) -> None:
     prompt, longer = new_prompt(), " and more of it" * 8
-    ask(decode, prompt, {PREFILL_FROM_HEADER: prefill.address})
-    given = settled_bytes(prefill)
-    again = ask(decode, prompt + longer, {PREFILL_FROM_HEADER: prefill.address})
+    send_request(decode, prompt, {PREFILL_FROM_HEADER: prefill.address})
+    sent_bytes = settled_bytes(prefill)
+    again = send_request(decode, prompt + longer, {PREFILL_FROM_HEADER: prefill.address})
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= len(prompt) - 32
-    assert text_of(again) == text_of(ask(decode, prompt + longer, cache_salt="own"))
-    assert settled_bytes(prefill) - given < 4 * (len(prompt) // 2)  # the missing pages, not the whole prompt
-    hit = ask(decode, prompt)
+    assert text_of(again) == text_of(send_request(decode, prompt + longer, cache_salt="own"))
+    assert settled_bytes(prefill) - sent_bytes < 4 * (len(prompt) // 2)  # the missing pages, not the whole prompt
+    hit = send_request(decode, prompt)
     assert hit["usage"]["prompt_tokens_details"]["cached_tokens"] >= len(prompt) - 32
 
 
 def test_public_proxies_work(prefill: Side, decode: Side) -> None:
     prompt = new_prompt()
-    own, before = ask(decode, prompt, cache_salt="own"), decode.arrived
+    own, before = send_request(decode, prompt, cache_salt="own"), decode.arrived
     assert text_of(proxied(prefill, decode, prompt)) == text_of(own)
     wait_until(lambda: decode.arrived == before + 1)
     wait_until(prefill.is_at_rest)
@@ -120,28 +120,28 @@ def test_public_proxies_work(prefill: Side, decode: Side) -> None:
 def test_what_is_kept_is_given_once_and_only_for_its_own_prompt(prefill: Side, decode: Side) -> None:
     wish = {"do_remote_decode": True}
     kept = new_prompt()
-    params = ask(prefill, kept, max_tokens=1, kv_transfer_params=wish)["kv_transfer_params"]
+    params = send_request(prefill, kept, max_tokens=1, kv_transfer_params=wish)["kv_transfer_params"]
     other, before = new_prompt(), decode.fallbacks("other_prompt")
-    own = ask(decode, other, cache_salt="own")
-    assert text_of(ask(decode, other, kv_transfer_params=params)) == text_of(own)
+    own = send_request(decode, other, cache_salt="own")
+    assert text_of(send_request(decode, other, kv_transfer_params=params)) == text_of(own)
     wait_until(lambda: decode.fallbacks("other_prompt") == before + 1)
     received, lost = decode.arrived, decode.fallbacks("not_held")
-    ask(decode, kept, kv_transfer_params=params, cache_salt="first")
+    send_request(decode, kept, kv_transfer_params=params, cache_salt="first")
     wait_until(lambda: decode.arrived == received + 1)
-    ask(decode, kept, kv_transfer_params=params, cache_salt="second")
+    send_request(decode, kept, kv_transfer_params=params, cache_salt="second")
     wait_until(lambda: decode.fallbacks("not_held") == lost + 1)
     wait_until(prefill.is_at_rest)
 
 
 def test_a_prefix_is_fetched_from_a_peer_that_has_it(prefill: Side, decode: Side) -> None:
     prompt, before = new_prompt(), decode.arrived
-    ask(prefill, prompt)
+    send_request(prefill, prompt)
     longer = prompt + " and a question about it"
-    own = ask(decode, longer, cache_salt="own")
-    answer = ask(decode, longer, {FETCH_FROM_HEADER: prefill.address})
+    own = send_request(decode, longer, cache_salt="own")
+    answer = send_request(decode, longer, {FETCH_FROM_HEADER: prefill.address})
     assert text_of(answer) == text_of(own)
     wait_until(lambda: decode.arrived + decode.fallbacks("computing_is_cheaper") >= before + 1)
-    assert text_of(ask(decode, new_prompt(), {FETCH_FROM_HEADER: prefill.address}))  # it has none of this one
+    assert text_of(send_request(decode, new_prompt(), {FETCH_FROM_HEADER: prefill.address}))  # it has none of this one
     wait_until(lambda: decode.fallbacks("not_held") >= 1)
     wait_until(prefill.is_at_rest)
 
@@ -149,8 +149,8 @@ def test_a_prefix_is_fetched_from_a_peer_that_has_it(prefill: Side, decode: Side
 def test_nobody_there_is_a_fallback(decode: Side) -> None:
     before = decode.fallbacks()
     prompt = new_prompt()
-    answer = ask(decode, prompt, {PREFILL_FROM_HEADER: f"tcp://127.0.0.1:{free_port()}"})
-    assert text_of(answer) == text_of(ask(decode, prompt, cache_salt="own"))
+    answer = send_request(decode, prompt, {PREFILL_FROM_HEADER: f"tcp://127.0.0.1:{free_port()}"})
+    assert text_of(answer) == text_of(send_request(decode, prompt, cache_salt="own"))
     wait_until(lambda: decode.fallbacks() == before + 1)
     wait_until(decode.is_at_rest)
 
@@ -168,8 +168,8 @@ def test_a_role_is_switched_without_loading_again(prefill: Side, decode: Side) -
         assert prefill.client.get("/readyz").json()["role"] == "decode"
         wait_until(lambda: prefill.labelled('mini_infer_engine_kv_transfer_info{role="decode"') == 1)
         before, prompt = decode.fallbacks("role"), new_prompt()
-        wait_until(lambda: ask(decode, new_prompt(), {PREFILL_FROM_HEADER: prefill.address}) is not None)
-        assert text_of(ask(decode, prompt, {PREFILL_FROM_HEADER: prefill.address}))
+        wait_until(lambda: send_request(decode, new_prompt(), {PREFILL_FROM_HEADER: prefill.address}) is not None)
+        assert text_of(send_request(decode, prompt, {PREFILL_FROM_HEADER: prefill.address}))
         wait_until(lambda: decode.fallbacks("role") > before)
         assert prefill.client.post("/role", json={"role": "both"}).status_code == 400
     finally:
@@ -177,21 +177,21 @@ def test_a_role_is_switched_without_loading_again(prefill: Side, decode: Side) -
     assert prefill.client.get("/role").json() == {"role": "prefill", "running": 0}
     assert prefill.core_pid == core
     before = decode.arrived
-    ask(decode, new_prompt(), {PREFILL_FROM_HEADER: prefill.address})
+    send_request(decode, new_prompt(), {PREFILL_FROM_HEADER: prefill.address})
     wait_until(lambda: decode.arrived == before + 1)
 
 
 def test_a_bandwidth_is_kept_and_nothing_else_changes(decode: Side) -> None:
     """The first transfer is slow, too: what is not known yet is waited for, and late only after the time limit."""
-    given = 'mini_infer_engine_kv_transfer_bytes_total{direction="given"}'
+    sent_bytes = 'mini_infer_engine_kv_transfer_bytes_total{direction="given"}'
     with Side("prefill", "--kv-transfer-bandwidth", "20k") as slow:
         prompt, before, begin = new_prompt(300), decode.labelled(RECEIVED), time.monotonic()
-        answer = ask(decode, prompt, {PREFILL_FROM_HEADER: slow.address})
+        answer = send_request(decode, prompt, {PREFILL_FROM_HEADER: slow.address})
         took_s = time.monotonic() - begin
         wait_until(slow.is_at_rest)
         assert decode.labelled(RECEIVED) == before + 1
-        assert took_s > slow.labelled(given) / 20_000 > 0.1
-    assert text_of(answer) == text_of(ask(decode, prompt, cache_salt="own"))
+        assert took_s > slow.labelled(sent_bytes) / 20_000 > 0.1
+    assert text_of(answer) == text_of(send_request(decode, prompt, cache_salt="own"))
 
 
 def test_a_role_needs_a_transfer_port() -> None:
@@ -199,7 +199,9 @@ def test_a_role_needs_a_transfer_port() -> None:
         answer = alone.client.post("/role", json={"role": "prefill"})
         assert answer.status_code == 409
         assert "--transfer-port" in answer.text
-        assert text_of(ask(alone, new_prompt(), {PREFILL_FROM_HEADER: "tcp://127.0.0.1:1"}))  # it computes it itself
+        assert text_of(
+            send_request(alone, new_prompt(), {PREFILL_FROM_HEADER: "tcp://127.0.0.1:1"})
+        )  # it computes it itself
 
 
 def test_other_weights_are_refused(decode: Side, tmp_path: Any) -> None:
@@ -207,8 +209,8 @@ def test_other_weights_are_refused(decode: Side, tmp_path: Any) -> None:
     script.write_text('[{"when": "x", "say": "y"}]')
     with Side("prefill", "--dry-run-script", str(script)) as other:
         before, prompt = decode.fallbacks("refused"), new_prompt()
-        answer = ask(decode, prompt, {PREFILL_FROM_HEADER: other.address})
-        assert text_of(answer) == text_of(ask(decode, prompt, cache_salt="own"))
+        answer = send_request(decode, prompt, {PREFILL_FROM_HEADER: other.address})
+        assert text_of(answer) == text_of(send_request(decode, prompt, cache_salt="own"))
         wait_until(lambda: decode.fallbacks("refused") == before + 1)
         assert "the weights differ" in decode.text_of_log
         assert other.labelled('mini_infer_engine_kv_transfers_total{direction="given"}') == 0
@@ -217,8 +219,8 @@ def test_other_weights_are_refused(decode: Side, tmp_path: Any) -> None:
 def test_page_sizes_may_differ(decode: Side) -> None:
     with Side("prefill", "--page-size", "64") as wide:
         prompt, before = new_prompt(), decode.arrived
-        own = ask(decode, prompt, cache_salt="own")
-        assert text_of(ask(decode, prompt, {PREFILL_FROM_HEADER: wide.address})) == text_of(own)
+        own = send_request(decode, prompt, cache_salt="own")
+        assert text_of(send_request(decode, prompt, {PREFILL_FROM_HEADER: wide.address})) == text_of(own)
         wait_until(lambda: decode.arrived == before + 1)
         wait_until(wide.is_at_rest)
 
@@ -244,7 +246,7 @@ def slow() -> Iterator[tuple[Side, Side]]:
 
 def test_a_client_that_leaves_frees_both_sides(slow: tuple[Side, Side]) -> None:
     prefill, decode = slow
-    ask(decode, new_prompt(), {PREFILL_FROM_HEADER: prefill.address})
+    send_request(decode, new_prompt(), {PREFILL_FROM_HEADER: prefill.address})
     for pause_s in (0.0, 0.02, 0.1, 0.2):
         with contextlib.suppress(httpx.TimeoutException):
             decode.client.post(
@@ -262,11 +264,13 @@ def test_what_runs_ends_as_it_has_begun_when_roles_are_switched(slow: tuple[Side
     """Nobody has to wait until an engine runs nothing: neither side loses what it does in its old role."""
     prefill, decode = slow
     prompt, tokens = new_prompt(300), 200
-    expected = text_of(ask(decode, prompt, cache_salt="own", max_tokens=tokens))
+    expected = text_of(send_request(decode, prompt, cache_salt="own", max_tokens=tokens))
     before = decode.labelled(RECEIVED) + decode.fallbacks()
     try:
         with ThreadPoolExecutor(1) as pool:
-            answer = pool.submit(ask, decode, prompt, {PREFILL_FROM_HEADER: prefill.address}, max_tokens=tokens)
+            answer = pool.submit(
+                send_request, decode, prompt, {PREFILL_FROM_HEADER: prefill.address}, max_tokens=tokens
+            )
             wait_until(lambda: decode.client.get("/role").json()["running"] == 1)
             if is_arrived:
                 wait_until(lambda: decode.labelled(RECEIVED) + decode.fallbacks() > before)
@@ -284,7 +288,7 @@ def test_what_runs_ends_as_it_has_begun_when_roles_are_switched(slow: tuple[Side
 
 def test_what_nobody_comes_for_is_let_go() -> None:
     with Side("prefill", "--kv-transfer-lease", "0.2") as prefill:
-        answer = ask(prefill, new_prompt(), max_tokens=1, kv_transfer_params={"do_remote_decode": True})
+        answer = send_request(prefill, new_prompt(), max_tokens=1, kv_transfer_params={"do_remote_decode": True})
         assert answer["kv_transfer_params"]
         wait_until(lambda: prefill.metric("mini_infer_engine_kv_transfer_expired_leases_total") == 1)
         wait_until(prefill.is_at_rest)
@@ -303,7 +307,7 @@ def test_a_side_that_dies_or_stops_costs_time_and_nothing_else() -> None:
 STAGED = ("--kv-transport", "nixl-host", "--kv-staging-memory", "4096")
 """Slots of 512 bytes hold 128 tokens of the pretended model: a prompt takes several."""
 SHARED = ("--kv-transport", "shm")
-OTHER_WAYS = pytest.mark.parametrize("otherwise", ["nixl-host", "shm"], indirect=True)
+OTHER_TRANSPORTS = pytest.mark.parametrize("otherwise", ["nixl-host", "shm"], indirect=True)
 
 
 @pytest.mark.slow
@@ -322,46 +326,46 @@ def otherwise(request: pytest.FixtureRequest) -> Iterator[tuple[str, Side, Side]
         yield request.param, prefill, decode
 
 
-@OTHER_WAYS
+@OTHER_TRANSPORTS
 def test_the_configured_transport_is_reported(otherwise: tuple[str, Side, Side]) -> None:
-    asked, *sides = otherwise
-    assert {side.client.get("/readyz").json()["kv_transport"] for side in sides} == {asked}
-    series = f'mini_infer_engine_kv_transfer_info{{role="decode",transport="{asked}"}}'
+    requested_kind, *sides = otherwise
+    assert {side.client.get("/readyz").json()["kv_transport"] for side in sides} == {requested_kind}
+    series = f'mini_infer_engine_kv_transfer_info{{role="decode",transport="{requested_kind}"}}'
     assert sides[1].labelled(series) == 1
 
 
-@OTHER_WAYS
+@OTHER_TRANSPORTS
 def test_prompts_come_whole_by_other_ways(otherwise: tuple[str, Side, Side]) -> None:
     _, prefill, decode = otherwise
     prompts = [new_prompt(words) for words in (1, 60, 300, 300, 300, 300)]
-    own, before = asyncio.run(ask_all(decode, prompts)), decode.arrived
-    assert asyncio.run(ask_all(decode, prompts, prefill.address)) == own
+    own, before = asyncio.run(send_all(decode, prompts)), decode.arrived
+    assert asyncio.run(send_all(decode, prompts, prefill.address)) == own
     wait_until(lambda: decode.arrived >= before + len(prompts))
     assert decode.labelled(RECEIVED) > 0
     wait_until(prefill.is_at_rest)
     wait_until(decode.is_at_rest)
 
 
-@OTHER_WAYS
+@OTHER_TRANSPORTS
 def test_what_is_kept_or_cached_is_read_by_other_ways(otherwise: tuple[str, Side, Side]) -> None:
     _, prefill, decode = otherwise
     prompt, cached = new_prompt(200), new_prompt(200)
-    own, before = ask(decode, prompt, cache_salt="own"), decode.arrived
+    own, before = send_request(decode, prompt, cache_salt="own"), decode.arrived
     assert text_of(proxied(prefill, decode, prompt)) == text_of(own)
     wait_until(lambda: decode.arrived == before + 1)
-    ask(prefill, cached)
+    send_request(prefill, cached)
     longer = cached + " and a question about it"
-    own = ask(decode, longer, cache_salt="own")
-    assert text_of(ask(decode, longer, {FETCH_FROM_HEADER: prefill.address})) == text_of(own)
+    own = send_request(decode, longer, cache_salt="own")
+    assert text_of(send_request(decode, longer, {FETCH_FROM_HEADER: prefill.address})) == text_of(own)
     wait_until(lambda: decode.arrived + decode.fallbacks("computing_is_cheaper") >= before + 2)
     wait_until(prefill.is_at_rest)
     wait_until(decode.is_at_rest)
 
 
-@OTHER_WAYS
+@OTHER_TRANSPORTS
 def test_another_transport_is_refused(otherwise: tuple[str, Side, Side], decode: Side) -> None:
     before, prompt = decode.fallbacks("refused"), new_prompt()
-    assert text_of(ask(decode, prompt, {PREFILL_FROM_HEADER: otherwise[1].address}))
+    assert text_of(send_request(decode, prompt, {PREFILL_FROM_HEADER: otherwise[1].address}))
     wait_until(lambda: decode.fallbacks("refused") == before + 1)
     assert "--kv-transport" in decode.text_of_log
 
@@ -387,7 +391,7 @@ def test_memory_of_a_prefill_engine_that_has_died_is_let_go() -> None:
 
     with Side("decode", *SHARED) as decode:
         with Side("prefill", *SHARED) as prefill:
-            ask(decode, new_prompt(), {PREFILL_FROM_HEADER: prefill.address})
+            send_request(decode, new_prompt(), {PREFILL_FROM_HEADER: prefill.address})
             assert shared_pools(decode) == 2
             prefill.kill()
         wait_until(lambda: shared_pools(decode) == 1)

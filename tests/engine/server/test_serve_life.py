@@ -58,7 +58,7 @@ def running(server: DryServer, count: int, **fields: object) -> Iterator[list[Ru
 
 
 @contextmanager
-def held_up(server: DryServer, count: int) -> Iterator[list[RunningRequest]]:
+def blocked_requests(server: DryServer, count: int) -> Iterator[list[RunningRequest]]:
     """Requests in the middle of their streams, which go on and end only after the block: their core is stopped."""
     core = server.core_pid
     os.kill(core, signal.SIGSTOP)
@@ -75,7 +75,7 @@ def held_up(server: DryServer, count: int) -> Iterator[list[RunningRequest]]:
         request.join()
 
 
-def process_is_gone(pid: int) -> bool:
+def process_has_ended(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -86,7 +86,7 @@ def process_is_gone(pid: int) -> bool:
 
 def test_draining_finishes_what_runs_and_sends_the_rest_away() -> None:
     with DryServer(*SLOW) as server:
-        with held_up(server, 2) as requests:
+        with blocked_requests(server, 2) as requests:
             assert server.client.post("/drain").json() == {"draining": True, "running": 2}
             assert server.client.get("/readyz").status_code == 503
             assert server.client.get("/healthz").status_code == 200
@@ -132,9 +132,9 @@ def test_each_request_has_a_line_and_failures_are_warnings() -> None:
         server.client.get("/nothing")
         wait_until(lambda: "/nothing" in server.text_of_log)
     lines = [json.loads(line) for line in server.log]
-    told = [line for line in lines if line["logger"].endswith("access_log")]
+    access_lines = [line for line in lines if line["logger"].endswith("access_log")]
     whole, streamed, refused, cut, missing = [
-        line for line in told if line["path"] != "/readyz"
+        line for line in access_lines if line["path"] != "/readyz"
     ]  # asked before it was ready
     assert {"method": "POST", "path": "/v1/completions", "status": 200, "request_id": "mine"}.items() <= whole.items()
     assert (whole["model"], whole["prompt_tokens"], whole["completion_tokens"]) == ("dry", 1, 5)
@@ -211,7 +211,7 @@ def test_a_core_that_hangs_makes_the_server_unhealthy_until_it_goes_on() -> None
 
 def test_sigterm_lets_requests_finish_and_then_leaves() -> None:
     with DryServer(*SLOW) as server:
-        with held_up(server, 1) as requests:
+        with blocked_requests(server, 1) as requests:
             server.process.send_signal(signal.SIGTERM)
             wait_until(lambda: server.client.get("/readyz").status_code == 503)
         assert requests[0].text.endswith("data: [DONE]\n\n")
@@ -226,7 +226,7 @@ def test_sigterm_does_not_wait_longer_than_the_drain_timeout() -> None:
             server.process.send_signal(signal.SIGTERM)
             assert server.wait() == 0
         assert json.loads(requests[0].text.split("data: ")[-1])["error"]["code"] == "stopping"
-        wait_until(lambda: process_is_gone(core))
+        wait_until(lambda: process_has_ended(core))
 
 
 def test_ctrl_c_leaves_at_once_without_a_traceback() -> None:
@@ -238,7 +238,7 @@ def test_ctrl_c_leaves_at_once_without_a_traceback() -> None:
                 os.kill(pid, signal.SIGINT)
             assert server.wait() == 0
             assert time.monotonic() - started < 8  # their streams take ten seconds
-        assert process_is_gone(core)
+        assert process_has_ended(core)
         assert "Traceback" not in server.text_of_log
         assert "rror" not in server.text_of_log
 
@@ -274,7 +274,7 @@ def test_the_core_does_not_outlive_its_parent(tmp_path: Path, monkeypatch: pytes
         core = server.core_pid
         server.process.kill()
         server.wait()
-        wait_until(lambda: process_is_gone(core))
+        wait_until(lambda: process_has_ended(core))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -362,9 +362,9 @@ def test_pages_from_elsewhere_and_tls(tmp_path: Path) -> None:
     )
     with DryServer(*flags, "--api-key", "sk-1", verify=client_context(str(ca))) as server:
         assert server.url.startswith("https://")
-        asked = server.client.options("/v1/chat/completions", headers=browser)
-        assert (asked.status_code, asked.headers["allow"]) == (204, "OPTIONS, POST")
-        assert asked.headers["access-control-allow-origin"] == "https://chat.example.com"
+        requested = server.client.options("/v1/chat/completions", headers=browser)
+        assert (requested.status_code, requested.headers["allow"]) == (204, "OPTIONS, POST")
+        assert requested.headers["access-control-allow-origin"] == "https://chat.example.com"
         assert server.client.options("/nothing").status_code == 204
         refused = server.client.get("/v1/models", headers=browser)
         assert refused.status_code == 401
@@ -433,8 +433,8 @@ def test_vllms_metrics_have_the_values_that_its_own_test_wants() -> None:
     requests, prompt, max_tokens = 10, "x" * 40, 10
     with DryServer("--dry-run-step-ms", "1") as server:
         for _ in range(requests):
-            asked = {"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
-            server.client.post("/v1/completions", json=asked).raise_for_status()
+            requested = {"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
+            server.client.post("/v1/completions", json=requested).raise_for_status()
         total = {
             "time_to_first_token_seconds_count": requests,
             "inter_token_latency_seconds_count": requests * (max_tokens - 1),

@@ -44,21 +44,22 @@ def test_echo_tells_the_likelihood_of_a_text(demo: EngineServer, client: openai.
         choice, usage = answer.choices[0], answer.usage
         assert usage is not None
         assert usage.completion_tokens == max_tokens
-        told = choice.logprobs
-        assert told is not None
-        assert told.tokens is not None
-        assert told.token_logprobs is not None
-        assert told.text_offset is not None
-        assert told.top_logprobs is not None
-        assert len(told.tokens) == len(ids) + max_tokens
+        reported = choice.logprobs
+        assert reported is not None
+        assert reported.tokens is not None
+        assert reported.token_logprobs is not None
+        assert reported.text_offset is not None
+        assert reported.top_logprobs is not None
+        assert len(reported.tokens) == len(ids) + max_tokens
         assert choice.text.startswith(PROMPT)
-        assert "".join(told.tokens) == choice.text
-        assert (told.token_logprobs[0], told.top_logprobs[0]) == (None, None)
+        assert "".join(reported.tokens) == choice.text
+        assert (reported.token_logprobs[0], reported.top_logprobs[0]) == (None, None)
         expected = [float(exact[index, token]) for index, token in enumerate(ids[1:])]
-        assert told.token_logprobs[1 : len(ids)] == pytest.approx(expected, abs=TOLERANCE)
-        assert all(2 <= len(top) <= 3 for top in told.top_logprobs[1:])
+        assert reported.token_logprobs[1 : len(ids)] == pytest.approx(expected, abs=TOLERANCE)
+        assert all(2 <= len(top) <= 3 for top in reported.top_logprobs[1:])
         assert [
-            choice.text[offset:].startswith(token) for offset, token in zip(told.text_offset, told.tokens, strict=True)
+            choice.text[offset:].startswith(token)
+            for offset, token in zip(reported.text_offset, reported.tokens, strict=True)
         ]
 
 
@@ -66,7 +67,7 @@ def test_echo_tells_the_likelihood_of_a_text(demo: EngineServer, client: openai.
 def test_a_chat_tells_each_token_and_its_rivals(
     demo: EngineServer, client: openai.OpenAI, reference: Any, streams: bool
 ) -> None:
-    asked: dict[str, Any] = {
+    requested: dict[str, Any] = {
         "model": "demo",
         "messages": [{"role": "user", "content": "What does a list hold?"}],
         "max_tokens": 12,
@@ -76,21 +77,21 @@ def test_a_chat_tells_each_token_and_its_rivals(
         "extra_body": {"return_token_ids": True},
     }
     if streams:
-        chunks = list(client.chat.completions.create(stream=True, **asked))
+        chunks = list(client.chat.completions.create(stream=True, **requested))
         choices = [choice for chunk in chunks for choice in chunk.choices]
-        told = [position for choice in choices if choice.logprobs for position in choice.logprobs.content or []]
+        reported = [position for choice in choices if choice.logprobs for position in choice.logprobs.content or []]
         made = [token for choice in choices for token in (choice.model_extra or {}).get("token_ids") or []]
-        whole = client.chat.completions.create(**asked)
+        whole = client.chat.completions.create(**requested)
         prompt = (whole.model_extra or {})["prompt_token_ids"]
     else:
-        answer = client.chat.completions.create(**asked)
+        answer = client.chat.completions.create(**requested)
         choice = answer.choices[0]
         assert choice.logprobs is not None
-        told = choice.logprobs.content or []
+        reported = choice.logprobs.content or []
         made, prompt = (choice.model_extra or {})["token_ids"], (answer.model_extra or {})["prompt_token_ids"]
     exact = log_softmax(reference, prompt + made)[len(prompt) - 1 : -1]
-    assert len(told) == len(made)
-    for row, token, position in zip(exact, made, told, strict=True):
+    assert len(reported) == len(made)
+    for row, token, position in zip(exact, made, reported, strict=True):
         assert position.logprob == pytest.approx(float(row[token]), abs=TOLERANCE)
         assert bytes(position.bytes or []).decode(errors="replace") == position.token
         best = row.topk(3).values.tolist()
@@ -98,9 +99,9 @@ def test_a_chat_tells_each_token_and_its_rivals(
 
 
 def test_a_streamed_completion_has_the_log_probabilities_of_the_whole(client: openai.OpenAI) -> None:
-    asked: dict[str, Any] = {"model": "demo", "prompt": PROMPT, "max_tokens": 9, "temperature": 0, "logprobs": 1}
-    whole = client.completions.create(**asked).choices[0].logprobs
-    pieces = [c.choices[0].logprobs for c in client.completions.create(stream=True, **asked) if c.choices]
+    requested: dict[str, Any] = {"model": "demo", "prompt": PROMPT, "max_tokens": 9, "temperature": 0, "logprobs": 1}
+    whole = client.completions.create(**requested).choices[0].logprobs
+    pieces = [c.choices[0].logprobs for c in client.completions.create(stream=True, **requested) if c.choices]
     assert whole is not None
     for field in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
         streamed = [one for piece in pieces if piece for one in getattr(piece, field)]
@@ -109,19 +110,19 @@ def test_a_streamed_completion_has_the_log_probabilities_of_the_whole(client: op
 
 def test_prompt_logprobs_a_bias_and_bad_words(demo: EngineServer, reference: Any) -> None:
     ids = ids_of(demo, PROMPT)
-    asked = {"model": "demo", "prompt": PROMPT, "max_tokens": 4, "temperature": 0}
+    requested = {"model": "demo", "prompt": PROMPT, "max_tokens": 4, "temperature": 0}
 
     def post(**fields: Any) -> dict[str, Any]:
-        response = demo.client.post("/v1/completions", json=asked | fields)
+        response = demo.client.post("/v1/completions", json=requested | fields)
         assert response.status_code == 200, response.text
         found: dict[str, Any] = response.json()["choices"][0]
         return found
 
-    told = post(prompt_logprobs=1)["prompt_logprobs"]
+    reported = post(prompt_logprobs=1)["prompt_logprobs"]
     exact = log_softmax(reference, ids)
-    assert told[0] is None
+    assert reported[0] is None
     for index, token in enumerate(ids[1:]):
-        assert told[index + 1][str(token)]["logprob"] == pytest.approx(float(exact[index, token]), abs=TOLERANCE)
+        assert reported[index + 1][str(token)]["logprob"] == pytest.approx(float(exact[index, token]), abs=TOLERANCE)
     plain = post(return_token_ids=True)
     forced = post(logit_bias={"300": 100}, return_token_ids=True, ignore_eos=True)["token_ids"]
     assert forced == [300] * 4
@@ -129,5 +130,5 @@ def test_prompt_logprobs_a_bias_and_bad_words(demo: EngineServer, reference: Any
     assert first not in post(logit_bias={str(first): -100}, return_token_ids=True)["token_ids"]
     only = post(allowed_token_ids=[300, 301], return_token_ids=True, ignore_eos=True)["token_ids"]
     assert set(only) <= {300, 301}
-    streamed = demo.client.post("/v1/completions", json=asked | {"prompt_logprobs": 1, "stream": True})
+    streamed = demo.client.post("/v1/completions", json=requested | {"prompt_logprobs": 1, "stream": True})
     assert (streamed.status_code, streamed.json()["error"]["param"]) == (400, "prompt_logprobs")

@@ -46,7 +46,7 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI
         yield openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
 
 
-def ask(client: openai.OpenAI, messages: Any = QUESTION, **fields: Any) -> Any:
+def send_request(client: openai.OpenAI, messages: Any = QUESTION, **fields: Any) -> Any:
     return client.chat.completions.create(model=client.models.list().data[0].id, messages=messages, **fields)
 
 
@@ -58,7 +58,7 @@ def streamed(client: openai.OpenAI, messages: Any = QUESTION, **fields: Any) -> 
 
 
 def test_a_call_of_the_demo_model_and_its_answer_from_the_result(demo: openai.OpenAI) -> None:
-    whole = ask(demo, tools=[LOOKUP], temperature=0).choices[0]
+    whole = send_request(demo, tools=[LOOKUP], temperature=0).choices[0]
     assert (whole.finish_reason, whole.message.content) == ("tool_calls", None)
     [call] = whole.message.tool_calls
     assert re.fullmatch(r"call_[a-zA-Z0-9]{24}", call.id)
@@ -72,32 +72,34 @@ def test_a_call_of_the_demo_model_and_its_answer_from_the_result(demo: openai.Op
     assert stream.message.tool_calls[0].function.arguments == call.function.arguments
     result = {"name": "textwrap.dedent", "signature": "(text)", "doc": "Remove common leading whitespace."}
     messages = [*QUESTION, whole.message, {"role": "tool", "tool_call_id": call.id, "content": json.dumps(result)}]
-    answer = ask(demo, messages, tools=[LOOKUP], temperature=0).choices[0]
+    answer = send_request(demo, messages, tools=[LOOKUP], temperature=0).choices[0]
     assert (answer.finish_reason, answer.message.tool_calls) == ("stop", None)
     assert "whitespace" in answer.message.content
 
 
 def test_a_partial_call_is_returned_when_max_tokens_cuts_it(demo: openai.OpenAI) -> None:
-    whole = ask(demo, tools=[LOOKUP], temperature=0, max_tokens=16).choices[0]
+    whole = send_request(demo, tools=[LOOKUP], temperature=0, max_tokens=16).choices[0]
     assert whole.finish_reason == "length"
     [call] = whole.message.tool_calls
     assert json.dumps(ARGUMENTS).startswith(call.function.arguments)
-    pieces = [chunk.choices[0] for chunk in ask(demo, tools=[LOOKUP], temperature=0, max_tokens=16, stream=True)]
+    pieces = [
+        chunk.choices[0] for chunk in send_request(demo, tools=[LOOKUP], temperature=0, max_tokens=16, stream=True)
+    ]
     calls = [call for piece in pieces for call in piece.delta.tool_calls or []]
     assert "".join(call.function.arguments for call in calls) == call.function.arguments
     assert pieces[-1].finish_reason == "length"
 
 
 def test_where_no_tool_may_be_called_none_is_shown(demo: openai.OpenAI) -> None:
-    plain = ask(demo, temperature=0, max_tokens=20)
-    none = ask(demo, tools=[LOOKUP], tool_choice="none", temperature=0, max_tokens=20)
+    plain = send_request(demo, temperature=0, max_tokens=20)
+    none = send_request(demo, tools=[LOOKUP], tool_choice="none", temperature=0, max_tokens=20)
     assert none.usage.prompt_tokens == plain.usage.prompt_tokens
     assert none.choices[0].message.content == plain.choices[0].message.content
 
 
 def test_reasoning_is_separate_and_counted_whole_and_in_a_stream(demo: openai.OpenAI) -> None:
     fields = {"temperature": 0, "max_tokens": 120, "extra_body": THINKING}
-    whole = ask(demo, **fields)
+    whole = send_request(demo, **fields)
     message = whole.choices[0].message
     assert message.reasoning.startswith("The user asks about `textwrap.dedent`")
     assert message.reasoning_content == message.reasoning
@@ -105,43 +107,45 @@ def test_reasoning_is_separate_and_counted_whole_and_in_a_stream(demo: openai.Op
     assert message.content.startswith("Remove any")
     counted = whole.usage.completion_tokens_details.reasoning_tokens
     assert 20 < counted < whole.usage.completion_tokens - 5
-    deltas = [chunk.choices[0].delta for chunk in ask(demo, stream=True, **fields)]
+    deltas = [chunk.choices[0].delta for chunk in send_request(demo, stream=True, **fields)]
     for name in ("reasoning", "reasoning_content", "content"):
-        told = "".join(getattr(delta, name, None) or "" for delta in deltas)
-        assert told == getattr(message, name)
+        texts_of = "".join(getattr(delta, name, None) or "" for delta in deltas)
+        assert texts_of == getattr(message, name)
 
 
 def test_thinking_is_counted_at_the_end_of_a_stream(demo: openai.OpenAI) -> None:
     options: Any = {"include_usage": True, "continuous_usage_stats": True}
     fields: Any = {"temperature": 0, "max_tokens": 120, "extra_body": THINKING, "stream_options": options}
-    *so_far, last = [chunk.usage for chunk in ask(demo, stream=True, **fields)]
+    *so_far, last = [chunk.usage for chunk in send_request(demo, stream=True, **fields)]
     assert not any(usage.completion_tokens_details for usage in so_far)
     assert 20 < last.completion_tokens_details.reasoning_tokens < last.completion_tokens
 
 
 def test_reasoning_is_left_out_when_it_is_not_included(demo: openai.OpenAI) -> None:
     fields = {"temperature": 0, "max_tokens": 120, "extra_body": THINKING | {"include_reasoning": False}}
-    whole = ask(demo, **fields)
+    whole = send_request(demo, **fields)
     assert not hasattr(whole.choices[0].message, "reasoning")
     assert whole.usage.completion_tokens_details.reasoning_tokens > 20
-    chunks = list(ask(demo, stream=True, **fields))
+    chunks = list(send_request(demo, stream=True, **fields))
     assert not any(hasattr(chunk.choices[0].delta, "reasoning") for chunk in chunks)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
 
 
 def test_an_effort_of_none_switches_thinking_off(demo: openai.OpenAI) -> None:
-    assert hasattr(ask(demo, reasoning_effort="low", temperature=0, max_tokens=20).choices[0].message, "reasoning")
-    quiet = ask(demo, reasoning_effort="none", temperature=0, max_tokens=20)
+    assert hasattr(
+        send_request(demo, reasoning_effort="low", temperature=0, max_tokens=20).choices[0].message, "reasoning"
+    )
+    quiet = send_request(demo, reasoning_effort="none", temperature=0, max_tokens=20)
     assert not hasattr(quiet.choices[0].message, "reasoning")
     assert quiet.usage.completion_tokens_details.reasoning_tokens == 0
 
 
 def test_several_calls_with_text_are_numbered_and_streamed_in_pieces(scripted: openai.OpenAI) -> None:
     messages: Any = [{"role": "user", "content": "Look it up twice."}]
-    whole = ask(scripted, messages, tools=[LOOKUP]).choices[0]
+    whole = send_request(scripted, messages, tools=[LOOKUP]).choices[0]
     assert whole.message.content == "I look."
     assert [call.function.arguments for call in whole.message.tool_calls] == [ACCENTED] * 2
-    chunks = [chunk.choices[0].delta for chunk in ask(scripted, messages, tools=[LOOKUP], stream=True)]
+    chunks = [chunk.choices[0].delta for chunk in send_request(scripted, messages, tools=[LOOKUP], stream=True)]
     assert "".join(chunk.content or "" for chunk in chunks) == "I look."
     calls = [call for chunk in chunks for call in chunk.tool_calls or []]
     begun = [(call.index, call.function.name) for call in calls if call.id]
@@ -160,10 +164,13 @@ def test_a_stream_with_calls_goes_on_anywhere(scripted: openai.OpenAI) -> None:
 
     def parts(**extra: Any) -> list[tuple[list[int], list[str]]]:
         """Of each chunk: its token ids, and what it tells, each piece with its place."""
-        chunks = [chunk.choices[0] for chunk in ask(scripted, **fields, extra_body={"return_token_ids": True} | extra)]
-        return [(chunk.token_ids, [*told(chunk.delta), f"end {chunk.finish_reason}"]) for chunk in chunks]
+        chunks = [
+            chunk.choices[0]
+            for chunk in send_request(scripted, **fields, extra_body={"return_token_ids": True} | extra)
+        ]
+        return [(chunk.token_ids, [*texts_of(chunk.delta), f"end {chunk.finish_reason}"]) for chunk in chunks]
 
-    def told(delta: Any) -> list[str]:
+    def texts_of(delta: Any) -> list[str]:
         found = [f"content {character}" for character in delta.content or ""]
         for call in delta.tool_calls or []:
             found += [f"{call.index} name {call.function.name}"] if call.function.name else []
@@ -182,16 +189,16 @@ def test_a_stream_with_calls_goes_on_anywhere(scripted: openai.OpenAI) -> None:
 
 
 def test_without_tools_a_call_is_text(scripted: openai.OpenAI) -> None:
-    assert "<tool_call>" in ask(scripted).choices[0].message.content
+    assert "<tool_call>" in send_request(scripted).choices[0].message.content
 
 
 LOOKUP_RESPONSES: Any = {"type": "function"} | LOOKUP["function"]
 QUESTION_TEXT = QUESTION[0]["content"]
 
 
-def respond(client: openai.OpenAI, given: Any = QUESTION_TEXT, *, stream: bool = False, **fields: Any) -> Response:
+def respond(client: openai.OpenAI, sent_input: Any = QUESTION_TEXT, *, stream: bool = False, **fields: Any) -> Response:
     """A response, whole or as the last event of its stream tells it."""
-    made = client.responses.create(model=client.models.list().data[0].id, input=given, stream=stream, **fields)
+    made = client.responses.create(model=client.models.list().data[0].id, input=sent_input, stream=stream, **fields)
     if not stream:
         return made  # type: ignore[return-value]  # openai-python's overloads know only literals
     last: Any = list(made)[-1]  # type: ignore[call-overload]
@@ -206,24 +213,24 @@ def shown(response: Response) -> list[dict[str, Any]]:
 
 
 def test_a_response_calls_a_tool_and_answers_from_the_result(demo: openai.OpenAI) -> None:
-    asked: dict[str, Any] = {"tools": [LOOKUP_RESPONSES], "temperature": 0}
-    called = respond(demo, **asked)
-    assert shown(called) == shown(respond(demo, stream=True, **asked))
+    requested: dict[str, Any] = {"tools": [LOOKUP_RESPONSES], "temperature": 0}
+    called = respond(demo, **requested)
+    assert shown(called) == shown(respond(demo, stream=True, **requested))
     [call] = [item for item in called.output if item.type == "function_call"]
     assert (call.name, json.loads(call.arguments)) == ("lookup_docs", ARGUMENTS)
     assert re.fullmatch(r"call_[a-zA-Z0-9]{24}", call.call_id)
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "Removes common leading whitespace."}
     answers = [
-        respond(demo, [result], previous_response_id=called.id, **asked),
-        respond(demo, [*QUESTION, *(item.to_dict() for item in called.output), result], **asked),
+        respond(demo, [result], previous_response_id=called.id, **requested),
+        respond(demo, [*QUESTION, *(item.to_dict() for item in called.output), result], **requested),
     ]
     assert answers[0].output_text == answers[1].output_text != ""
     assert len({answer.usage.input_tokens for answer in answers if answer.usage}) == 1
 
 
 def test_a_response_thinks_in_an_item_of_its_own(demo: openai.OpenAI) -> None:
-    asked: dict[str, Any] = {"reasoning": {"effort": "low"}, "temperature": 0, "max_output_tokens": 300}
-    whole = respond(demo, **asked)
+    requested: dict[str, Any] = {"reasoning": {"effort": "low"}, "temperature": 0, "max_output_tokens": 300}
+    whole = respond(demo, **requested)
     thought, *rest = whole.output
     assert thought.type == "reasoning"
     assert [item.type for item in rest] == ["message"]
@@ -231,9 +238,9 @@ def test_a_response_thinks_in_an_item_of_its_own(demo: openai.OpenAI) -> None:
     text = thought.content[0].text
     assert whole.usage is not None
     assert 0 < whole.usage.output_tokens_details.reasoning_tokens < whole.usage.output_tokens
-    assert shown(respond(demo, stream=True, **asked)) == shown(whole)
+    assert shown(respond(demo, stream=True, **requested)) == shown(whole)
     summed = respond(
-        demo, include=["reasoning.encrypted_content"], **asked | {"reasoning": {"effort": "low", "summary": "auto"}}
+        demo, include=["reasoning.encrypted_content"], **requested | {"reasoning": {"effort": "low", "summary": "auto"}}
     )
     for item in summed.output:
         if item.type == "reasoning":
@@ -241,23 +248,23 @@ def test_a_response_thinks_in_an_item_of_its_own(demo: openai.OpenAI) -> None:
             # What comes back sealed is what was thought.
             back = [*QUESTION, item.to_dict() | {"summary": []}, *(one.to_dict() for one in rest), *QUESTION]
             plain = [*QUESTION, thought.to_dict(), *(one.to_dict() for one in rest), *QUESTION]
-            made = [respond(demo, given, max_output_tokens=1) for given in (back, plain)]
+            made = [respond(demo, sent_input, max_output_tokens=1) for sent_input in (back, plain)]
             assert made[0].usage is not None
             assert made[1].usage is not None
             assert made[0].usage.input_tokens == made[1].usage.input_tokens
 
 
 def test_a_response_tells_log_probabilities_of_its_text(demo: openai.OpenAI) -> None:
-    asked: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logprobs": 3, "temperature": 0}
+    requested: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logprobs": 3, "temperature": 0}
     texts: list[Any] = [
-        respond(demo, "What does a list hold?", stream=stream, max_output_tokens=12, **asked).output[0]
+        respond(demo, "What does a list hold?", stream=stream, max_output_tokens=12, **requested).output[0]
         for stream in (False, True)
     ]
-    told = texts[0].content[0].logprobs
-    assert len(told) == 12
-    assert all(len(one.top_logprobs) == 3 and one.logprob <= 0 for one in told)
-    assert "".join(one.token for one in told).startswith(texts[0].content[0].text)
-    assert texts[1].content[0].logprobs == told
+    texts_of = texts[0].content[0].logprobs
+    assert len(texts_of) == 12
+    assert all(len(one.top_logprobs) == 3 and one.logprob <= 0 for one in texts_of)
+    assert "".join(one.token for one in texts_of).startswith(texts[0].content[0].text)
+    assert texts[1].content[0].logprobs == texts_of
 
 
 def test_a_response_keeps_to_a_schema(scripted: openai.OpenAI) -> None:
@@ -303,7 +310,7 @@ HELLO: Any = [{"role": "user", "content": "Hello! Who are you?"}]
 
 def test_a_call_that_is_required_is_made_and_its_arguments_keep_to_the_schema(demo: openai.OpenAI) -> None:
     fields = {"tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False, "temperature": 1}
-    for answer in (ask(demo, HELLO, seed=5, **fields).choices[0], streamed(demo, HELLO, seed=5, **fields)):
+    for answer in (send_request(demo, HELLO, seed=5, **fields).choices[0], streamed(demo, HELLO, seed=5, **fields)):
         assert (answer.finish_reason, answer.message.content) in (("tool_calls", None), ("tool_calls", ""))
         [call] = answer.message.tool_calls
         arguments = json.loads(call.function.arguments)
@@ -313,7 +320,7 @@ def test_a_call_that_is_required_is_made_and_its_arguments_keep_to_the_schema(de
 
 def test_a_named_tool_is_called_and_the_answer_ends_as_openais(demo: openai.OpenAI) -> None:
     named: Any = {"type": "function", "function": {"name": "get_weather"}}
-    answer = ask(demo, HELLO, tools=[LOOKUP, WEATHER], tool_choice=named, temperature=0).choices[0]
+    answer = send_request(demo, HELLO, tools=[LOOKUP, WEATHER], tool_choice=named, temperature=0).choices[0]
     assert answer.finish_reason == "stop"
     assert [call.function.name for call in answer.message.tool_calls] == ["get_weather"]
 
@@ -321,23 +328,23 @@ def test_a_named_tool_is_called_and_the_answer_ends_as_openais(demo: openai.Open
 def test_of_tools_that_are_shown_only_those_that_are_allowed_are_called(demo: openai.OpenAI) -> None:
     name = {"type": "function", "function": {"name": "get_weather"}}
     allowed: Any = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [name]}}
-    free = ask(demo, LOOK_UP, tools=[LOOKUP, WEATHER], temperature=0).choices[0]
+    free = send_request(demo, LOOK_UP, tools=[LOOKUP, WEATHER], temperature=0).choices[0]
     assert [call.function.name for call in free.message.tool_calls] == ["lookup_docs"]
-    answer = ask(demo, LOOK_UP, tools=[LOOKUP, WEATHER], tool_choice=allowed, temperature=0).choices[0]
+    answer = send_request(demo, LOOK_UP, tools=[LOOKUP, WEATHER], tool_choice=allowed, temperature=0).choices[0]
     assert [call.function.name for call in answer.message.tool_calls] == ["get_weather"]
 
 
 def test_a_strict_tool_keeps_to_its_schema_also_where_the_model_chose_to_call_it(demo: openai.OpenAI) -> None:
     schema = {"type": "object", "properties": {"path": {"enum": ["a", "b"]}}, "required": ["path"]}
     function = LOOKUP["function"] | {"parameters": schema | {"additionalProperties": False}, "strict": True}
-    answer = ask(demo, LOOK_UP, tools=[LOOKUP | {"function": function}], temperature=0).choices[0]
+    answer = send_request(demo, LOOK_UP, tools=[LOOKUP | {"function": function}], temperature=0).choices[0]
     [call] = answer.message.tool_calls
     assert json.loads(call.function.arguments)["path"] in ("a", "b")
 
 
 def test_thinking_goes_before_a_call_that_is_required(demo: openai.OpenAI) -> None:
     fields = {"tools": [LOOKUP], "tool_choice": "required", "temperature": 0, "max_tokens": 150}
-    answer = ask(demo, extra_body=THINKING, **fields).choices[0]
+    answer = send_request(demo, extra_body=THINKING, **fields).choices[0]
     assert answer.message.reasoning
     assert answer.message.tool_calls[0].function.name == "lookup_docs"
     assert answer.message.content is None
@@ -349,7 +356,7 @@ def test_a_forced_call_is_made_when_thinking_has_a_budget(demo: openai.OpenAI, c
     """The demo model would often end its turn within its thinking."""
     fields = {"tools": [LOOKUP], "tool_choice": choice, "max_tokens": 200, "seed": seed, "temperature": 1}
     question: Any = [{"role": "user", "content": "What does os.path.join do?"}]
-    answer = ask(demo, question, extra_body=THINKING | {"thinking_token_budget": 24}, **fields).choices[0]
+    answer = send_request(demo, question, extra_body=THINKING | {"thinking_token_budget": 24}, **fields).choices[0]
     if answer.finish_reason != "length":
         assert answer.message.tool_calls[0].function.name == "lookup_docs"
 
@@ -357,7 +364,7 @@ def test_a_forced_call_is_made_when_thinking_has_a_budget(demo: openai.OpenAI, c
 @pytest.mark.parametrize("seed", range(3))
 def test_an_answer_of_a_given_form_is_given_when_thinking_has_a_budget(demo: openai.OpenAI, seed: int) -> None:
     body = THINKING | {"thinking_token_budget": 24, "structured_outputs": {"choice": ["yes, indeed", "not at all"]}}
-    message = ask(demo, extra_body=body, temperature=1, seed=seed, max_tokens=100).choices[0].message
+    message = send_request(demo, extra_body=body, temperature=1, seed=seed, max_tokens=100).choices[0].message
     assert message.content in body["structured_outputs"]["choice"]
 
 
@@ -377,17 +384,17 @@ def test_a_forced_call_is_made_when_thinking_has_a_budget_in_messages(demo: open
 
 @pytest.mark.parametrize("budget", [0, 7])
 def test_thinking_ends_where_its_budget_does(demo: openai.OpenAI, budget: int) -> None:
-    whole = ask(demo, extra_body=THINKING | {"thinking_token_budget": budget}, temperature=0, max_tokens=100)
+    whole = send_request(demo, extra_body=THINKING | {"thinking_token_budget": budget}, temperature=0, max_tokens=100)
     # The template opens its thinking with a line's end, which counts.
     assert whole.usage.completion_tokens_details.reasoning_tokens == max(0, budget - 1)
     assert whole.choices[0].finish_reason == "stop"
     assert whole.choices[0].message.content
-    free = ask(demo, extra_body=THINKING | {"thinking_token_budget": -1}, temperature=0, max_tokens=100)
+    free = send_request(demo, extra_body=THINKING | {"thinking_token_budget": -1}, temperature=0, max_tokens=100)
     assert free.usage.completion_tokens_details.reasoning_tokens > 20
 
 
 def test_an_answer_of_a_given_form_comes_after_thinking(demo: openai.OpenAI) -> None:
     choice = {"structured_outputs": {"choice": ["yes, indeed", "not at all"]}}
-    message = ask(demo, extra_body=THINKING | choice, temperature=0, max_tokens=150).choices[0].message
+    message = send_request(demo, extra_body=THINKING | choice, temperature=0, max_tokens=150).choices[0].message
     assert message.reasoning.startswith("The user asks about")
     assert message.content in choice["structured_outputs"]["choice"]

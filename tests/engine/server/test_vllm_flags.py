@@ -112,6 +112,6 @@ def test_vllms_flags_pass_where_they_ask_for_nothing(words: str, without_effect:
 def test_other_flags_are_named_with_a_remedy(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["demo", *words.split()])
-    told = capsys.readouterr().err
-    assert message in told
-    assert len(told.splitlines()) <= 3
+    reported = capsys.readouterr().err
+    assert message in reported
+    assert len(reported.splitlines()) <= 3

@@ -27,7 +27,7 @@ def test_output_within_grammars_is_guessed_and_is_the_plain_engines(monkeypatch:
     monkeypatch.setattr(DraftController, "choose", lambda self, *_, **__: self.levels[-1])
     schema = StructuredOutputsParams(json=SCHEMA)
     pattern = StructuredOutputsParams(regex="v[0-9]{2,40}( [a-z]{1,30}){1,8}")
-    asked = [
+    requested = [
         SamplingParams(temperature=0, max_tokens=60, structured_outputs=schema, logprobs=1),
         SamplingParams(temperature=1, seed=4, max_tokens=60, structured_outputs=schema, presence_penalty=1.0),
         SamplingParams(temperature=1, seed=3, max_tokens=40, structured_outputs=pattern, bad_words=["1", "99"]),
@@ -37,12 +37,12 @@ def test_output_within_grammars_is_guessed_and_is_the_plain_engines(monkeypatch:
 
     def answers(**options: Any) -> tuple[list[Any], list[list[tuple[int, float]]], EngineStats]:
         llm = LLM("demo", device="cpu", kv_cache_memory=32_000_000, max_model_len=512, **options)
-        made = llm.chat([QUESTION] * len(asked), asked, use_tqdm=False)
-        told = [[one.outputs[0].token_ids, one.outputs[0].finish_reason, one.outputs[0].text] for one in made]
+        made = llm.chat([QUESTION] * len(requested), requested, use_tqdm=False)
+        reported = [[one.outputs[0].token_ids, one.outputs[0].finish_reason, one.outputs[0].text] for one in made]
         first = made[0].outputs[0].logprobs
         assert first is not None
         numbers = [[(token, one.logprob) for token, one in sorted(entry.items())] for entry in first]
-        return told, numbers, llm._engine.stats()
+        return reported, numbers, llm._engine.stats()
 
     plain, plain_numbers, _ = answers()
     guessed, numbers, stats = answers(speculative_model="demo-draft")

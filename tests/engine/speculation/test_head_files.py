@@ -42,7 +42,7 @@ def test_a_head_has_its_files_values_in_the_requested_dtype(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message_part"),
     [
         ({"layers": [-1, 0]}, r"layers = \[-1, 0\]"),
         ({"layers": [2, 0]}, r"layers = \[2, 0\]"),
@@ -57,22 +57,22 @@ def test_a_head_has_its_files_values_in_the_requested_dtype(tmp_path: Path) -> N
         ({"architectures": ["Qwen3ForCausalLM"]}, r"config.json.*\['Qwen3ForCausalLM'\]"),
     ],
 )
-def test_a_config_that_does_not_fit_is_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=said) as raised:
+def test_a_config_that_does_not_fit_is_refused(changes: dict[str, Any], message_part: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=message_part) as raised:
         load(save(tmp_path, **changes))
     assert str(raised.value).count("config.json is") <= 1
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message_part"),
     [
         (lambda state: state.pop(NAME), f"tensor {NAME}"),
         (lambda state: state.update(extra=torch.ones(3)), "tensor extra .*MiniInferSpeculativeHead"),
         (lambda state: state.update({NAME: state[NAME].to(torch.int8)}), f"tensor {NAME} is torch.int8"),
     ],
 )
-def test_tensors_that_do_not_fit_are_named(change: Callable[[Any], Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=said):
+def test_tensors_that_do_not_fit_are_named(change: Callable[[Any], Any], message_part: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=message_part):
         load(save(tmp_path, change))
 
 
@@ -119,11 +119,11 @@ def test_a_broken_model_is_refused_before_the_draft_takes_memory(
     state = load_file(tmp_path / "model" / WEIGHTS)
     save_file(state | {"model.norm.weight": torch.ones(7)}, tmp_path / "model" / WEIGHTS)
 
-    def takes_memory(*_: Any, **__: Any) -> None:
+    def allocates(*_: Any, **__: Any) -> None:
         raise AssertionError("memory is taken")
 
-    monkeypatch.setattr(DecoderModel, "take_memory", takes_memory)
-    monkeypatch.setattr("mini_infer_engine.runtime.worker.load_head", takes_memory)
+    monkeypatch.setattr(DecoderModel, "take_memory", allocates)
+    monkeypatch.setattr("mini_infer_engine.runtime.worker.load_head", allocates)
     method = {"speculative_method": "head"} if guesser == "demo-head" else {}
     with pytest.raises(ModelError, match=r"model\.norm\.weight has shape"):
         LLM(str(tmp_path / "model"), device="cpu", kv_cache_memory=2**24, speculative_model=guesser, **method)

@@ -19,7 +19,7 @@ from mini_infer_engine.runtime.model_runner import load_runner
 from mini_infer_engine.speculation.head import HeadShape
 from tests.support.tiny_models import save_head, save_tiny_model, shifted_positions
 
-ASKED = [
+REQUESTS = [
     SamplingParams(temperature=0.0, max_tokens=40),
     SamplingParams(temperature=0.8, max_tokens=33),
     SamplingParams(temperature=1.2, top_k=20, max_tokens=40),
@@ -62,27 +62,27 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def requests(count: int = 1) -> list[Request]:
     made = []
-    for index, sampling in enumerate(ASKED * count):
+    for index, sampling in enumerate(REQUESTS * count):
         prompt = [(place * 7 + index * 3) % 23 + 4 for place in range(3 + 11 * (index % 5))]
         made.append(Request(request_id=str(index), prompt_token_ids=prompt, sampling=sampling, noise_seed=index))
     return made
 
 
-def run(folder: Path, asked: list[Request], **options: Any) -> tuple[list[tuple[object, ...]], EngineStats]:
+def run(folder: Path, requested: list[Request], **options: Any) -> tuple[list[tuple[object, ...]], EngineStats]:
     """What each request yields, and the counters at the end."""
     common: dict[str, Any] = {"device": "cpu", "dtype": "float32", "kv_cache_memory": 4_000_000, "max_model_len": 160}
     settings = EngineSettings(model=str(folder), **(common | options))
     runner = load_runner(settings)
     engine = Engine(runner.settings, runner, (2,), runner.max_model_len, "revision", record_events=False)
-    made: dict[str, list[Any]] = {request.request_id: [[], [], None] for request in asked}
-    for request in asked:
+    made: dict[str, list[Any]] = {request.request_id: [[], [], None] for request in requested}
+    for request in requested:
         engine.add(request)
     while engine.has_work:
         for output in engine.step():
             assert output.finish_reason != "error", output.error
             one = made[output.request_id]
             one[0] += output.token_ids
-            one[1] += [(told.token_id, round(told.logprob, 3)) for told in output.logprobs]
+            one[1] += [(one_logprob.token_id, round(one_logprob.logprob, 3)) for one_logprob in output.logprobs]
             one[2] = output.finish_reason
     return [tuple(one) for one in made.values()], engine.stats()
 
@@ -122,7 +122,7 @@ def test_the_text_is_that_of_the_plain_engine(
 
 
 PAIRS = [[one, other] for one in range(1, 199, 7) for other in range(2, 199, 3)]
-ASKING_FOR_MORE: dict[str, dict[str, Any]] = {
+SAMPLING_FIELDS: dict[str, dict[str, Any]] = {
     "log probabilities": {"logprobs": 3},
     "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.2},
     "biases": {"logit_bias": {7: 4.0, 9: -3.0}},
@@ -145,22 +145,22 @@ def test_what_asks_for_more_is_guessed_and_is_the_plain_engines(
     target, draft = folders
     options = METHODS[method] | model_of(method, draft, tmp_path)
     common = {"min_tokens": 5, "stop_token_ids": list(range(20, 30)), "max_tokens": 24}
-    asked = [
+    requested = [
         Request(
             request_id=f"{name} {temperature}",
             prompt_token_ids=[(place * 7 + index) % 23 + 4 for place in range(9 + 4 * index)],
             sampling=SamplingParams(temperature=temperature, **common, **more),
             noise_seed=index,
         )
-        for index, (name, more) in enumerate(ASKING_FOR_MORE.items())
+        for index, (name, more) in enumerate(SAMPLING_FIELDS.items())
         for temperature in (0.0, 0.9)
     ]
-    plain, _ = run(target, asked)
+    plain, _ = run(target, requested)
     with pytest.MonkeyPatch.context() as patch:
         turns = iter(range(1 << 20))
         levels = (1, 1, 0, 1, 0, 0, 1)
         patch.setattr(DraftController, "choose", lambda self, *_, **__: levels[next(turns) % 7] * self.levels[-1])
-        guessed, stats = run(target, asked, **options)
+        guessed, stats = run(target, requested, **options)
     assert guessed == plain
     assert stats.drafts > 20
 
@@ -201,11 +201,11 @@ def test_the_same_where_positions_are_ahead_of_cache_indexes(folders: tuple[Path
         options = options | {"speculative_model": str(save_head(target.parent / "head of shifted", 64, 3))}
     elif method == "draft":
         options = options | {"speculative_model": str(draft)}
-    asked = [one for one in requests() if one.sampling.max_tokens and one.sampling.logprobs is None]
-    plain, _ = run(target, asked)
+    requested = [one for one in requests() if one.sampling.max_tokens and one.sampling.logprobs is None]
+    plain, _ = run(target, requested)
     with shifted_positions(101):
-        alone, _ = run(target, asked, max_model_len=256)
-        guessed, stats = run(target, asked, max_model_len=256, **options)
+        alone, _ = run(target, requested, max_model_len=256)
+        guessed, stats = run(target, requested, max_model_len=256, **options)
     assert alone == plain
     assert guessed == plain
     assert stats.draft_tokens > 50
@@ -214,8 +214,8 @@ def test_the_same_where_positions_are_ahead_of_cache_indexes(folders: tuple[Path
 
 def test_a_draft_that_is_the_model_itself_is_always_right(folders: tuple[Path, Path]) -> None:
     target, _ = folders
-    asked = requests()[:4]
-    _, stats = run(target, asked, speculative_model=str(target), num_speculative_tokens=3)
+    requested = requests()[:4]
+    _, stats = run(target, requested, speculative_model=str(target), num_speculative_tokens=3)
     assert stats.draft_tokens > 50
     assert sum(stats.accepted_tokens_by_position) > 0.8 * stats.draft_tokens, "ends of texts are all that it loses"
 
@@ -239,7 +239,7 @@ def test_one_hundred_thousand_draws_are_distributed_as_the_model_says() -> None:
             accepted += len(made) == 2
             counts[made[0]] += 1
     expected = (logits.softmax(dim=0) * draws).tolist()
-    statistic = sum((counts[token] - wanted) ** 2 / wanted for token, wanted in enumerate(expected))
+    statistic = sum((counts[token] - share) ** 2 / share for token, share in enumerate(expected))
     assert statistic < 20.5, "the 99.9th percentile of five degrees of freedom"
     overlap = float(torch.minimum(logits.softmax(0), skewed.softmax(0)).sum())
     assert accepted / draws > overlap / (2 - overlap), "the bound of coupled draws (Daliri et al., arXiv:2408.07978)"

@@ -21,7 +21,7 @@ def grammars() -> GrammarChecker:
 
 
 @pytest.mark.parametrize(
-    ("grammar", "said"),
+    ("grammar", "message_part"),
     [
         (of_json_schema({"type": "objekt"}), "objekt"),
         (of_json_schema({"type": "object", "if": {}, "then": {}}), '"if", "then"'),
@@ -33,8 +33,8 @@ def grammars() -> GrammarChecker:
         (of_lark("start: " + "x" * MAX_CHARACTERS), f"at most {MAX_CHARACTERS}"),
     ],
 )
-def test_what_llguidance_does_not_take_is_said(grammars: GrammarChecker, grammar: Grammar, said: str) -> None:
-    with pytest.raises(GrammarError, match=said):
+def test_what_llguidance_does_not_take_is_said(grammars: GrammarChecker, grammar: Grammar, message_part: str) -> None:
+    with pytest.raises(GrammarError, match=message_part):
         grammars.check(grammar)
 
 
@@ -45,16 +45,16 @@ def test_a_grammar_comes_back_with_its_cost(grammars: GrammarChecker) -> None:
 
 
 def test_verdicts_are_remembered_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+    requested: list[str] = []
 
     def prove(self: Prover, text: str) -> Proof:
-        asked.append(text)
+        requested.append(text)
         return Proof()
 
     monkeypatch.setattr(Prover, "prove", prove)
-    monkeypatch.setattr(checker, "REMEMBERED", 2)
+    monkeypatch.setattr(checker, "MAX_VERDICTS", 2)
     one, two, three = (of_choice([text]) for text in "abc")
     checks = GrammarChecker(lambda: "")
     for grammar in (one, two, one, three, one, two):
         checks.check(grammar)
-    assert asked == [one.text, two.text, three.text, two.text]
+    assert requested == [one.text, two.text, three.text, two.text]

@@ -65,13 +65,13 @@ def test_a_marker_that_is_a_special_token_is_met_as_a_token_and_not_as_its_text(
     grammar = after_thinking(of_choice(["yes"]), "<|im_start|>", special)
     assert accepts(grammar, [*b"hm", TURN_START_ID, *b"yes"])
     assert not accepts(grammar, "hm<|im_start|>yes")
-    said = of_lark(f"start: {literal('a<|im_start|>b', special)}")
-    assert accepts(said, [ord("a"), TURN_START_ID, ord("b")])
-    assert not accepts(said, "a<|im_start|>b")
+    message_part = of_lark(f"start: {literal('a<|im_start|>b', special)}")
+    assert accepts(message_part, [ord("a"), TURN_START_ID, ord("b")])
+    assert not accepts(message_part, "a<|im_start|>b")
 
 
 @pytest.mark.parametrize(
-    ("build", "said"),
+    ("build", "message_part"),
     [
         (lambda: of_json_schema(False), "false"),
         (lambda: of_json_schema(_nested(MAX_JSON_DEPTH + 1)), f"deeper than {MAX_JSON_DEPTH}"),
@@ -81,8 +81,8 @@ def test_a_marker_that_is_a_special_token_is_met_as_a_token_and_not_as_its_text(
         (lambda: of_lark_or_gbnf("root ::= " + "(" * 100_000), "nests too deeply"),
     ],
 )
-def test_a_grammar_is_refused_when_no_output_can_match_it(build: Any, said: str) -> None:
-    with pytest.raises(GrammarError, match=said):
+def test_a_grammar_is_refused_when_no_output_can_match_it(build: Any, message_part: str) -> None:
+    with pytest.raises(GrammarError, match=message_part):
         build()
 
 

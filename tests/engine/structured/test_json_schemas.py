@@ -118,8 +118,18 @@ def test_the_schemas_are_schemas_of_all_kinds_and_can_be_enforced() -> None:
         jsonschema.Draft202012Validator.check_schema(graded.schema)
         checker.check(of_json_schema(graded.schema, strict=True))
         used.update(set(features_of(graded.schema)))
-    wanted = {"anyOf", "oneOf", "allOf", "$ref", "prefixItems", "patternProperties", "format", "pattern", "multipleOf"}
-    assert all(used[keyword] >= 5 for keyword in wanted), used
+    expected = {
+        "anyOf",
+        "oneOf",
+        "allOf",
+        "$ref",
+        "prefixItems",
+        "patternProperties",
+        "format",
+        "pattern",
+        "multipleOf",
+    }
+    assert all(used[keyword] >= 5 for keyword in expected), used
 
 
 def test_outputs_of_thirty_schemas_validate() -> None:

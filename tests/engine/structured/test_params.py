@@ -44,7 +44,7 @@ def test_params_are_refused_when_not_exactly_one_kind_is_given() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message_part"),
     [
         ({"json": "{"}, "json is no JSON"),
         ({"json": "[1]"}, "json is no schema"),
@@ -53,8 +53,8 @@ def test_params_are_refused_when_not_exactly_one_kind_is_given() -> None:
         ({"json_object": False}, "json_object is false"),
     ],
 )
-def test_what_is_at_fault_is_named(fields: dict[str, Any], said: str) -> None:
-    with pytest.raises(GrammarError, match=said):
+def test_what_is_at_fault_is_named(fields: dict[str, Any], message_part: str) -> None:
+    with pytest.raises(GrammarError, match=message_part):
         StructuredOutputsParams(**fields).to_grammar()
 
 

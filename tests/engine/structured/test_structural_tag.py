@@ -69,7 +69,7 @@ def test_a_format_takes_what_it_describes_and_nothing_else(tree: Any, yes: list[
 
 
 @pytest.mark.parametrize(
-    ("tag", "said"),
+    ("tag", "message_part"),
     [
         ("text", "is an object"),
         ({}, "format is missing"),
@@ -90,8 +90,8 @@ def test_a_format_takes_what_it_describes_and_nothing_else(tree: Any, yes: list[
         ({"format": {"type": "optional", "content": {}}}, "format.content.type is None"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_place(tag: object, said: str) -> None:
-    with pytest.raises(GrammarError, match=said):
+def test_what_is_wrong_is_said_with_its_place(tag: object, message_part: str) -> None:
+    with pytest.raises(GrammarError, match=message_part):
         of_structural_tag(tag)
 
 

@@ -40,8 +40,8 @@ def calls(form: ToolCallFormat, *texts: str) -> str:
     return form.calls_begin + form.separator.join(texts) + form.calls_end
 
 
-def grammar_of(form: ToolCallFormat, answer: GrammarRequest | None = None, **asked: object) -> Grammar:
-    parsing = msgspec.convert({"tools": (WEATHER, STRICT_ADD)} | asked, OutputParsing)
+def grammar_of(form: ToolCallFormat, answer: GrammarRequest | None = None, **requested: object) -> Grammar:
+    parsing = msgspec.convert({"tools": (WEATHER, STRICT_ADD)} | requested, OutputParsing)
     return calls_or_answer(parsing, form, answer).build({})
 
 
@@ -100,13 +100,13 @@ class TestEachFormat:
 
 def test_tools_may_ask_for_nothing() -> None:
     assert not restricts(OutputParsing(tools=(WEATHER,)))
-    for asked in (
+    for requested in (
         OutputParsing(tools=(WEATHER,), has_forbidden_tools=True),
         OutputParsing(tools=(WEATHER,), parallel_tool_calls=False),
         OutputParsing(tools=(WEATHER,), tool_choice="named"),
         OutputParsing(tools=(STRICT_ADD,)),
     ):
-        assert restricts(asked)
+        assert restricts(requested)
 
 
 TYPED = {

@@ -27,8 +27,8 @@ def request(build: Callable[[], Grammar]) -> GrammarRequest:
 
 def test_a_grammar_is_built_with_the_special_tokens_and_knows_its_field() -> None:
     seen = []
-    asked = GrammarRequest("response_format", lambda special: seen.append(special) or of_choice(["a"]))
-    assert Grammars(TOKENIZER).build(asked).param == "response_format"
+    requested = GrammarRequest("response_format", lambda special: seen.append(special) or of_choice(["a"]))
+    assert Grammars(TOKENIZER).build(requested).param == "response_format"
     assert seen == [special_tokens(TOKENIZER)]
     assert sorted(seen[0].values()) == [TURN_START_ID, *EOS_TOKEN_IDS]
 
@@ -48,9 +48,11 @@ def _wrong() -> Grammar:
     raise GrammarError("the schema is odd")
 
 
-@pytest.mark.parametrize(("build", "said"), [(_wrong, "the schema is odd"), (lambda: of_regex("("), "unclosed group")])
-async def test_errors_name_the_field_and_the_fault(build: Callable[[], Grammar], said: str) -> None:
-    with pytest.raises(ParameterError, match=f"response_format (?s:.*){said}") as caught:
+@pytest.mark.parametrize(
+    ("build", "message_part"), [(_wrong, "the schema is odd"), (lambda: of_regex("("), "unclosed group")]
+)
+async def test_errors_name_the_field_and_the_fault(build: Callable[[], Grammar], message_part: str) -> None:
+    with pytest.raises(ParameterError, match=f"response_format (?s:.*){message_part}") as caught:
         await Grammars(TOKENIZER).build_in_thread(request(build))
     assert (caught.value.param, caught.value.code) == ("response_format", "invalid_grammar")
 

@@ -47,7 +47,7 @@ def test_stream_usage_and_end_do_not_depend_on_how_tokens_come(
     assert (cut.finish_reason, cut.stop_reason) == ("stop", whole.stop_reason)
     if not any(stop in text for stop in stops):
         assert cut.text == text
-        assert not cut.wants_abort
+        assert not cut.needs_abort
         assert cut.token_ids == token_ids
     elif not include:
         assert not any(stop in cut.text for stop in stops)
@@ -58,7 +58,7 @@ def test_a_stop_string_ends_text_and_usage_and_asks_for_an_abort() -> None:
     for token_id in b"hello world":
         reply.push(Output(request_id="r", token_ids=[token_id]))
     assert (reply.text, bytes(reply.token_ids)) == ("hel", b"hello w")
-    assert (reply.finish_reason, reply.stop_reason, reply.wants_abort) == ("stop", "lo w", True)
+    assert (reply.finish_reason, reply.stop_reason, reply.needs_abort) == ("stop", "lo w", True)
 
 
 def test_no_stop_string_counts_before_min_tokens() -> None:

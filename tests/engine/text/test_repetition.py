@@ -33,5 +33,5 @@ def test_an_output_ends_with_the_token_that_completes_one() -> None:
     assert text.push(Output(request_id="r", token_ids=[5, 6])).finish_reason is None
     last = text.push(Output(request_id="r", token_ids=[5, 6, 7, 7]))
     assert (last.token_ids, last.finish_reason, last.stop_reason) == ([5, 6], "repetition", REPETITION)
-    assert text.wants_abort
+    assert text.needs_abort
     assert text.token_ids == [5, 6, 5, 6]

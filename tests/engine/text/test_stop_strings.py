@@ -44,5 +44,5 @@ def test_only_a_possible_stop_string_is_buffered(text: str, stops: list[str]) ->
     filter_ = StopStrings(stops)
     shown = "".join(filter_.push(letter) for letter in text if filter_.matched is None)
     if filter_.matched is None:
-        held = text[len(shown) :]
-        assert held == "" or any(stop.startswith(held) for stop in stops)
+        buffered = text[len(shown) :]
+        assert buffered == "" or any(stop.startswith(buffered) for stop in stops)

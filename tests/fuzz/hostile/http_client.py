@@ -78,13 +78,13 @@ async def run(
             request = fuzzed_request(seed, index, model)
             findings.manners[request.manner.name] += 1
             try:
-                told = await play(host, port, request, limit_s)
+                answered = await play(host, port, request, limit_s)
             except TimeoutError:
-                told = "hang"
-            findings.statuses[told] += 1
-            if told.startswith("5") or told in ("hang", "no answer"):
+                answered = "hang"
+            findings.statuses[answered] += 1
+            if answered.startswith("5") or answered in ("hang", "no answer"):
                 findings.wrong.append(
-                    f"{told}: seed {seed} number {index}, {request.manner.value}: {request.wire[:300]!r}"
+                    f"{answered}: seed {seed} number {index}, {request.manner.value}: {request.wire[:300]!r}"
                 )
 
     await asyncio.gather(*(client() for _ in range(clients)))

@@ -28,9 +28,9 @@ class Tamperer:
         self._fleet, self._random, self._found = fleet, random, found
         self._context = zmq.asyncio.Context()
         self._authenticator = PeerAuthenticator(zmq.Context(self._context), fleet.secret)
-        self._front = self._context.socket(zmq.ROUTER)
-        secure_server(self._front, fleet.secret)
-        self.address = f"tcp://127.0.0.1:{self._front.bind_to_random_port('tcp://127.0.0.1')}"
+        self._router = self._context.socket(zmq.ROUTER)
+        secure_server(self._router, fleet.secret)
+        self.address = f"tcp://127.0.0.1:{self._router.bind_to_random_port('tcp://127.0.0.1')}"
         self._back: dict[bytes, zmq.asyncio.Socket] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -38,7 +38,7 @@ class Tamperer:
         """Forwards until cancelled."""
         try:
             while True:
-                sender, *frames = await self._front.recv_multipart()
+                sender, *frames = await self._router.recv_multipart()
                 back = self._back.get(sender)
                 if back is None:
                     back = self._back[sender] = self._context.socket(zmq.DEALER)
@@ -59,7 +59,7 @@ class Tamperer:
         while True:
             frames = await back.recv_multipart()
             for changed in self._changed(frames):
-                await self._front.send_multipart([sender, *changed])
+                await self._router.send_multipart([sender, *changed])
 
     def _changed(self, frames: list[bytes]) -> list[list[bytes]]:
         """Returns what is sent in place of a message: most often itself."""

@@ -36,7 +36,7 @@ def test_waiting_time_adds_up_when_clients_give_up_one_after_the_other() -> None
         clock.now_s += 1.0
         record.close()
         clock.now_s += 60.0  # Nobody waits.
-    assert state.signs.quiet_s(clock.now_s) == 4.0
+    assert state.liveness_signals.quiet_s(clock.now_s) == 4.0
 
 
 def test_waiting_time_counts_once_when_clients_wait_side_by_side() -> None:
@@ -46,9 +46,9 @@ def test_waiting_time_counts_once_when_clients_wait_side_by_side() -> None:
     second = AttemptRecord(state, Request(), clock)
     clock.now_s += 1.0
     first.close()
-    assert state.signs.quiet_s(clock.now_s) == 2.0
+    assert state.liveness_signals.quiet_s(clock.now_s) == 2.0
     second.close()
-    assert state.signs.quiet_s(clock.now_s) == 2.0
+    assert state.liveness_signals.quiet_s(clock.now_s) == 2.0
 
 
 def test_waiting_time_begins_anew_when_a_byte_comes() -> None:
@@ -57,10 +57,10 @@ def test_waiting_time_begins_anew_when_a_byte_comes() -> None:
     waiting, answered = AttemptRecord(state, Request(), clock), AttemptRecord(state, Request(), clock)
     clock.now_s += 5.0
     answered.first_byte(200)
-    assert state.signs.quiet_s(clock.now_s) == 0.0
+    assert state.liveness_signals.quiet_s(clock.now_s) == 0.0
     clock.now_s += 1.0
     waiting.close()
-    assert state.signs.quiet_s(clock.now_s) == 1.0
+    assert state.liveness_signals.quiet_s(clock.now_s) == 1.0
 
 
 def test_an_ejected_endpoint_stays_ejected_when_the_client_that_tries_it_gives_up() -> None:

@@ -21,16 +21,16 @@ def prompt(number: int) -> list[int]:
     return [number * 7 + position % 5 for position in range(64)]
 
 
-def held(gateway: RunningGateway, engine: FakeEngine, number: int) -> int:
+def num_stored(gateway: RunningGateway, engine: FakeEngine, number: int) -> int:
     keys = block_keys(prompt(number), prompt_root())
     return gateway.app.index.hit(engine.name, keys, 0.0).blocks
 
 
 def agree(one: RunningGateway, two: RunningGateway, name: str) -> bool:
-    return held_there(one, name) == held_there(two, name)
+    return stored_keys(one, name) == stored_keys(two, name)
 
 
-def held_there(gateway: RunningGateway, name: str) -> set[bytes]:
+def stored_keys(gateway: RunningGateway, name: str) -> set[bytes]:
     """Keys that events have confirmed."""
     holdings = gateway.app.index._endpoints.get(name)
     return set(holdings.blocks.owner) if holdings else set()
@@ -41,9 +41,9 @@ async def test_what_was_cached_before_is_known_from_the_snapshot() -> None:
         await engine.prefill(prompt(1))
         async with running_gateway(engine.endpoint) as gateway:
             await gateway.settled()
-            assert held(gateway, engine, 1) == 4
+            assert num_stored(gateway, engine, 1) == 4
             await engine.prefill(prompt(2))
-            await until(lambda: held(gateway, engine, 2) == 4)
+            await until(lambda: num_stored(gateway, engine, 2) == 4)
         assert (engine.snapshots, engine.replays) == (1, 0)
 
 
@@ -53,7 +53,7 @@ async def test_without_a_snapshot_what_can_be_replayed_is_known() -> None:
         await engine.prefill(prompt(1))
         async with running_gateway(engine.endpoint) as gateway:
             await gateway.settled()
-            assert held(gateway, engine, 1) == 4
+            assert num_stored(gateway, engine, 1) == 4
 
 
 @pytest.mark.parametrize("healed", ["replay", "snapshot"])
@@ -61,13 +61,13 @@ async def test_a_gap_is_healed(healed: str) -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         await gateway.settled()
         await engine.prefill(prompt(1))
-        await until(lambda: held(gateway, engine, 1) == 4)
+        await until(lambda: num_stored(gateway, engine, 1) == 4)
         await engine.prefill(prompt(2), lost=True)
         if healed == "snapshot":
             engine.sent.clear()
         await engine.prefill(prompt(3))
-        await until(lambda: held(gateway, engine, 3) == 4)
-        assert [held(gateway, engine, number) for number in (1, 2, 3)] == [4, 4, 4]
+        await until(lambda: num_stored(gateway, engine, 3) == 4)
+        assert [num_stored(gateway, engine, number) for number in (1, 2, 3)] == [4, 4, 4]
         counted = f'event_gaps_total{{healed="{healed}"}} 1.0'
         await until(lambda: counted in gateway.app.metrics.text().decode())  # after the index: the count comes last
         assert engine.snapshots == (2 if healed == "snapshot" else 1)
@@ -78,23 +78,23 @@ async def test_a_publisher_that_began_anew_without_a_closed_socket_is_noticed() 
         await gateway.settled()
         for number in range(3):
             await engine.prefill(prompt(number))
-        await until(lambda: held(gateway, engine, 2) == 4)
+        await until(lambda: num_stored(gateway, engine, 2) == 4)
         engine.cache.parents.clear()
         engine.sent.clear()
         engine.sequence = 0
         await engine.prefill(prompt(9))
-        await until(lambda: held(gateway, engine, 9) == 4)
-        assert held(gateway, engine, 2) == 0
+        await until(lambda: num_stored(gateway, engine, 9) == 4)
+        assert num_stored(gateway, engine, 2) == 0
 
 
 async def test_an_engine_that_restarts_is_known_anew_and_meanwhile_nothing_is_claimed() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         await gateway.settled()
         await engine.prefill(prompt(1))
-        await until(lambda: held(gateway, engine, 1) == 4)
+        await until(lambda: num_stored(gateway, engine, 1) == 4)
         port, events_port = engine.port, engine.events_port
         await engine.stop()
-        await until(lambda: held(gateway, engine, 1) == 0)
+        await until(lambda: num_stored(gateway, engine, 1) == 0)
         assert gateway.app.fleet.endpoints["a"].index_kind(gateway.app._clock()) == "approximate"
         engine.cache.parents.clear()
         engine.sent.clear()
@@ -102,28 +102,28 @@ async def test_an_engine_that_restarts_is_known_anew_and_meanwhile_nothing_is_cl
         await engine.start(port, events_port)
         await gateway.settled()
         await engine.prefill(prompt(2))
-        await until(lambda: held(gateway, engine, 2) == 4)
-        assert held(gateway, engine, 1) == 0
+        await until(lambda: num_stored(gateway, engine, 2) == 4)
+        assert num_stored(gateway, engine, 1) == 0
 
 
 async def test_events_that_stop_while_the_endpoint_answers_leave_what_they_said_for_a_while() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint, stale_ttl_s=60.0) as gateway:
         await gateway.settled()
         await engine.prefill(prompt(1))
-        await until(lambda: held(gateway, engine, 1) == 4)
+        await until(lambda: num_stored(gateway, engine, 1) == 4)
         events_port = engine.events_port
         engine.silence()
         await gateway.settled("stale")
-        assert held(gateway, engine, 1) == 4
+        assert num_stored(gateway, engine, 1) == 4
         async with gateway.chat("hi") as response:
             assert response.headers["x-mini-infer-index"] == "stale"
         gateway.app.index.expire(gateway.app._clock() + 59.0)
-        assert held(gateway, engine, 1) == 4
+        assert num_stored(gateway, engine, 1) == 4
         gateway.app.index.expire(gateway.app._clock() + 61.0)
-        assert held(gateway, engine, 1) == 0
+        assert num_stored(gateway, engine, 1) == 0
         engine.speak(events_port)
         await gateway.settled()
-        assert held(gateway, engine, 1) == 4
+        assert num_stored(gateway, engine, 1) == 4
 
 
 async def test_events_that_make_no_sense_again_and_again_are_read_less_and_less(
@@ -154,9 +154,9 @@ async def test_an_endpoint_that_goes_leaves_nothing() -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
         await gateway.settled()
         await engine.prefill(prompt(1))
-        await until(lambda: held(gateway, engine, 1) == 4)
+        await until(lambda: num_stored(gateway, engine, 1) == 4)
         gateway.source.publish([])
-        assert held(gateway, engine, 1) == 0
+        assert num_stored(gateway, engine, 1) == 0
         assert gateway.app.index.cached_blocks("a") == 0
         assert gateway.app.tokenizers._tokenizers == {}
 
@@ -168,7 +168,7 @@ async def test_a_batch_that_makes_no_sense_starts_the_following_anew() -> None:
             await engine._publisher.send_multipart([b"kv-events", b"\0" * 8, b"no msgpack"])
             await asyncio.sleep(0.1)
         await engine.prefill(prompt(1))
-        await until(lambda: held(gateway, engine, 1) == 4)
+        await until(lambda: num_stored(gateway, engine, 1) == 4)
 
 
 async def test_growing_chats_stay_where_they_are_on_two_gateways_that_agree() -> None:
@@ -193,7 +193,7 @@ async def test_growing_chats_stay_where_they_are_on_two_gateways_that_agree() ->
                 await until(partial(agree, one, two, pod))
         assert sorted(homes.values()).count("a") in range(2, 7)
         for name in ("a", "b"):
-            assert held_there(one, name) == held_there(two, name)
+            assert stored_keys(one, name) == stored_keys(two, name)
 
 
 async def test_load_reports_replace_own_counts() -> None:
@@ -282,21 +282,21 @@ async def test_a_named_tokenizer_makes_the_index_of_another_makers_server_exact(
         assert not any(b"return_token_ids" in body for body in a.bodies + b.bodies)
 
 
-ASKED_PATHS: dict[str, Callable[[str], dict[str, Any]]] = {
+REQUEST_BODIES: dict[str, Callable[[str], dict[str, Any]]] = {
     "/v1/chat/completions": lambda text: {"messages": [{"role": "user", "content": text}]},
     "/v1/completions": lambda text: {"prompt": text},
     "/v1/messages": lambda text: {"messages": [{"role": "user", "content": text}], "max_tokens": 5},
 }
 
 
-@pytest.mark.parametrize("path", ASKED_PATHS)
+@pytest.mark.parametrize("path", REQUEST_BODIES)
 async def test_the_index_is_exact_when_the_server_tokenises_for_the_gateway(path: str) -> None:
     async with FakeEngine("a", assets=False) as a, FakeEngine("b", assets=False) as b:
         async with running_gateway(a.endpoint, b.endpoint, tokenizers={"m": "ask"}) as gateway:
             await gateway.settled()
             text, pods = "and so on, and on. " * 20, set()
             for turn in range(1, 4):
-                body = {"model": "m"} | ASKED_PATHS[path](text * turn)
+                body = {"model": "m"} | REQUEST_BODIES[path](text * turn)
                 async with gateway.client.post(gateway.url + path, json=body) as response:
                     assert response.headers["x-mini-infer-index"] == "exact"
                     assert int(response.headers["x-mini-infer-prompt-tokens"]) >= len(text) * turn

@@ -53,7 +53,7 @@ def test_requests_under_one_id_all_count_until_each_is_reported() -> None:
 def test_a_ticket_outlives_its_endpoint() -> None:
     ledger = LoadLedger()
     flight = ledger.start("e", "1", 10)
-    ledger.forget("e")
+    ledger.remove("e")
     ledger.finish(flight)
     assert ledger.in_flight("e") == 0
 

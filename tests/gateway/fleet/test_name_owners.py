@@ -9,31 +9,34 @@ from mini_infer_gateway.fleet.name_owners import NameOwners, OwnerChange, read_r
 from tests.support.fake_engine import FakeEngine
 from tests.support.running_gateway import running_gateway
 
-HOLD_S = 300.0
+DELAY_S = 300.0
 OLD, NEW = "2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z"
 
 
 def test_a_name_is_nobodys_for_a_while_when_its_owner_goes_and_another_namespace_claims_it() -> None:
-    owners = NameOwners(HOLD_S)
+    owners = NameOwners(DELAY_S)
     assert owners.settle({"m": "a/x"}, 0.0) == (frozenset(), [])
-    assert owners.settle({"m": "b/x"}, 1.0) == ({"m"}, [OwnerChange("m", "a/x", "b/x", is_held=True)])
-    assert owners.settle({"m": "b/x"}, 1.0 + HOLD_S - 1) == ({"m"}, [])
-    assert owners.settle({"m": "b/x"}, 1.0 + HOLD_S) == (frozenset(), [OwnerChange("m", "a/x", "b/x", is_held=False)])
-    assert not owners.is_holding
+    assert owners.settle({"m": "b/x"}, 1.0) == ({"m"}, [OwnerChange("m", "a/x", "b/x", is_withheld=True)])
+    assert owners.settle({"m": "b/x"}, 1.0 + DELAY_S - 1) == ({"m"}, [])
+    assert owners.settle({"m": "b/x"}, 1.0 + DELAY_S) == (
+        frozenset(),
+        [OwnerChange("m", "a/x", "b/x", is_withheld=False)],
+    )
+    assert not owners.is_withholding
 
 
 def test_a_name_comes_back_at_once_when_its_owner_is_there_again() -> None:
-    owners = NameOwners(HOLD_S)
+    owners = NameOwners(DELAY_S)
     owners.settle({"m": "a/x"}, 0.0)
     owners.settle({"m": "b/x"}, 1.0)
     assert owners.settle({"m": "a/x"}, 2.0) == (frozenset(), [])
-    assert not owners.is_holding
+    assert not owners.is_withholding
 
 
 def test_a_name_changes_hands_at_once_when_both_services_are_of_one_namespace() -> None:
-    owners = NameOwners(HOLD_S)
+    owners = NameOwners(DELAY_S)
     owners.settle({"m": "a/x"}, 0.0)
-    assert owners.settle({"m": "a/y"}, 1.0) == (frozenset(), [OwnerChange("m", "a/x", "a/y", is_held=False)])
+    assert owners.settle({"m": "a/y"}, 1.0) == (frozenset(), [OwnerChange("m", "a/x", "a/y", is_withheld=False)])
 
 
 def test_an_older_claim_does_not_count_when_its_namespace_may_not_own_the_name() -> None:
@@ -69,5 +72,5 @@ async def test_no_request_reaches_a_waiting_claim_when_the_owner_of_a_name_is_ma
         async with gateway.chat("hi") as response:
             assert response.status == 503
         assert not theirs.bodies
-        told = gateway.app.metrics.text().decode()
-        assert 'mini_infer_gateway_model_names_changed_total{state="held"} 1.0' in told
+        reported = gateway.app.metrics.text().decode()
+        assert 'mini_infer_gateway_model_names_changed_total{state="held"} 1.0' in reported

@@ -59,8 +59,8 @@ def test_what_arrivals_hide_and_what_is_too_small_is_left_out() -> None:
 def test_what_engines_measured_counts_before_what_is_guessed_from_their_queues() -> None:
     rates = PrefillRates()
     work_off(rates, "a", 40_000.0, 30)
-    for name, told in (("a", 30_000.0), ("b", 33_000.0), ("slow", 5_000.0)):
-        rates.report(name, LoadReport(0.0, 0, 0, 0, 0.0, prefill_tokens_per_s=told))
+    for name, reported in (("a", 30_000.0), ("b", 33_000.0), ("slow", 5_000.0)):
+        rates.report(name, LoadReport(0.0, 0, 0, 0, 0.0, prefill_tokens_per_s=reported))
     assert rates.tokens_per_s("slow") == 5_000.0
     rates.keep({"a", "b"})
     assert rates.tokens_per_s("a") == rates.tokens_per_s("b") == 31_500.0

@@ -96,7 +96,7 @@ async def test_recorded_events_make_the_index_exact_and_recorded_streams_pass_un
     ):
         await gateway.settled()
 
-        async def asked() -> tuple[str, int, bytes]:
+        async def requested() -> tuple[str, int, bytes]:
             async with gateway.client.post(gateway.url + "/v1/completions", json=body) as response:
                 assert response.headers["x-mini-infer-index"] == "exact"
                 hit = int(response.headers["x-mini-infer-hit-tokens"])
@@ -105,9 +105,9 @@ async def test_recorded_events_make_the_index_exact_and_recorded_streams_pass_un
         await one.publish(0, "chain")
         await until(lambda: gateway.app.index.cached_blocks("a") == 2)
         for _ in range(3):
-            pod, hit, told = await asked()
+            pod, hit, reported = await requested()
             assert (pod, hit) == ("a", 32), "both blocks of the recorded chain"
-            assert told == "".join(STREAMS["0.26.0"]).encode()
+            assert reported == "".join(STREAMS["0.26.0"]).encode()
         assert one.bodies == [body] * 3, "no engine but ours is asked for more"
         await one.publish(1, "cleared")
         await until(lambda: gateway.app.index.cached_blocks("a") == 0)

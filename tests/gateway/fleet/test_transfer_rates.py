@@ -4,16 +4,16 @@ import pytest
 
 from mini_infer_contract.events import LoadReport
 from mini_infer_gateway.fleet.transfer_rates import (
+    EXPIRY_S,
     FIRST_BYTES_PER_S,
     FIRST_FIXED_S,
-    FORGOTTEN_AFTER_S,
     KV_BYTES_PER_TOKEN,
     LONGEST_FIXED_S,
     TransferRates,
 )
 
 
-def told(**bytes_per_s: float) -> TransferRates:
+def rates_of(**bytes_per_s: float) -> TransferRates:
     rates = TransferRates()
     for name, rate in bytes_per_s.items():
         rates.report(name, LoadReport(0.0, 0, 0, 0, 0.0, transfer_bytes_per_s=rate))
@@ -23,11 +23,11 @@ def told(**bytes_per_s: float) -> TransferRates:
 @pytest.mark.parametrize(
     ("rates", "bytes_per_s"),
     [
-        pytest.param(told(), FIRST_BYTES_PER_S, id="nothing is known"),
-        pytest.param(told(decode=1e9, prefill=3e9), 1e9, id="the receiver's word first"),
-        pytest.param(told(prefill=3e9, other=9e9), 3e9, id="then the sender's"),
-        pytest.param(told(this=2e9, that=4e9), 3e9, id="then everybody's"),
-        pytest.param(told(decode=0.0), FIRST_BYTES_PER_S, id="zero: not measured yet"),
+        pytest.param(rates_of(), FIRST_BYTES_PER_S, id="nothing is known"),
+        pytest.param(rates_of(decode=1e9, prefill=3e9), 1e9, id="the receiver's word first"),
+        pytest.param(rates_of(prefill=3e9, other=9e9), 3e9, id="then the sender's"),
+        pytest.param(rates_of(this=2e9, that=4e9), 3e9, id="then everybody's"),
+        pytest.param(rates_of(decode=0.0), FIRST_BYTES_PER_S, id="zero: not measured yet"),
     ],
 )
 def test_the_link_between_two_engines(rates: TransferRates, bytes_per_s: float) -> None:
@@ -46,17 +46,17 @@ def test_what_a_token_takes_is_the_models() -> None:
 def test_a_rate_that_is_not_measured_any_more_is_forgotten() -> None:
     rates = TransferRates()
 
-    def tell(now_s: float, bytes_per_s: float) -> float:
+    def report(now_s: float, bytes_per_s: float) -> float:
         rates.report("d", LoadReport(now_s, 0, 0, 0, 0.0, transfer_bytes_per_s=bytes_per_s))
         return rates.tokens_per_s("d", "p") * KV_BYTES_PER_TOKEN
 
-    assert tell(0.0, 1e6) == tell(FORGOTTEN_AFTER_S - 1, 1e6) == pytest.approx(1e6)
-    assert tell(FORGOTTEN_AFTER_S, 1e6) == pytest.approx(FIRST_BYTES_PER_S), "tried once more, and measured"
-    assert tell(FORGOTTEN_AFTER_S + 1, 2e6) == pytest.approx(2e6)
+    assert report(0.0, 1e6) == report(EXPIRY_S - 1, 1e6) == pytest.approx(1e6)
+    assert report(EXPIRY_S, 1e6) == pytest.approx(FIRST_BYTES_PER_S), "tried once more, and measured"
+    assert report(EXPIRY_S + 1, 2e6) == pytest.approx(2e6)
 
 
 def test_endpoints_that_are_gone_are_forgotten() -> None:
-    rates = told(decode=1e9, gone=9e9)
+    rates = rates_of(decode=1e9, client_left=9e9)
     rates.keep({"decode"})
     assert rates.tokens_per_s("another", "one") == pytest.approx(1e9 / KV_BYTES_PER_TOKEN)
 
@@ -68,7 +68,7 @@ def test_the_fixed_cost_is_learned_bounded_and_forgotten() -> None:
         rates.observe(0.0, late_s, step * 0.1)  # whatever was expected, 80 ms were needed
     learned_s = rates.link("d", "p", 9.9).fixed_s
     assert learned_s == pytest.approx(0.08, rel=0.1)
-    later_s = rates.link("d", "p", 9.9 + FORGOTTEN_AFTER_S).fixed_s
+    later_s = rates.link("d", "p", 9.9 + EXPIRY_S).fixed_s
     assert later_s - FIRST_FIXED_S == pytest.approx((learned_s - FIRST_FIXED_S) / 2)
     for _ in range(1000):
         rates.observe(0.0, 1e9, 10.0)

@@ -26,7 +26,7 @@ class World:
     sent: list[tuple[int, str]] = field(default_factory=list)
     refused: list[int] = field(default_factory=list)
     abandoned: list[int] = field(default_factory=list)
-    room: int = 1
+    capacity: int = 1
     """Requests that fill an endpoint."""
 
     def __post_init__(self) -> None:
@@ -39,7 +39,7 @@ class World:
 
     def send(self, entry: QueuedRequest, decision: Decision, now_s: float) -> None:
         self.sent.append((entry.order[2], decision.decode.name))
-        self.queued[decision.decode.name] += FULL // self.room
+        self.queued[decision.decode.name] += FULL // self.capacity
 
     def refuse(self, entry: QueuedRequest, retry_after_s: int) -> None:
         self.refused.append(entry.order[2])
@@ -221,7 +221,7 @@ def test_some_never_wait(max_queue: int, priority: int) -> None:
 
 
 def test_one_look_places_a_bounded_number() -> None:
-    world = World(max_queue=1000, room=FULL // 4)
+    world = World(max_queue=1000, capacity=FULL // 4)
     world.queued["a"] = FULL
     for number in range(100):
         world.offer(number)
@@ -322,8 +322,8 @@ class Scored(World):
         both = [Candidate(Endpoint(name=name, url="", model="m")) for name in "ab"]
         waits = [self.queued[name] / 20_000 for name in "ab"]
         costs = [waits[0], waits[1] + self.extra_s]
-        facts = {"queued_tokens": [self.queued[name] for name in "ab"], "prefill_rate": [20_000.0] * 2}
-        standing = Standing(both, costs, {**facts, "page_wait": [0.0, 0.0]})
+        features = {"queued_tokens": [self.queued[name] for name in "ab"], "prefill_rate": [20_000.0] * 2}
+        standing = Standing(both, costs, {**features, "page_wait": [0.0, 0.0]})
         return Decision(both[costs.index(min(costs))].endpoint, 0, "test", "exact", standing=standing)
 
 

@@ -132,7 +132,7 @@ async def test_what_is_not_one_response_is_refused_and_its_connection_never_used
 
 
 async def test_bytes_that_come_while_a_connection_is_idle_end_it() -> None:
-    told = asyncio.Event()
+    reported = asyncio.Event()
     accepted = 0
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -141,7 +141,7 @@ async def test_bytes_that_come_while_a_connection_is_idle_end_it() -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(OK)
         if accepted == 1:
-            await told.wait()
+            await reported.wait()
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nsecret")
         with contextlib.suppress(ConnectionError):
             await reader.read()
@@ -151,7 +151,7 @@ async def test_bytes_that_come_while_a_connection_is_idle_end_it() -> None:
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     upstream = Upstream(1.0)
     assert await upstream.fetch(url, "/", 1.0) == (200, b"hi")
-    told.set()
+    reported.set()
     await until(lambda: not upstream._idle)
     assert await upstream.fetch(url, "/", 1.0) == (200, b"hi")
     assert accepted == 2
@@ -214,9 +214,9 @@ async def test_chunks_come_out_whole_however_they_are_cut(seed: int) -> None:
     """Lone chunks pass by the parser, which must be between two chunks then: so all that looks alike is mixed here."""
     dice = Random(seed)
     bodies = [b"5\r\nhello\r\n", b"a", b"0\r\n\r\n", b"x" * 300, b"\r\n", b"3\r\nab\r\n"]
-    wanted = [dice.choice(bodies) for _ in range(200)]
+    expected = [dice.choice(bodies) for _ in range(200)]
     sizes = dice.choices([b"%x", b"%X", b"0%x", b"%x;name=value"], weights=(8, 1, 1, 1), k=200)
-    chunks = [(size + b"\r\n%b\r\n") % (len(body), body) for size, body in zip(sizes, wanted, strict=True)]
+    chunks = [(size + b"\r\n%b\r\n") % (len(body), body) for size, body in zip(sizes, expected, strict=True)]
     response = Response(Upstream(1.0), address_of("http://x"))
     response.data_received(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
     got: list[bytes] = []
@@ -229,7 +229,7 @@ async def test_chunks_come_out_whole_however_they_are_cut(seed: int) -> None:
     assert not pump.done()
     response.data_received(b"0\r\n\r\n")
     assert await pump is False
-    assert b"".join(got) == b"".join(wanted)
+    assert b"".join(got) == b"".join(expected)
 
 
 @given(st.binary(min_size=1, max_size=5000), st.binary(max_size=3))

@@ -4,11 +4,11 @@ import pytest
 
 from mini_infer_gateway.index.event_sequencer import Sequencer, Verdict
 
-N, K, G, R = Verdict.NEXT, Verdict.KNOWN, Verdict.GAP, Verdict.RESTARTED
+N, K, G, R = Verdict.NEXT, Verdict.ALREADY_APPLIED, Verdict.GAP, Verdict.RESTARTED
 
 
 @pytest.mark.parametrize(
-    ("applied", "heard", "verdicts"),
+    ("applied", "received", "verdicts"),
     [
         (None, [5, 6, 7], [N, N, N]),
         (-1, [0, 1], [N, N]),
@@ -19,12 +19,12 @@ N, K, G, R = Verdict.NEXT, Verdict.KNOWN, Verdict.GAP, Verdict.RESTARTED
         (None, [9, 3, 4], [N, R, N]),
     ],
 )
-def test_verdicts(applied: int | None, heard: list[int], verdicts: list[Verdict]) -> None:
+def test_verdicts(applied: int | None, received: list[int], verdicts: list[Verdict]) -> None:
     sequencer = Sequencer()
     if applied is not None:
         sequencer.applied(applied)
     seen = []
-    for sequence in heard:
+    for sequence in received:
         seen.append(sequencer.observe(sequence))
         if seen[-1] is not K:
             sequencer.applied(sequence)

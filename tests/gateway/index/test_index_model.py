@@ -126,20 +126,20 @@ def test_hits_are_the_models(actions: list[tuple[str, Any]], packed: bool) -> No
 def test_a_sender_that_evicts_in_the_middle_leaves_gaps_and_no_false_hits(
     rounds: list[tuple[list[int], list[int]]],
 ) -> None:
-    index, held = PrefixIndex(10_000), dict[bytes, None]()
+    index, stored = PrefixIndex(10_000), dict[bytes, None]()
     for path, evicted in rounds:
         keys = block_keys(tokens_of(path), prompt_root())
         index.apply("e", [BlockStored([hash_of(key) for key in keys], None, tokens_of(path), BLOCK)])
-        held |= dict.fromkeys(keys)
+        stored |= dict.fromkeys(keys)
         for choice in evicted:
-            gone = list(held)[choice % len(held)] if held else b""
-            held.pop(gone, None)
-            index.apply("e", [BlockRemoved([hash_of(gone)])])
+            victim = list(stored)[choice % len(stored)] if stored else b""
+            stored.pop(victim, None)
+            index.apply("e", [BlockRemoved([hash_of(victim)])])
         for other, _ in rounds:
             keys = block_keys(tokens_of(other), prompt_root())
-            expected = next((position for position, key in enumerate(keys) if key not in held), len(keys))
+            expected = next((position for position, key in enumerate(keys) if key not in stored), len(keys))
             assert index.hit("e", keys, 0.0).blocks == expected
-    index.apply("e", [BlockRemoved([hash_of(key) for key in held])])
+    index.apply("e", [BlockRemoved([hash_of(key) for key in stored])])
     assert index.total_blocks == 0
     assert not index._endpoints["e"].blocks._ghosts
 

@@ -43,6 +43,6 @@ def test_one_lookup_finds_what_each_of_many_holds(count: int, packed: bool, data
     for step in data.draw(st.lists(st.integers(1, 3), max_size=2 * FEW_BISECTIONS)):
         high = data.draw(st.integers(0, count // step))
         low = data.draw(st.integers(0, high))
-        held = data.draw(st.integers(low, high))
-        known = set(listed[: held * step])
-        assert lookup.deepest(known.__contains__, low, high, step) == held
+        stored = data.draw(st.integers(low, high))
+        known = set(listed[: stored * step])
+        assert lookup.deepest(known.__contains__, low, high, step) == stored

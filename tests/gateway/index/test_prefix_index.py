@@ -52,21 +52,21 @@ class ForeignCache:
         leaves = [block_hash for block_hash in self.blocks if block_hash not in parents]
         if not leaves:
             return []
-        gone = leaves[choice % len(leaves)]
-        del self.blocks[gone]
-        return [BlockRemoved([gone])]
+        evicted = leaves[choice % len(leaves)]
+        del self.blocks[evicted]
+        return [BlockRemoved([evicted])]
 
     def clear(self) -> list[KVEvent]:
         self.blocks.clear()
         return [AllBlocksCleared()]
 
     def hit_tokens(self, tokens: list[int], salt: str) -> int:
-        held = 0
+        stored = 0
         for block_hash, _, _ in self.chain(tokens, salt):
             if block_hash not in self.blocks:
                 break
-            held += self.block_size
-        return held // (grain := lcm(BLOCK, self.block_size)) * grain
+            stored += self.block_size
+        return stored // (grain := lcm(BLOCK, self.block_size)) * grain
 
 
 prompts = st.lists(st.integers(0, 1), min_size=0, max_size=9).map(
@@ -206,17 +206,17 @@ def test_all_endpoints_at_once_are_seen_as_each_by_itself(
 ) -> None:
     """`holdings`: blocks held, blocks sent in all, when that guess ends (it is 2.0 now), the endpoint's block size."""
     index, prompt, names = PrefixIndex(10_000), keys(40), []
-    for number, (held, sent, expires_s, size) in enumerate(holdings):
+    for number, (stored, sent, expires_s, size) in enumerate(holdings):
         names.append(f"e{number}")
-        if held := held * BLOCK // size:
-            tokens = [number % 50 for number in range(held * size)]
-            index.apply(names[-1], [BlockStored(list(range(held)), None, tokens, size)])
+        if stored := stored * BLOCK // size:
+            tokens = [number % 50 for number in range(stored * size)]
+            index.apply(names[-1], [BlockStored(list(range(stored)), None, tokens, size)])
         if sent:
             index.guess(names[-1], prompt[:sent], expires_s)
-    asked = KeyChain(prompt[:blocks])
-    together = index.hits(names, asked, 2.0)
-    assert together == [index.hit(name, asked, 2.0) for name in names]
-    for hit, (held, sent, expires_s, size) in zip(together, holdings, strict=True):
+    key_chain = KeyChain(prompt[:blocks])
+    together = index.hits(names, key_chain, 2.0)
+    assert together == [index.hit(name, key_chain, 2.0) for name in names]
+    for hit, (stored, sent, expires_s, size) in zip(together, holdings, strict=True):
         step = size // BLOCK
-        whole = min(blocks, max(held - held % step, sent if expires_s > 2.0 else 0))
+        whole = min(blocks, max(stored - stored % step, sent if expires_s > 2.0 else 0))
         assert hit.blocks in (whole, whole - whole % step)

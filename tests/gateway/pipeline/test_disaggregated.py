@@ -16,7 +16,7 @@ import pytest
 
 from mini_infer_contract.launch import Endpoint
 from tests.engine.server.dry_server import free_port
-from tests.gateway.pipeline.continuation.test_base import QUESTION, Engine, told
+from tests.gateway.pipeline.continuation.test_base import QUESTION, Engine, reported
 from tests.gateway.test_metrics import value
 from tests.support.running_gateway import RunningGateway, running_gateway, until
 
@@ -42,7 +42,7 @@ class Side(Engine):
             lines = (await response.text()).splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(series))
 
-    async def given(self) -> float:
+    async def sent(self) -> float:
         return await self.metric('mini_infer_engine_kv_transfers_total{direction="given"}')
 
 
@@ -70,37 +70,37 @@ async def test_streams_outlive_the_prefill_engine_and_a_decode_engine() -> None:
     """Everything goes apart; then the one prefill engine is killed and comes back, and a decode engine is killed."""
     prefill, first, second = Side("p", "prefill"), Side("d1", "decode"), Side("d2", "decode")
     async with fleet(prefill, first, second, max_local_prefill_tokens=0) as gateway:
-        asking = True
+        pending = True
         answers: list[tuple[str, str]] = []
 
-        async def keep_asking(client: int) -> None:
+        async def keep_sending(client: int) -> None:
             number = 0
-            while asking:
+            while pending:
                 question = f"{client}/{number}: {QUESTION}"
-                answers.append((question, (await told(gateway, question, temperature=1.0))[0]))
+                answers.append((question, (await reported(gateway, question, temperature=1.0))[0]))
                 number += 1
 
         async def more_answers(count: int) -> None:
-            wanted = len(answers) + count
-            await until(lambda: len(answers) >= wanted or any(client.done() for client in clients))
+            expected = len(answers) + count
+            await until(lambda: len(answers) >= expected or any(client.done() for client in clients))
 
-        clients = [asyncio.create_task(keep_asking(number)) for number in range(8)]
+        clients = [asyncio.create_task(keep_sending(number)) for number in range(8)]
         await more_answers(4)
-        assert await prefill.given() >= 4
+        assert await prefill.sent() >= 4
         prefill.kill()
         await more_answers(8)
         assert value(gateway, "prefill_placements_total", reason="no_prefill_endpoint") > 0
         prefill.start()
         await prefill.ready()
         await until(lambda: reporting(gateway, prefill))
-        while not await prefill.given():  # what was sent before it came back goes on without it
+        while not await prefill.sent():  # what was sent before it came back goes on without it
             await more_answers(1)
-        given = await prefill.given()
+        num_sent = await prefill.sent()
         await more_answers(8)
-        assert await prefill.given() > given, "it is asked again"
+        assert await prefill.sent() > num_sent, "it is asked again"
         first.kill()
         await more_answers(8)
-        asking = False
+        pending = False
         async with asyncio.timeout(60.0):
             await asyncio.gather(*clients)
         assert {text == f"You said: {question}" for question, text in answers} == {True}
@@ -138,13 +138,13 @@ async def test_many_prompts_on_their_way_do_not_fill_a_decode_engine() -> None:
     """They hold its pages and run; were they taken for waiting ones, only two at once would be sent."""
     prefill, decode = Side("p", "prefill"), Side("d", "decode")
     async with fleet(prefill, decode, max_local_prefill_tokens=0) as gateway:
-        asking = [asyncio.create_task(told(gateway, f"{number}: {QUESTION}")) for number in range(24)]
+        pending = [asyncio.create_task(reported(gateway, f"{number}: {QUESTION}")) for number in range(24)]
         most = 0
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(60.0):
-                while not all(task.done() for task in asking):
+                while not all(task.done() for task in pending):
                     most = max(most, gateway.app.backlog.depth("dry"))
                     await asyncio.sleep(0.005)
-        texts = [text for text, _ in await asyncio.gather(*asking)]
+        texts = [text for text, _ in await asyncio.gather(*pending)]
         assert texts == [f"You said: {number}: {QUESTION}" for number in range(24)]
         assert most < 12, "a few wait for a load report on a busy machine, and not all but two"

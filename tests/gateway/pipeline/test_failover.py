@@ -129,15 +129,15 @@ async def test_two_engines_end_and_no_third_when_a_poison_request_comes_over_kep
 
 
 async def test_a_kept_connection_is_replaced_when_its_endpoint_closed_it_while_idle() -> None:
-    taken = 0
+    accepted = 0
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal taken
+        nonlocal accepted
         with contextlib.suppress(asyncio.IncompleteReadError):
             await reader.readuntil(b"\r\n\r\n")
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
             await reader.readuntil(b"\r\n\r\n")
-        taken += 1
+        accepted += 1
         writer.transport.abort()
 
     server = await asyncio.start_server(handle, "127.0.0.1", 0)
@@ -145,7 +145,7 @@ async def test_a_kept_connection_is_replaced_when_its_endpoint_closed_it_while_i
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     for _ in range(4):
         assert await upstream.fetch(url, "/", 1.0) == (200, b"ok")
-    assert taken >= 1
+    assert accepted >= 1
     upstream.close()
     server.close()
 
@@ -286,7 +286,7 @@ async def test_a_hung_pod_loses_its_place_and_what_waits_on_it_is_answered_elsew
 
 async def test_a_hung_pod_without_events_is_known_by_its_peers(quick: None) -> None:
     async with FakeEngine("hung", events=False) as hung, FakeEngine("good", events=False) as good:
-        hung.says_ready = None
+        hung.is_ready = None
         async with running_gateway(hung.endpoint, good.endpoint, routing="round-robin") as gateway:
             await statuses(gateway, 4)
             hung.hang = True
@@ -301,13 +301,13 @@ async def test_with_nobody_else_a_silent_pod_keeps_its_requests(quick: None) -> 
         await only.report()
         await until(lambda: gateway.app.fleet.endpoints["only"].subscriber.report_s is not None)
         only.hang = True
-        asking = asyncio.create_task(statuses(gateway, 1))
+        pending = asyncio.create_task(statuses(gateway, 1))
         await until(lambda: not gateway.app.fleet.endpoints["only"].breaker.closed)
         before = only.probes
         await until(lambda: only.probes >= before + 3)
-        assert not asking.done()
+        assert not pending.done()
         assert only.cancelled == 0
-        asking.cancel()
+        pending.cancel()
 
 
 @pytest.mark.parametrize("draining", [False, True])
@@ -318,7 +318,7 @@ async def test_what_waits_on_a_pod_that_its_source_removed_is_tried_elsewhere(dr
         running_gateway(lost.endpoint, good.endpoint, routing="round-robin") as gateway,
     ):
         good.hang = lost.hang = True
-        asking = asyncio.gather(*(statuses(gateway, 1) for _ in range(2)))
+        pending = asyncio.gather(*(statuses(gateway, 1) for _ in range(2)))
         await until(lambda: len(lost.bodies) == len(good.bodies) == 1)
         good.hang = False
         gateway.source.publish_endpoints(lost.endpoint, good.endpoint, draining={"lost"} if draining else set())
@@ -329,4 +329,4 @@ async def test_what_waits_on_a_pod_that_its_source_removed_is_tried_elsewhere(dr
         else:
             await until(lambda: len(good.bodies) == 2)
             await until(lambda: lost.cancelled == 1)
-        asking.cancel()
+        pending.cancel()

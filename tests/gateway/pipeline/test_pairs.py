@@ -38,21 +38,21 @@ async def fleet(*engines: FakeEngine, **settings: Any) -> AsyncIterator[RunningG
             await one.stop()
 
 
-async def reported(gateway: RunningGateway, one: FakeEngine, **told: Any) -> None:
+async def reported(gateway: RunningGateway, one: FakeEngine, **load: Any) -> None:
     state = gateway.app.fleet.endpoints[one.name]
     before = state.subscriber.report_s
-    await one.report(**told)
+    await one.report(**load)
     await until(lambda: state.subscriber.report_s != before)
 
 
-async def ask(gateway: RunningGateway, text: str, **fields: Any) -> str:
+async def send_request(gateway: RunningGateway, text: str, **fields: Any) -> str:
     async with gateway.chat(text, **fields) as response:
         assert response.status == 200
         await response.read()
         return response.headers.get("x-mini-infer-prefill-pod", "")
 
 
-def told(one: FakeEngine) -> list[tuple[str | None, str | None]]:
+def sources_of(one: FakeEngine) -> list[tuple[str | None, str | None]]:
     """(prefill from, fetch from) of each request."""
     return [(headers.get(PREFILL_FROM_HEADER), headers.get(FETCH_FROM_HEADER)) for headers in one.headers]
 
@@ -60,9 +60,9 @@ def told(one: FakeEngine) -> list[tuple[str | None, str | None]]:
 async def test_the_decode_engine_is_told_who_computes_and_the_prefill_engine_gets_no_request() -> None:
     prefill, decode = engine("p1", "prefill"), engine("d1", "decode")
     async with fleet(prefill, decode) as gateway:
-        assert await ask(gateway, LONG, stream=True) == "p1"
-        assert await ask(gateway, "short") == ""
-        assert told(decode) == [(prefill.transfer, None), (None, None)]
+        assert await send_request(gateway, LONG, stream=True) == "p1"
+        assert await send_request(gateway, "short") == ""
+        assert sources_of(decode) == [(prefill.transfer, None), (None, None)]
         assert prefill.bodies == []
         assert value(gateway, "prefill_placements_total", placement="apart", reason="cheaper") == 1
         assert value(gateway, "prefill_placements_total", placement="local", reason="short") == 1
@@ -79,7 +79,7 @@ async def test_clients_cannot_name_engines(name: str) -> None:
         headers = {name: "tcp://10.9.9.9:1"}
         async with gateway.client.post(gateway.url + "/v1/chat/completions", json=body, headers=headers) as response:
             assert response.status == 200
-        assert told(decode) == [(None, None)]
+        assert sources_of(decode) == [(None, None)]
 
 
 async def test_only_what_decodes_one_prompt_is_computed_apart() -> None:
@@ -96,7 +96,7 @@ async def test_only_what_decodes_one_prompt_is_computed_apart() -> None:
             gateway.url + "/v1/completions", json={"model": "m", "prompt": LONG}
         ) as response:
             assert response.status == 200
-        assert [prefill_from for prefill_from, _ in told(decode)] == [None, None, prefill.transfer]
+        assert [prefill_from for prefill_from, _ in sources_of(decode)] == [None, None, prefill.transfer]
 
 
 async def test_prompts_that_a_prefill_engine_has_got_count_as_its_load_until_the_answer_begins() -> None:
@@ -104,12 +104,12 @@ async def test_prompts_that_a_prefill_engine_has_got_count_as_its_load_until_the
     async with fleet(prefill, decode) as gateway:
         load = gateway.app.ledger.load
         decode.answer_delay_s = 0.3
-        asking = asyncio.create_task(ask(gateway, LONG, stream=True))
+        pending = asyncio.create_task(send_request(gateway, LONG, stream=True))
         await until(lambda: bool(decode.bodies))
         assert load("p1").queued_tokens > 4000
         assert load("d1").queued_tokens == 0  # it computes nothing
         assert load("d1").running == 1
-        await asking
+        await pending
         assert load("p1").queued_tokens == load("p1").running == load("d1").running == 0
         assert gateway.app.index.cached_blocks("p1") > 200, "what it has computed it holds"
 
@@ -124,15 +124,15 @@ async def test_a_prefill_engine_whose_cache_does_not_arrive_is_left_alone_and_tr
             assert KV_FALLBACK_HEADER not in response.headers, "a word between engine and gateway"
             await response.read()
         for number in (1, 2):
-            assert await ask(gateway, f"{number} {LONG}", stream=stream) == "p1"
+            assert await send_request(gateway, f"{number} {LONG}", stream=stream) == "p1"
         assert breaker.cause is Cause.TRANSFER
-        assert await ask(gateway, f"3 {LONG}", stream=stream) == ""
+        assert await send_request(gateway, f"3 {LONG}", stream=stream) == ""
         assert value(gateway, "first_token_apart_seconds_count", kind="actual") == 0, "none of them came apart"
         breaker.retry_at_s = 0.0
-        assert await ask(gateway, f"4 {LONG}", stream=stream) == "p1"
+        assert await send_request(gateway, f"4 {LONG}", stream=stream) == "p1"
         assert not breaker.closed, "and again nothing came"
         breaker.retry_at_s, decode.answer_headers = 0.0, {}
-        assert await ask(gateway, f"5 {LONG}", stream=stream) == "p1"
+        assert await send_request(gateway, f"5 {LONG}", stream=stream) == "p1"
         assert breaker.closed
 
 
@@ -141,7 +141,7 @@ async def test_an_engine_that_computes_sooner_than_cache_would_come_says_nothing
     async with fleet(prefill, decode) as gateway:
         decode.answer_headers = {KV_FALLBACK_HEADER: "computing_is_cheaper"}
         for number in range(4):
-            assert await ask(gateway, f"{number} {LONG}", stream=True) == "p1"
+            assert await send_request(gateway, f"{number} {LONG}", stream=True) == "p1"
         assert gateway.app.fleet.endpoints["p1"].breaker.closed
 
 
@@ -159,14 +159,14 @@ async def test_a_prefill_engine_that_is_gone_is_not_asked_for(fault: str) -> Non
         else:
             assert state.subscriber.report_s is not None
             state.subscriber.report_s -= 10.0  # its reports stopped ten seconds ago
-        assert await ask(gateway, LONG) == ""
-        assert told(decode) == [(None, None)]
+        assert await send_request(gateway, LONG) == ""
+        assert sources_of(decode) == [(None, None)]
         assert value(gateway, "prefill_placements_total", reason="no_prefill_endpoint") == 1
         if fault == "killed":
             prefill.speak(prefill.events_port)
             await until(lambda: state.subscriber.live)
             await reported(gateway, prefill)
-            assert await ask(gateway, "another " + LONG) == "p1"
+            assert await send_request(gateway, "another " + LONG) == "p1"
 
 
 async def test_a_request_that_failed_as_a_pair_is_tried_again_without_either() -> None:
@@ -174,9 +174,9 @@ async def test_a_request_that_failed_as_a_pair_is_tried_again_without_either() -
     broken.status = 503
     async with fleet(prefill, broken, well) as gateway:
         await reported(gateway, well, running=20)
-        assert await ask(gateway, LONG) == ""
-        assert told(broken) == [(prefill.transfer, None)]
-        assert told(well) == [(None, None)]
+        assert await send_request(gateway, LONG) == ""
+        assert sources_of(broken) == [(prefill.transfer, None)]
+        assert sources_of(well) == [(None, None)]
 
 
 async def test_roles_switch_by_load_reports() -> None:
@@ -184,10 +184,10 @@ async def test_roles_switch_by_load_reports() -> None:
     async with fleet(one, two) as gateway:
         await reported(gateway, one, role="prefill")
         await reported(gateway, two, role="decode")
-        assert await ask(gateway, LONG) == "e1"
+        assert await send_request(gateway, LONG) == "e1"
         await reported(gateway, one, role="decode")
         await reported(gateway, two, role="prefill")
-        assert await ask(gateway, "another " + LONG) == "e2"
+        assert await send_request(gateway, "another " + LONG) == "e2"
         assert (len(one.bodies), len(two.bodies)) == (1, 1)
 
 
@@ -202,22 +202,22 @@ async def test_a_request_waits_here_where_its_prefill_engine_has_no_room() -> No
     prefill, decode = engine("p1", "prefill"), engine("d1", "decode")
     async with fleet(prefill, decode, max_local_prefill_tokens=0) as gateway:
         await reported(gateway, prefill, queued_tokens=1_000_000)
-        asking = asyncio.create_task(ask(gateway, LONG))
+        pending = asyncio.create_task(send_request(gateway, LONG))
         await until(lambda: gateway.app.backlog.depth("m") == 1)
         assert gateway.app.backlog.waiting("p1")
         assert not decode.bodies
         await reported(gateway, prefill)
-        assert await asking == "p1"
+        assert await pending == "p1"
 
 
 async def test_a_peer_that_holds_the_prompt_is_told() -> None:
     busy, idle = engine("u1", "unified"), engine("u2", "unified")
     async with fleet(busy, idle) as gateway:
         await reported(gateway, idle, running=200)
-        await ask(gateway, LONG)
+        await send_request(gateway, LONG)
         assert len(busy.bodies) == 1
         await reported(gateway, idle)
         await reported(gateway, busy, running=200)
-        await ask(gateway, LONG)
-        assert told(idle) == [(None, busy.transfer)]
+        await send_request(gateway, LONG)
+        assert sources_of(idle) == [(None, busy.transfer)]
         assert value(gateway, "prefill_placements_total", placement="fetched") == 1

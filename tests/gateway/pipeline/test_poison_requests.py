@@ -3,8 +3,8 @@
 from mini_infer_gateway.pipeline.poison_requests import (
     APART_S,
     KILLS_LIMIT,
-    REMEMBERED_REQUESTS,
-    REMEMBERED_S,
+    MAX_REQUESTS,
+    RETENTION_S,
     PoisonRequests,
 )
 
@@ -36,7 +36,7 @@ def test_one_end_counts_once_when_several_copies_of_a_request_were_in_flight() -
 
 def test_kills_are_forgotten_when_the_time_is_over_or_an_engine_answers() -> None:
     poison = killed_twice()
-    assert poison.kills(PATH, b"body", 0.2 + REMEMBERED_S) == len(poison) == 0
+    assert poison.kills(PATH, b"body", 0.2 + RETENTION_S) == len(poison) == 0
     poison = killed_twice()
     poison.answered(PATH, b"body")
     assert poison.kills(PATH, b"body", 1.0) == len(poison) == 0
@@ -44,8 +44,8 @@ def test_kills_are_forgotten_when_the_time_is_over_or_an_engine_answers() -> Non
 
 def test_memory_is_bounded_when_many_requests_end_engines() -> None:
     poison = PoisonRequests()
-    for number in range(REMEMBERED_REQUESTS + 10):
+    for number in range(MAX_REQUESTS + 10):
         poison.killed(PATH, b"%d" % number, "a", 0.0)
-    assert len(poison) == REMEMBERED_REQUESTS
+    assert len(poison) == MAX_REQUESTS
     assert poison.kills(PATH, b"0", 0.0) == 0
-    assert poison.kills(PATH, b"%d" % (REMEMBERED_REQUESTS + 9), 0.0) == 1
+    assert poison.kills(PATH, b"%d" % (MAX_REQUESTS + 9), 0.0) == 1

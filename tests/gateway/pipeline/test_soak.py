@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tests.gateway.pipeline.continuation.test_base import QUESTION, Engine, engines, told
+from tests.gateway.pipeline.continuation.test_base import QUESTION, Engine, engines, reported
 from tests.gateway.pipeline.test_disaggregated import Side, fleet
 from tests.gateway.test_metrics import value
 from tests.support.running_gateway import RunningGateway, running_gateway, until
@@ -30,11 +30,11 @@ async def soak(gateway: RunningGateway, victims: list[Engine]) -> None:
     left = iter(range(STREAMS))
     answers = 0
 
-    async def ask() -> None:
+    async def send_request() -> None:
         nonlocal answers
         for number in left:
             question = f"{number}: {QUESTION}"
-            assert (await told(gateway, question, temperature=1.0))[0] == f"You said: {question}"
+            assert (await reported(gateway, question, temperature=1.0))[0] == f"You said: {question}"
             answers += 1
 
     async def kill() -> None:
@@ -51,7 +51,7 @@ async def soak(gateway: RunningGateway, victims: list[Engine]) -> None:
 
     killing = asyncio.create_task(kill())
     try:
-        await asyncio.gather(*(ask() for _ in range(CLIENTS)))
+        await asyncio.gather(*(send_request() for _ in range(CLIENTS)))
         assert not killing.done(), killing.exception()
     finally:
         killing.cancel()

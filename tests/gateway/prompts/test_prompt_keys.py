@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from mini_infer_contract.blocks import block_keys
 from mini_infer_gateway.index.prefix_index import prompt_root
-from mini_infer_gateway.prompts import prompt_keys, remembered
+from mini_infer_gateway.prompts import prompt_cache, prompt_keys
+from mini_infer_gateway.prompts.prompt_cache import PromptCache
 from mini_infer_gateway.prompts.prompt_keys import chat_prompts, embedding_prompts, key_steps, text_prompts
-from mini_infer_gateway.prompts.remembered import RememberedPrompts
 from mini_infer_gateway.routing.base import PromptKeys
 from mini_infer_prompts import text_slices
 from mini_infer_prompts.prompt import PromptAssets, PromptEncoder, chat_prompt_ids
@@ -34,9 +34,9 @@ def encoder_of(tokenizer: str, style: str) -> PromptEncoder:
         return PromptEncoder(PromptAssets.from_directory(folder))
 
 
-def keys(encoder: PromptEncoder, known: RememberedPrompts, body: Body, limit: int | None = None) -> PromptKeys | None:
+def keys(encoder: PromptEncoder, cache: PromptCache, body: Body, limit: int | None = None) -> PromptKeys | None:
     read = chat_prompts if "messages" in body else embedding_prompts if "input" in body else text_prompts
-    steps = key_steps(encoder, known, read, body, limit)
+    steps = key_steps(encoder, cache, read, body, limit)
     try:
         while True:
             next(steps)
@@ -51,8 +51,8 @@ def expected(encoder: PromptEncoder, body: Body) -> tuple[int, list[list[bytes]]
     return sum(map(len, prompts)), [block_keys(prompt, root) for prompt in prompts]
 
 
-def check(encoder: PromptEncoder, known: RememberedPrompts, body: Body) -> None:
-    found = keys(encoder, known, body)
+def check(encoder: PromptEncoder, cache: PromptCache, body: Body) -> None:
+    found = keys(encoder, cache, body)
     assert found is not None
     assert (found.tokens, [list(chain) for chain in found.chains]) == expected(encoder, body)
 
@@ -75,9 +75,9 @@ def test_keys_equal_those_of_the_whole_prompt(
     budget: int,
 ) -> None:
     """Growing, regenerated, edited, salted and shrunk chats, through one memory."""
-    encoder, known = encoder_of(tokenizer, style), RememberedPrompts(budget)
+    encoder, cache = encoder_of(tokenizer, style), PromptCache(budget)
     with (
-        patch.object(remembered, "MIN_CHARACTERS", 8),
+        patch.object(prompt_cache, "MIN_CHARACTERS", 8),
         patch.object(prompt_keys, "MIN_CHARACTERS", 8),
         patch.object(prompt_keys, "STEP_CHARACTERS", 5),
         patch.object(text_slices, "SLICE_CHARACTERS", 3),
@@ -91,9 +91,9 @@ def test_keys_equal_those_of_the_whole_prompt(
                 expected(encoder, body)
             except ApiError:
                 continue
-            check(encoder, known, body)
+            check(encoder, cache, body)
             text = "".join(str(message["content"]) + "<|im_end|>" for message in chat)
-            check(encoder, known, {"prompt": [text, [1, 2, 3] * 20, text + "<|im_end|> more"]})
+            check(encoder, cache, {"prompt": [text, [1, 2, 3] * 20, text + "<|im_end|> more"]})
 
 
 def chat(turns: int, words: int = 300, last: str = "") -> Body:
@@ -104,66 +104,66 @@ def chat(turns: int, words: int = 300, last: str = "") -> Body:
     return {"messages": [*messages, {"role": "user", "content": last or f"the last of {turns}"}]}
 
 
-def encoded(encoder: PromptEncoder, known: RememberedPrompts, body: Body) -> int:
+def encoded(encoder: PromptEncoder, cache: PromptCache, body: Body) -> int:
     """Characters that went through the pieces, cached there or not."""
     with patch.object(
         type(encoder.segments), "pieces", autospec=True, side_effect=type(encoder.segments).pieces
     ) as spy:
-        check_only = keys(encoder, known, body)
+        check_only = keys(encoder, cache, body)
         assert check_only
         (call,) = spy.call_args_list
         return len(call.args[1]) - call.args[2]
 
 
 def test_a_growing_chat_and_a_new_last_message_cost_what_is_new() -> None:
-    encoder, known = encoder_of("byte_level", "qwen_thinking"), RememberedPrompts(1 << 20)
-    whole = encoded(encoder, known, chat(10))
+    encoder, cache = encoder_of("byte_level", "qwen_thinking"), PromptCache(1 << 20)
+    whole = encoded(encoder, cache, chat(10))
     assert whole > 30_000
     for turns in (12, 14):
-        assert encoded(encoder, known, chat(turns)) < 2 * 3_200
+        assert encoded(encoder, cache, chat(turns)) < 2 * 3_200
     for last in ("another", "a third", "x" * 3000, "the fifth"):
-        assert encoded(encoder, known, chat(14, last=last)) < len(last) + 3_200
-    check(encoder, known, chat(14, last="the sixth"))
+        assert encoded(encoder, cache, chat(14, last=last)) < len(last) + 3_200
+    check(encoder, cache, chat(14, last="the sixth"))
     other = chat(14, last="of another tenant") | {"cache_salt": "tenant"}
-    assert encoded(encoder, known, other) > 30_000, "other keys"
+    assert encoded(encoder, cache, other) > 30_000, "other keys"
 
 
 def test_chats_with_one_beginning_do_not_drive_each_other_out() -> None:
-    encoder, known = encoder_of("byte_level", "qwen_thinking"), RememberedPrompts(4 << 20)
+    encoder, cache = encoder_of("byte_level", "qwen_thinking"), PromptCache(4 << 20)
     system = {"role": "system", "content": "be kind " * 2_000}
     bodies = [
         {"messages": [system, {"role": "user", "content": f"chat {number}: " + "well, " * 2_000}]}
         for number in range(20)
     ]
-    first = [encoded(encoder, known, body) for body in bodies]
+    first = [encoded(encoder, cache, body) for body in bodies]
     assert max(first[1:]) < 13_000 < 28_000 < first[0]
-    assert max(encoded(encoder, known, body) for body in bodies) < 100
+    assert max(encoded(encoder, cache, body) for body in bodies) < 100
 
 
 def test_a_template_that_changes_what_is_behind_is_noticed() -> None:
     """This one shows an assistant's reasoning until the next question comes."""
-    encoder, known = encoder_of("byte_level", "qwen_thinking"), RememberedPrompts(1 << 20)
+    encoder, cache = encoder_of("byte_level", "qwen_thinking"), PromptCache(1 << 20)
     body = chat(6)
     body["messages"][-1] = {"role": "assistant", "content": "answer", "reasoning_content": "let me think"}
     body["messages"][3]["reasoning_content"] = "hidden " * 500
-    check(encoder, known, body)
+    check(encoder, cache, body)
     body["messages"].append({"role": "user", "content": "and now?"})
-    check(encoder, known, body)
+    check(encoder, cache, body)
     body["messages"][2:4] = []
-    check(encoder, known, body)
+    check(encoder, cache, body)
 
 
 def test_memory_is_bounded() -> None:
-    encoder, known = encoder_of("byte_level", "chatml"), RememberedPrompts(300_000)
+    encoder, cache = encoder_of("byte_level", "chatml"), PromptCache(300_000)
     for number in range(40):
-        check(encoder, known, chat(3, words=400, last=f"{number} " * 3_000))
-        assert known._bytes == sum(entry.size_bytes for entry in known._all) <= 300_000
-    assert len(known._all) > 3
-    assert {id(entry) for entries in known._by_beginning.values() for entry in entries} == set(map(id, known._all))
+        check(encoder, cache, chat(3, words=400, last=f"{number} " * 3_000))
+        assert cache._bytes == sum(entry.size_bytes for entry in cache._all) <= 300_000
+    assert len(cache._all) > 3
+    assert {id(entry) for entries in cache._by_beginning.values() for entry in entries} == set(map(id, cache._all))
 
 
 def test_a_prompt_that_no_context_holds_is_refused_before_it_is_tokenised() -> None:
-    encoder, known = encoder_of("byte_level", "chatml"), RememberedPrompts(0)
+    encoder, cache = encoder_of("byte_level", "chatml"), PromptCache(0)
     for body in (
         {"messages": [{"role": "user", "content": "word " * 40_000}]},
         {"prompt": "word " * 40_000},
@@ -171,10 +171,10 @@ def test_a_prompt_that_no_context_holds_is_refused_before_it_is_tokenised() -> N
     ):
         before = encoder.segments.encoded_characters
         with pytest.raises(ApiError, match=r"1000 tokens \(max_model_len\)") as raised:
-            keys(encoder, known, body, limit=1_000)
+            keys(encoder, cache, body, limit=1_000)
         assert (raised.value.status, raised.value.code) == (400, "context_length_exceeded")
         assert encoder.segments.encoded_characters - before < 40_000
-    assert keys(encoder, known, {"prompt": [7] * 1_000}, limit=1_000)
+    assert keys(encoder, cache, {"prompt": [7] * 1_000}, limit=1_000)
 
 
 def test_batches_and_invocations_have_the_keys_of_what_they_are_made_of() -> None:
@@ -187,18 +187,18 @@ def test_batches_and_invocations_have_the_keys_of_what_they_are_made_of() -> Non
 
 
 def test_a_prompt_that_the_engine_is_to_cut_is_routed_by_load_however_long_it_is() -> None:
-    encoder, known = encoder_of("byte_level", "chatml"), RememberedPrompts(0)
+    encoder, cache = encoder_of("byte_level", "chatml"), PromptCache(0)
     for kept, tokens in ((100, 100), (-1, 0)):
-        found = keys(encoder, known, {"prompt": "word " * 40_000, "truncate_prompt_tokens": kept}, limit=1_000)
+        found = keys(encoder, cache, {"prompt": "word " * 40_000, "truncate_prompt_tokens": kept}, limit=1_000)
         assert found is not None
         assert (found.tokens, found.chains) == (tokens, ())
 
 
 def test_what_is_embedded_is_tokenised_as_a_prompt_and_named_as_an_input() -> None:
-    encoder, known = encoder_of("byte_level", "chatml"), RememberedPrompts(0)
+    encoder, cache = encoder_of("byte_level", "chatml"), PromptCache(0)
     texts = ["word " * 30, "another " * 30]
-    assert keys(encoder, known, {"input": texts}) == keys(encoder, known, {"prompt": texts})
+    assert keys(encoder, cache, {"input": texts}) == keys(encoder, cache, {"prompt": texts})
     with pytest.raises(ApiError) as raised:
-        keys(encoder, known, {"input": ["x", {}]})
+        keys(encoder, cache, {"input": ["x", {}]})
     assert raised.value.param == "input[1]"
     assert "prompt" not in raised.value.message

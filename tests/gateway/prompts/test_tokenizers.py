@@ -90,8 +90,8 @@ async def test_its_engine_tokenises_when_a_template_fails_in_its_process(monkeyp
             assert engine.tokenized
             async with gateway.client.get(gateway.url + "/debug/endpoints") as response:
                 assert (await response.json())["endpoints"][0]["not_tokenized_here"]
-            told = gateway.app.metrics.text().decode()
-            assert 'mini_infer_gateway_template_failures_total{reason="memory"} 3.0' in told
+            reported = gateway.app.metrics.text().decode()
+            assert 'mini_infer_gateway_template_failures_total{reason="memory"} 3.0' in reported
 
 
 def with_tokenizer(**parts: Any) -> PromptAssets:

@@ -8,7 +8,7 @@ from collections.abc import Generator
 
 import pytest
 
-from mini_infer_gateway.prompts.worker_threads import TURN_S, AbandonedError, WorkerThreads
+from mini_infer_gateway.prompts.worker_threads import SLICE_S, AbandonedError, WorkerThreads
 from mini_infer_process.interpreter import NICENESS
 from tests.support.running_gateway import until
 
@@ -23,7 +23,7 @@ def steps(count: int, log: list[str], name: str, step_s: float = 0.0) -> Generat
 
 async def test_a_short_job_passes_long_ones() -> None:
     pool, log = WorkerThreads(1), list[str]()
-    long = [asyncio.ensure_future(pool.run(steps(60, log, name, TURN_S / 2), lambda: False)) for name in "ab"]
+    long = [asyncio.ensure_future(pool.run(steps(60, log, name, SLICE_S / 2), lambda: False)) for name in "ab"]
     await asyncio.sleep(0)
     assert await pool.run(steps(2, log, "short"), lambda: False) == "short"
     assert not any(job.done() for job in long)
@@ -33,11 +33,11 @@ async def test_a_short_job_passes_long_ones() -> None:
 
 
 async def test_what_nobody_waits_for_is_dropped_between_two_steps() -> None:
-    pool, log, gone = WorkerThreads(1), list[str](), threading.Event()
-    running = asyncio.ensure_future(pool.run(steps(10_000, log, "gone", 0.001), gone.is_set))
+    pool, log, is_abandoned = WorkerThreads(1), list[str](), threading.Event()
+    running = asyncio.ensure_future(pool.run(steps(10_000, log, "gone", 0.001), is_abandoned.is_set))
     queued = asyncio.ensure_future(pool.run(steps(10_000, log, "never", 0.001), lambda: True))
     await until(lambda: "gone" in log)
-    gone.set()
+    is_abandoned.set()
     with pytest.raises(AbandonedError):
         await running
     with pytest.raises(AbandonedError):

@@ -136,11 +136,11 @@ def test_a_switched_role_counts_and_not_the_listed_one(role: str, prefill: str) 
 
 
 @pytest.mark.parametrize(
-    ("limit", "blocks_held", "reason"),
+    ("limit", "stored_blocks", "reason"),
     [(0, 255, "forced"), (0, 0, "forced"), (1024, 192, "short"), (1024, 191, "forced"), (1 << 30, 0, "short")],
 )
-def test_a_limit_replaces_what_is_learned(limit: int, blocks_held: int, reason: str) -> None:
-    routing = router({"d": blocks_held}, {"p": (9, 0, 100_000)}, limit=limit)
+def test_a_limit_replaces_what_is_learned(limit: int, stored_blocks: int, reason: str) -> None:
+    routing = router({"d": stored_blocks}, {"p": (9, 0, 100_000)}, limit=limit)
     decision = route(routing, [engine("p"), engine("d")])
     assert decision.prefill_reason == reason
     assert (decision.prefill is not None) == (reason == "forced")

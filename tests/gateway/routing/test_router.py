@@ -13,7 +13,7 @@ from mini_infer_gateway.fleet.backlog import Backlog, Entry
 from mini_infer_gateway.fleet.load import LoadLedger
 from mini_infer_gateway.fleet.prefill_rates import PrefillRates
 from mini_infer_gateway.index.prefix_index import PrefixIndex
-from mini_infer_gateway.routing.base import Candidate, Facts, PromptKeys, RoutingRequest
+from mini_infer_gateway.routing.base import Candidate, Features, PromptKeys, RoutingRequest
 from mini_infer_gateway.routing.pickers.highest_score import HighestScore
 from mini_infer_gateway.routing.policies import POLICIES, Policy, build_router
 from mini_infer_gateway.routing.router import Router
@@ -124,13 +124,13 @@ def test_every_policy_can_route_with_nothing_known(policy: Policy) -> None:
     assert decision.hit_tokens == 0
 
 
-def facts(**tables: list[float]) -> Facts:
+def features(**tables: list[float]) -> Features:
     """Two candidates, idle but for what is given."""
     names = ("cached_tokens", "shared_tokens", "queued_tokens", "page_wait")
     return {**{name: [0.0, 0.0] for name in names}, "sharers": [1.0, 1.0], "prefill_rate": [1024.0, 1024.0], **tables}
 
 
-def lead_s(table: Facts) -> float:
+def lead_s(table: Features) -> float:
     """Seconds by which the cached prefix speaks for the first of two."""
     first, second = CachedPrefix(least_price=1.0, busy_price=5.0).score(REQUEST, table)
     return (first - second) * HORIZON_S
@@ -139,7 +139,7 @@ def lead_s(table: Facts) -> float:
 def test_shared_hits_count_less_the_more_share_them() -> None:
     def lead(sharers: float, queued: float = 0.0) -> float:
         hits = {"cached_tokens": [512.0, 0.0], "shared_tokens": [512.0, 0.0], "sharers": [sharers, 1.0]}
-        return lead_s(facts(**hits, queued_tokens=[queued, 0.0]))
+        return lead_s(features(**hits, queued_tokens=[queued, 0.0]))
 
     assert lead(1) == lead(2) == pytest.approx(1.0)  # half a second for itself, and once for others
     assert lead(4) == pytest.approx(0.5)
@@ -152,19 +152,19 @@ def test_shared_hits_count_less_the_more_share_them() -> None:
     [([0.0, 0.0], 1.0), ([9.0, 0.0], 2.25), ([9.0, 9.0], 3.5)],
 )
 def test_a_hit_is_worth_more_the_busier_the_fleet_is(queued: list[float], lead: float) -> None:
-    table = facts(cached_tokens=[512.0, 0.0], queued_tokens=queued)
+    table = features(cached_tokens=[512.0, 0.0], queued_tokens=queued)
     assert lead_s(table) == pytest.approx(lead)
 
 
 @pytest.mark.parametrize(("queued", "ms"), [([0.0, 0.0], 5.0), ([9.0, 0.0], 12.5), ([9.0, 9.0], 20.0)])
 def test_a_decode_slot_costs_more_the_busier_the_fleet_is(queued: list[float], ms: float) -> None:
     counts = {"running": [3.0, 0.0], "waiting": [0.0, 1.0]}
-    first, second = DecodeSlots().score(REQUEST, facts(queued_tokens=queued, **counts))
+    first, second = DecodeSlots().score(REQUEST, features(queued_tokens=queued, **counts))
     assert (second - first) * HORIZON_S * 1000 == pytest.approx(2 * ms)
 
 
 def test_costs_are_seconds_at_each_endpoints_own_rate() -> None:
-    table = facts(queued_tokens=[2048.0, 0.0], prefill_rate=[4096.0, 512.0])
+    table = features(queued_tokens=[2048.0, 0.0], prefill_rate=[4096.0, 512.0])
     first, second = QueueWait().score(REQUEST, table)
     assert (second - first) * HORIZON_S == pytest.approx(0.5)
     assert lead_s(table) == pytest.approx(2.0 - 0.25)  # the slow one needs two seconds for what nobody holds
@@ -189,7 +189,7 @@ def test_prefix_price_is_the_old_one_when_rates_are_equal(
     cached, shared, sharers, queued = (list(column) for column in zip(*endpoints, strict=True))
     shared = list(map(min, shared, cached))
     zeros = [0.0] * len(endpoints)
-    table: Facts = {
+    table: Features = {
         "cached_tokens": cached,
         "shared_tokens": shared,
         "sharers": sharers,
@@ -259,7 +259,7 @@ class Loud:
 
     name, needs = "loud", ()
 
-    def score(self, request: RoutingRequest, facts: Facts) -> list[float]:
+    def score(self, request: RoutingRequest, features: Features) -> list[float]:
         return [1e9, -1e9]
 
 

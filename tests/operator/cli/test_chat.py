@@ -18,7 +18,7 @@ def body_after(*lines: str) -> dict[str, Any]:
     talk = Conversation("m")
     for line in lines:
         if talk.command(line) is None:
-            talk.ask(line)
+            talk.send(line)
             talk.answered(f"to {line}")
     return talk.body()
 
@@ -54,19 +54,21 @@ def test_commands_that_are_wrong_say_so(line: str) -> None:
     assert talk == Conversation("m")
 
 
-def run(*flags: str, told: str, **more: str) -> subprocess.CompletedProcess[str]:
+def run(*flags: str, reported: str, **more: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "mini_infer_operator.cli", "chat", *flags]
-    return subprocess.run(command, input=told, capture_output=True, text=True, env=environment() | more, timeout=60)
+    return subprocess.run(command, input=reported, capture_output=True, text=True, env=environment() | more, timeout=60)
 
 
 def test_it_talks_to_a_lone_server_with_a_key() -> None:
     with DryServer("--api-key", "sk-1") as server:
-        done = run("--url", server.url, "--system", "x", told="/help\n/no\none\n/quit\ntwo\n", OPENAI_API_KEY="sk-1")
+        done = run(
+            "--url", server.url, "--system", "x", reported="/help\n/no\none\n/quit\ntwo\n", OPENAI_API_KEY="sk-1"
+        )
         assert (done.returncode, done.stdout) == (0, f"{HELP}\nYou said: one\n"), done.stderr
         assert done.stderr.startswith("(there is no /no: ")
-        by_variable = run(told="hi\n", OPENAI_API_KEY="sk-1", OPENAI_BASE_URL=f"{server.url}/v1")
+        by_variable = run(reported="hi\n", OPENAI_API_KEY="sk-1", OPENAI_BASE_URL=f"{server.url}/v1")
         assert by_variable.stdout == "You said: hi\n"
-        refused = run("--url", server.url, told="hi\n", OPENAI_API_KEY="sk-2")
+        refused = run("--url", server.url, reported="hi\n", OPENAI_API_KEY="sk-2")
         assert (refused.returncode, "401" in refused.stderr) == (1, True)
 
 
@@ -77,7 +79,7 @@ def server() -> Iterator[DryServer]:
 
 
 def test_no_proxy_is_used_when_the_server_is_on_this_machine(server: DryServer) -> None:
-    done = run("--url", server.url, told="hi\n", http_proxy="http://127.0.0.1:1", no_proxy="")
+    done = run("--url", server.url, reported="hi\n", http_proxy="http://127.0.0.1:1", no_proxy="")
     assert (done.returncode, done.stdout) == (0, "You said: hi\n"), done.stderr
 
 

@@ -9,8 +9,8 @@ from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._core.engines import posting
 
 from mini_infer_operator.controller.events import (
+    DEDUPLICATION_S,
     MOST_PER_OBJECT,
-    REMEMBERED_S,
     SAME_AGAIN_S,
     EventRecorder,
     KopfPoster,
@@ -45,7 +45,7 @@ def test_a_decision_is_posted_once_when_it_is_recorded_again_and_again() -> None
 
 def test_a_decision_is_posted_again_when_it_is_recorded_much_later() -> None:
     world = World()
-    for now_s in (0.0, SAME_AGAIN_S - 1, SAME_AGAIN_S + 1, SAME_AGAIN_S + REMEMBERED_S + 2):
+    for now_s in (0.0, SAME_AGAIN_S - 1, SAME_AGAIN_S + 1, SAME_AGAIN_S + DEDUPLICATION_S + 2):
         world.now_s = now_s
         world.recorder.record_event(ABOUT, "R", "m")
     assert world.posted == [("Normal", "R", "m")] * 3

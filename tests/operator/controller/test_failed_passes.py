@@ -1,6 +1,6 @@
 import pytest
 
-from mini_infer_operator.controller.failed_passes import TOLD_AFTER, FailedPasses, error_message
+from mini_infer_operator.controller.failed_passes import REPORT_AFTER, FailedPasses, error_message
 from mini_infer_operator.observe import Observed
 from mini_infer_operator.resource import InferenceService
 from mini_infer_web.kubernetes_api import ApiError
@@ -29,7 +29,7 @@ async def test_a_failure_is_reported_when_passes_fail_repeatedly_and_cleared_whe
     before = (backend.stored or {})["status"]
     passes = FailedPasses(lambda key: backend)
     backend.error = http_error()
-    for _ in range(TOLD_AFTER - 1):
+    for _ in range(REPORT_AFTER - 1):
         with pytest.raises(ApiError):
             await passes.reconcile("demo")
     assert (backend.stored or {})["status"] == before  # a failure that passes is not worth an alarm

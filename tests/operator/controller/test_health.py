@@ -13,7 +13,7 @@ from mini_infer_operator.objects.kinds import BY_NAME, Kind
 @dataclass
 class Watch:
     kind: Kind
-    heard_s: float = 0.0
+    last_seen_s: float = 0.0
     synced: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -37,12 +37,12 @@ async def test_what_a_restart_mends_is_unhealthy_and_what_is_missing_is_unready(
             services.synced.set()
             assert (await status("/healthz"), await status("/readyz")) == (200, 200)
             now = DEAF_AFTER_S + 1
-            pods.heard_s = now
-            assert health.ill() == ["the watch of services hangs"]
+            pods.last_seen_s = now
+            assert health.problems() == ["the watch of services hangs"]
             assert (await status("/healthz"), await status("/readyz")) == (503, 200)
-            services.heard_s = now
+            services.last_seen_s = now
             untried_s = STUCK_AFTER_S + 1
-            assert health.ill() == ["the queue hangs: a changed service was not tried for 301 s"]
+            assert health.problems() == ["the queue hangs: a changed service was not tried for 301 s"]
             untried_s, crd = 0.0, "the CRD is older"
             assert (await status("/healthz"), await status("/readyz")) == (200, 503)
             assert health.unready() == ["the CRD is older"]

@@ -17,8 +17,8 @@ def test_the_server_selects_by_label_when_a_kind_is_made_by_others_too() -> None
     configure(settings, scans=False)
     selectors = settings.watching.label_selectors
     for kind in watched():
-        wanted = ["serving.mini-infer.io/service"] if kind.is_labelled else []
-        assert selectors.collect(resource_of(kind.plural)) == wanted, kind.plural
+        expected = ["serving.mini-infer.io/service"] if kind.is_labelled else []
+        assert selectors.collect(resource_of(kind.plural)) == expected, kind.plural
 
 
 def test_back_offs_never_end_and_never_exceed_their_limit() -> None:

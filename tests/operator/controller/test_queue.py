@@ -22,12 +22,12 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def test_a_key_is_never_worked_on_twice_at_once_and_no_event_is_lost() -> None:
     running: set[str] = set()
-    wanted, done = dict.fromkeys("abc", 0), dict.fromkeys("abc", -1)
+    expected, done = dict.fromkeys("abc", 0), dict.fromkeys("abc", -1)
 
     async def work(key: str) -> float:
         assert key not in running
         running.add(key)
-        target = wanted[key]
+        target = expected[key]
         await asyncio.sleep(0.003)
         done[key] = target
         running.discard(key)
@@ -36,11 +36,11 @@ async def test_a_key_is_never_worked_on_twice_at_once_and_no_event_is_lost() -> 
     queue = WorkQueue(work, resync_s=1000)
     for number in range(200):
         key = "abc"[number % 3]
-        wanted[key] = number
+        expected[key] = number
         queue.add(key)
         if number % 10 == 0:
             await asyncio.sleep(0.002)
-    await until(lambda: done == wanted)
+    await until(lambda: done == expected)
     await queue.close()
 
 

@@ -69,7 +69,7 @@ class Up:
     def output(self) -> str:
         return (self.folder / "output").read_text()
 
-    def until_says(self, text: str, limit_s: float = 60.0) -> None:
+    def until_prints(self, text: str, limit_s: float = 60.0) -> None:
         wait(lambda: text in self.output(), limit_s, self.output)
 
     def endpoints(self) -> list[dict[str, Any]]:
@@ -120,7 +120,7 @@ def up(tmp_path: Path) -> Iterator[Up]:
 
 def test_it_serves_says_how_to_use_it_and_ends_on_ctrl_c(up: Up) -> None:
     up.start()
-    up.until_says("Ctrl-C ends everything")
+    up.until_prints("Ctrl-C ends everything")
     text = up.output()
     assert "demo: 2 of 2 engines are ready" in text
     assert f"curl {up.url}/v1/chat/completions" in text
@@ -130,7 +130,7 @@ def test_it_serves_says_how_to_use_it_and_ends_on_ctrl_c(up: Up) -> None:
     }
     assert len({e[kind] for e in endpoints for kind in ("url", "events", "replay")}) == 6
     assert not any(e.get("transfer") for e in endpoints)
-    asked = subprocess.run(
+    requested = subprocess.run(
         up.command("chat", "--url", up.url),
         input="hello\nagain\n/reset\nnew\n",
         env=up.environment,
@@ -139,7 +139,7 @@ def test_it_serves_says_how_to_use_it_and_ends_on_ctrl_c(up: Up) -> None:
         timeout=60,
         check=True,
     )
-    assert asked.stdout.splitlines() == [
+    assert requested.stdout.splitlines() == [
         "1 messages, the last: hello ",
         "3 messages, the last: again ",
         "1 messages, the last: new ",
@@ -154,8 +154,8 @@ def test_roles_run_with_their_flags_and_transfer_ports(up: Up) -> None:
     service = changed({"spec": {"unified": None, **roles}})
     (up.folder / "cr.yaml").write_text(yaml.safe_dump(service))
     up.start()
-    up.until_says("prefill 1 of 1 and decode 2 of 2 engines are ready")
-    up.until_says("decode engines span nodes in a cluster: here all ranks of one run on this machine")
+    up.until_prints("prefill 1 of 1 and decode 2 of 2 engines are ready")
+    up.until_prints("decode engines span nodes in a cluster: here all ranks of one run on this machine")
     endpoints = up.endpoints()
     assert sorted(e["role"] for e in endpoints) == ["decode", "decode", "prefill"]
     assert len({e["transfer"] for e in endpoints} | {e["url"] for e in endpoints}) == 6
@@ -176,7 +176,7 @@ def test_roles_run_with_their_flags_and_transfer_ports(up: Up) -> None:
 def test_unified_engines_that_name_kv_transfer_tell_gateways_where(up: Up) -> None:
     up.write(engine={"kvTransport": "shm"})
     up.start()
-    up.until_says("2 of 2 engines are ready")
+    up.until_prints("2 of 2 engines are ready")
     endpoints = up.endpoints()
     assert len({e[kind] for e in endpoints for kind in ("url", "transfer")}) == 4
     for endpoint in endpoints:
@@ -190,11 +190,11 @@ def test_unified_engines_that_name_kv_transfer_tell_gateways_where(up: Up) -> No
 
 def test_a_dead_engine_comes_back_and_leaves_the_endpoints_meanwhile(up: Up) -> None:
     up.start()
-    up.until_says("2 of 2 engines are ready")
+    up.until_prints("2 of 2 engines are ready")
     first = up.endpoints()[0]
     with pytest.raises(OSError):  # noqa: PT011 - it dies before it answers; how that shows is the system's affair
         post(f"{first['url']}/crash", {})
-    up.until_says("ended with exit code 9: serving on")
+    up.until_prints("ended with exit code 9: serving on")
     wait(lambda: first["url"] not in {e["url"] for e in up.endpoints()})
     wait(lambda: len(up.endpoints()) == 2, why=up.output)
     assert up.stop(signal.SIGTERM) == 0
@@ -203,10 +203,10 @@ def test_a_dead_engine_comes_back_and_leaves_the_endpoints_meanwhile(up: Up) -> 
 
 def test_an_edit_is_rolled_out_and_a_bad_edit_changes_nothing(up: Up) -> None:
     up.start()
-    up.until_says("2 of 2 engines are ready")
+    up.until_prints("2 of 2 engines are ready")
     before = up.endpoints()
     up.write(replicas=-2)
-    up.until_says("spec.unified.replicas: ")
+    up.until_prints("spec.unified.replicas: ")
     assert up.endpoints() == before
     up.write(replicas=1)
     wait(lambda: [e for e in up.endpoints() if not e.get("draining")] in ([before[0]], [before[1]]), why=up.output)
@@ -225,7 +225,7 @@ def test_an_edit_is_rolled_out_and_a_bad_edit_changes_nothing(up: Up) -> None:
 
 def test_nothing_is_left_when_it_is_killed(up: Up) -> None:
     up.start()
-    up.until_says("2 of 2 engines are ready")
+    up.until_prints("2 of 2 engines are ready")
     assert len(up.processes()) > 5
     up.stop(signal.SIGKILL)
     wait(lambda: not up.processes(), 8)
@@ -234,10 +234,10 @@ def test_nothing_is_left_when_it_is_killed(up: Up) -> None:
 def test_an_engine_that_cannot_start_says_why(up: Up) -> None:
     up.write(replicas=1, engine={"maxNumSeqs": 13})
     up.start("--verbose")
-    up.until_says("ended with exit code 3: ERROR 13 brings bad luck")
-    up.until_says("-0] ERROR 13 brings bad luck")
+    up.until_prints("ended with exit code 3: ERROR 13 brings bad luck")
+    up.until_prints("-0] ERROR 13 brings bad luck")
     up.write(replicas=1)
-    up.until_says("1 of 1 engines are ready")
+    up.until_prints("1 of 1 engines are ready")
     assert up.stop() == 0
 
 

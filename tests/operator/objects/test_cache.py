@@ -71,12 +71,12 @@ def test_it_holds_what_a_plain_dictionary_would(events: list[tuple[str, str, str
             known = plain.pop(name, None)
             assert (cache.drop("Pod", "n", name) is None) == (known is None)
         else:  # a list after a broken watch: one object is gone, the others are as they were
-            gone = plain.pop(name, None)
-            before = {("n", gone["metadata"]["labels"][SERVICE])} if gone else set()
+            removed = plain.pop(name, None)
+            before = {("n", removed["metadata"]["labels"][SERVICE])} if removed else set()
             assert cache.replace("Pod", None, plain.values()) == before
         for owner in ("s", "t"):
-            held = {item["metadata"]["name"] for item in cache.of_service("Pod", "n", owner)}
-            assert held == {key for key, item in plain.items() if item["metadata"]["labels"][SERVICE] == owner}
+            owned = {item["metadata"]["name"] for item in cache.of_service("Pod", "n", owner)}
+            assert owned == {key for key, item in plain.items() if item["metadata"]["labels"][SERVICE] == owner}
         assert set(cache.keys("Pod")) == {("n", key) for key in plain}
 
 
@@ -208,5 +208,5 @@ def test_tombstones_are_bounded_when_many_objects_are_deleted(kept: int, monkeyp
     for number in range(200):
         cache.put("Pod", pod(str(number), 5, uid=str(number)))
         cache.drop("Pod", "n", str(number))
-    remembered = [n for n in range(200) if cache.put("Pod", pod(str(n), 5, uid=str(n))) is None]
-    assert remembered == list(range(200 - kept, 200))
+    retained = [n for n in range(200) if cache.put("Pod", pod(str(n), 5, uid=str(n))) is None]
+    assert retained == list(range(200 - kept, 200))

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mini_infer_operator.objects.failures import LONGEST_QUOTE, MOST_TOLD, failures_of
+from mini_infer_operator.objects.failures import LONGEST_QUOTE, MAX_REPORTED, failures_of
 
 LABELS = {"serving.mini-infer.io/role": "unified", "serving.mini-infer.io/revision": "r1"}
 TEMPLATE = {"containers": [{"name": "engine", "resources": {"limits": {"memory": "2Gi"}}}]}
@@ -157,7 +157,7 @@ def test_equal_faults_are_reported_once_and_the_most_specific_first() -> None:
     assert first.message == "q: ErrImagePull: m"
     assert second.message == "p0, p1 and 3 more: no GPU"
     many = [pod(waiting("ErrImagePull", f"image {n}"), f"p{n}") for n in range(9)]
-    assert len(failures_of([deployment()], many)) == MOST_TOLD
+    assert len(failures_of([deployment()], many)) == MAX_REPORTED
 
 
 def test_a_long_quotation_is_cut() -> None:

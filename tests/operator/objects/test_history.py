@@ -7,8 +7,8 @@ from mini_infer_operator.objects.history import (
     KEPT,
     change_to,
     differences,
-    held_spec,
-    remembered,
+    pinned_spec,
+    retained_revisions,
     spec_of,
     with_history,
 )
@@ -50,8 +50,8 @@ def test_the_newest_are_remembered() -> None:
     live = [kept(str(number), number) for number in range(1, 32)]
     for item in live[:30]:
         item["metadata"]["ownerReferences"] = [{"uid": "u"}]  # the last one was left behind
-    assert remembered(live, "other") == set()
-    assert remembered(live, "u") == {f"demo-unified-{number}" for number in range(30 - KEPT, 31)}
+    assert retained_revisions(live, "other") == set()
+    assert retained_revisions(live, "u") == {f"demo-unified-{number}" for number in range(30 - KEPT, 31)}
     assert spec_of(live[0]) is None
     assert spec_of(kept("a", 1, spec={"image": "x"})) == {"image": "x"}
 
@@ -59,7 +59,7 @@ def test_the_newest_are_remembered() -> None:
 def test_replicas_still_change_when_a_rollout_is_paused() -> None:
     was = {"image": "a", "unified": {"replicas": 1, "engine": {"dtype": "auto"}}}
     now = {"image": "b", "unified": {"replicas": 5, "engine": {"dtype": "float32"}}, "rollout": {"paused": True}}
-    assert held_spec(now, was) == {
+    assert pinned_spec(now, was) == {
         "image": "a",
         "unified": {"replicas": 5, "engine": {"dtype": "auto"}},
         "rollout": {"paused": True},

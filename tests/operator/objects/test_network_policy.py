@@ -48,9 +48,9 @@ def test_without_anybody_to_let_in_there_is_no_policy() -> None:
 
 
 def test_the_flag_is_a_list_of_peers(capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["--engine-image=i", '--allow-ingress-from=[{"podSelector": {}}]']
-    assert parse_settings(given, {}).allow_ingress_from == ({"podSelector": {}},)
-    assert parse_settings(given[:1], {}).engine_peers == NOBODY
+    value = ["--engine-image=i", '--allow-ingress-from=[{"podSelector": {}}]']
+    assert parse_settings(value, {}).allow_ingress_from == ({"podSelector": {}},)
+    assert parse_settings(value[:1], {}).engine_peers == NOBODY
     for wrong in ("{", "{}", "[1]"):
         with pytest.raises(SystemExit):
             parse_settings(["--engine-image=i", f"--allow-ingress-from={wrong}"], {})

@@ -14,8 +14,8 @@ from mini_infer_operator.objects.peers import (
     MISSED_AFTER,
     PEER_KEY_FILE,
     may_miss_secret,
+    needs_peers_secret,
     peers_secret,
-    wants_peers_secret,
 )
 from mini_infer_operator.objects.pod import frozen_pods
 from mini_infer_operator.parse import parse_service
@@ -157,6 +157,6 @@ def test_engines_mount_the_secret_when_their_revision_is_new() -> None:
     (mount,) = [mount for mount in container["volumeMounts"] if mount["name"] == volume["name"]]
     assert mount["readOnly"]
     assert PEER_KEY_FILE.startswith(mount["mountPath"])
-    assert wants_peers_secret([{"kind": "ControllerRevision", "data": pods}])
+    assert needs_peers_secret([{"kind": "ControllerRevision", "data": pods}])
     del pods["template"]["metadata"]["annotations"][ANNOTATION_PEER_AUTH]
-    assert not wants_peers_secret([{"kind": "ControllerRevision", "data": pods}, {"kind": "Service"}])
+    assert not needs_peers_secret([{"kind": "ControllerRevision", "data": pods}, {"kind": "Service"}])

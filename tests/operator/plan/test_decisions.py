@@ -21,7 +21,7 @@ def seen(*workloads: tuple[str, int]) -> Observed:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "told"),
+    ("before", "after", "reported"),
     [
         ((("a", 2),), (("a", 2),), []),
         ((), (("a", 1),), ["RevisionStarted: unified revision a starts with 1 engine"]),
@@ -34,8 +34,8 @@ def seen(*workloads: tuple[str, int]) -> Observed:
         ),
     ],
 )
-def test_table(before: tuple[tuple[str, int], ...], after: tuple[tuple[str, int], ...], told: list[str]) -> None:
-    assert [f"{d.reason}: {d.message}" for d in decisions(seen(*before), planned(*after))] == told
+def test_table(before: tuple[tuple[str, int], ...], after: tuple[tuple[str, int], ...], reported: list[str]) -> None:
+    assert [f"{d.reason}: {d.message}" for d in decisions(seen(*before), planned(*after))] == reported
 
 
 def test_a_new_revision_names_its_image() -> None:

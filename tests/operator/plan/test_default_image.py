@@ -21,7 +21,7 @@ OLD, NEW = revision("old"), revision("new")
         ({}, ImageChange(Change.NONE)),
         ({NEW: "new"}, ImageChange(Change.NONE)),
         ({OLD: "old"}, ImageChange(Change.DUE, "old")),
-        ({OLD: "old", NEW: "new"}, ImageChange(Change.BEGUN)),
+        ({OLD: "old", NEW: "new"}, ImageChange(Change.ROLLING)),
         ({revision("old", unified={"engine": {"maxNumSeqs": 8}}): "old"}, ImageChange(Change.NONE)),
     ],
     ids=["does not run", "runs from it", "due", "begun", "the user edited too"],

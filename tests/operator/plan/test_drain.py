@@ -62,12 +62,12 @@ def test_when_an_engine_may_go(one: ObservedEngine, expected: bool) -> None:
 def test_shrinking_waits_for_the_drain_and_growing_for_the_room() -> None:
     old = workload("old", engine("a", 900), engine("b", 800))
     new = workload("new", engine("c"))
-    wanted = {"old": 1, "new": 2}
-    first = drain(wanted, "new", {"old": old, "new": new}, 3, NOW)
+    desired = {"old": 1, "new": 2}
+    first = drain(desired, "new", {"old": old, "new": new}, 3, NOW)
     assert dict(first.replicas) == {"old": 2, "new": 1}
     assert first.going == {"b"}
     done = workload("old", engine("a", 900), engine("b", 800, draining=UNROUTED_AFTER, running=0))
-    second = drain(wanted, "new", {"old": done, "new": new}, 3, NOW)
+    second = drain(desired, "new", {"old": done, "new": new}, 3, NOW)
     assert dict(second.replicas) == {"old": 1, "new": 2}
     assert second.going == {"b"}
 
@@ -106,8 +106,8 @@ def test_the_limit_holds_and_what_serves_and_is_busy_stays(
     seen = {"old": workload("old", *old), "new": workload("new", *new)}
     keep = min(keep, len(old))
     most = keep + grow
-    wanted = {**({"old": keep} if keep else {}), "new": grow}
-    result = drain(wanted, "new", seen, most, NOW)
+    desired = {**({"old": keep} if keep else {}), "new": grow}
+    result = drain(desired, "new", seen, most, NOW)
     after = result.replicas
     assert after["new"] <= max(grow, len(new))
     if after["new"] > len(new):

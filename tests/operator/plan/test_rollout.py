@@ -7,13 +7,13 @@ from mini_infer_operator.plan.rollout import Count, Limits, RoleState, next_repl
 DEFAULT = Limits(surge=1, unavailable=0)
 
 
-def next_replicas(wanted: int, revision: str, seen: dict[str, Count], limits: Limits) -> dict[str, int]:
+def next_replicas(desired: int, revision: str, seen: dict[str, Count], limits: Limits) -> dict[str, int]:
     """Of a service of one role."""
-    return next_replicas_of_roles(revision, {"unified": RoleState(wanted, seen, limits)})["unified"]
+    return next_replicas_of_roles(revision, {"unified": RoleState(desired, seen, limits)})["unified"]
 
 
 @pytest.mark.parametrize(
-    ("wanted", "seen", "expected"),
+    ("desired", "seen", "expected"),
     [
         pytest.param(2, {}, {"new": 2}, id="first start"),
         pytest.param(0, {}, {"new": 0}, id="none asked for"),
@@ -53,8 +53,8 @@ def next_replicas(wanted: int, revision: str, seen: dict[str, Count], limits: Li
         ),
     ],
 )
-def test_table(wanted: int, seen: dict[str, Count], expected: dict[str, int]) -> None:
-    assert next_replicas(wanted, "new", seen, DEFAULT) == expected
+def test_table(desired: int, seen: dict[str, Count], expected: dict[str, int]) -> None:
+    assert next_replicas(desired, "new", seen, DEFAULT) == expected
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def changed(event: str, value: int, seen: dict[str, Count]) -> dict[str, Count]:
 @given(limits, steps)
 def test_what_can_answer_never_drops_by_our_doing(limits: Limits, events: list[tuple[str, int]]) -> None:
     """Any sequence of edits, scalings, starts, crashes and recoveries, with the plan carried out after each."""
-    wanted, revision, before_edit = 2, "r0", "r0"
+    desired, revision, before_edit = 2, "r0", "r0"
     seen: dict[str, Count] = {}
     for number, (event, value) in enumerate(events):
         if event == "edit":
@@ -101,40 +101,40 @@ def test_what_can_answer_never_drops_by_our_doing(limits: Limits, events: list[t
         elif event == "edit back":
             before_edit, revision = revision, before_edit
         elif event == "scale":
-            wanted = value
+            desired = value
         seen = changed(event, value, seen)
-        asked = next_replicas(wanted, revision, seen, limits)
+        requested = next_replicas(desired, revision, seen, limits)
         available = sum(count.available for count in seen.values())
         might_serve = sum(c.hopeful for name, c in seen.items() if name != revision)
         # A Deployment that shrinks removes engines that cannot answer first.
         after = {
             name: Count(n, min(n, seen[name].available), seen[name].worked) if name in seen else Count(n, 0)
-            for name, n in asked.items()
+            for name, n in requested.items()
         }
-        assert sum(count.available for count in after.values()) >= min(wanted - limits.unavailable, available)
-        old_left = sum(n for name, n in asked.items() if name != revision)
-        covered = min(wanted, seen.get(revision, Count(0, 0)).available)
-        assert old_left >= min(might_serve, wanted - limits.unavailable - covered), "what may recover was taken away"
-        assert sum(asked.values()) <= wanted + limits.surge
-        assert all(n >= 0 for n in asked.values())
-        assert list(asked)[-1] == revision, "what grows is carried out last"
+        assert sum(count.available for count in after.values()) >= min(desired - limits.unavailable, available)
+        old_left = sum(n for name, n in requested.items() if name != revision)
+        covered = min(desired, seen.get(revision, Count(0, 0)).available)
+        assert old_left >= min(might_serve, desired - limits.unavailable - covered), "what may recover was taken away"
+        assert sum(requested.values()) <= desired + limits.surge
+        assert all(n >= 0 for n in requested.values())
+        assert list(requested)[-1] == revision, "what grows is carried out last"
         seen = after
 
 
 @given(st.integers(0, 8), st.integers(0, 8), limits)
-def test_it_settles(wanted: int, old: int, limits: Limits) -> None:
+def test_it_settles(desired: int, old: int, limits: Limits) -> None:
     seen = {"old": Count(old, old)}
-    for _ in range(2 * wanted + 3):
-        seen = {name: Count(n, n) for name, n in next_replicas(wanted, "new", seen, limits).items()}
-    assert seen == {"new": Count(wanted, wanted)}
-    assert next_replicas(wanted, "new", seen, limits) == {"new": wanted}
+    for _ in range(2 * desired + 3):
+        seen = {name: Count(n, n) for name, n in next_replicas(desired, "new", seen, limits).items()}
+    assert seen == {"new": Count(desired, desired)}
+    assert next_replicas(desired, "new", seen, limits) == {"new": desired}
 
 
 @given(st.integers(1, 8), st.integers(0, 8))
-def test_a_crash_after_ready_brings_no_successor(wanted: int, crashes: int) -> None:
+def test_a_crash_after_ready_brings_no_successor(desired: int, crashes: int) -> None:
     """New engines that are never available for long enough take nothing away, however often they look ready."""
-    seen = {"old": Count(wanted, wanted)}
+    seen = {"old": Count(desired, desired)}
     for _ in range(crashes):
-        asked = next_replicas(wanted, "new", seen, DEFAULT)
-        seen = {"old": Count(asked["old"], asked["old"]), "new": Count(asked["new"], 0, worked=False)}
-        assert asked["old"] == wanted
+        requested = next_replicas(desired, "new", seen, DEFAULT)
+        seen = {"old": Count(requested["old"], requested["old"]), "new": Count(requested["new"], 0, worked=False)}
+        assert requested["old"] == desired

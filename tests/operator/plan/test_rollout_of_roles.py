@@ -14,13 +14,13 @@ Seen = dict[str, dict[str, Count]]
 
 
 def planned(
-    wanted: dict[str, int], seen: Seen, limits: Limits = DEFAULT, starved: frozenset[str] = frozenset()
+    desired: dict[str, int], seen: Seen, limits: Limits = DEFAULT, starved: frozenset[str] = frozenset()
 ) -> Seen:
     """What is asked for the revision "new", as counts: available are those that were, as far as they stay."""
-    states = {role: RoleState(wanted[role], seen.get(role, {}), limits, role in starved) for role in wanted}
+    states = {role: RoleState(desired[role], seen.get(role, {}), limits, role in starved) for role in desired}
     return {
-        role: {name: kept(seen.get(role, {}).get(name), count) for name, count in asked.items()}
-        for role, asked in next_replicas_of_roles("new", states).items()
+        role: {name: kept(seen.get(role, {}).get(name), count) for name, count in requested.items()}
+        for role, requested in next_replicas_of_roles("new", states).items()
     }
 
 
@@ -35,7 +35,7 @@ def kept(before: Count | None, replicas: int) -> Count:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "seen", "expected"),
+    ("desired", "seen", "expected"),
     [
         pytest.param(
             {"prefill": 1, "decode": 2},
@@ -81,9 +81,9 @@ def kept(before: Count | None, replicas: int) -> Count:
         ),
     ],
 )
-def test_table(wanted: dict[str, int], seen: Seen, expected: dict[str, dict[str, int]]) -> None:
-    asked = planned(wanted, seen)
-    assert {role: {name: c.replicas for name, c in counts.items()} for role, counts in asked.items()} == expected
+def test_table(desired: dict[str, int], seen: Seen, expected: dict[str, dict[str, int]]) -> None:
+    requested = planned(desired, seen)
+    assert {role: {name: c.replicas for name, c in counts.items()} for role, counts in requested.items()} == expected
 
 
 def test_on_a_full_cluster_no_role_keeps_what_another_waits_for() -> None:
@@ -138,7 +138,7 @@ def test_nothing_that_serves_is_lost_in_any_role(
     limits: Limits, events: list[tuple[str, str, int]], in_groups: bool
 ) -> None:
     """Any sequence of edits, scalings, starts, crashes and recoveries, with the plan carried out after each."""
-    wanted, revision, before_edit = {"prefill": 1, "decode": 2}, "r0", "r0"
+    desired, revision, before_edit = {"prefill": 1, "decode": 2}, "r0", "r0"
     seen: Seen = {"prefill": {}, "decode": {}}
     for number, (event, role, value) in enumerate(events):
         if event == "edit":
@@ -146,18 +146,18 @@ def test_nothing_that_serves_is_lost_in_any_role(
         elif event == "edit back":
             before_edit, revision = revision, before_edit
         elif event == "scale":
-            wanted = {**wanted, role: value}
+            desired = {**desired, role: value}
         seen = {**seen, role: changed(event, value, seen[role])}
-        states = {each: RoleState(wanted[each], seen[each], limits) for each in wanted}
-        asked = next_replicas_of_roles(revision, states)
+        states = {each: RoleState(desired[each], seen[each], limits) for each in desired}
+        requested = next_replicas_of_roles(revision, states)
         after: Seen = {}
-        for each, replicas in asked.items():
+        for each, replicas in requested.items():
             fresh = Count(0, 0, worked=False, available_by_index=() if in_groups else None)
             after[each] = {name: kept(seen[each].get(name, fresh), n) for name, n in replicas.items()}
             before = sum(count.available for count in seen[each].values())
-            assert sum(c.available for c in after[each].values()) >= min(wanted[each] - limits.unavailable, before)
+            assert sum(c.available for c in after[each].values()) >= min(desired[each] - limits.unavailable, before)
             total, had = sum(replicas.values()), sum(count.replicas for count in seen[each].values())
-            assert total <= wanted[each] + limits.surge or (total <= had and (in_groups or not wanted[each]))
+            assert total <= desired[each] + limits.surge or (total <= had and (in_groups or not desired[each]))
             assert list(replicas)[-1] == revision, "what grows is carried out last"
         seen = after
 
@@ -168,12 +168,12 @@ turns = st.lists(st.tuples(st.sampled_from(["prefill", "decode"]), st.integers(0
 @given(st.integers(1, 4), st.integers(1, 4), turns)
 def test_old_decode_engines_keep_their_prefill_engines(prefill: int, decode: int, turns: list[tuple[str, int]]) -> None:
     """In whatever order new engines of both roles become available."""
-    wanted = {"prefill": prefill, "decode": decode}
-    seen: Seen = {role: {"old": Count(n, n)} for role, n in wanted.items()}
+    desired = {"prefill": prefill, "decode": decode}
+    seen: Seen = {role: {"old": Count(n, n)} for role, n in desired.items()}
     for role, value in turns:
         new = seen[role].get("new", Count(0, 0))
         seen[role] = {**seen[role], "new": _with_available(new, min(new.replicas, new.available + value))}
-        seen = planned(wanted, seen)
+        seen = planned(desired, seen)
         old = {each: counts.get("old", Count(0, 0)).available for each, counts in seen.items()}
         new_of = {each: counts.get("new", Count(0, 0)).available for each, counts in seen.items()}
         assert not old["decode"] or old["prefill"], "old decode engines were left without prefill"
@@ -184,11 +184,11 @@ def test_old_decode_engines_keep_their_prefill_engines(prefill: int, decode: int
 def test_it_settles(
     prefill: int, decode: int, old_prefill: int, old_decode: int, limits: Limits, from_unified: bool
 ) -> None:
-    wanted = {"prefill": prefill, "decode": decode}
+    desired = {"prefill": prefill, "decode": decode}
     seen: Seen = {"prefill": {}, "decode": {"old": Count(old_decode, old_decode)}}
     if not from_unified:
         seen["prefill"] = {"old": Count(old_prefill, old_prefill)}
     for _ in range(3 * (prefill + decode) + 3):
-        after = planned(wanted, seen, limits)
+        after = planned(desired, seen, limits)
         seen = {role: {n: Count(c.replicas, c.replicas) for n, c in counts.items()} for role, counts in after.items()}
-    assert seen == {role: {"new": Count(n, n)} for role, n in wanted.items()}
+    assert seen == {role: {"new": Count(n, n)} for role, n in desired.items()}

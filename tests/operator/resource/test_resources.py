@@ -46,9 +46,9 @@ def test_kubectl_explain_describes_every_field() -> None:
     found = undescribed(version["schema"]["openAPIV3Schema"], "infsvc")
     (scaler,) = scaler_definition()["spec"]["versions"]
     assert undescribed(scaler["schema"]["openAPIV3Schema"], "infscaler") == ["infscaler.metadata"]
-    told_once = re.compile(r"infsvc\.spec\.(prefill|decode)\.template\..+")  # described in unified
+    described_once = re.compile(r"infsvc\.spec\.(prefill|decode)\.template\..+")  # described in unified
     # metadata the API server describes itself, and lets nobody else describe
-    assert [path for path in found if not told_once.fullmatch(path)] == ["infsvc.metadata"]
+    assert [path for path in found if not described_once.fullmatch(path)] == ["infsvc.metadata"]
 
 
 def test_the_crd_is_small() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from mini_infer_gateway.http.asgi import client_gone, read_body, send_json
+from mini_infer_gateway.http.asgi import client_disconnected, read_body, send_json
 from mini_infer_web.asgi import Application, Receive, Scope, Send
 from mini_infer_web.http_server.client_link import CLIENT_LINK, ClientLink
 from mini_infer_web.http_server.connection import LimitedConnection, limited
@@ -26,22 +26,22 @@ class Echo:
     """Says how long the body was, or never stops to answer."""
 
     def __init__(self) -> None:
-        self.gone = 0
+        self.num_lost = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             body = await read_body(scope, receive, 1 << 20, lambda size: True)
             if scope["path"] == "/endless":
                 await send({"type": "http.response.start", "status": 200, "headers": []})
-                watch = asyncio.create_task(client_gone(receive))
+                watch = asyncio.create_task(client_disconnected(receive))
                 while not watch.done():
                     await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
                     await asyncio.sleep(0)
-                self.gone += 1
+                self.num_lost += 1
                 return
             await send_json(send, 200, {"length": len(body)})
         except Exception:
-            self.gone += 1
+            self.num_lost += 1
 
 
 class Served:
@@ -138,9 +138,9 @@ async def test_slow_clients_are_let_go(sent: bytes, later_s: float, status: int 
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(reader.read(1), 0.05)
         elif status == 408:
-            told, body = await answer(reader)
+            answered, body = await answer(reader)
             what = "body" if b"\r\n\r\n" in sent else "headers"
-            assert (told, body["error"]["code"]) == (408, f"{what}_timeout")
+            assert (answered, body["error"]["code"]) == (408, f"{what}_timeout")
         if status is not None:
             assert await reader.read() == b""
             await until(lambda: not there.connections)
@@ -153,9 +153,9 @@ async def test_a_client_that_does_not_read_is_cut() -> None:
         writer.write(HEAD.replace(b"POST / ", b"POST /endless ") + b"\r\n")
         await until(lambda: any(connection._write_paused_s is not None for connection in there.connections))
         there.look(59)
-        assert there.app.gone == 0
+        assert there.app.num_lost == 0
         there.look(61)
-        await until(lambda: there.app.gone == 1)
+        await until(lambda: there.app.num_lost == 1)
         writer.close()
 
 
@@ -175,7 +175,7 @@ async def test_the_longest_waiting_connection_is_closed_when_there_are_as_many_a
 
 async def test_a_connection_is_refused_when_all_others_have_requests() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await client_gone(receive)
+        await client_disconnected(receive)
 
     async with served(app) as there:
         streams = [await there.connect() for _ in range(3)]
@@ -190,31 +190,31 @@ async def test_a_connection_is_refused_when_all_others_have_requests() -> None:
 
 
 async def test_a_request_is_notified_when_its_connection_is_lost_after_its_buffer_was_full() -> None:
-    told = asyncio.Event()
+    answered = asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await read_body(scope, receive, 1 << 20, lambda size: True)
-        scope[CLIENT_LINK].watch(told.set)
-        await told.wait()
+        scope[CLIENT_LINK].watch(answered.set)
+        await answered.wait()
 
     async with served(app) as server:
         _, writer = await server.connect()
         writer.write(HEAD + b"content-length: 300000\r\n\r\n" + b"x" * 300_000)
         await writer.drain()
         writer.close()
-        await asyncio.wait_for(told.wait(), 5)
+        await asyncio.wait_for(answered.wait(), 5)
 
 
 def test_a_watcher_is_notified_at_once_when_the_connection_is_already_lost() -> None:
-    link, told = ClientLink(lambda: None), list[str]()
+    link, answered = ClientLink(lambda: None), list[str]()
     link.lose()
-    link.watch(lambda: told.append("late"))
-    assert told == ["late"]
+    link.watch(lambda: answered.append("late"))
+    assert answered == ["late"]
 
 
 def test_a_request_is_not_notified_when_it_is_over() -> None:
-    link, told = ClientLink(lambda: None), list[str]()
-    link.watch(lambda: told.append("over"))
+    link, answered = ClientLink(lambda: None), list[str]()
+    link.watch(lambda: answered.append("over"))
     link.unwatch()
     link.lose()
-    assert told == []
+    assert answered == []

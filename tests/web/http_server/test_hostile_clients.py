@@ -262,8 +262,8 @@ async def test_answers_come_in_order_when_requests_are_pipelined() -> None:
     async with served(app, LIMITS) as there:
         reader, writer = await there.connect()
         writer.write(b"".join(GET.replace(b"GET /", b"GET /%d" % number) for number in range(20)))
-        told = [(await answer(reader))[1]["path"] for _ in range(20)]
-        assert told == [f"/{number}" for number in range(20)]
+        answered = [(await answer(reader))[1]["path"] for _ in range(20)]
+        assert answered == [f"/{number}" for number in range(20)]
         writer.close()
 
 

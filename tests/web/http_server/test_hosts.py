@@ -37,7 +37,7 @@ def test_every_host_is_allowed_when_others_reach_the_server_or_need_a_key(listen
 
 
 @pytest.mark.parametrize(
-    ("wanted", "name", "expected"),
+    ("configured", "name", "expected"),
     [
         (("api.example",), "api.example:443", ""),
         (("api.example",), "localhost", "host_not_allowed"),
@@ -47,8 +47,8 @@ def test_every_host_is_allowed_when_others_reach_the_server_or_need_a_key(listen
         (("[::1]",), "[::1]:80", ""),
     ],
 )
-def test_the_named_hosts_count_when_there_are_any(wanted: tuple[str, ...], name: str, expected: str) -> None:
-    assert code(allowed_hosts(wanted, "127.0.0.1", has_keys=False), host(name)) == expected
+def test_the_named_hosts_count_when_there_are_any(configured: tuple[str, ...], name: str, expected: str) -> None:
+    assert code(allowed_hosts(configured, "127.0.0.1", has_keys=False), host(name)) == expected
 
 
 @pytest.mark.parametrize(

@@ -27,10 +27,10 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
         body += message.get("body", b"")
         more = message.get("more_body", False)
     names = sorted(name.decode() for name, _ in scope["headers"])
-    told = json.dumps({"path": scope["path"], "body": body.decode(), "headers": names}).encode()
-    length = str(len(told)).encode()
+    content = json.dumps({"path": scope["path"], "body": body.decode(), "headers": names}).encode()
+    length = str(len(content)).encode()
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", length)]})
-    await send({"type": "http.response.body", "body": told})
+    await send({"type": "http.response.body", "body": content})
 
 
 @asynccontextmanager
@@ -51,8 +51,8 @@ async def answer(reader: asyncio.StreamReader) -> dict[str, object]:
     head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
     assert head.startswith(b"HTTP/1.1 200 "), head
     length = next(int(line.split(b":")[1]) for line in head.splitlines() if line.startswith(b"content-length"))
-    told: dict[str, object] = json.loads(await reader.readexactly(length))
-    return told
+    answered: dict[str, object] = json.loads(await reader.readexactly(length))
+    return answered
 
 
 @pytest.mark.parametrize(
@@ -65,17 +65,17 @@ async def test_an_offered_upgrade_is_ignored_wherever_the_request_is_cut(request
                 writer.write(piece)
                 await writer.drain()
                 await asyncio.sleep(0.01)  # so that the pieces are read apart
-            told = await answer(reader)
-            assert (told["path"], told["body"]) == ("/there", body), cut
-            assert {"upgrade", "http2-settings"}.isdisjoint(told["headers"])  # type: ignore[arg-type]  # names
+            answered = await answer(reader)
+            assert (answered["path"], answered["body"]) == ("/there", body), cut
+            assert {"upgrade", "http2-settings"}.isdisjoint(answered["headers"])  # type: ignore[arg-type]  # names
 
 
 async def test_what_follows_on_the_connection_is_served_too() -> None:
     async with connected() as (reader, writer):
         writer.write(LENGTH + PLAIN + CHUNKED)
-        told = [await answer(reader) for _ in range(3)]
-        assert [one["body"] for one in told] == ["hello"] * 3
-        assert "x-mine" in told[0]["headers"]  # type: ignore[operator]  # names
+        answered = [await answer(reader) for _ in range(3)]
+        assert [one["body"] for one in answered] == ["hello"] * 3
+        assert "x-mine" in answered[0]["headers"]  # type: ignore[operator]  # names
 
 
 async def test_a_connection_that_is_to_be_closed_is_closed() -> None:

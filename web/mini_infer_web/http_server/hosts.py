@@ -74,15 +74,17 @@ def _allows(names: tuple[str, ...], undotted: bool, host: str) -> bool:
     return undotted and ("." not in name or _is_address(name))
 
 
-def allowed_hosts(wanted: tuple[str, ...], host: str, *, has_keys: bool, origins: tuple[str, ...] = ()) -> AllowedHosts:
+def allowed_hosts(
+    configured: tuple[str, ...], host: str, *, has_keys: bool, origins: tuple[str, ...] = ()
+) -> AllowedHosts:
     """Returns the hosts of a server that listens at `host`.
 
-    Without `wanted`, a server on loopback that needs no key answers for no domain: all programs on its machine may use
-    it, the web pages in a browser there may not. Every other server answers for all hosts, as clients come by names
+    Without `configured`, a server on loopback that needs no key answers for no domain: all programs on its machine may
+    use it, the web pages in a browser there may not. Every other server answers for all hosts, as clients come by names
     that it does not know.
     """
-    if wanted:
-        return AllowedHosts(names=tuple(map(_name_of, wanted)), origins=origins)
+    if configured:
+        return AllowedHosts(names=tuple(map(_name_of, configured)), origins=origins)
     if has_keys or not is_loopback(host):
         return AllowedHosts(origins=origins)
     return AllowedHosts(names=("127.0.0.1", "localhost", "*.localhost", _name_of(host)), origins=origins, undotted=True)

@@ -41,9 +41,9 @@ def server_config(app: Any, http: type[LimitedConnection], max_message_bytes: in
     )
 
 
-def connections_for(open_files: int, wanted: int) -> int:
+def connections_for(open_files: int, desired: int) -> int:
     """Returns how many clients' connections a limit of open files allows: each may need one to an engine, too."""
-    return max(1, min(wanted, (open_files - _OTHER_OPEN_FILES) // 2))
+    return max(1, min(desired, (open_files - _OTHER_OPEN_FILES) // 2))
 
 
 class LimitedServer(uvicorn.Server):

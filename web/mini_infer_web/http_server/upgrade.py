@@ -18,8 +18,8 @@ def websocket_refusal(method: bytes, version: str, headers: Iterable[tuple[bytes
         return _bad("has no body")
     if found.get(b"sec-websocket-version") != [b"13"]:
         message = "a WebSocket here is of version 13: send Sec-WebSocket-Version: 13, or leave out Upgrade"
-        headers_told = {"upgrade": "websocket", "sec-websocket-version": "13"}
-        return ApiError(426, message, param="Sec-WebSocket-Version", code="invalid_upgrade", headers=headers_told)
+        response_headers = {"upgrade": "websocket", "sec-websocket-version": "13"}
+        return ApiError(426, message, param="Sec-WebSocket-Version", code="invalid_upgrade", headers=response_headers)
     keys = found.get(b"sec-websocket-key", [])
     if len(keys) != 1 or not _is_key(keys[0]):
         return _bad("needs one Sec-WebSocket-Key of 16 bytes in base64")

@@ -116,8 +116,8 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         self.close_sent = True
         self.transport.close()
 
-    def _set_reading(self, is_wanted: bool, *, to: bool) -> None:
-        if is_wanted and not self.transport.is_closing():
+    def _set_reading(self, must_change: bool, *, to: bool) -> None:
+        if must_change and not self.transport.is_closing():
             (self.transport.resume_reading if to else self.transport.pause_reading)()
 
     def _note(self, kind: str, message: str) -> None:

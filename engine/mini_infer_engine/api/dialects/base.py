@@ -30,7 +30,7 @@ class OutputLimit:
     """Name of the field that sets it."""
     max_tokens: int | None
     """Most tokens; None for as many as the model's context takes."""
-    is_asked: bool
+    is_requested: bool
     """True if the client sent it: then prompt and output must fit the context together, or the request is refused."""
 
 
@@ -90,7 +90,7 @@ class GenerationSpec:
     """Choices of each prompt in the answer, those with the highest log probability a token; None for all."""
     hides_logprobs: bool = False
     """True if log probabilities are there for `keep` alone."""
-    tells_timings: bool = False
+    returns_timings: bool = False
     """True if the answer has timings."""
     tokens_as_ids: bool = False
     """True if log probabilities name tokens by their ids."""
@@ -112,12 +112,12 @@ class GenerationSpec:
     """Source or destination of the prompt's keys and values, in vLLM's words."""
 
     @property
-    def told_copies(self) -> int:
+    def returned_copies(self) -> int:
         """Choices of each prompt in the answer."""
         return self.copies if self.keep is None else self.keep
 
     @property
-    def tells_all(self) -> bool:
+    def streams_every_step(self) -> bool:
         """True if a stream has events of steps that make no text."""
         return self.return_token_ids or self.continuous_usage or "logprobs" in self.sampling or self.echo
 

@@ -193,7 +193,7 @@ def common_spec(
     if "repetition_detection" in sampling:
         sampling["repetition_detection"] = _repetition_detection(sampling["repetition_detection"])
     if request.stream and sampling.get("prompt_logprobs") is not None:
-        raise ApiError(400, "prompt_logprobs are not told in a stream: leave out one of them", param="prompt_logprobs")
+        raise ApiError(400, "prompt_logprobs are not part of a stream: leave out one of them", param="prompt_logprobs")
     beams = beam_spec(
         request.use_beam_search,
         request.length_penalty,
@@ -244,13 +244,13 @@ def _repetition_detection(sent: dict[str, int]) -> RepetitionDetectionParams:
 
 def _grammar(request: GenerationFields) -> GrammarRequest | None:
     """Returns the grammar that the fields request. Raises ApiError if they contradict each other or themselves."""
-    asked = None if request.response_format is None else _response_format(request.response_format)
+    requested = None if request.response_format is None else _response_format(request.response_format)
     if request.structured_outputs is None:
-        return asked
+        return requested
     name = "structured_outputs"
-    if asked is not None:
-        says = (" and ", ("response_format",), " both say what the output must be: send one of them")
-        raise ApiError.of_faults([Fault((name,), says, "invalid_value")])
+    if requested is not None:
+        problem = (" and ", ("response_format",), " both say what the output must be: send one of them")
+        raise ApiError.of_faults([Fault((name,), problem, "invalid_value")])
     params, faults = read_body(request.structured_outputs, StructuredOutputsParams)
     if params is None:
         raise ApiError.of_faults([_within(name, fault) for fault in faults])
@@ -263,16 +263,16 @@ def _within(name: str, fault: Fault) -> Fault:
     return Fault((name, *fault.path), rest, fault.code)
 
 
-def _response_format(asked: ResponseFormat) -> GrammarRequest | None:
-    sent = {name: value for name in asked.__struct_fields__ if (value := getattr(asked, name)) is not None}
-    if (form := asked.json_schema) is not None:
+def _response_format(requested: ResponseFormat) -> GrammarRequest | None:
+    sent = {name: value for name in requested.__struct_fields__ if (value := getattr(requested, name)) is not None}
+    if (form := requested.json_schema) is not None:
         sent["json_schema"] = {"name": form.name, "schema": form.schema_, "strict": form.strict}
-    wanted = _FORMAT_FIELDS[asked.type]
-    if not any({"type", *names} == sent.keys() for names in wanted):
-        said = " or ".join(" and ".join(names) for names in wanted)
+    allowed = _FORMAT_FIELDS[requested.type]
+    if not any({"type", *names} == sent.keys() for names in allowed):
+        listed = " or ".join(" and ".join(names) for names in allowed)
         found = ", ".join(sorted(sent.keys() - {"type"})) or "none"
-        says = f"of type {asked.type} has {said or 'no other field'}, and here is {found}"
-        refuse_field("response_format", says, code="invalid_value")
+        problem = f"of type {requested.type} has {listed or 'no other field'}, and here is {found}"
+        refuse_field("response_format", problem, code="invalid_value")
     return of_response_format(sent)
 
 
@@ -304,8 +304,8 @@ def _unsupported(body_type: type[GenerationFields], body: dict[str, Any], unknow
         if unknown.are_ignored and name in HINTS:
             unknown.ignored.append((name,))
             continue
-        says = f" = {quoted(body[name])} is not supported{_because(name)}: leave it out"
-        faults.append(Fault((name,), (says,), "unsupported_value"))
+        problem = f" = {quoted(body[name])} is not supported{_because(name)}: leave it out"
+        faults.append(Fault((name,), (problem,), "unsupported_value"))
     if body.get("stream_options") is not None and not body.get("stream"):
         faults.append(Fault(("stream_options",), (" is only allowed with stream = true",), "invalid_value"))
     return faults

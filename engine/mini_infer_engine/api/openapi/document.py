@@ -84,12 +84,12 @@ def _operation(operation: Operation) -> dict[str, Any]:
 def _parameters(operation: Operation) -> list[dict[str, Any]]:
     """Returns the parameters of the path, and those of the query."""
     path = re.findall(r"{(\w+)}", operation.path)
-    asked: dict[str, Schema] = {}
+    query_fields: dict[str, Schema] = {}
     if operation.query is not None:
-        asked = msgspec.json.schema_components([operation.query])[1][operation.query.__name__]["properties"]
+        query_fields = msgspec.json.schema_components([operation.query])[1][operation.query.__name__]["properties"]
     return [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}} for name in path
-    ] + [{"name": name, "in": "query", "required": False, "schema": schema} for name, schema in asked.items()]
+    ] + [{"name": name, "in": "query", "required": False, "schema": schema} for name, schema in query_fields.items()]
 
 
 def _answer(operation: Operation) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def _errors(operation: Operation) -> dict[str, Any]:
 
 
 def _error(operation: Operation, status: int) -> dict[str, Any]:
-    told: dict[str, Any] = {"description": _STATUSES[status]}
+    response: dict[str, Any] = {"description": _STATUSES[status]}
     if not (operation.is_probe and status == 503):  # which says more of the server, or nothing
-        told["content"] = {"application/json": {"schema": reference(operation.error)}}
-    return told
+        response["content"] = {"application/json": {"schema": reference(operation.error)}}
+    return response

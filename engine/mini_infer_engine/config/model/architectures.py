@@ -41,9 +41,9 @@ def text_model(fields: Fields) -> tuple[Fields, str]:
     for name in filter(lambda name: isinstance(name, str), names if isinstance(names, list) else ()):
         if name in _TEXT_PARTS:
             return _text_part(fields, name), _TEXT_PARTS[name]
-        for known in (name, f"{name.removesuffix('Model')}ForCausalLM"):
-            if known in MODELS:
-                return fields, known
+        for candidate in (name, f"{name.removesuffix('Model')}ForCausalLM"):
+            if candidate in MODELS:
+                return fields, candidate
     reads_more = sorted({"vision_config", "audio_config", "vision_tower"} & fields.values.keys())
     if reads_more or str(names).endswith("ForConditionalGeneration']"):
         raise fields.refuse(

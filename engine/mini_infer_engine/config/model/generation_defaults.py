@@ -35,21 +35,21 @@ class GenerationDefaults:
         """Says which fields of generation_config.json are the defaults of requests, and which cannot
         be; "" for none.
         """
-        taken = self.sampling
-        parts = [f"requests that say nothing else get {_listed(taken)}"] if taken else []
+        defaults = self.sampling
+        parts = [f"requests that say nothing else get {_listed(defaults)}"] if defaults else []
         if self.is_limit and self.max_tokens is not None:
             parts.append("no request gets more tokens")
         if self.ignored:
             parts.append(f"not supported and ignored: {_listed(self.ignored)}")
         return "; ".join(parts)
 
-    def output_tokens(self, asked: int | None) -> int | None:
-        """Returns the most tokens of an output; None for as many as the context takes. `asked` is the
+    def output_tokens(self, requested: int | None) -> int | None:
+        """Returns the most tokens of an output; None for as many as the context takes. `requested` is the
         request's limit.
         """
-        if asked is None or self.max_tokens is None:
-            return self.max_tokens if asked is None else asked
-        return min(asked, self.max_tokens) if self.is_limit else asked
+        if requested is None or self.max_tokens is None:
+            return self.max_tokens if requested is None else requested
+        return min(requested, self.max_tokens) if self.is_limit else requested
 
     @staticmethod
     def from_directory(directory: Path) -> "GenerationDefaults":

@@ -172,10 +172,10 @@ def windows_by_layer(
     layer_types = fields.values.get("layer_types")
     if layer_types is None:
         return otherwise
-    known = {"full_attention": None, "sliding_attention": window}
-    if not isinstance(layer_types, list) or len(layer_types) != num_layers or not set(layer_types) <= set(known):
+    windows = {"full_attention": None, "sliding_attention": window}
+    if not isinstance(layer_types, list) or len(layer_types) != num_layers or not set(layer_types) <= set(windows):
         raise fields.refuse("layer_types", f"must list {num_layers} times full_attention or sliding_attention.")
-    return tuple(known[layer_type] for layer_type in layer_types)
+    return tuple(windows[layer_type] for layer_type in layer_types)
 
 
 def _dtype(fields: Fields) -> str:

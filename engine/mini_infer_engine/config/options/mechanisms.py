@@ -93,12 +93,12 @@ class Mechanism(StrEnum):
 
 def parse_mechanisms(names: Iterable[str]) -> frozenset[Mechanism]:
     """Returns the mechanisms of these names. Raises a ValueError that lists the known names if one is unknown."""
-    known = {str(mechanism): mechanism for mechanism in Mechanism}
+    by_name = {str(mechanism): mechanism for mechanism in Mechanism}
     found = set()
     for name in names:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
+        if name not in by_name:
+            close = difflib.get_close_matches(name, by_name, n=1)
             hint = f": did you mean {close[0]!r}?" if close else "."
-            raise ValueError(f"disable: there is no mechanism {name!r}{hint} There are {', '.join(known)}.")
-        found.add(known[name])
+            raise ValueError(f"disable: there is no mechanism {name!r}{hint} There are {', '.join(by_name)}.")
+        found.add(by_name[name])
     return frozenset(found)

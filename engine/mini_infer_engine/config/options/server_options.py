@@ -258,12 +258,14 @@ def missing_port_fault(server: ServerOptions, engine: EngineOptions) -> str | No
         return None
     if server.role != "unified":
         return f"--role {server.role} needs a transfer port: leave out --transfer-port 0, or choose --role unified"
-    asked = [
+    dependent = [
         row.flag
         for row in option_rows(EngineOptions)
         if row.option.group == KV_TRANSFER and getattr(engine, row.name) != row.default
     ]
-    if not asked:
+    if not dependent:
         return None
-    moves, them = ("moves", "it") if len(asked) == 1 else ("move", "them")
-    return f"{', '.join(asked)} {moves} nothing without a transfer port: add --transfer-port PORT, or leave {them} out"
+    moves, them = ("moves", "it") if len(dependent) == 1 else ("move", "them")
+    return (
+        f"{', '.join(dependent)} {moves} nothing without a transfer port: add --transfer-port PORT, or leave {them} out"
+    )

@@ -78,12 +78,12 @@ def options_of_config(config: str | Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(
             f"speculative_config has {', '.join(unknown)}, which this engine has not: known are {', '.join(_OPTION_OF)}"
         )
-    given = {name: value for name, value in values.items() if value is not None}
+    provided = {name: value for name, value in values.items() if value is not None}
     rows = {row.name: row for row in option_rows(EngineOptions)}
-    for name, value in given.items():
+    for name, value in provided.items():
         if (fault := _fault(rows[_OPTION_OF[name]], value)) is not None:
             raise ValueError(f"speculative_config: {name} = {value!r}: {fault}")
-    return {_OPTION_OF[name]: value for name, value in given.items()}
+    return {_OPTION_OF[name]: value for name, value in provided.items()}
 
 
 def _fault(row: OptionRow, value: Any) -> str | None:

@@ -17,28 +17,28 @@ from mini_infer_engine.core.sequence import Sequence, SequenceGroup, State
 class BeamGroup:
     """One request's beam search. Its sequence is the first beam's, and its first output is the best beam's."""
 
-    def __init__(self, leader: Sequence, rules: BeamRules, asked: Request) -> None:
+    def __init__(self, leader: Sequence, rules: BeamRules, request: Request) -> None:
         self._rules = rules
-        self._asked = asked
+        self._request = request
         """The request as its client sent it."""
         self._state = BeamState()
-        self._told: dict[Sequence, TokenLogprobs] = {}
+        self._token_logprobs: dict[Sequence, TokenLogprobs] = {}
         """The candidates after each beam that this round has computed."""
         self._group = leader.group = SequenceGroup(rules.width, [leader])
         leader.only_known_tokens()
 
-    def take(self, member: Sequence, told: TokenLogprobs, scheduler: Scheduler) -> list[Output]:
+    def take(self, member: Sequence, token_logprobs: TokenLogprobs, scheduler: Scheduler) -> list[Output]:
         """Takes the candidates after a member from a pass. Returns outputs only once, when the search is over."""
         if member.state is not State.RUNNING:
             return []  # it was preempted, and will be computed again
         if len(self._group.members) < len(self._state.running):
-            self._told.clear()
+            self._token_logprobs.clear()
             self._fork_others(scheduler)
-        self._told[member] = told
-        if len(self._told) < len(self._group.members):
+        self._token_logprobs[member] = token_logprobs
+        if len(self._token_logprobs) < len(self._group.members):
             return []
-        self._state = advance(self._state, [self._told[one] for one in self._group.members], self._rules)
-        self._told.clear()
+        self._state = advance(self._state, [self._token_logprobs[one] for one in self._group.members], self._rules)
+        self._token_logprobs.clear()
         if self._state.is_over:
             return self._outputs()
         self._go_on(scheduler)
@@ -78,8 +78,8 @@ class BeamGroup:
         self._group.members = members
 
     def _outputs(self) -> list[Output]:
-        assert self._asked.beam_search is not None
-        request_ids, found = self._asked.beam_search.request_ids, self._state.finished
+        assert self._request.beam_search is not None
+        request_ids, found = self._request.beam_search.request_ids, self._state.finished
         if len(found) < len(request_ids):
             error = f"n is {len(request_ids)}, and there are no more than {len(found)} texts to find: ask for so many"
             return [
@@ -88,15 +88,15 @@ class BeamGroup:
         return [self._output(*one) for one in zip(request_ids, found, strict=True)]
 
     def _output(self, request_id: str, beam: Beam) -> Output:
-        asks, is_stop = self._asked.sampling, beam.token_id in self._rules.stops
+        sampling, is_stop = self._request.sampling, beam.token_id in self._rules.stops
         return Output(
             request_id=request_id,
             token_ids=beam.token_ids(),
             finish_reason="stop" if is_stop else "length",
-            stop_reason=beam.token_id if is_stop and beam.token_id in asks.stop_token_ids else None,
+            stop_reason=beam.token_id if is_stop and beam.token_id in sampling.stop_token_ids else None,
             num_cached_tokens=self._group.members[0].num_cached or 0,
             queue_time_s=self._group.members[0].queue_time_s,
-            logprobs=[] if asks.logprobs is None else beam.logprobs(asks.logprobs),
+            logprobs=[] if sampling.logprobs is None else beam.logprobs(sampling.logprobs),
             cumulative_logprob=beam.cumulative_logprob,
             beam_score=beam.score(self._rules.length_penalty),
         )
@@ -106,26 +106,26 @@ def request_of_beams(request: Request, rules: BeamRules) -> Request:
     """Returns the request that each beam's rows use: it asks for the most likely next tokens and ignores the sampled
     one.
     """
-    asked = request.sampling
-    tells_all = asked.logprobs == -1
+    client_sampling = request.sampling
+    returns_all = client_sampling.logprobs == -1
     sampling = SamplingParams(
         temperature=0.0,
-        max_tokens=asked.max_tokens,
-        logprobs=-1 if tells_all else max(rules.num_candidates, asked.logprobs or 0),
-        prompt_logprobs=asked.prompt_logprobs,
+        max_tokens=client_sampling.max_tokens,
+        logprobs=-1 if returns_all else max(rules.num_candidates, client_sampling.logprobs or 0),
+        prompt_logprobs=client_sampling.prompt_logprobs,
     )
     return msgspec.structs.replace(request, sampling=sampling)
 
 
 def rules_of(request: Request, stops: frozenset[int], max_tokens: int) -> BeamRules | None:
     """Returns the rules of a request's beam search, or None if it does not ask for one."""
-    asked = request.beam_search
-    if asked is None:
+    search = request.beam_search
+    if search is None:
         return None
     return BeamRules(
-        width=len(asked.request_ids),
-        length_penalty=asked.length_penalty,
-        early_stopping=asked.early_stopping,
+        width=len(search.request_ids),
+        length_penalty=search.length_penalty,
+        early_stopping=search.early_stopping,
         max_tokens=max_tokens,
         min_tokens=request.sampling.min_tokens,
         stops=stops,

@@ -52,7 +52,7 @@ class Beam:
     token_id: int = -1
     rank: int = 0
     """1 for the token that was most likely after `parent`."""
-    told: TokenLogprobs | None = None
+    token_logprobs: TokenLogprobs | None = None
     """The most likely tokens after `parent`, shared with its other children."""
 
     def path(self) -> "list[Beam]":
@@ -75,13 +75,13 @@ class Beam:
         return [
             TokenLogprobs(
                 beam.token_id,
-                beam.told.top_logprobs[beam.rank - 1],
+                beam.token_logprobs.top_logprobs[beam.rank - 1],
                 beam.rank,
-                beam.told.top_token_ids[:end],
-                beam.told.top_logprobs[:end],
+                beam.token_logprobs.top_token_ids[:end],
+                beam.token_logprobs.top_logprobs[:end],
             )
             for beam in self.path()
-            if beam.told is not None
+            if beam.token_logprobs is not None
         ]
 
     def score(self, length_penalty: float) -> float:
@@ -104,8 +104,8 @@ class BeamState:
     is_over: bool = False
 
 
-def advance(state: BeamState, told: Sequence[TokenLogprobs], rules: BeamRules) -> BeamState:
-    """Returns the state after one more token. `told` has the candidates after each running beam.
+def advance(state: BeamState, token_logprobs: Sequence[TokenLogprobs], rules: BeamRules) -> BeamState:
+    """Returns the state after one more token. `token_logprobs` has the candidates after each running beam.
 
     Each entry has the `rules.num_candidates` most likely tokens, or the whole vocabulary if it is smaller.
     """
@@ -113,12 +113,12 @@ def advance(state: BeamState, told: Sequence[TokenLogprobs], rules: BeamRules) -
     width, are_last = rules.width, length >= rules.max_tokens
     running: list[Beam] = []
     ended: list[Beam] = []
-    candidates = _best_candidates(state.running, told, rules, may_stop=length > rules.min_tokens)
+    candidates = _best_candidates(state.running, token_logprobs, rules, may_stop=length > rules.min_tokens)
     for place, (total, index, token_id, rank) in enumerate(candidates):
         is_end = are_last or token_id in rules.stops
         # What ranks below the first `width` is there to go on, never to end.
         if place < width if is_end else len(running) < width:
-            beam = Beam(length, total, state.running[index], index, token_id, rank, told[index])
+            beam = Beam(length, total, state.running[index], index, token_id, rank, token_logprobs[index])
             (ended if is_end else running).append(beam)
         if place + 1 >= width and (are_last or len(running) == width):
             break
@@ -128,7 +128,7 @@ def advance(state: BeamState, told: Sequence[TokenLogprobs], rules: BeamRules) -
 
 
 def _best_candidates(
-    running: Sequence[Beam], told: Sequence[TokenLogprobs], rules: BeamRules, *, may_stop: bool
+    running: Sequence[Beam], token_logprobs: Sequence[TokenLogprobs], rules: BeamRules, *, may_stop: bool
 ) -> Iterator[tuple[float, int, int, int]]:
     """Yields the best continuations by one token: sum of log probabilities, index of the beam, token, and its rank
     after it.
@@ -137,9 +137,11 @@ def _best_candidates(
     sums the better beam's comes first.
     """
     most = rules.num_candidates
-    ends = [min(most, len(after.top_token_ids)) for after in told]
+    ends = [min(most, len(after.top_token_ids)) for after in token_logprobs]
     ranks = [0] * len(ends)
-    totals = [beam.cumulative_logprob + after.top_logprobs[0] for beam, after in zip(running, told, strict=True)]
+    totals = [
+        beam.cumulative_logprob + after.top_logprobs[0] for beam, after in zip(running, token_logprobs, strict=True)
+    ]
     left = most
     while left:
         total = max(totals)
@@ -148,7 +150,7 @@ def _best_candidates(
             index = next((index for index, end in enumerate(ends) if ranks[index] < end), -1)
             if index < 0:
                 return
-        rank, after = ranks[index], told[index]
+        rank, after = ranks[index], token_logprobs[index]
         ranks[index] = following = rank + 1
         at_end = following == ends[index]
         totals[index] = -math.inf if at_end else running[index].cumulative_logprob + after.top_logprobs[following]

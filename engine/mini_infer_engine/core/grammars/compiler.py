@@ -18,7 +18,7 @@ from mini_infer_engine.structured.limits import (
 )
 from mini_infer_engine.structured.parser_limits import parser_limits
 
-REMEMBERED = 128
+MAX_COMPILED = 128
 """Most compiled grammars that are kept, whatever their size."""
 _UNKNOWN_BYTES = 1 << 20
 """Assumed memory of a grammar that was not measured: a megabyte is much."""
@@ -97,21 +97,21 @@ class GrammarCompiler:
             return threads.submit(self._matcher, grammar, token_ids)
 
     def _matcher(self, grammar: Grammar, token_ids: Sequence[int]) -> LLMatcher:
-        matcher = self._remembered(grammar.text)
+        matcher = self._cached(grammar.text)
         if matcher is None:
-            matcher = self._remember(grammar, _compiled(self._tokenizer.result(), grammar.text))
+            matcher = self._keep(grammar, _compiled(self._tokenizer.result(), grammar.text))
         if not matcher.consume_tokens(list(token_ids)):
             raise GrammarError("the output to go on from is none that the grammar describes")
         return matcher
 
-    def _remembered(self, text: str) -> LLMatcher | None:
+    def _cached(self, text: str) -> LLMatcher | None:
         with self._lock:
             if (found := self._compiled.get(text)) is None:
                 return None
             self._compiled.move_to_end(text)
             return found[0].deep_copy()
 
-    def _remember(self, grammar: Grammar, matcher: LLMatcher) -> LLMatcher:
+    def _keep(self, grammar: Grammar, matcher: LLMatcher) -> LLMatcher:
         with self._lock:
             self._compiled.pop(grammar.text, None)  # two threads may have compiled the same
             self._compiled[grammar.text] = (matcher, _bytes_of(grammar))
@@ -123,7 +123,7 @@ class GrammarCompiler:
         idle = [text for text in self._compiled if text not in self._users]
         kept_bytes = self.kept_bytes
         for text in idle[:-1]:
-            if len(self._compiled) <= REMEMBERED and kept_bytes <= MAX_KEPT_BYTES:
+            if len(self._compiled) <= MAX_COMPILED and kept_bytes <= MAX_KEPT_BYTES:
                 return
             kept_bytes -= self._compiled.pop(text)[1]
 

@@ -27,24 +27,24 @@ _WEIGHT = 0.2
 class EpsilonGreedy:
     """Chooses among several variants by the time that each has taken."""
 
-    def __init__(self, num_ways: int) -> None:
-        self._means_s = [0.0] * num_ways
-        self._counts = [0] * num_ways
+    def __init__(self, num_arms: int) -> None:
+        self._means_s = [0.0] * num_arms
+        self._counts = [0] * num_arms
 
     def choose(self) -> int:
         """Returns the variant to use now: first each in turn, then the fastest, and now and then one of the others."""
         if min(self._counts) < _TRIALS:
             return self._counts.index(min(self._counts))
         fastest = self._means_s.index(min(self._means_s))
-        others = [way for way in range(len(self._means_s)) if way != fastest]
+        others = [arm for arm in range(len(self._means_s)) if arm != fastest]
         trial, fill = divmod(sum(self._counts), _TRIED_EVERY)
         return others[trial % len(others)] if others and fill < _TRIALS else fastest
 
-    def took(self, way: int, seconds: float) -> None:
+    def took(self, arm: int, seconds: float) -> None:
         """Records the time of a fill by the chosen variant."""
-        mean = self._means_s[way] if self._counts[way] else seconds
-        self._means_s[way] = mean + _WEIGHT * (seconds - mean)
-        self._counts[way] += 1
+        mean = self._means_s[arm] if self._counts[arm] else seconds
+        self._means_s[arm] = mean + _WEIGHT * (seconds - mean)
+        self._counts[arm] += 1
 
 
 Job = tuple[LLMatcher, int]
@@ -105,9 +105,9 @@ class MaskFiller:
         """Creates pools of at most `threads` threads; with one there is no pool."""
         self._pools = [LLExecutor(num_threads=count) for count in POOLS if count <= threads]
         self._behind = self._pools[-1] if self._pools else LLExecutor(num_threads=1)
-        self._ways: dict[int, EpsilonGreedy] = {}
+        self._bandits: dict[int, EpsilonGreedy] = {}
         """The variants' times, by the number of masks to the next power of two."""
-        self._plain = GuardedFill[Job](self._by_the_fastest_way, _fill_one)
+        self._plain = GuardedFill[Job](self._fill_by_fastest_arm, _fill_one)
         self._drafts = GuardedFill[DraftJob](self._drafts_by_pool, _fill_drafts_of_one)
 
     def fill(self, jobs: Sequence[Job], bits: np.ndarray) -> dict[int, str]:
@@ -130,20 +130,20 @@ class MaskFiller:
         for job in jobs:
             _fill_one(job, bits)
 
-    def _by_the_fastest_way(self, jobs: Sequence[Job], bits: np.ndarray) -> None:
+    def _fill_by_fastest_arm(self, jobs: Sequence[Job], bits: np.ndarray) -> None:
         if len(jobs) < 2 or not self._pools:
             self.fill_alone(jobs, bits)
             return
         size = len(jobs).bit_length()
-        if size not in self._ways:
-            self._ways[size] = EpsilonGreedy(1 + len(self._pools))
-        way, start = self._ways[size].choose(), time.perf_counter()
-        if way:
-            pool = self._pools[way - 1]
+        if size not in self._bandits:
+            self._bandits[size] = EpsilonGreedy(1 + len(self._pools))
+        arm, start = self._bandits[size].choose(), time.perf_counter()
+        if arm:
+            pool = self._pools[arm - 1]
             pool.unsafe_compute_mask_ptr(list(jobs), bits.ctypes.data, bits.strides[0], len(bits))
         else:
             self.fill_alone(jobs, bits)
-        self._ways[size].took(way, (time.perf_counter() - start) / len(jobs))
+        self._bandits[size].took(arm, (time.perf_counter() - start) / len(jobs))
 
     def _drafts_by_pool(self, jobs: Sequence[DraftJob], bits: np.ndarray) -> None:
         listed = [(library, line, list(drafts)) for library, line, drafts in jobs]
@@ -158,15 +158,15 @@ def _fill_one(job: Job, bits: np.ndarray) -> None:
 def _fill_drafts_of_one(job: DraftJob, bits: np.ndarray) -> None:
     library, line, drafts = job
     _fill_one((library, line), bits)
-    num_taken = 0
+    num_consumed = 0
     try:
         for number, token in enumerate(drafts, start=1):
             if library.is_stopped() or not library.consume_token(token):
                 return
-            num_taken = number
+            num_consumed = number
             _fill_one((library, line + number), bits)
     finally:
-        library.rollback(num_taken)
+        library.rollback(num_consumed)
 
 
 def _masks_of(job: Job | DraftJob) -> int:

@@ -114,15 +114,15 @@ class GrammarMatcher:
         return self._forbid(mask, suppressed, banned)
 
     def _forbid(self, mask: Mask, suppressed: Iterable[int], banned: Iterable[int]) -> str:
-        asked = []
+        excluding = []
         if self._allowed is not None:
             mask &= self._allowed
-            asked.append("allowed_token_ids")
+            excluding.append("allowed_token_ids")
         for name, tokens in (("min_tokens", suppressed), ("bad_words", banned)):
             for token in tokens:
                 _put(mask, token, False)
-                asked = asked if name in asked else [*asked, name]
-        return "" if not asked or mask.any() else self._nothing_left(asked)
+                excluding = excluding if name in excluding else [*excluding, name]
+        return "" if not excluding or mask.any() else self._nothing_left(excluding)
 
     @property
     def _no_token(self) -> str:

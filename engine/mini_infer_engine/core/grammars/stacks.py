@@ -36,7 +36,7 @@ def deepen_mask_threads() -> None:
     """
     os.environ.setdefault(_RUST_THREADS, str(CORE_STACK_BYTES))
     soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
-    wanted = CORE_STACK_BYTES if hard == resource.RLIM_INFINITY else min(CORE_STACK_BYTES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+    desired = CORE_STACK_BYTES if hard == resource.RLIM_INFINITY else min(CORE_STACK_BYTES, hard)
+    if soft != resource.RLIM_INFINITY and soft < desired:
         with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_STACK, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_STACK, (desired, hard))

@@ -9,7 +9,7 @@ from mini_infer_engine.core.speculation.acceptance import draft_levels, expected
 from mini_infer_engine.core.speculation.batch_account import CREDIT, PROBE_AFTER, STAKE, BatchAccount
 from mini_infer_engine.core.speculation.pass_times import GuessCosts, PassKind, ReadingTimes, assumed_seconds, pass_kind
 
-_STEADY, _STEADY_KNOWN = 4, 32
+_STEADY, _STEADY_MEASURED = 4, 32
 """Length of a window of measurements over uniform passes without drafts.
 
 The first is used while the time of such passes is unknown, the second once it is known.
@@ -127,11 +127,11 @@ class DraftController:
         kind = pass_kind(rows, 0, masked)
         self._passes += 1
         if self._left <= 0 or self._size != kind.size:
-            known = self._known_of(kind)
+            account = self._account_of(kind)
             had_guesses = self._level > 0 and self._size == kind.size
             self._size = kind.size
-            self._level = self._decide(kind, known, acceptances, to_read, had_guesses=had_guesses)
-            self._left = self._passes_to_hold(rows, known, had_guesses=had_guesses)
+            self._level = self._decide(kind, account, acceptances, to_read, had_guesses=had_guesses)
+            self._left = self._passes_to_hold(rows, account, had_guesses=had_guesses)
         self._left -= 1
         return self._level
 
@@ -144,89 +144,91 @@ class DraftController:
         """Stops drafting for a while, because a trial would cost too much now."""
         self._level, self._left = 0, _REST
 
-    def _passes_to_hold(self, rows: int, known: BatchAccount, *, had_guesses: bool) -> int:
-        seconds = known.seconds(self._level, self._passes)
+    def _passes_to_hold(self, rows: int, account: BatchAccount, *, had_guesses: bool) -> int:
+        seconds = account.seconds(self._level, self._passes)
         if self._level and self.is_trial:
             return _HOLD_TRIAL if seconds is None else _HOLD_PROBE if rows > _FEW_ROWS else _HOLD
         if self._level:
             return _HOLD
         if had_guesses or seconds is None:
             return _HOLD
-        return max(_HOLD_PLAIN, rows, min(known.num_plain // 4, _HOLD_PLAIN_AT_MOST))
+        return max(_HOLD_PLAIN, rows, min(account.num_plain // 4, _HOLD_PLAIN_AT_MOST))
 
     def _decide(
         self,
         kind: PassKind,
-        known: BatchAccount,
+        account: BatchAccount,
         acceptances: Sequence[float],
         to_read: Callable[[], int],
         *,
         had_guesses: bool,
     ) -> int:
         self.is_trial = True
-        plain_s = known.seconds(0, self._passes)
+        plain_s = account.seconds(0, self._passes)
         if plain_s is None:
             return 0  # first what there is to be beaten
         if had_guesses:
-            known.end_trial(self._level, self._passes)
+            account.end_trial(self._level, self._passes)
         entry_s = self._reading.seconds(to_read())
-        needed_s = known.reserve_s + (_READING_MARGIN * entry_s + STAKE * plain_s if entry_s else 0.0)
-        if known.account_s < needed_s:
+        needed_s = account.reserve_s + (_READING_MARGIN * entry_s + STAKE * plain_s if entry_s else 0.0)
+        if account.account_s < needed_s:
             return 0
-        if had_guesses and known.num_guessing >= known.plain_due and known.account_s >= self._reading.mean_s:
-            known.plain_due = min(2 * known.plain_due, _PLAIN_DUE_AT_MOST)
-            known.num_guessing = 0
+        if had_guesses and account.num_guessing >= account.plain_due and account.account_s >= self._reading.mean_s:
+            account.plain_due = min(2 * account.plain_due, _PLAIN_DUE_AT_MOST)
+            account.num_guessing = 0
             return 0
         steps = [int(one * _STEPS) for one in acceptances]
-        best, self._foreseen = self._best(kind, known, plain_s, steps)
+        best, self._foreseen = self._best(kind, account, plain_s, steps)
         if best:
-            self.is_trial = known.seconds(best, self._passes) is None
+            self.is_trial = account.seconds(best, self._passes) is None
             if not self.is_trial:
-                known.probe_after = PROBE_AFTER
-        elif known.num_plain > known.probe_after and self._may_probe(kind, known, plain_s, steps, entry_s):
-            known.probe_after = min(2 * known.probe_after, _PROBE_AFTER_AT_MOST)
+                account.probe_after = PROBE_AFTER
+        elif account.num_plain > account.probe_after and self._may_probe(kind, account, plain_s, steps, entry_s):
+            account.probe_after = min(2 * account.probe_after, _PROBE_AFTER_AT_MOST)
             self._yield = {level: (1 + share) / 2 for level, share in self._yield.items()}
             best = self.levels[0]
             self._foreseen = self._foreseen_tokens(best, steps) + kind.rows - len(steps)
         if best:
-            known.begin()
+            account.begin()
         return best
 
-    def _best(self, kind: PassKind, known: BatchAccount, plain_s: float, steps: list[int]) -> tuple[int, float]:
+    def _best(self, kind: PassKind, account: BatchAccount, plain_s: float, steps: list[int]) -> tuple[int, float]:
         """Returns the number of draft tokens that makes the most tokens a second, and the tokens of such a pass."""
         others = kind.rows - len(steps)
         best, best_rate, best_foreseen = 0, kind.rows / plain_s * _LEAST_GAIN, 0.0
         for level in self.levels:
             foreseen = self._foreseen_tokens(level, steps) + others
-            rate = foreseen / self._seconds(kind, known, plain_s, level)
+            rate = foreseen / self._seconds(kind, account, plain_s, level)
             if rate > best_rate:
                 best, best_rate, best_foreseen = level, rate, foreseen
         return best, best_foreseen
 
-    def _may_probe(self, kind: PassKind, known: BatchAccount, plain_s: float, steps: list[int], entry_s: float) -> bool:
+    def _may_probe(
+        self, kind: PassKind, account: BatchAccount, plain_s: float, steps: list[int], entry_s: float
+    ) -> bool:
         """Returns True if drafts would pay off for easier texts, and the account can afford to find out that they do
         not.
         """
         easy = [int(_EASY * _STEPS)] * len(steps)
-        loss_s = _HOLD * max(0.0, self._seconds(kind, known, plain_s, self.levels[0]) - plain_s)
-        affordable = known.account_s >= 2 * entry_s + min(loss_s, CREDIT * plain_s)
-        return affordable and self._best(kind, known, plain_s, easy)[0] > 0
+        loss_s = _HOLD * max(0.0, self._seconds(kind, account, plain_s, self.levels[0]) - plain_s)
+        affordable = account.account_s >= 2 * entry_s + min(loss_s, CREDIT * plain_s)
+        return affordable and self._best(kind, account, plain_s, easy)[0] > 0
 
     def _foreseen_tokens(self, level: int, steps: list[int]) -> float:
         expected = self._expected[level]
         return sum([expected[step] for step in steps]) * self._yield[level]
 
-    def _seconds(self, kind: PassKind, known: BatchAccount, plain_s: float, drafts: int) -> float:
+    def _seconds(self, kind: PassKind, account: BatchAccount, plain_s: float, drafts: int) -> float:
         """Returns the time of a pass: measured, or estimated from fewer and more drafts, or from batches of other
         sizes.
 
         It is never less than the device takes.
         """
-        own = known.seconds(drafts, self._passes)
+        own = account.seconds(drafts, self._passes)
         if own is not None:
             return own
         measured = {
-            level: seconds for level in self.levels if (seconds := known.seconds(level, self._passes)) is not None
+            level: seconds for level in self.levels if (seconds := account.seconds(level, self._passes)) is not None
         }
         assumed_s = assumed_seconds(drafts, {0: plain_s, **measured})
         if not measured:
@@ -236,18 +238,18 @@ class DraftController:
     def _cost_elsewhere(self, size: int, drafts: int) -> float:
         """Returns the cost of a pass with drafts in passes without, by the nearest other size of batch; at least 1."""
         nearest, cost = 64, 1.0
-        for other, known in self._sizes.items():
-            guessing_s, plain_s = known.seconds(drafts, self._passes), known.seconds(0, self._passes)
+        for other, account in self._sizes.items():
+            guessing_s, plain_s = account.seconds(drafts, self._passes), account.seconds(0, self._passes)
             distance = abs(other // 4 - size // 4)
             if guessing_s is not None and plain_s is not None and other % 2 == size % 2 and distance < nearest:
                 nearest, cost = distance, 1 + max(0.0, guessing_s / plain_s - 1) * _LIKENESS**distance
         return cost
 
-    def _known_of(self, kind: PassKind) -> BatchAccount:
-        known = self._sizes.get(kind.size)
-        if known is None:
-            known = self._sizes[kind.size] = BatchAccount()
-        return known
+    def _account_of(self, kind: PassKind) -> BatchAccount:
+        account = self._sizes.get(kind.size)
+        if account is None:
+            account = self._sizes[kind.size] = BatchAccount()
+        return account
 
     # -- Learning
 
@@ -269,51 +271,58 @@ class DraftController:
         self._before = done
         if done is None:
             return
-        known = self._known_of(done)
-        self._steady_window = self._steady_window_of(known)
+        account = self._account_of(done)
+        self._steady_window = self._steady_window_of(account)
         reads = done.read or any(one is not None and one.read for one in launched)
         if reads:
-            self._observe_reading(known, done, seconds)
+            self._observe_reading(account, done, seconds)
         if done.drafts or reads or any(one is not None and one.drafts for one in launched):
-            self._charge(known, before, done, seconds, tokens, reads=bool(reads))
-        known.passed(done.drafts, seconds)
+            self._charge(account, before, done, seconds, tokens, reads=bool(reads))
+        account.passed(done.drafts, seconds)
         if not reads and launched and _alike(before, done) and all(_alike(one, done) for one in launched):
-            known.measure(done.drafts, seconds, self._passes, reading_s=self._reading.mean_s)
+            account.measure(done.drafts, seconds, self._passes, reading_s=self._reading.mean_s)
 
     def _observe_steady(self, kind: PassKind) -> None:
         """Records uniform passes without drafts. They are collected and recorded a few at a time, to cost nothing."""
         passes, self._steady_passes = self._steady_passes, 0
         seconds, self._steady_s = self._steady_s, 0.0
         if passes:
-            known = self._known_of(kind)
-            known.passed(0, seconds, passes)
-            known.measure(0, seconds, self._passes, reading_s=self._reading.mean_s, passes=passes)
-            self._steady_window = self._steady_window_of(known)
+            account = self._account_of(kind)
+            account.passed(0, seconds, passes)
+            account.measure(0, seconds, self._passes, reading_s=self._reading.mean_s, passes=passes)
+            self._steady_window = self._steady_window_of(account)
 
-    def _steady_window_of(self, known: BatchAccount) -> int:
-        return _STEADY if known.seconds(0, self._passes) is None else _STEADY_KNOWN
+    def _steady_window_of(self, account: BatchAccount) -> int:
+        return _STEADY if account.seconds(0, self._passes) is None else _STEADY_MEASURED
 
-    def _observe_reading(self, known: BatchAccount, done: PassKind, seconds: float) -> None:
+    def _observe_reading(self, account: BatchAccount, done: PassKind, seconds: float) -> None:
         """Attributes a part of the time to a draft's reading: its launch, or what the device spent on it before this
         pass.
         """
-        plain_s = known.seconds(0, self._passes)
+        plain_s = account.seconds(0, self._passes)
         if plain_s is None:
             return
-        usual_s = self._seconds(done, known, plain_s, done.drafts) if done.drafts else plain_s
+        usual_s = self._seconds(done, account, plain_s, done.drafts) if done.drafts else plain_s
         self._reading_s += max(0.0, seconds - usual_s)
         if done.read:
             self._reading.add(done.read, self._reading_s)
             self._reading_s = 0.0
 
     def _charge(
-        self, known: BatchAccount, before: PassKind | None, done: PassKind, seconds: float, tokens: int, *, reads: bool
+        self,
+        account: BatchAccount,
+        before: PassKind | None,
+        done: PassKind,
+        seconds: float,
+        tokens: int,
+        *,
+        reads: bool,
     ) -> None:
         """Records what this time has won or lost against passes without drafts that make as many tokens."""
-        plain_s = known.seconds(0, self._passes)
+        plain_s = account.seconds(0, self._passes)
         if plain_s is None:
             return
-        usual_s = known.seconds(done.drafts, self._passes)
+        usual_s = account.seconds(done.drafts, self._passes)
         if usual_s is not None and not reads:  # what held a pass up is not the guesses' fault; a draft's reading is
             seconds = min(seconds, 2 * max(usual_s, plain_s))
         gain_s = tokens / done.rows * plain_s - seconds
@@ -321,8 +330,8 @@ class DraftController:
         if done.drafts and done.drafts == self._level and self._foreseen:
             share = tokens / self._foreseen * self._yield[done.drafts]
             self._yield[done.drafts] += _YIELD_WEIGHT * (min(share, 2.0) - self._yield[done.drafts])
-        if known.charge(gain_s, done.rows, plain_s, in_a_row=in_a_row):
-            known.give_up(done.drafts, None if done.read else seconds, plain_s, self._passes)
+        if account.charge(gain_s, done.rows, plain_s, in_a_row=in_a_row):
+            account.give_up(done.drafts, None if done.read else seconds, plain_s, self._passes)
             if self._level and self._size == done.size:
                 self._level = self._left = 0
 

@@ -90,7 +90,7 @@ class PassTimes:
 class ReadingTimes:
     """Seconds that a draft's reading of text adds, by its tokens: a straight line fitted to measurements."""
 
-    _FORGETS = 0.9
+    _DECAY = 0.9
     """Factor by which each measurement shrinks the weight of all earlier ones."""
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class ReadingTimes:
 
     def add(self, tokens: int, seconds: float) -> None:
         """Records a reading of so many tokens."""
-        keep = self._FORGETS
+        keep = self._DECAY
         self._weight = keep * self._weight + 1
         self._tokens = keep * self._tokens + tokens
         self._seconds = keep * self._seconds + seconds

@@ -239,7 +239,7 @@ class SpeculationPlanner:
         rows = len(batch.rows)
         if batch.num_decodes < rows:
             return None
-        read = sum(told.count for told in batch.catch_up) if batch.catch_up and self.computes_catch_up else 0
+        read = sum(chunk.count for chunk in batch.catch_up) if batch.catch_up and self.computes_catch_up else 0
         return pass_kind(rows, batch.num_drafts, batch.waits_for_masks, read)
 
     def settle(self, row: Row, sequence: Sequence, num_tokens: int) -> None:
@@ -274,7 +274,7 @@ def _put_off_rows_with_unknown_bans(batch: Batch, sequences: list[Sequence]) -> 
             batch.num_decodes -= 1
             sequence.num_computed -= 1
             sequence.in_flight -= 1
-            for told in batch.catch_up:
-                if told.slot == row.slot:  # it may be that no row is left, and nothing is launched
-                    sequence.num_drafted = told.start
-            batch.catch_up = [told for told in batch.catch_up if told.slot != row.slot]
+            for chunk in batch.catch_up:
+                if chunk.slot == row.slot:  # it may be that no row is left, and nothing is launched
+                    sequence.num_drafted = chunk.start
+            batch.catch_up = [chunk for chunk in batch.catch_up if chunk.slot != row.slot]

@@ -20,7 +20,7 @@ from mini_infer_engine.kernels.sizes import cdiv, next_power_of_2
 MAX_PROGRAMS = 1024
 """The largest number of programs in one kernel: each has counters of its own."""
 _GATHER_BLOCK = 4096
-TURNS = tl.constexpr(1 << 14)
+POLLS = tl.constexpr(1 << 14)
 """Polls between two checks whether waiting is over (`is_released`), some 15 ms.
 
 A check by all programs takes up to 3 ms, for which a peer waits: with fewer polls, each check would cause the next.
@@ -60,11 +60,11 @@ def _meet(pads, epochs, released, program, RANK: tl.constexpr, WORLD: tl.constex
     own = of_rank(pads, RANK, WORLD).to(tl.pointer_type(tl.int32)) + program * WORLD + peers
     nothing = tl.zeros((WORLD,), tl.int32)
     behind = tl.min(tl.atomic_add(own, nothing, sem="acquire", scope="sys") - epoch, axis=0)
-    turns = 0
+    polls = 0
     while behind < 0:
         behind = tl.min(tl.atomic_add(own, nothing, sem="acquire", scope="sys") - epoch, axis=0)
-        turns += 1
-        if turns % TURNS == 0:
+        polls += 1
+        if polls % POLLS == 0:
             behind = tl.where(is_released(released), 0, behind)
     tl.debug_barrier()
     tl.store(epochs + program, epoch)

@@ -22,7 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
-from mini_infer_engine.kernels.all_reduce.one_shot import TURNS, block_options, is_released, store_row
+from mini_infer_engine.kernels.all_reduce.one_shot import POLLS, block_options, is_released, store_row
 from mini_infer_engine.kernels.sizes import cdiv
 
 _TILE_ROWS, _TILE_COLUMNS = 256, 128
@@ -78,11 +78,11 @@ def _add_received(
     values = tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
     total = tl.load(summand + at, mask=mask, other=0.0).to(tl.float32)
     behind = tl.atomic_add(flag, 0, sem="acquire", scope="sys") - number
-    turns = 0
+    polls = 0
     while behind < 0:
         behind = tl.atomic_add(flag, 0, sem="acquire", scope="sys") - number
-        turns += 1
-        if turns % TURNS == 0:
+        polls += 1
+        if polls % POLLS == 0:
             is_over = is_released(released)
             tl.store(flag, number + _FAR, mask=is_over)
             behind = tl.where(is_over, 0, behind)

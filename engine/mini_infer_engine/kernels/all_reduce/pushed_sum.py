@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from mini_infer_engine.kernels.all_reduce.one_shot import TURNS, is_released, of_rank, row_options, store_row
+from mini_infer_engine.kernels.all_reduce.one_shot import POLLS, is_released, of_rank, row_options, store_row
 
 MAX_ROWS = 256
 """The largest number of rows in one sum: each has places and a counter of its own."""
@@ -112,11 +112,11 @@ def _pushed_sum(
             place = own + inbox + ((epoch % SLOTS * WORLD + peer) * ROWS + row) * PLACE
             place = tl.multiple_of(place, 16) + offsets
             part = tl.load(place, mask=mask, other=0, volatile=True)
-            turns = 0
+            polls = 0
             while tl.max((part == MARK).to(tl.int32), axis=0) > 0:  # something of it has not come
                 part = tl.load(place, mask=mask, other=0, volatile=True)
-                turns += 1
-                if turns % TURNS == 0:
+                polls += 1
+                if polls % POLLS == 0:
                     part = tl.where(is_released(released), 0, part)
         total += part.to(out.dtype.element_ty, bitcast=True).to(tl.float32)
     store_row(total, values, residual, weights, out, at, mask, width, eps, NORM)

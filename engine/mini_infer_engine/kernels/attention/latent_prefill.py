@@ -136,9 +136,9 @@ def _latent_prefill(
     query = tl.load(query_at + nope, mask=inside & (nope < NOPE_DIM), other=0.0)
     rotated = tl.load(query_at + NOPE_DIM + rope, mask=inside & (rope < ROPE_DIM), other=0.0)
     state = row_index * HEADS + head
-    known = (rows < count) & (is_first == 0)
-    m_i = tl.load(maxima + state, mask=known, other=float("-inf"))
-    l_i = tl.load(sums + state, mask=known, other=0.0)
+    valid = (rows < count) & (is_first == 0)
+    m_i = tl.load(maxima + state, mask=valid, other=float("-inf"))
+    l_i = tl.load(sums + state, mask=valid, other=0.0)
     value_mask = (value_dims < VALUE_DIM) & inside
     acc = tl.load(accs + state[:, None] * VALUE_DIM + value_dims, mask=value_mask & (is_first == 0), other=0.0)
 

@@ -93,9 +93,9 @@ def _widen_pages(
         for start in range(0, PAGE_SIZE, BLOCK):
             tokens = start + tl.arange(0, BLOCK)
             # Nothing is left undefined behind a sequence's end: attention multiplies it by zero.
-            known = (tokens < end - page * PAGE_SIZE) & (tokens < PAGE_SIZE)
-            inside = known[:, None] & (dims < HEAD_DIM)
-            scales = tl.load(scale_at + tokens, mask=known, other=0.0).to(tl.float32)
+            valid = (tokens < end - page * PAGE_SIZE) & (tokens < PAGE_SIZE)
+            inside = valid[:, None] & (dims < HEAD_DIM)
+            scales = tl.load(scale_at + tokens, mask=valid, other=0.0).to(tl.float32)
             values = tl.load(source + tokens[:, None] * token_stride + dims, mask=inside, other=0.0)
             result = widened(values, tl.float16).to(tl.float32) * scales[:, None]
             if wide.dtype.element_ty == tl.float16:  # a scale is rounded up, by which the largest would be infinite

@@ -104,8 +104,8 @@ def pdl_gemm_config(block_m: int, n: int, k: int, *, gated: bool, profile: Devic
     if _is_uneven(tiles, sms) and k >= max(_LEAST_UNEVEN_K, _LEAST_UNEVEN_K_A_ROW * block_m):
         return config(64, 128, residents=2, splits=3)
     splits = _pdl_splits(block_m, tiles, k, profile)
-    holds_all = cdiv(cdiv(k, 256), splits) <= wide_stages
-    is_wide = wide_stages >= _WIDE_STAGES or (wide_stages == _WIDE_STAGES - 1 and holds_all)
+    fits_all = cdiv(cdiv(k, 256), splits) <= wide_stages
+    is_wide = wide_stages >= _WIDE_STAGES or (wide_stages == _WIDE_STAGES - 1 and fits_all)
     return config(64, 256 if is_wide else 128, 1, splits)
 
 
@@ -119,11 +119,11 @@ def _pdl_splits(block_m: int, tiles: int, k: int, profile: DeviceProfile) -> int
     sms, ring_columns = profile.sm_count, ring_stages(1, 64 + block_m, 64, profile) * 64
     if tiles >= sms // 3:
         return 2 if 2 * tiles <= sms and k >= _LEAST_TWO_SPLITS_K and block_m <= _MOST_TWO_SPLITS_ROWS else 1
-    wanted = max(round(k / ring_columns), min(cdiv(sms // 3, tiles), cdiv(k, _MIN_SPLIT_K)))
+    desired = max(round(k / ring_columns), min(cdiv(sms // 3, tiles), cdiv(k, _MIN_SPLIT_K)))
     most = sms // tiles if block_m <= 8 else cdiv(int(_ENOUGH_SMS * sms), tiles)
     if _is_uneven(most * tiles, sms) and (most + 1) * tiles <= sms:
         most += 1
-    return min(wanted, most, _MOST_PDL_SPLITS)
+    return min(desired, most, _MOST_PDL_SPLITS)
 
 
 def _is_uneven(programs: int, sms: int) -> bool:

@@ -85,10 +85,10 @@ def _joined(weights: Sequence[GroupedWeight], join: Callable[[list[Tensor]], Ten
 
     def of(name: str) -> Tensor | None:
         found = [(weight, getattr(weight, name)) for weight in weights]
-        given = [part.dtype for _, part in found if part is not None]
-        if not given:
+        dtypes = [part.dtype for _, part in found if part is not None]
+        if not dtypes:
             return None
-        dtype: torch.dtype = reduce(torch.promote_types, given)
+        dtype: torch.dtype = reduce(torch.promote_types, dtypes)
         # Zero points that are all zero are left out, and scales that float16 does for are in it.
         parts = [(torch.zeros_like(weight.scales) if part is None else part).to(dtype) for weight, part in found]
         return join([part.view(torch.uint8) if dtype.itemsize == 1 else part for part in parts]).view(dtype)

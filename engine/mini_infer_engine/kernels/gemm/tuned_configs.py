@@ -172,10 +172,10 @@ def _large_entry(shape: LargeShape, config: LargeMConfig | None) -> dict[str, An
     entry = dict(zip(("format", "N", "K", "M"), shape, strict=True))
     if config is None:
         return entry | {"kernel": _CUBLAS}
-    return entry | {"kernel": _LARGE_M, "config": _given(config)}
+    return entry | {"kernel": _LARGE_M, "config": _entry_fields(config)}
 
 
-def _given(config: GemmConfig | LargeMConfig) -> dict[str, Any]:
+def _entry_fields(config: GemmConfig | LargeMConfig) -> dict[str, Any]:
     """Returns a config's fields that differ from their defaults."""
     usual = {each.name: each.default for each in fields(config)}
     return {name: value for name, value in asdict(config).items() if value != usual[name]}
@@ -192,4 +192,4 @@ def _entry(shape: Shape, config: GemmConfig | None) -> dict[str, Any]:
     entry: dict[str, Any] = {"N": n, "K": k, "gated": gated, "M": m}
     if config is None:
         return entry | {"kernel": _CUBLAS}
-    return entry | {"kernel": names[type(config)], "config": _given(config)}
+    return entry | {"kernel": names[type(config)], "config": _entry_fields(config)}

@@ -107,8 +107,8 @@ def _look_up(
         for back in tl.static_range(MOST):
             mask = still & (ends >= back) & (back < longest)
             here = tl.load(text + ends - back, mask=mask, other=-1)
-            wanted = tl.load(text + tl.maximum(last - back, 0))
-            still = mask & (here == wanted)
+            expected = tl.load(text + tl.maximum(last - back, 0))
+            still = mask & (here == expected)
             matched += still.to(tl.int32)
         score = tl.where(matched >= shortest, matched.to(tl.int64) * (1 << 32) + ends, -1)
         best = tl.maximum(best, tl.max(score, axis=0))

@@ -140,14 +140,14 @@ def _merge(
     for place in range(top):
         best = tl.max(keys, axis=0)
         keys = tl.where(keys == best, none, keys)
-        told = 0x7FFFFFFF - (best & 0xFFFFFFFF).to(tl.int32)
+        chosen = 0x7FFFFFFF - (best & 0xFFFFFFFF).to(tl.int32)
         value = _unordered(best >> 32)
         if NAMED:
             name = tl.load(named + row * top + place)
             if name >= 0:
-                told = name
+                chosen = name
                 value = tl.load(source + name).to(tl.float32)
-        tl.store(line + 3 + place, told)
+        tl.store(line + 3 + place, chosen)
         tl.store(line + 3 + top + place, (value - normaliser).to(tl.int32, bitcast=True))
 
 

@@ -33,7 +33,7 @@ class Cancel:
 
 
 @dataclass(slots=True, frozen=True)
-class Give:
+class Send:
     """Hands over computed tokens [begin, end) of another engine's prompt. The pages are those from token 0 on."""
 
     key: str
@@ -48,8 +48,8 @@ class Give:
 
 
 @dataclass(slots=True, frozen=True)
-class GiveEnd:
-    """Reports the first sampled token of a prompt, after a `Give` for each part of it."""
+class SendEnd:
+    """Reports the first sampled token of a prompt, after a `Send` for each part of it."""
 
     key: str
     token_id: int
@@ -75,14 +75,14 @@ class Refuse:
     message: str
 
 
-Command = Take | Cancel | Give | GiveEnd | Grant | Refuse
+Command = Take | Cancel | Send | SendEnd | Grant | Refuse
 
 # -- To the core
 
 
 @dataclass(slots=True, frozen=True)
-class PrefillAsked:
-    """Another engine requests the prefill of a prompt. Computed tokens are handed over as `Give` commands whose ends
+class PrefillRequest:
+    """Another engine requests the prefill of a prompt. Computed tokens are handed over as `Send` commands whose ends
     are multiples of `alignment`, except for the last one.
     """
 
@@ -93,18 +93,18 @@ class PrefillAsked:
 
 
 @dataclass(slots=True, frozen=True)
-class KVAsked:
+class KVRequest:
     """Another engine requests to read keys and values."""
 
     key: str
     token_ids: list[int]
     cache_salt: str
-    held_id: str
+    retained_id: str
     first_token: int
 
 
 @dataclass(slots=True, frozen=True)
-class Gone:
+class JobEnded:
     """A job of another engine has ended: it was completed, cancelled, or its engine is gone. Its work is aborted, and
     pages that were pinned for reading are unpinned.
     """
@@ -113,15 +113,15 @@ class Gone:
 
 
 @dataclass(slots=True, frozen=True)
-class Given:
-    """The pages of a `Give` are no longer read."""
+class SendDone:
+    """The pages of a `Send` are no longer read."""
 
     key: str
     serial: int
 
 
 @dataclass(slots=True, frozen=True)
-class Taken:
+class TransferDone:
     """Keys and values of tokens [0, num_tokens) are in the job's pages."""
 
     job: int
@@ -132,7 +132,7 @@ class Taken:
 
 
 @dataclass(slots=True, frozen=True)
-class NotTaken:
+class TransferFailed:
     """The job has failed. Its pages may still be written to until `Settled`."""
 
     job: int
@@ -147,4 +147,4 @@ class Settled:
     job: int
 
 
-Event = PrefillAsked | KVAsked | Gone | Given | Taken | NotTaken | Settled
+Event = PrefillRequest | KVRequest | JobEnded | SendDone | TransferDone | TransferFailed | Settled

@@ -13,18 +13,18 @@ from mini_infer_engine.kv_transfer.protocol import wire
 from mini_infer_engine.kv_transfer.protocol.events import Take
 
 
-def prefill_request_fault(wanted: wire.PrefillRequested, consumer: KVLayout) -> str:
+def prefill_request_fault(requested: wire.PrefillRequested, consumer: KVLayout) -> str:
     """Checks a prefill request against the layout of the consumer's pool."""
-    num_tokens = len(wanted.request.prompt_token_ids) + len(wanted.request.resumed_token_ids)
-    if wanted.first_token >= num_tokens:
-        return f"first_token is {wanted.first_token}, and there are {num_tokens} tokens"
-    return _pages_fault(wanted.pages, num_tokens, consumer.page_size)
+    num_tokens = len(requested.request.prompt_token_ids) + len(requested.request.resumed_token_ids)
+    if requested.first_token >= num_tokens:
+        return f"first_token is {requested.first_token}, and there are {num_tokens} tokens"
+    return _pages_fault(requested.pages, num_tokens, consumer.page_size)
 
 
-def kv_request_fault(wanted: wire.KVRequested) -> str:
+def kv_request_fault(requested: wire.KVRequested) -> str:
     """Checks a read request."""
-    if wanted.first_token >= len(wanted.token_ids):
-        return f"first_token is {wanted.first_token}, and there are {len(wanted.token_ids)} tokens"
+    if requested.first_token >= len(requested.token_ids):
+        return f"first_token is {requested.first_token}, and there are {len(requested.token_ids)} tokens"
     return ""
 
 

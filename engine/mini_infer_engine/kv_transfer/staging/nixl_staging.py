@@ -5,7 +5,7 @@ pages.
 from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory, Span
 from mini_infer_engine.kv_transfer.staging.staging_copies import IsDone, StagingCopies, open_copies
 from mini_infer_engine.kv_transfer.staging_slots import (
-    SLOTS_EACH_WAY,
+    SLOTS_PER_DIRECTION,
     Area,
     StagingBuffer,
     blocks,
@@ -21,7 +21,7 @@ class NixlStaging:
     def __init__(self, memory: KVMemory, area: Area, staging_bytes: int) -> None:
         self._memory = memory
         slot_bytes = slot_bytes_of(staging_bytes, memory.layout)
-        self.num_bytes = 2 * SLOTS_EACH_WAY * slot_bytes
+        self.num_bytes = 2 * SLOTS_PER_DIRECTION * slot_bytes
         self._copies: StagingCopies = open_copies(memory, area, self.num_bytes)
         self.buffer = StagingBuffer(
             address=self._copies.address,
@@ -33,10 +33,10 @@ class NixlStaging:
     def gather(self, rank: int, consumer: KVLayout, slot: int, span: Span) -> Motion:
         """Begins to fill a slot with the blocks of this rank."""
         producer, begin = self._memory.layout, slot * self.buffer.slot_bytes
-        given = blocks(producer, rank, consumer, span)
-        for block in given:
+        gathered = blocks(producer, rank, consumer, span)
+        for block in gathered:
             self._copies.gather(producer, consumer, span, block, begin + block.offset)
-        return _Copy(self._copies.mark(), sum(block.size for block in given))
+        return _Copy(self._copies.mark(), sum(block.size for block in gathered))
 
     def place(self, rank: int, producer: KVLayout, slot: int, span: Span) -> Motion:
         """Begins to copy the blocks that peers have written to a slot for this rank into its pages.
@@ -44,11 +44,11 @@ class NixlStaging:
         Raises TransportError if the blocks do not fit into a slot, by the layout that the peer claims.
         """
         consumer, begin = self._memory.layout, slot * self.buffer.slot_bytes
-        taken = blocks_for(producer, consumer, rank, span)
-        num_bytes = sum(block.size for block, _ in taken)
+        scattered = blocks_for(producer, consumer, rank, span)
+        num_bytes = sum(block.size for block, _ in scattered)
         if num_bytes > self.buffer.slot_bytes:  # by what a peer says of it: other slots are others'
             raise TransportError(f"a part of {num_bytes} bytes does not fit into a slot of {self.buffer.slot_bytes}")
-        for block, offset in taken:
+        for block, offset in scattered:
             self._copies.scatter(producer, consumer, span, block, begin + offset)
         return _Copy(self._copies.mark(), num_bytes)
 

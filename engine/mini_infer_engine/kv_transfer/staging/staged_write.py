@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from mini_infer_engine.kv_transfer.layout import Span
-from mini_infer_engine.kv_transfer.staging_slots import SLOTS_EACH_WAY, Slots
+from mini_infer_engine.kv_transfer.staging_slots import SLOTS_PER_DIRECTION, Slots
 from mini_infer_engine.kv_transfer.transport import Motion, Progress, TransportError
 
 log = logging.getLogger(__name__)
 
-_SLOTS_EACH = SLOTS_EACH_WAY - 2
+_SLOTS_EACH = SLOTS_PER_DIRECTION - 2
 """The most slots that one staged write uses. Each slot takes the threads of both sides a few turns, of which each may
 wait for the interpreter's lock, so several are in flight; some are left for writes to other consumers. (Measured with
 CPU engines, 1,500 tokens in 96 slots: 52 ms more than without a transfer with two slots, 37 with four, 28 with eight.)
@@ -38,13 +38,13 @@ class Channel(Protocol):
     def stage(self, slot: int, part: Span) -> Motion:
         """Begins to gather a part into a slot of ours. Raises TransportError if it cannot begin."""
 
-    def ask(self, serial: int) -> None:
+    def request_slot(self, serial: int) -> None:
         """Requests a slot of the consumer for the part of this serial number."""
 
     def write(self, slot: int, their_slot: int, part: Span) -> Motion:
         """Begins to write from a slot of ours to one of the consumer's. Raises TransportError if it cannot begin."""
 
-    def tell(self, serial: int, part: Span) -> None:
+    def report_written(self, serial: int, part: Span) -> None:
         """Reports to the consumer that a part has been written."""
 
 
@@ -85,7 +85,7 @@ class StagedWrite:
             self._fill()
         return True
 
-    def lend(self, serial: int, slot: int) -> None:
+    def grant_slot(self, serial: int, slot: int) -> None:
         """Accepts a slot of the consumer for a part. It is ignored if the part has ended."""
         part = self._parts.get(serial)
         if part is not None and part.their_slot is None:
@@ -133,7 +133,7 @@ class StagedWrite:
             self.abandon()
         elif found == "done":
             self.num_bytes += part.writing.num_bytes
-            self._channel.tell(serial, part.span)
+            self._channel.report_written(serial, part.span)
         return found != "busy"
 
     def _fill(self) -> None:
@@ -150,7 +150,7 @@ class StagedWrite:
                 self._slots.free(slot)
                 self.abandon()
             else:
-                self._channel.ask(serial)
+                self._channel.request_slot(serial)
 
     def abandon(self) -> None:
         """Cancels the write: no new part begins, and those in flight end by themselves."""

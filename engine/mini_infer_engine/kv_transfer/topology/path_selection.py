@@ -86,14 +86,14 @@ def staging_pays(ours: KVLayout, theirs: KVLayout, span: Span, device: str) -> b
     return direct_s > _STAGED_GAIN * (_STAGED_START_S + num_bytes / _STAGED_RATES[device])
 
 
-def mapping_pays(ours: KVLayout, theirs: KVLayout, span: Span, nixl_way: Area | None) -> bool:
+def mapping_pays(ours: KVLayout, theirs: KVLayout, span: Span, nixl_area: Area | None) -> bool:
     """Returns True if, by measured rates, our own copies between two GPUs take no longer than NIXL.
 
-    `nixl_way` is the staging buffer that NIXL would use, or None if it would write from pool to pool.
+    `nixl_area` is the staging buffer that NIXL would use, or None if it would write from pool to pool.
     """
     piece, num_bytes = _pieces_of(ours, theirs, span)
     mapped_s = _MAPPED_START_S + num_bytes / direct_rate(piece, MAPPED_RATES)
-    if nixl_way is None:
+    if nixl_area is None:
         return mapped_s <= _NIXL_START_S + num_bytes / direct_rate(piece, DIRECT_RATES["cuda"])
     return mapped_s <= _STAGED_START_S + num_bytes / _STAGED_RATES["cuda"]
 

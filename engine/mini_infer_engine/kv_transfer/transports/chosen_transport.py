@@ -74,16 +74,16 @@ class ChosenTransport:
         if not self._nixl.reaches(engine_id):
             return self._mapped
         ours, theirs = self._memory.layout, self._peers[engine_id]
-        pays = mapping_pays(ours, theirs, span, self._nixl.way(engine_id, span))
+        pays = mapping_pays(ours, theirs, span, self._nixl.staging_area(engine_id, span))
         return self._mapped if pays else self._nixl
 
     def start(self, engine_id: str, how: How, span: Span) -> Motion:
         """Begins the transfer by the chosen transport."""
         return self._chosen(engine_id, span).start(engine_id, how, span)
 
-    def way(self, engine_id: str, span: Span) -> Area | None:
+    def staging_area(self, engine_id: str, span: Span) -> Area | None:
         """Returns the staging buffer that the chosen transport uses, if any."""
-        return self._chosen(engine_id, span).way(engine_id, span)
+        return self._chosen(engine_id, span).staging_area(engine_id, span)
 
     def slot_bytes(self, engine_id: str, area: Area) -> int:
         """Returns the bytes of NIXL's slots: only NIXL stages."""

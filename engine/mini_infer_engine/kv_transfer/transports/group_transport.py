@@ -173,12 +173,12 @@ class GroupTransport:
         """Connects all ranks to a peer. Another rank that cannot reach it reports that by its first motion, which
         fails.
         """
-        self._tell(AddPeer(engine_id, layout, where))
+        self._report(AddPeer(engine_id, layout, where))
         self._local.add_peer(engine_id, layout, where)
 
     def remove_peer(self, engine_id: str) -> None:
         """Disconnects all ranks from a peer."""
-        self._tell(RemovePeer(engine_id))
+        self._report(RemovePeer(engine_id))
         self._local.remove_peer(engine_id)
 
     def tend(self) -> None:
@@ -191,9 +191,9 @@ class GroupTransport:
         number = next(self._numbers)
         return self._with_others(number, local, Start(number, engine_id, how, span))
 
-    def way(self, engine_id: str, span: Span) -> Area | None:
+    def staging_area(self, engine_id: str, span: Span) -> Area | None:
         """Returns the first rank's choice, which holds for all ranks: their pools and machines are alike."""
-        return self._local.way(engine_id, span)
+        return self._local.staging_area(engine_id, span)
 
     def slot_bytes(self, engine_id: str, area: Area) -> int:
         """Returns the bytes of a slot, which are the same on all ranks."""
@@ -215,8 +215,8 @@ class GroupTransport:
         return self._with_others(number, local, Place(number, engine_id, area, slot, span))
 
     def _with_others(self, number: int, local: Motion, command: Begin) -> Motion:
-        self._tell(command)
-        awaited = {rank: _RankMotion(self._hear) for rank in self._others}
+        self._report(command)
+        awaited = {rank: _RankMotion(self._receive) for rank in self._others}
         self._awaited[number] = awaited
         return Motions([local, *awaited.values()])
 
@@ -225,12 +225,12 @@ class GroupTransport:
         self._local.close()
         self._router.close(linger=0)
 
-    def _tell(self, command: Command) -> None:
+    def _report(self, command: Command) -> None:
         payload = _encode(command)
         for rank in self._others:
             self._router.send_multipart([rank, payload])
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         """Handles all reports of other ranks, without waiting."""
         while self._router.poll(0):
             rank, payload = self._router.recv_multipart()
@@ -246,15 +246,15 @@ class GroupTransport:
 class _RankMotion:
     """Another rank's part of a motion."""
 
-    def __init__(self, hear: Callable[[], None]) -> None:
-        self._hear = hear
+    def __init__(self, receive: Callable[[], None]) -> None:
+        self._receive = receive
         self.end: Progress = "busy"
         self.num_bytes = 0
 
     def progress(self) -> Progress:
         """Returns the state that the rank has reported."""
         if self.end == "busy":
-            self._hear()
+            self._receive()
         return self.end
 
 
@@ -294,9 +294,9 @@ class RankMover:
     def run(self) -> None:
         """Executes commands until the process ends, which it does with the first rank's."""
         while True:
-            self.turn()
+            self.iterate()
 
-    def turn(self) -> None:
+    def iterate(self) -> None:
         """Receives at most one command, and polls motions in flight. It waits a little if there is nothing to do."""
         if not self._socket.poll(0 if self._moving else int(TEND_S * 1000)):
             if self._moving:

@@ -84,8 +84,8 @@ class MappedTransport:
 
     def add_peer(self, engine_id: str, layout: KVLayout, where: TransportAddress) -> None:
         """Maps the peer's pools. Raises TransportError if they have another dtype, or are not on this host."""
-        known = self._peers.get(engine_id)
-        if known is not None and (known.layout, known.where) == (layout, where):
+        earlier = self._peers.get(engine_id)
+        if earlier is not None and (earlier.layout, earlier.where) == (layout, where):
             return
         self.remove_peer(engine_id)
         if layout.dtype != self._memory.layout.dtype:
@@ -155,7 +155,7 @@ class MappedTransport:
             begun.append(motion)
         return begun[0] if len(begun) == 1 else Motions(begun)
 
-    def way(self, engine_id: str, span: Span) -> Area | None:
+    def staging_area(self, engine_id: str, span: Span) -> Area | None:
         """Returns None: nothing is staged."""
         del engine_id, span
         return None
@@ -191,7 +191,7 @@ class MappedTransport:
 def _check(offsets: np.ndarray, size: int, pool_bytes: int) -> None:  # offsets [pieces] int64
     """Raises TransportError if a piece is outside its pool: the other engine sends page ids, which may be wrong."""
     if len(offsets) and not 0 <= int(offsets.min()) <= int(offsets.max()) + size <= pool_bytes:
-        raise TransportError(f"pages up to byte {int(offsets.max()) + size} are asked for, of a pool of {pool_bytes}")
+        raise TransportError(f"pages up to byte {int(offsets.max()) + size} are requested, of a pool of {pool_bytes}")
 
 
 class _Copying:

@@ -174,7 +174,7 @@ class NixlTransport:
 
     # -- Through staging buffers
 
-    def way(self, engine_id: str, span: Span) -> Area | None:
+    def staging_area(self, engine_id: str, span: Span) -> Area | None:
         """Chooses the path by the two layouts, and by whether the peer's pool can be reached directly."""
         theirs, where = self._peer(engine_id)
         there = where.ranks[0]
@@ -202,11 +202,11 @@ class NixlTransport:
         ours, (theirs, where) = self._memory.layout, self._peer(engine_id)
         buffer, parts = self._staging[area].buffer, list[_Part]()
         for block in blocks(ours, self._rank, theirs, span):
-            there = _buffer_of(where.ranks[block.taker_rank], area)
-            taken = blocks_for(ours, theirs, block.taker_rank, span)
-            offset = next(offset for other, offset in taken if other.giver_rank == self._rank)
+            there = _buffer_of(where.ranks[block.consumer_rank], area)
+            target_blocks = blocks_for(ours, theirs, block.consumer_rank, span)
+            offset = next(offset for other, offset in target_blocks if other.producer_rank == self._rank)
             table = (slot * buffer.slot_bytes + block.offset, their_slot * there.slot_bytes + offset, block.size)
-            parts.append(_Part(block.taker_rank, np.array([table], np.int64), buffer, there))
+            parts.append(_Part(block.consumer_rank, np.array([table], np.int64), buffer, there))
         return self._begin(engine_id, "write", parts)
 
     def place(self, engine_id: str, area: Area, slot: int, span: Span) -> Motion:

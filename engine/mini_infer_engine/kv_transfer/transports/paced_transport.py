@@ -20,9 +20,9 @@ Clock = Callable[[], float]
 class _PacedMotion:
     """A `Motion` that waits for its turn on the link."""
 
-    def __init__(self, link: "_Link", begin: Callable[[], Motion], asked_s: float) -> None:
+    def __init__(self, link: "_Link", begin: Callable[[], Motion], requested_s: float) -> None:
         self._link, self._begin = link, begin
-        self.asked_s = asked_s
+        self.requested_s = requested_s
         self.motion: Motion | None = None
         self.state: Progress = "busy"
 
@@ -71,7 +71,7 @@ class _Link:
                 found = first.motion.progress()
                 if found == "busy":
                     return
-                passed_s = max(self._free_s, first.asked_s) + first.motion.num_bytes / self._bytes_per_s
+                passed_s = max(self._free_s, first.requested_s) + first.motion.num_bytes / self._bytes_per_s
                 if found == "done" and now_s < passed_s:
                     return
                 first.state = found
@@ -110,9 +110,9 @@ class PacedTransport:
         """Queues the transfer on the link."""
         return self._link.add(partial(self._transport.start, engine_id, how, span))
 
-    def way(self, engine_id: str, span: Span) -> Area | None:
+    def staging_area(self, engine_id: str, span: Span) -> Area | None:
         """Returns the wrapped transport's staging buffer, if any."""
-        return self._transport.way(engine_id, span)
+        return self._transport.staging_area(engine_id, span)
 
     def slot_bytes(self, engine_id: str, area: Area) -> int:
         """Returns the bytes of the wrapped transport's slots."""

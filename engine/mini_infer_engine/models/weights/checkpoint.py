@@ -41,7 +41,7 @@ class Checkpoint(Protocol):
 def check_fit(
     checkpoint: Checkpoint,
     directory: Path,
-    wanted: Mapping[str, Placement],
+    expected: Mapping[str, Placement],
     architecture: str,
     is_unused: Callable[[str], bool],
 ) -> None:
@@ -51,22 +51,22 @@ def check_fit(
         ModelError: a tensor is missing, unknown, or has another shape or dtype than the config requires.
     """
     found = checkpoint.tensors
-    if missing := sorted(wanted.keys() - found.keys()):
+    if missing := sorted(expected.keys() - found.keys()):
         raise ModelError(f"{directory}: tensor {missing[0]} {checkpoint.missing_remedy}{_and_more(missing)}.")
-    others = (name for name in found.keys() - wanted.keys() if not is_unused(name))
+    others = (name for name in found.keys() - expected.keys() if not is_unused(name))
     unknown = sorted(name for name in others if 0 not in found[name].shape)  # transformers writes zero experts, too
     if unknown:
         tensor = found[unknown[0]]
         raise ModelError(
-            f"{tensor.file}: tensor {_told(unknown[0], tensor)} has no place in {architecture}{_and_more(unknown)}."
+            f"{tensor.file}: tensor {_label(unknown[0], tensor)} has no place in {architecture}{_and_more(unknown)}."
         )
-    for name, placement in wanted.items():
+    for name, placement in expected.items():
         tensor = found[name]
         if (obstacle := placement.obstacle(tensor.shape, tensor.dtype)) is not None:
-            raise ModelError(f"{tensor.file}: tensor {_told(name, tensor)} {obstacle}.")
+            raise ModelError(f"{tensor.file}: tensor {_label(name, tensor)} {obstacle}.")
 
 
-def _told(name: str, tensor: StoredTensor) -> str:
+def _label(name: str, tensor: StoredTensor) -> str:
     return f"{tensor.stored_as} ({name})" if tensor.stored_as and tensor.stored_as != name else name
 
 

@@ -72,11 +72,11 @@ def fit_checkpoint(model: DecoderModel, checkpoint: Checkpoint, directory: Path)
         ModelError: a tensor is missing, unknown or has another shape or dtype.
 
     """
-    wanted = model.checkpoint_tensors()
+    expected = model.checkpoint_tensors()
     file = weights_file(directory) or directory
-    check_fit(checkpoint, file, wanted, model.config.architecture, model.is_unused)
-    _check_zeros(model, checkpoint, wanted.keys())
-    _check_groups(checkpoint, [name for name in wanted if name.endswith("g_idx")])
+    check_fit(checkpoint, file, expected, model.config.architecture, model.is_unused)
+    _check_zeros(model, checkpoint, expected.keys())
+    _check_groups(checkpoint, [name for name in expected if name.endswith("g_idx")])
     if scales := sorted(name for name in checkpoint.tensors if name.endswith(KV_SCALES)):
         log.info(
             "%d scales of keys and values in %s are not used, such as %s: with kv_cache_dtype fp8 or int8, each token "
@@ -87,9 +87,9 @@ def fit_checkpoint(model: DecoderModel, checkpoint: Checkpoint, directory: Path)
         )
 
 
-def _check_zeros(model: DecoderModel, checkpoint: Checkpoint, wanted: Collection[str]) -> None:
-    """Raises ModelError if the checkpoint has a bias that this model lacks (not in `wanted`) and that is not zero."""
-    extra = [name for name in checkpoint.tensors if name.endswith(ZERO_SUFFIX) and name not in wanted]
+def _check_zeros(model: DecoderModel, checkpoint: Checkpoint, expected: Collection[str]) -> None:
+    """Raises ModelError if the checkpoint has a bias that this model lacks (not in `expected`) and that is not zero."""
+    extra = [name for name in checkpoint.tensors if name.endswith(ZERO_SUFFIX) and name not in expected]
     extra = [name for name in extra if not model.is_elsewhere(name)]
 
     def check(name: str, bias: Tensor) -> None:
@@ -138,22 +138,22 @@ def load_weights(model: DecoderModel, checkpoint: Checkpoint, *, quiet: bool = F
     Raises:
         ModelError: a file cannot be read any more.
     """
-    wanted = model.checkpoint_tensors()
-    by_file, threads = _by_file(checkpoint, wanted), min(_MOST_THREADS, os.cpu_count() or 1)
+    expected = model.checkpoint_tensors()
+    by_file, threads = _by_file(checkpoint, expected), min(_MOST_THREADS, os.cpu_count() or 1)
     tasks = [(file, names[part::threads]) for file, names in by_file.items() for part in range(threads)]
     hide = quiet or not sys.stderr.isatty()
     with (
-        tqdm(total=len(wanted), desc="weights", unit="tensor", disable=hide) as progress,
+        tqdm(total=len(expected), desc="weights", unit="tensor", disable=hide) as progress,
         ThreadPoolExecutor(threads) as pool,
     ):
 
         def place(name: str, tensor: Tensor) -> None:
-            wanted[name].place(tensor)
+            expected[name].place(tensor)
             progress.update()
 
         def read(task: tuple[Path, list[str]]) -> None:
             file, names = task
-            checkpoint.read(file, {name: wanted[name].part for name in names}, place)
+            checkpoint.read(file, {name: expected[name].part for name in names}, place)
 
         list(pool.map(read, tasks))
 

@@ -20,7 +20,7 @@ from mini_infer_engine.runtime.memory.kv_pool import KVPool, zeros
 MOST_BYTES = 512 * 1024**2
 """Largest copy: larger batches are gathered a layer at a time."""
 
-_ROOM_TOKENS = 64
+_SPARE_TOKENS = 64
 """Approximate space after the newest column: the copy is made anew each time it is used up."""
 
 
@@ -63,8 +63,8 @@ class RunningCopy:
     def _gather(self, inputs: PassInputs, starts: list[int]) -> bool:
         longest = max(starts)
         # An odd number of cache lines: the rows of keys would fall into few sets of the cache if it were a power of 2.
-        capacity = (longest + _ROOM_TOKENS) // 32 * 32 + 16
-        if not self._make_room(len(starts), capacity):
+        capacity = (longest + _SPARE_TOKENS) // 32 * 32 + 16
+        if not self._reserve(len(starts), capacity):
             return False
         padding = longest - torch.tensor(starts).unsqueeze(1)
         mask = additive(torch.arange(capacity) >= padding, self.storage.dtype)
@@ -74,7 +74,7 @@ class RunningCopy:
         self.column = longest
         return True
 
-    def _make_room(self, num_rows: int, capacity: int) -> bool:
+    def _reserve(self, num_rows: int, capacity: int) -> bool:
         spec = self.pool.spec
         runs = (spec.num_layers, num_rows, spec.num_kv_heads)
         num_elements = 2 * math.prod(runs) * capacity * spec.head_dim

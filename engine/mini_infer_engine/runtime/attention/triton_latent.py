@@ -217,10 +217,10 @@ class _Context:
         device = kv_index.device
         if any(starts):
             token_bytes = shape.heads * (shape.nope_dim + shape.value_dim) * 2
-            room = max(sum(counts), _PART_BYTES // token_bytes)
+            capacity = max(sum(counts), _PART_BYTES // token_bytes)
             parts = [
                 _part_of_pages(ranges, inputs.page_tables[decodes:], page_size, device)
-                for ranges in part_ranges(ends, room)
+                for ranges in part_ranges(ends, capacity)
             ]
         else:
             parts = [_Part(KeyPart(_running_sum(counts, device), 0, is_first=True, is_last=True), None, None)]
@@ -238,9 +238,11 @@ class PartRange:
     is_last: bool
 
 
-def part_ranges(ends: Sequence[int], room: int) -> list[PartRange]:
-    """Cuts sequences of `ends` tokens into parts of at most `room` tokens over all of them, or of one token of each."""
-    step = max(1, room // len(ends)) if sum(ends) > room else max(ends)
+def part_ranges(ends: Sequence[int], capacity: int) -> list[PartRange]:
+    """Cuts sequences of `ends` tokens into parts of at most `capacity` tokens over all of them, or of one token of
+    each.
+    """
+    step = max(1, capacity // len(ends)) if sum(ends) > capacity else max(ends)
     firsts = range(0, max(ends), step)
 
     def part(first: int) -> PartRange:

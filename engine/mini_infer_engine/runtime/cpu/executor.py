@@ -19,7 +19,7 @@ from mini_infer_engine.ops.base import AttentionPass, ResidualState
 from mini_infer_engine.ops.torch_ops import TorchOps
 from mini_infer_engine.runtime.attention.backends import torch_backend
 from mini_infer_engine.runtime.cpu.speculation import PreparedBatch, TorchSpeculation, sampled_rows, samples_of
-from mini_infer_engine.runtime.embeddings import Embeddings, wants_embeddings
+from mini_infer_engine.runtime.embeddings import Embeddings, needs_embeddings
 from mini_infer_engine.runtime.inputs.batch_tensors import PassInputs, build_inputs
 from mini_infer_engine.runtime.inputs.layer_progress import CountedLayers, MarkedAttention
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
@@ -59,7 +59,7 @@ class TorchPassHandle:
     """Log probabilities of the sampling rows that request them, in order, at each of their draft tokens too."""
     prompt_logprobs: PromptLogprobs | None = None
     embeddings: Embeddings | None = None
-    held: tuple[PassInputs, Tensor] | None = None
+    unsampled: tuple[PassInputs, Tensor] | None = None
     """Inputs and logits of a pass that waits for its masks."""
     done: torch.cuda.Event | None = None
 
@@ -74,8 +74,8 @@ class TorchPassHandle:
             for row, token in zip(self.sampling_rows, self.tokens.tolist(), strict=True):
                 result.tokens[row] = (token,)
         if self.logprobs is not None:
-            told = self.logprobs.read([number for _, number in self.requested])
-            for (row, _), one in zip(self.requested, told, strict=True):
+            logprobs = self.logprobs.read([number for _, number in self.requested])
+            for (row, _), one in zip(self.requested, logprobs, strict=True):
                 of_row = result.logprobs.setdefault(row, [])
                 if len(of_row) < len(result.tokens[row]):  # what stands behind a wrong guess is told to nobody
                     of_row.append(one)
@@ -105,14 +105,14 @@ class TorchExecutor:
         self.last_tokens = torch.zeros(settings.max_num_seqs, dtype=torch.int64, device=worker.device)
         self.penalties = Penalties(settings.max_num_seqs, worker.config.vocab_size, worker.device)
         self.traffic = None if worker.link.size == 1 else StageTraffic(worker, self.last_tokens)
-        self._tells_layers = False
+        self._reports_layers = False
 
     def compile_kernels(self, most_tokens: int) -> None:
         """Does nothing: torch's operators are compiled."""
 
-    def capture(self, *, tells_layers: bool = False) -> None:
+    def capture(self, *, reports_layers: bool = False) -> None:
         """Records no passes, and only stores whether they report the progress of their layers."""
-        self._tells_layers = tells_layers and self.worker.device.type == "cpu"
+        self._reports_layers = reports_layers and self.worker.device.type == "cpu"
 
     def graph_bytes(self) -> int:
         """Returns 0: nothing is captured."""
@@ -129,31 +129,31 @@ class TorchExecutor:
             self.pool.transfer(batch.transfers)
             if self.traffic is not None and not self.traffic.is_last:
                 return self._launch_part(batch, self.traffic)
-            tell_layers = batch.tell_layers if self._tells_layers else None
+            report_layers = batch.report_layers if self._reports_layers else None
             prepared = None if self.speculation is None else self.speculation.prepare(batch)
             taps = self.worker.model.taps if batch.num_drafts else None
             batch = batch if prepared is None else prepared.batch
-            wants_prompts = any(row.prompt_targets for row in batch.rows)
+            reads_prompts = any(row.prompt_targets for row in batch.rows)
             layers = None
-            if tell_layers is not None:
+            if report_layers is not None:
                 layers = CountedLayers()
-                tell_layers(layers)
-            with nullcontext() if taps is None else taps.while_wanted():
-                inputs, state = self._forward(batch, every_token=wants_prompts, layers=layers)
+                report_layers(layers)
+            with nullcontext() if taps is None else taps.recording():
+                inputs, state = self._forward(batch, every_token=reads_prompts, layers=layers)
             sampling = [index for index, row in enumerate(batch.rows) if row.sampling is not None]
             handle = TorchPassHandle(batch.rows, sampling, prepared)
             if taps is not None:
-                handle.features = taps.take()[inputs.sample_rows] if wants_prompts else taps.take()
-            if wants_prompts:
+                handle.features = taps.take()[inputs.sample_rows] if reads_prompts else taps.take()
+            if reads_prompts:
                 handle.prompt_logprobs = PromptLogprobs.of(batch.rows, state, self._logits)
                 state = state.select(inputs.sample_rows)
-            if wants_embeddings(batch.rows):
+            if needs_embeddings(batch.rows):
                 handle.embeddings = Embeddings.of(batch.rows, state, partial(self.worker.model.hidden, self.ops))
             if handle.sampling_rows and batch.waits_for_masks:
-                handle.held = inputs, self._logits(state)
+                handle.unsampled = inputs, self._logits(state)
             elif handle.sampling_rows:
                 self._sample(handle, inputs, self._logits(state), None)
-            if self.worker.device.type == "cuda" and handle.held is None:
+            if self.worker.device.type == "cuda" and handle.unsampled is None:
                 handle.done = _recorded_event()
             return handle
 
@@ -175,10 +175,10 @@ class TorchExecutor:
         """Samples a launched pass within its masks; does nothing on a stage that is not the last."""
         if self.traffic is not None and not self.traffic.is_last:
             return
-        assert handle.held is not None, "this pass waits for no masks"
+        assert handle.unsampled is not None, "this pass waits for no masks"
         with torch.inference_mode():
-            self._sample(handle, *handle.held, masks)
-            handle.held = None
+            self._sample(handle, *handle.unsampled, masks)
+            handle.unsampled = None
             if self.worker.device.type == "cuda":
                 handle.done = _recorded_event()
 
@@ -268,8 +268,8 @@ def _in_order(result: PassResult, places: list[int]) -> PassResult:
         tokens[place] = result.tokens[row]
     return PassResult(
         tokens,
-        logprobs={places[row]: told for row, told in result.logprobs.items()},
-        prompt_logprobs={places[row]: told for row, told in result.prompt_logprobs.items()},
+        logprobs={places[row]: logprobs for row, logprobs in result.logprobs.items()},
+        prompt_logprobs={places[row]: logprobs for row, logprobs in result.prompt_logprobs.items()},
         embeddings={places[row]: vector for row, vector in result.embeddings.items()},
     )
 

@@ -76,11 +76,11 @@ class DraftModel:
         """Drafts the next tokens of each row, as many as it asks for, with the noise that will verify them."""
         guesses: list[list[int]] = [[] for _ in rows]
         for step in range(max(row.num_drafts or 0 for row in rows)):
-            asking = [index for index, row in enumerate(rows) if (row.num_drafts or 0) > step]
-            inputs = [self._input(rows[index], slots[index], guesses[index]) for index in asking]
+            drafting = [index for index, row in enumerate(rows) if (row.num_drafts or 0) > step]
+            inputs = [self._input(rows[index], slots[index], guesses[index]) for index in drafting]
             logits = self._logits(Batch(inputs, 0))
             tokens = sample(logits, build_sampling(inputs, self._worker.config.vocab_size, self._worker.device))
-            for index, token in zip(asking, tokens.tolist(), strict=True):
+            for index, token in zip(drafting, tokens.tolist(), strict=True):
                 guesses[index].append(token)
         return guesses
 
@@ -121,10 +121,10 @@ class HeadModel:
         for step in range(max(row.num_drafts or 0 for row in rows)):
             state, hidden = self._head.step(state, model.embed(self._ops, newest))
             logits = self._vocabulary.logits(self._ops, hidden)
-            asking = [
+            drafting = [
                 _as_chunk(row, 0, [0], slot.output_index + step, 1) for row, slot in zip(rows, slots, strict=True)
             ]
-            newest = sample(logits, build_sampling(asking, self._worker.config.vocab_size, device))
+            newest = sample(logits, build_sampling(drafting, self._worker.config.vocab_size, device))
             for row, own, token in zip(rows, guesses, newest.tolist(), strict=True):
                 if len(own) < (row.num_drafts or 0):
                     own.append(token)
@@ -141,7 +141,7 @@ class TorchSpeculation:
         self._head = None if worker.head is None else HeadModel(worker.head, worker, num_slots)
         self._look_up = partial(look_up, longest=config.lookup_max, shortest=config.lookup_min)
 
-    def _is_known(self, token: int) -> bool:
+    def _is_in_vocabulary(self, token: int) -> bool:
         """Returns True if the model has the token: a draft's table may have more rows."""
         return token < self._vocab_size
 
@@ -170,23 +170,23 @@ class TorchSpeculation:
 
     def _guess(self, batch: Batch) -> dict[int, list[int]]:
         """Returns draft tokens by place in the batch."""
-        asking = [place for place, row in enumerate(batch.rows) if row.num_drafts]
+        drafting = [place for place, row in enumerate(batch.rows) if row.num_drafts]
         if self._head is not None:
-            asking = [place for place in asking if self._slots[batch.rows[place].slot].features is not None]
-        rows = [batch.rows[place] for place in asking]
+            drafting = [place for place in drafting if self._slots[batch.rows[place].slot].features is not None]
+        rows = [batch.rows[place] for place in drafting]
         slots = [self._slots[row.slot] for row in rows]
         if not rows:
             return {}
         if self._draft is not None:
-            guessed = [list(takewhile(self._is_known, tokens)) for tokens in self._draft.guess(rows, slots)]
-            return dict(zip(asking, guessed, strict=True))
+            guessed = [list(takewhile(self._is_in_vocabulary, tokens)) for tokens in self._draft.guess(rows, slots)]
+            return dict(zip(drafting, guessed, strict=True))
         if self._head is not None:
-            return dict(zip(asking, self._head.guess(rows, slots), strict=True))
+            return dict(zip(drafting, self._head.guess(rows, slots), strict=True))
         found = [
             self._look_up([*slot.history[: slot.position], slot.last_token], row.num_drafts or 0)
             for row, slot in zip(rows, slots, strict=True)
         ]
-        return dict(zip(asking, found, strict=True))
+        return dict(zip(drafting, found, strict=True))
 
     def settle(
         self, prepared: PreparedBatch, sampled: list[int], features: Tensor | None, limits: Mapping[int, int]

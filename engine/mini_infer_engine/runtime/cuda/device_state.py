@@ -37,9 +37,9 @@ class DeviceBatchState:
         self.state = SamplingState.zeros(num_slots + 1, device)
         # [slots + 1, pages of the longest sequence] int32
         self.page_tables = torch.full((num_slots + 1, table_width), null_page, dtype=torch.int32, device=device)
-        self._known_pages = [0] * num_slots
+        self._num_known_pages = [0] * num_slots
         self._sent_pages: list[list[int]] = [[] for _ in range(num_slots)]
-        """Page table of each slot as sent to the device, of which the first `_known_pages` pages are valid."""
+        """Page table of each slot as sent to the device, of which the first `_num_known_pages` pages are valid."""
         self._samplings = [0] * num_slots
         """Host copy of the device's `samplings`, counted where passes are launched."""
         self._filtered_slots: set[int] = set()
@@ -119,11 +119,11 @@ class DeviceBatchState:
                 sent.clear()
             elif sent != row.page_table[: len(sent)]:
                 del sent[_common_length(sent, row.page_table) :]
-            self._known_pages[row.slot] = len(sent)
+            self._num_known_pages[row.slot] = len(sent)
 
     def send_pages(self, rows: list[Row], page_size: int, ahead: int = 0) -> None:
         """Updates the page tables of decoding rows on the device, for their new token and `ahead` tokens after it."""
-        known = self._known_pages
+        known = self._num_known_pages
         changes: list[int] = []
         for row in rows:
             slot, needed = row.slot, (row.start + ahead) // page_size + 1
@@ -156,11 +156,11 @@ def refuses_suppressed(params: SamplingParams, eos_token_ids: Iterable[int]) -> 
     """Returns an error if these parameters suppress more tokens than a slot has room for on the device, or None."""
     if not params.min_tokens:
         return None
-    held_back = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
-    if len(held_back) <= SUPPRESSED_WIDTH:
+    suppressed = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
+    if len(suppressed) <= SUPPRESSED_WIDTH:
         return None
     return (
-        f"min_tokens = {params.min_tokens} with {len(held_back)} stop tokens (stop_token_ids and the model's own): "
+        f"min_tokens = {params.min_tokens} with {len(suppressed)} stop tokens (stop_token_ids and the model's own): "
         f"at most {SUPPRESSED_WIDTH} can be held back on this engine; send fewer stop_token_ids, or no min_tokens."
     )
 

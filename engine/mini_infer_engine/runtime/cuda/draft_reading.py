@@ -29,13 +29,13 @@ READ_BUCKETS = (32, 64, 128, 256, 512, 1024, 2048)
 """Sizes of captured readings in tokens; above, the device takes longer than the host's launches."""
 
 
-def tell_history(history: Tensor, rows: Sequence[Row]) -> None:
+def update_history(history: Tensor, rows: Sequence[Row]) -> None:
     """Writes the tokens of these rows to their places in history [slots, positions] int32."""
     width = history.shape[1]
     places = [np.arange(row.position, row.position + row.count) + row.slot * width for row in rows]
     tokens = [np.asarray(row.token_ids, dtype=np.int64) for row in rows]
-    told = to_device(np.stack((np.concatenate(places), np.concatenate(tokens))), history.device)
-    history.view(-1).index_copy_(0, told[0], told[1].to(torch.int32))
+    updates = to_device(np.stack((np.concatenate(places), np.concatenate(tokens))), history.device)
+    history.view(-1).index_copy_(0, updates[0], updates[1].to(torch.int32))
 
 
 class DraftReading:
@@ -82,7 +82,7 @@ class DraftReading:
                 self._state.send_pages(known, self._attention.page_size)
                 graph.replay(rows)
                 return
-        tell_history(self._history, rows)
+        update_history(self._history, rows)
         device = self._state.device
         inputs = build_inputs(Batch(list(rows), 0), self._attention.page_size, self._null_page, device)
         self._compute(inputs.token_ids, self._attention.plan(inputs, every_token=False))

@@ -56,7 +56,7 @@ from mini_infer_engine.runtime.cuda.graphs import (
 from mini_infer_engine.runtime.cuda.sampling import CudaPassHandle, CudaSampling
 from mini_infer_engine.runtime.cuda.speculation import CudaSpeculation
 from mini_infer_engine.runtime.cuda.stage import CudaStage
-from mini_infer_engine.runtime.embeddings import Embeddings, wants_embeddings
+from mini_infer_engine.runtime.embeddings import Embeddings, needs_embeddings
 from mini_infer_engine.runtime.inputs.batch_tensors import PassInputs, build_inputs
 from mini_infer_engine.runtime.inputs.layer_progress import LayerCounters, MarkedAttention
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
@@ -236,12 +236,12 @@ class CudaExecutor:
             add_rms_norm(summands[0].clone(), summands[:splits], norm.weight, norm.eps)
         self.attention.compile_rare(self.state.page_tables[-1:], worker.dtype)
 
-    def capture(self, *, tells_layers: bool = False) -> None:
+    def capture(self, *, reports_layers: bool = False) -> None:
         """Records the graphs, largest first, so that all share the largest one's memory.
 
-        With `tells_layers`, passes with prompts report the progress of their layers from now on.
+        With `reports_layers`, passes with prompts report the progress of their layers from now on.
         """
-        if tells_layers:
+        if reports_layers:
             self.layers = LayerCounters(len(self.worker.model.attention_layers), self.worker.device)
             self.layers.mark(0)  # compiles the kernel
         if self.settings.enforce_eager:
@@ -290,11 +290,11 @@ class CudaExecutor:
                 self.speculation.capture(memory, only_largest=True)
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-        taken = before - torch.cuda.mem_get_info(device)[0]
+        used = before - torch.cuda.mem_get_info(device)[0]
         kept.clear()
         objects = len(prefills) + 3 * len(buckets)
         objects += 0 if self.speculation is None else self.speculation.num_graphs
-        return max(0, taken) + objects * _GRAPH_OBJECT_BYTES
+        return max(0, used) + objects * _GRAPH_OBJECT_BYTES
 
     def _captured_model(self) -> CapturedModel:
         sampling = self.sampling
@@ -334,7 +334,7 @@ class CudaExecutor:
                 self.sampling.load(rows)
                 forward()
                 if batch.waits_for_masks:
-                    handle.held.append(self.sampling.hold(rows, indices, is_last=number == len(parts)))
+                    handle.deferred.append(self.sampling.defer(rows, indices, is_last=number == len(parts)))
                 else:
                     self.sampling.run(rows, indices, handle)
             if not batch.waits_for_masks:
@@ -380,9 +380,9 @@ class CudaExecutor:
             if handle.guessed is not None and self.speculation is not None:
                 self.speculation.finish(handle.guessed, masks, handle)
                 handle.guessed = None
-            for part in handle.held:
-                self.sampling.run_held(part, masks, handle)
-            handle.held.clear()
+            for part in handle.deferred:
+                self.sampling.run_deferred(part, masks, handle)
+            handle.deferred.clear()
             if self.stage is not None:
                 self.stage.traffic.return_tokens(handle.rows)
             handle.done.record()
@@ -398,7 +398,7 @@ class CudaExecutor:
         """
         num_decodes, num_rows = batch.num_decodes, len(batch.rows)
         decodes, prefills = batch.rows[:num_decodes], batch.rows[num_decodes:]
-        is_eager = any(row.prompt_targets for row in prefills) or wants_embeddings(prefills)
+        is_eager = any(row.prompt_targets for row in prefills) or needs_embeddings(prefills)
         continued = [index for index, goes in enumerate(goes_on, start=num_decodes) if goes]
         if self.decode_graphs and not is_eager and len(continued) == len(prefills):
             yield range(num_rows), partial(self._decode_graph(num_rows).run, batch.rows, prefills)
@@ -454,28 +454,28 @@ class CudaExecutor:
             if size < tokens:
                 continue
             beside = num_decodes if graph.num_decodes else 0
-            if graph.holds(tokens + beside, beside, prefills):
+            if graph.fits(tokens + beside, beside, prefills):
                 return graph
         return None
 
     def _replay(self, graph: PrefillGraph, decodes: list[Row], prefills: list[Row], batch: Batch) -> None:
         """Replays the part of a batch that has its prompts."""
-        if self.layers is not None and batch.tell_layers is not None:
-            batch.tell_layers(self.layers.begin())
+        if self.layers is not None and batch.report_layers is not None:
+            batch.report_layers(self.layers.begin())
         graph.run(decodes, prefills)
 
     def _run_eagerly(self, batch: Batch, handle: CudaPassHandle) -> None:
         """Runs any batch kernel by kernel: the logits of the rows that sample, and log probabilities of prompts."""
         self.state.begin([row for row in batch.rows[batch.num_decodes :] if row.sampling is not None])
-        wants_prompts = any(row.prompt_targets for row in batch.rows)
+        reads_prompts = any(row.prompt_targets for row in batch.rows)
         if self.stage is not None and not self.stage.is_last:
             self.stage.leave(self._eager(batch, every_token=True)[1].residual)
             return
-        inputs, state = self._eager(batch, every_token=wants_prompts)
-        if wants_prompts:
+        inputs, state = self._eager(batch, every_token=reads_prompts)
+        if reads_prompts:
             handle.prompt_logprobs = PromptLogprobs.of(batch.rows, state, partial(self.worker.model.logits, self.ops))
             state = state.select(inputs.sample_rows)
-        if wants_embeddings(batch.rows):
+        if needs_embeddings(batch.rows):
             handle.embeddings = Embeddings.of(batch.rows, state, partial(self.worker.model.hidden, self.ops))
         if num_samples := inputs.sample_rows.shape[0]:
             self.worker.model.logits(self.ops, state, self.sampling.logits[:num_samples])
@@ -490,17 +490,17 @@ class CudaExecutor:
         inputs = build_inputs(batch, self.pool.spec.page_size, self.pool.null_page, self.worker.device)
         token_ids, model = inputs.token_ids, self.worker.model
         if inputs.pending_slots.shape[0]:
-            known = self.state.state
-            pending = known.last_tokens.index_select(0, inputs.pending_slots)
+            state = self.state.state
+            pending = state.last_tokens.index_select(0, inputs.pending_slots)
             token_ids = token_ids.index_copy(0, inputs.pending_tokens, pending)
             # The host's numbers are too high where guesses of a pass in flight are wrong. Decode rows come first and
             # have one token each, so that it has its row's index.
-            positions, kv_lengths = gather_places(inputs.pending_slots, known)
+            positions, kv_lengths = gather_places(inputs.pending_slots, state)
             inputs.positions = inputs.positions.index_copy(0, inputs.pending_tokens, positions)
             inputs.kv_lengths = inputs.kv_lengths.index_copy(0, inputs.pending_tokens, kv_lengths)
         attention: AttentionPass = self.attention.plan(inputs, every_token=every_token)
-        if self.layers is not None and batch.tell_layers is not None:
-            batch.tell_layers(self.layers.begin())
+        if self.layers is not None and batch.report_layers is not None:
+            batch.report_layers(self.layers.begin())
             attention = MarkedAttention(attention, self.layers.mark)
         if self.stage is None or self.stage.is_first:
             hidden = model.embed(self.ops, token_ids)

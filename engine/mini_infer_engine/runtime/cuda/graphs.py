@@ -90,7 +90,7 @@ class CapturedModel:
         """True if passes end with logits."""
         return self.stage is None or self.stage.is_last
 
-    def telling(self, attention: TritonAttentionPass) -> AttentionPass:
+    def reporting(self, attention: TritonAttentionPass) -> AttentionPass:
         """Returns the attention of a pass with prompts, which reports its layers if there are counters."""
         return attention if self.layers is None else MarkedAttention(attention, self.layers.mark)
 
@@ -190,7 +190,7 @@ class PrefillGraph:
         self.load([], [])
         self.graph = record(self._run, memory)
 
-    def holds(self, tokens: int, decodes: int, prefills: list[Row]) -> bool:
+    def fits(self, tokens: int, decodes: int, prefills: list[Row]) -> bool:
         """Returns True if there is room for `tokens`, so many decode rows, and these prompts with their pages."""
         if tokens > self.num_tokens or decodes > self.num_decodes or len(prefills) > self.num_sequences:
             return False
@@ -273,7 +273,7 @@ class PrefillGraph:
         if not parts.samples:
             parts.leave(model(parts.ops, hidden, TritonAttentionPass(attend, attend, None)))
             return
-        residual = model(parts.ops, hidden, parts.telling(TritonAttentionPass(attend, selected, sample_rows)))
+        residual = model(parts.ops, hidden, parts.reporting(TritonAttentionPass(attend, selected, sample_rows)))
         model.logits(parts.ops, residual, parts.logits[: sample_rows.shape[0]])
 
     def _with_decodes(self, token_ids: Tensor, decode_slots: Tensor) -> Tensor:

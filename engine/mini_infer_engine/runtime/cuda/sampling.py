@@ -91,7 +91,7 @@ class CudaPassHandle:
         """
         self.prompt_logprobs: PromptLogprobs | None = None
         self.embeddings: Embeddings | None = None
-        self.held: list[HeldPart] = []
+        self.deferred: list[DeferredPart] = []
         """Parts that wait for their masks."""
         self.guessed: GuessedPart | None = None
         """Rows with drafts that wait for their masks."""
@@ -107,8 +107,8 @@ class CudaPassHandle:
         if self.speculative is not None:
             self.speculative.read(result)
         for rows, tensors in self.logprobs:
-            told = tensors.read([number for _, number in rows])
-            for (row, _), one in zip(rows, told, strict=True):
+            logprobs = tensors.read([number for _, number in rows])
+            for (row, _), one in zip(rows, logprobs, strict=True):
                 of_row = result.logprobs.setdefault(row, [])
                 if len(of_row) < len(result.tokens[row]):  # what stands behind a wrong guess is told to nobody
                     of_row.append(one)
@@ -120,7 +120,7 @@ class CudaPassHandle:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldPart:
+class DeferredPart:
     """A part of a pass that has its logits and waits for its masks."""
 
     rows: list[Row]
@@ -216,19 +216,19 @@ class CudaSampling:
         if any(slot != self.state.padding_slot for slot in slots):
             self._sample_part(self._loaded_part(rows, indices), slots, None, handle)
 
-    def hold(self, rows: list[Row], indices: Sequence[int], *, is_last: bool) -> HeldPart:
-        """Returns the loaded rows as a part for `run_held`. Unless it `is_last`, logits are copied: another forward
+    def defer(self, rows: list[Row], indices: Sequence[int], *, is_last: bool) -> DeferredPart:
+        """Returns the loaded rows as a part for `run_deferred`. Unless it `is_last`, logits are copied: another forward
         comes.
         """
         part = self._loaded_part(rows, indices)
         if is_last:
             return part
-        return HeldPart(rows, indices, part.logits.clone(), part.slots.clone(), is_loaded=False)
+        return DeferredPart(rows, indices, part.logits.clone(), part.slots.clone(), is_loaded=False)
 
-    def _loaded_part(self, rows: list[Row], indices: Sequence[int]) -> HeldPart:
-        return HeldPart(rows, indices, self.logits[: len(rows)], self.slots[: len(rows)], is_loaded=True)
+    def _loaded_part(self, rows: list[Row], indices: Sequence[int]) -> DeferredPart:
+        return DeferredPart(rows, indices, self.logits[: len(rows)], self.slots[: len(rows)], is_loaded=True)
 
-    def run_held(self, part: HeldPart, masks: TokenMasks, handle: CudaPassHandle) -> None:
+    def run_deferred(self, part: DeferredPart, masks: TokenMasks, handle: CudaPassHandle) -> None:
         """Samples a part whose masks have come, by a graph if its rows need nothing more."""
         slots = [row.slot for row in part.rows if row.sampling is not None]
         if not slots:
@@ -237,7 +237,7 @@ class CudaSampling:
         self._sample_part(part, slots, self._masks.packed(masks, lines), handle)
 
     def _sample_part(
-        self, part: HeldPart, slots: list[int], packed_masks: Tensor | None, handle: CudaPassHandle
+        self, part: DeferredPart, slots: list[int], packed_masks: Tensor | None, handle: CudaPassHandle
     ) -> None:
         """Samples a part. Log probabilities are of raw logits, which masks and suppressed tokens overwrite."""
         requested = self.logprobs.requested(part.rows, part.logits, are_masked=packed_masks is not None)
@@ -271,7 +271,7 @@ class CudaSampling:
         """Returns True if some of these slots have biases, bans or a list of allowed tokens."""
         return bool(self._biased_slots) and not self._biased_slots.isdisjoint(slots)
 
-    def _run_stages(self, part: HeldPart, slots: list[int], packed_masks: Tensor | None, *, filtered: bool) -> None:
+    def _run_stages(self, part: DeferredPart, slots: list[int], packed_masks: Tensor | None, *, filtered: bool) -> None:
         """Applies bias and bans, masks, penalties and filters, and samples, kernel by kernel; `slots` are those that
         sample.
         """

@@ -39,7 +39,7 @@ from mini_infer_engine.ops.triton_ops import TritonOps
 from mini_infer_engine.runtime.attention.triton_attention import TritonAttentionPass
 from mini_infer_engine.runtime.attention.triton_backends import TritonBackend, triton_backend
 from mini_infer_engine.runtime.cuda.device_state import DeviceBatchState
-from mini_infer_engine.runtime.cuda.draft_reading import DraftReading, tell_history
+from mini_infer_engine.runtime.cuda.draft_reading import DraftReading, update_history
 from mini_infer_engine.runtime.cuda.graphs import record
 from mini_infer_engine.runtime.cuda.kernel_head import KernelHead
 from mini_infer_engine.runtime.cuda.sampling import CudaPassHandle, CudaSampling, GuessedPart, SpeculativePart
@@ -81,14 +81,14 @@ class _Captured:
 
 def _quickest_s(run: Run) -> float:
     """Returns the seconds until the device is done, in the quickest of several runs."""
-    taken = []
+    seconds = []
     for _ in range(TIMED_RUNS):
         torch.cuda.synchronize()
         begin = time.perf_counter()
         run()
         torch.cuda.synchronize()
-        taken.append(time.perf_counter() - begin)
-    return min(taken)
+        seconds.append(time.perf_counter() - begin)
+    return min(seconds)
 
 
 def _on_host(values: Tensor) -> Tensor:
@@ -247,7 +247,7 @@ class CudaSpeculation:
         if self._reading is not None:
             self._reading.read(rows)
         else:
-            tell_history(self._history, rows)
+            update_history(self._history, rows)
 
     def begin(self, rows: list[Row], indices: Sequence[int], drafts: int, *, waits_for_masks: bool) -> GuessedPart:
         """Drafts for these rows, which have these indices in their batch, and computes the logits that verify the
@@ -274,10 +274,10 @@ class CudaSpeculation:
         if masks is not None:
             packed_masks = self._sampling.packed_masks(part, masks)
             if masks.limits:
-                asked = zip(part.indices, rows, strict=True)
-                self._load(rows, [masks.limits.get(index, row.num_drafts or 0) for index, row in asked])
+                pairs = zip(part.indices, rows, strict=True)
+                self._load(rows, [masks.limits.get(index, row.num_drafts or 0) for index, row in pairs])
         filtered = self._state.has_filters([row.slot for row in rows])
-        if packed_masks is None and not self._sampling.asked_for(rows):
+        if packed_masks is None and not self._sampling.is_needed_for(rows):
             self._pass_of(bucket, drafts).settle[filtered]()
         else:
             self._settle_in_stages(part, bucket, packed_masks, handle, filtered=filtered)
@@ -382,7 +382,7 @@ class CudaSpeculation:
 
     def _verify(self, bucket: int, drafts: int) -> None:
         model = self._worker.model
-        with nullcontext() if model.taps is None else model.taps.while_wanted():
+        with nullcontext() if model.taps is None else model.taps.recording():
             residual = self._chunks(model, self._attention, bucket, offset=0, count=drafts + 1)
         model.logits(self._ops, residual, self._logits[: bucket * (drafts + 1)])
         if model.taps is not None:

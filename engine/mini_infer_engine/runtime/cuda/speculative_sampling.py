@@ -46,7 +46,7 @@ class SpeculativeSampling:
         nothing = torch.zeros((1, queries + 1), dtype=torch.int64, device=logits.device)
         count_made(slots, nothing, sampling.penalties)
 
-    def asked_for(self, rows: list[Row]) -> bool:
+    def is_needed_for(self, rows: list[Row]) -> bool:
         """Returns True if some of these rows request more than graphs compute."""
         slots, sampling = [row.slot for row in rows], self._sampling
         return sampling.are_biased(slots) or sampling.penalties.concern(slots) or sampling.logprobs.concerns(rows)
@@ -89,8 +89,8 @@ class SpeculativeSampling:
             count_made(slots, results, sampling.penalties)
         if requested is not None:
             made = requested.compute(self._own_rows, self._virtual.last_tokens)
-            told = [(part.indices[line // queries], number) for line, number in requested.rows]
-            handle.logprobs.append((told, made.on_host()))
+            located = [(part.indices[line // queries], number) for line, number in requested.rows]
+            handle.logprobs.append((located, made.on_host()))
 
     def _biased(
         self, rows: Sequence[Row], of_lines: Sequence[Row], logits: Tensor, slots: Tensor, queries: int

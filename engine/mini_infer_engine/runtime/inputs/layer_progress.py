@@ -58,9 +58,9 @@ class LayerCounters:
 
     def mark(self, layer: int) -> None:
         """Queues the kernel that reports this layer, after its attention."""
-        from mini_infer_engine.kernels.tell_layer import tell_layer  # Triton is on GPUs alone
+        from mini_infer_engine.kernels.report_layer import report_layer  # Triton is on GPUs alone
 
-        tell_layer(self._newest, self._number, layer)
+        report_layer(self._newest, self._number, layer)
 
 
 @dataclass(slots=True)

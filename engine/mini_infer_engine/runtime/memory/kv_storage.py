@@ -26,16 +26,18 @@ def kv_quantization_of(settings: EngineSettings, config: ModelConfig, device: to
     Raises ModelError if the settings request a quantization that is not supported. The checkpoint's own request is
     ignored in that case.
     """
-    is_asked = settings.kv_cache_dtype != "auto"
-    name = settings.kv_cache_dtype if is_asked else config.kv_cache_dtype
+    is_explicit = settings.kv_cache_dtype != "auto"
+    name = settings.kv_cache_dtype if is_explicit else config.kv_cache_dtype
     if name is None:
         return None
     kind = KV_QUANTIZATIONS[name]
     obstacle = _obstacle(kind, settings, config, device)
-    if obstacle is not None and is_asked:
+    if obstacle is not None and is_explicit:
         raise ModelError(f"kv_cache_dtype = {name!r}: {obstacle}.")
     if obstacle is not None:
-        log.warning("the checkpoint wants keys and values in %s; they stay in the model's dtype: %s", name, obstacle)
+        log.warning(
+            "the checkpoint specifies keys and values in %s; they stay in the model's dtype: %s", name, obstacle
+        )
         return None
     return kind
 

@@ -29,10 +29,10 @@ def check_swap(swap_bytes: int, available_bytes: int) -> None:
     _check_available("kv_swap_memory", swap_bytes, available_bytes)
 
 
-def _check_available(option: str, asked_bytes: int, available_bytes: int) -> None:
-    if asked_bytes > available_bytes:
+def _check_available(option: str, requested_bytes: int, available_bytes: int) -> None:
+    if requested_bytes > available_bytes:
         raise ModelError(
-            f"{option} = {asked_bytes:,} bytes, but only {available_bytes:,} are available: set a smaller one."
+            f"{option} = {requested_bytes:,} bytes, but only {available_bytes:,} are available: set a smaller one."
         )
 
 

@@ -72,7 +72,7 @@ class _Workers:
         while not self._is_closed or self._workers:
             self._fork_until(WAITING_WORKERS)
             for key, _ in self._selector.select(self._client_timeout_s()):
-                self._hear(cast("socket.socket", key.fileobj))
+                self._receive(cast("socket.socket", key.fileobj))
             self._end_overdue()
 
     def _fork_until(self, count: int) -> None:
@@ -80,8 +80,8 @@ class _Workers:
         processor time.
         """
         waiting = sum(worker.job is None for worker in self._workers.values())
-        wanted = 0 if self._is_closed else count if waiting == len(self._workers) else 1
-        for _ in range(wanted - waiting):
+        desired = 0 if self._is_closed else count if waiting == len(self._workers) else 1
+        for _ in range(desired - waiting):
             self._fork()
 
     def _fork(self) -> None:
@@ -111,7 +111,7 @@ class _Workers:
         finally:
             os._exit(0)
 
-    def _hear(self, link: socket.socket) -> None:
+    def _receive(self, link: socket.socket) -> None:
         """Reads a message of a worker: its job, or that it has ended."""
         worker = self._workers[link]
         try:

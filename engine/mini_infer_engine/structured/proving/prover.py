@@ -17,7 +17,7 @@ from mini_infer_engine.structured.proving.messages import Proof, WorkerEnd, rece
 
 _START_TIMEOUT_S = 60.0
 """Time-out of the start: a large vocabulary takes a second or two, a busy machine longer."""
-_PATIENCE_S = MAX_WALL_S + 2.0
+_TIMEOUT_S = MAX_WALL_S + 2.0
 """Time-out of a proof: the process that forks workers ends them earlier."""
 
 _COMMAND = (sys.executable, "-m", "mini_infer_engine.structured.proving.process")
@@ -79,7 +79,7 @@ class Prover:
         """
         ours, theirs = socket.socketpair()
         with ours:
-            ours.settimeout(_PATIENCE_S)
+            ours.settimeout(_TIMEOUT_S)
             with theirs, self._lock:
                 self._hand_over(theirs)
             try:
@@ -129,7 +129,7 @@ class Prover:
             send_document(ours, self._tokenizer_json().encode())
             if not ours.recv(1):
                 raise OSError("it ended while it started")
-            ours.settimeout(_PATIENCE_S)
+            ours.settimeout(_TIMEOUT_S)
         except OSError as error:
             ours.close()
             raise ProverLostError(f"the process that checks grammars cannot be started: {error}") from None

@@ -68,8 +68,8 @@ def _fault_of_files(options: argparse.Namespace) -> str | None:
     for flag, path in (("--json", options.json), ("--plot", options.plot)):
         if path is not None and (path.is_dir() or not path.parent.is_dir()):
             return f"{flag} {path}: name a file in a folder that there is"
-    if options.plot is not None and (known := unknown_picture(options.plot)):
-        return f"--plot {options.plot}: its name must end in one of {', '.join(known)}"
+    if options.plot is not None and (endings := unknown_picture(options.plot)):
+        return f"--plot {options.plot}: its name must end in one of {', '.join(endings)}"
     return None
 
 
@@ -82,14 +82,14 @@ def make_parser() -> argparse.ArgumentParser:
         "answers of the demo evaluation's chats with --model demo in a checkout, else of Python's sources or --texts. "
         "The first scheme is what the others are compared with.",
     )
-    known = ", ".join(SCHEMES)
+    scheme_names = ", ".join(SCHEMES)
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     parser.add_argument("--model", default="demo", metavar="DIR", help="a folder, a hub id, or demo (default)")
     parser.add_argument(
         "--schemes",
         default="bf16,int8,fp8,int4",
         metavar="NAME,...",
-        help=f"of {known}; or folders of checkpoints of the same model, as of AWQ (default: bf16,int8,fp8,int4)",
+        help=f"of {scheme_names}; or folders of checkpoints of the same model, as of AWQ (default: bf16,int8,fp8,int4)",
     )
     parser.add_argument(
         "--kv",
@@ -112,7 +112,7 @@ def compare(options: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Returns the figures of each scheme. Raises ValueError if a scheme is unknown, or cannot load the model."""
     schemes = {name: settings_of(name, options) for name in columns(options.schemes, options.kv)}
     folder = resolve_model(options.model, None)
-    texts, questions = asked_of(folder, options)
+    texts, questions = tests_of(folder, options)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     baseline, figures = Baseline(), {}
     for name, settings in schemes.items():
@@ -132,8 +132,8 @@ def _shown(column: str, settings: EngineSettings) -> str:
 
 def columns(schemes: str, kv: str) -> list[str]:
     """Returns the names of the columns: each scheme, then the same with each KV cache dtype."""
-    ways = [_KV_MARK + way for way in kv.split(",") if way]
-    return list(dict.fromkeys(scheme + way for scheme in schemes.split(",") for way in ("", *ways)))
+    variants = [_KV_MARK + variant for variant in kv.split(",") if variant]
+    return list(dict.fromkeys(scheme + variant for scheme in schemes.split(",") for variant in ("", *variants)))
 
 
 def settings_of(column: str, options: argparse.Namespace) -> EngineSettings:
@@ -159,7 +159,7 @@ def settings_of(column: str, options: argparse.Namespace) -> EngineSettings:
     )
 
 
-def asked_of(folder: Path, options: argparse.Namespace) -> tuple[list[Text], list[Questions]]:
+def tests_of(folder: Path, options: argparse.Namespace) -> tuple[list[Text], list[Questions]]:
     """Returns texts, and questions of the demo evaluation if it is available. Raises ValueError if there is no text."""
     demo = demo_texts(options.limit) if options.texts is None and folder == DEMO_DIRECTORY else None
     if demo is not None:

@@ -40,9 +40,9 @@ def measure(
     runner = load_runner(settings)
     figures = {"load s": time.perf_counter() - begin}
     figures |= precision(runner, texts, baseline)
-    for asked in questions:
-        answers = _generate(settings, runner, asked.prompts, asked.max_tokens, ends=True)
-        figures[asked.figure] = asked.judge([decode(answer) for answer in answers])
+    for question in questions:
+        answers = _generate(settings, runner, question.prompts, question.max_tokens, ends=True)
+        figures[question.figure] = question.judge([decode(answer) for answer in answers])
     figures["weights MB"] = runner.worker.weight_bytes / 1e6
     figures["KV bytes/token"] = runner.pool.spec.page_bytes / runner.page_size
     figures |= speed(settings, runner)

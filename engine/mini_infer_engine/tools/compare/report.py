@@ -27,8 +27,8 @@ def unknown_picture(path: Path) -> list[str]:
     """
     from matplotlib.backend_bases import FigureCanvasBase
 
-    known = [f".{end}" for end in FigureCanvasBase.get_supported_filetypes()]
-    return [] if path.suffix.lower() in ("", *known) else known  # without one it is a PNG
+    endings = [f".{end}" for end in FigureCanvasBase.get_supported_filetypes()]
+    return [] if path.suffix.lower() in ("", *endings) else endings  # without one it is a PNG
 
 
 def draw(figures: Figures, path: Path) -> None:

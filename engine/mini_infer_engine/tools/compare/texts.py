@@ -75,16 +75,16 @@ def demo_texts(limit: int) -> tuple[list[Text], list[Questions]] | None:
     encoder: Any = dataset.ChatEncoder()
     rows = encoder.encode_many([encoder.render(chat) for chat in chats])
     texts = [Text(row[:ROW_TOKENS], encoder.loss_mask(row)[1:ROW_TOKENS]) for row in rows]
-    asked = [chat for chat in chats if chat.entry is not None]
+    with_entry = [chat for chat in chats if chat.entry is not None]
     skills = dataset.skill_chats(entries, _SKILLS_SEED, limit)
 
     def judge(answers: list[str]) -> float:
-        return float(evaluate.judge(asked, answers)["share"])
+        return float(evaluate.judge(with_entry, answers)["share"])
 
     def judge_skills(answers: list[str]) -> float:
         return float(evaluate.judge_skills(encoder, skills, answers)["share"])
 
     return texts, [
-        Questions("answers right", evaluate.prompts(encoder, asked), judge, evaluate.MAX_NEW_TOKENS),
+        Questions("answers right", evaluate.prompts(encoder, with_entry), judge, evaluate.MAX_NEW_TOKENS),
         Questions("skills right", evaluate.prompts(encoder, skills), judge_skills, evaluate.MAX_NEW_TOKENS),
     ]

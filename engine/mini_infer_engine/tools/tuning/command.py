@@ -116,8 +116,8 @@ def tune(options: argparse.Namespace) -> int:
     table: dict[Shape, GemmConfig | None] = {}
     deadline = started + options.time_limit_s
     for rows in options.rows:
-        known = {} if options.again else policy.tuned.with_pdl
-        jobs = [(product, rows) for product in products if key_of(product, rows) not in known]
+        tuned = {} if options.again else policy.tuned.with_pdl
+        jobs = [(product, rows) for product in products if key_of(product, rows) not in tuned]
         if not jobs or time.monotonic() > deadline:
             continue
         compile_jobs(jobs, deadline)
@@ -149,11 +149,11 @@ def key_of(product: "Product", rows: int) -> Shape:
 def write_table(device: str, table: dict[Shape, GemmConfig | None], out: Path | None) -> Path:
     """Adds the configs to the user's table, or with `out` to a copy of the shipped table in that folder."""
     if out is None:
-        folder, known = tuned_configs_folder(), cached_configs(device) or TunedConfigs(device, {}, {})
+        folder, tuned = tuned_configs_folder(), cached_configs(device) or TunedConfigs(device, {}, {})
     else:
-        folder, known = out, packaged_configs(device)
+        folder, tuned = out, packaged_configs(device)
     folder.mkdir(parents=True, exist_ok=True)
-    made = replace(known, device=device, with_pdl={**known.with_pdl, **table})
+    made = replace(tuned, device=device, with_pdl={**tuned.with_pdl, **table})
     place = folder / file_name(device)
     temporary = place.with_suffix(".part")
     temporary.write_text(tuned_configs_json(made))

@@ -75,7 +75,7 @@ class Continuation:
     """The seed to set; None if the client sent one."""
     strips: bool
     """True if token ids are removed from the stream because the client did not request them."""
-    wants_usage: bool
+    returns_usage: bool
     """True if the stream ends with a usage event."""
     has_text: bool = True
     """True if the engines have a tokenizer. Without one, the client receives also the steps that have no text."""
@@ -102,7 +102,7 @@ class Continuation:
         return cls(
             seed=seed if fields.get("seed") is None else None,
             strips=fields.get("return_token_ids") is not True,
-            wants_usage=isinstance(options, dict) and bool(options.get("include_usage")),
+            returns_usage=isinstance(options, dict) and bool(options.get("include_usage")),
         )
 
     @property
@@ -182,7 +182,7 @@ class NoContinuation(Continuation):
         return events
 
 
-NO_CONTINUATION: Final = NoContinuation(seed=None, strips=False, wants_usage=False)
+NO_CONTINUATION: Final = NoContinuation(seed=None, strips=False, returns_usage=False)
 
 
 def split_engine_death(events: bytes) -> tuple[bytes, bool]:

@@ -24,7 +24,7 @@ class BufferedContinuation(Continuation, ABC):
     def of(cls, fields: Mapping[str, Any], seed: int) -> Self:
         """Returns the continuation for a request with these fields. `seed` is used if the client sent none."""
         strips = fields.get("return_token_ids") is not True
-        return cls(seed=seed if fields.get("seed") is None else None, strips=strips, wants_usage=False)
+        return cls(seed=seed if fields.get("seed") is None else None, strips=strips, returns_usage=False)
 
     def body(self, body: bytes) -> bytes:
         """Returns the request for the next engine, and drops the buffered events: that engine generates them again."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from mini_infer_apis.dialects.response_object import TAG_CHARACTERS
 from mini_infer_contract.launch import QUEUE_TIMEOUT_HEADER, REQUEST_ID_HEADER, TARGET_HEADERS
-from mini_infer_gateway.http.asgi import ClientGoneError, client_gone
+from mini_infer_gateway.http.asgi import ClientDisconnectedError, client_disconnected
 from mini_infer_gateway.http.headers import to_client, to_endpoint
 from mini_infer_gateway.http.upstream import ConnectError, Response, Upstream, UpstreamError
 from mini_infer_web.api_errors import ApiError
@@ -116,7 +116,7 @@ class Replicas:
                 for connection in connections:
                     connection.cut()
 
-        watch = asyncio.create_task(client_gone(receive))
+        watch = asyncio.create_task(client_disconnected(receive))
         watch.add_done_callback(left)
         target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
         try:
@@ -129,7 +129,7 @@ class Replicas:
             return False
         except UpstreamError as error:
             if watch.done() and not watch.cancelled():
-                raise ClientGoneError from None
+                raise ClientDisconnectedError from None
             self._on_forward("failed")
             message = f"the replica of the gateway that keeps this conversation did not answer: {error}"
             raise ApiError(502, message, code="replica_failed") from error

@@ -16,7 +16,7 @@ from mini_infer_apis.stored_responses.service import Generator, ResponsesService
 from mini_infer_apis.stored_responses.store import ResponseStore
 from mini_infer_apis.stored_responses.websocket import WebSocketSession
 from mini_infer_gateway.fleet.registry import Fleet
-from mini_infer_gateway.http.asgi import ClientGoneError, no_room, read_body
+from mini_infer_gateway.http.asgi import ClientDisconnectedError, body_memory_error, read_body
 from mini_infer_gateway.memory import BodyBudget, BodyReservation
 from mini_infer_gateway.paths import ENGINE_PATHS, EnginePath
 from mini_infer_gateway.pipeline.generate import Generate
@@ -56,7 +56,7 @@ class Responses:
                 answer_detached=self._answer_detached,
                 read=self._read,
                 check=self._check,
-                room=self._room,
+                reserve=self._room,
                 max_body_bytes=settings.max_body_bytes,
                 elsewhere=self._elsewhere,
                 may_be_second=False,
@@ -76,7 +76,7 @@ class Responses:
                     return
                 receive = receive_of(body, receive)
             await self.service(scope, receive, send)
-        except ClientGoneError:
+        except ClientDisconnectedError:
             pass  # In the middle of its body.
         finally:
             reservation.release()
@@ -107,7 +107,7 @@ class Responses:
         reservation: BodyReservation = scope[_RESERVATION]
         body = await read_body(scope, receive, self._settings.max_body_bytes, reservation.grow)
         if not reservation.grow(len(body), await check_structure(body)):
-            raise no_room()
+            raise body_memory_error()
         return body
 
     @contextmanager
@@ -115,7 +115,7 @@ class Responses:
         reservation = BodyReservation(self._bodies)
         try:
             if not reservation.grow(size_bytes):
-                raise no_room()
+                raise body_memory_error()
             yield
         finally:
             reservation.release()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from mini_infer_contract.launch import Endpoint
 from mini_infer_gateway.fleet.attempt_record import AttemptRecord
 from mini_infer_gateway.flow_control.controller import Placement
-from mini_infer_gateway.http.asgi import ClientGoneError
+from mini_infer_gateway.http.asgi import ClientDisconnectedError
 from mini_infer_gateway.http.upstream import BrokenConnectionError, Response, UpstreamError
 from mini_infer_gateway.metrics import Outcome
 from mini_infer_gateway.pipeline.call import Call
@@ -45,7 +45,7 @@ async def attempt(call: Call, placement: Placement, serving: Serving) -> StreamC
 
     Returns the cut of a stream that is to be resumed. Returns None if the answer was relayed, and also if nothing was
     sent to the client and another attempt is to follow. Raises ApiError if no attempt is left, UpstreamError if the
-    endpoint failed later (the client has been notified), and ClientGoneError.
+    endpoint failed later (the client has been notified), and ClientDisconnectedError.
     """
     try:
         # The endpoint may have been removed after the request was placed there.
@@ -78,7 +78,7 @@ class Attempt:
     async def run(self) -> StreamCut | None:
         """Runs the attempt, and returns the cut of a stream that is to be resumed.
 
-        Raises AttemptError while the client has received nothing, UpstreamError, and ClientGoneError.
+        Raises AttemptError while the client has received nothing, UpstreamError, and ClientDisconnectedError.
         """
         call, placement, serving, now_s = self._call, self._placement, self._serving, self._serving.clock()
         serving.metrics.decided(placement.decision.reason)
@@ -97,8 +97,8 @@ class Attempt:
         except UpstreamError:
             outcome = Outcome.BROKE
             raise
-        except (ClientGoneError, asyncio.CancelledError):
-            outcome = Outcome.CLIENT_GONE
+        except (ClientDisconnectedError, asyncio.CancelledError):
+            outcome = Outcome.CLIENT_DISCONNECTED
             raise
         finally:
             if self._endpoint.name in serving.fleet.endpoints:
@@ -147,7 +147,7 @@ class Attempt:
                 response.close()
         except UpstreamError as error:
             if exchange.abandoned:
-                raise ClientGoneError from None
+                raise ClientDisconnectedError from None
             if not exchange.status:
                 raise self._failed(error) from error
             self._record.failed(CAUSE[failure_of(error)])

@@ -10,7 +10,7 @@ def record_first_byte(call: Call, placement: Placement, start: ResponseStart, se
     """Records that the endpoint of `placement` answers, and frees the body unless a continuation needs it."""
     decision, fallback, fields = placement.decision, start.kv_fallback, call.log_fields
     is_success, is_stream = start.status < 300, call.fields.get("stream") is True
-    serving.flow.first_byte(placement, is_stream, came_apart=not fallback)
+    serving.flow.first_byte(placement, is_stream, was_disaggregated=not fallback)
     if start.status < 500:
         serving.poison.answered(call.scope["path"], call.body)
     call.begin_answer(serving.retention.allows(call.continuation))

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from mini_infer_gateway.flow_control.controller import Placement
-from mini_infer_gateway.http.asgi import ClientGoneError
+from mini_infer_gateway.http.asgi import ClientDisconnectedError
 from mini_infer_gateway.pipeline.call import Call
 from mini_infer_gateway.pipeline.serving import Serving
 
@@ -11,14 +11,14 @@ from mini_infer_gateway.pipeline.serving import Serving
 async def place(call: Call, serving: Serving) -> Placement:
     """Waits for an endpoint with room; the caller must finish the placement.
 
-    Raises ApiError if no endpoint exists or too many requests wait, and ClientGoneError.
+    Raises ApiError if no endpoint exists or too many requests wait, and ClientDisconnectedError.
     """
     exchange = call.exchange
     if exchange.abandoned:
-        raise ClientGoneError
+        raise ClientDisconnectedError
 
     def leave_queue_by(fail: Callable[[Exception], None]) -> None:
-        exchange.on_abandon = lambda: fail(ClientGoneError())
+        exchange.on_abandon = lambda: fail(ClientDisconnectedError())
 
     def endpoints_now() -> Sequence[str]:
         return serving.fleet.catalog.by_name.get(call.model, call.endpoints)
@@ -28,5 +28,5 @@ async def place(call: Call, serving: Serving) -> Placement:
     )
     if exchange.abandoned:
         serving.flow.finish(placement)
-        raise ClientGoneError
+        raise ClientDisconnectedError
     return placement

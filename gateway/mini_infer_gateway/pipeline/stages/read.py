@@ -5,7 +5,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from mini_infer_gateway.http.asgi import no_room, read_body
+from mini_infer_gateway.http.asgi import body_memory_error, read_body
 from mini_infer_gateway.http.forms import boundary_of, form_fields
 from mini_infer_gateway.pipeline.call import Call
 from mini_infer_gateway.pipeline.serving import Serving
@@ -20,17 +20,17 @@ async def read(call: Call, serving: Serving) -> None:
     """Reads the body and its fields.
 
     Raises ApiError: 400 if they are malformed or contain a field that no client may set, 413 or 415 if the body is
-    none that is accepted, 503 if there is no memory for it. Raises ClientGoneError.
+    none that is accepted, 503 if there is no memory for it. Raises ClientDisconnectedError.
     """
     scope = call.scope
-    call.boundary = boundary_of(scope["headers"]) if call.row.takes_forms else b""
+    call.boundary = boundary_of(scope["headers"]) if call.row.accepts_forms else b""
     call.body = body = await read_body(
         scope, call.receive, serving.settings.max_body_bytes, call.reservation.grow, bool(call.boundary)
     )
     if call.boundary:
         call.fields = form_fields(body, call.boundary)
     elif not call.reservation.grow(len(body), await check_structure(body)):
-        raise no_room()
+        raise body_memory_error()
     elif scope["method"] == "GET":
         call.fields = dict(parse_qsl(scope["query_string"].decode("latin-1")))
     else:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from dataclasses import replace
 
-from mini_infer_gateway.http.asgi import ClientGoneError
+from mini_infer_gateway.http.asgi import ClientDisconnectedError
 from mini_infer_gateway.http.upstream import UpstreamError
 from mini_infer_gateway.pipeline.call import Call
 from mini_infer_gateway.pipeline.errors import endpoint_failed
@@ -34,7 +34,7 @@ async def resume(call: Call, cut: StreamCut, serving: Serving) -> None:
         if decision is None:
             await asyncio.sleep(CONTINUATION_PAUSE_S)
             if call.exchange.abandoned:
-                raise ClientGoneError
+                raise ClientDisconnectedError
             continue
         log.info("request %s goes on at %s: %s", call.request_id, decision.decode.name, cut.detail)
         next_cut = await attempt(call, serving.flow.place_now(call.request, decision, call.request_id), serving)
@@ -67,7 +67,7 @@ def _route(call: Call, cut: StreamCut, serving: Serving) -> Decision | None:
 async def _end(call: Call, cut: StreamCut, serving: Serving) -> None:
     """Ends a stream that no endpoint continues: with its last event if only that is missing, else with an error."""
     continuation = call.continuation
-    if continuation.finished and not continuation.wants_usage:
+    if continuation.finished and not continuation.returns_usage:
         rest = b"" if continuation.done else continuation.end
         await call.exchange.send({"type": "http.response.body", "body": rest})
         return

@@ -13,10 +13,10 @@ class RoundRobin:
     name = "round_robin"
 
     def __init__(self) -> None:
-        self._turns = {False: count(), True: count()}
+        self._counters = {False: count(), True: count()}
         """Separate counters for endpoints that answer clients, and for those that compute prompts for them."""
 
     def pick(self, candidates: Sequence[Candidate], totals: Sequence[float], random: Random) -> int:
         """Returns the position of the next candidate in order of names."""
         order = sorted(range(len(candidates)), key=lambda position: candidates[position].endpoint.name)
-        return order[next(self._turns[candidates[0].computes_for_others]) % len(order)]
+        return order[next(self._counters[candidates[0].computes_for_others]) % len(order)]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from mini_infer_gateway.fleet.load import LoadLedger
-from mini_infer_gateway.routing.base import QUEUED_TOKENS, RUNNING, WAITING, Candidate, Facts, RoutingRequest
+from mini_infer_gateway.routing.base import QUEUED_TOKENS, RUNNING, WAITING, Candidate, Features, RoutingRequest
 
 
 class EndpointLoad:
@@ -15,7 +15,7 @@ class EndpointLoad:
     def __init__(self, ledger: LoadLedger) -> None:
         self._ledger = ledger
 
-    def produce(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> Facts:
+    def produce(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> Features:
         """Reads the load of each candidate from the ledger."""
         loads = self._ledger.loads([candidate.name for candidate in candidates])
         return {

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from mini_infer_gateway.fleet.prefill_rates import PrefillRates
-from mini_infer_gateway.routing.base import PREFILL_RATE, Candidate, Facts, RoutingRequest
+from mini_infer_gateway.routing.base import PREFILL_RATE, Candidate, Features, RoutingRequest
 
 
 class PrefillRate:
@@ -15,6 +15,6 @@ class PrefillRate:
     def __init__(self, rates: PrefillRates) -> None:
         self._rates = rates
 
-    def produce(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> Facts:
+    def produce(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> Features:
         """Reads the learned rate of each candidate."""
         return {PREFILL_RATE: self._rates.all_tokens_per_s([candidate.name for candidate in candidates])}

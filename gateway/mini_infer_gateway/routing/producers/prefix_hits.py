@@ -6,11 +6,11 @@ from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
 from mini_infer_gateway.index.prefix_index import NO_HIT, Hit, PrefixIndex
 from mini_infer_gateway.routing.base import (
     CACHED_TOKENS,
-    HELD_TOKENS,
     SHARED_TOKENS,
     SHARERS,
+    STORED_TOKENS,
     Candidate,
-    Facts,
+    Features,
     PromptKeys,
     RoutingRequest,
 )
@@ -20,13 +20,13 @@ class PrefixHits:
     """Provides the hit tokens, the shared ones among them, and all cached tokens."""
 
     name = "prefix_hits"
-    provides = (CACHED_TOKENS, SHARED_TOKENS, SHARERS, HELD_TOKENS)
+    provides = (CACHED_TOKENS, SHARED_TOKENS, SHARERS, STORED_TOKENS)
 
     def __init__(self, index: PrefixIndex, block_size_tokens: int = BLOCK_SIZE_TOKENS) -> None:
         """`block_size_tokens` is the number of tokens a key; only a simulation differs from the contract."""
         self._index, self._block_size_tokens = index, block_size_tokens
 
-    def produce(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> Facts:
+    def produce(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> Features:
         """Looks up the hits of each candidate, and converts blocks to tokens."""
         size = self._block_size_tokens
         names = [candidate.name for candidate in candidates]
@@ -35,7 +35,7 @@ class PrefixHits:
             CACHED_TOKENS: [hit.blocks * size for hit in hits],
             SHARED_TOKENS: [hit.shared_blocks * size for hit in hits],
             SHARERS: [hit.sharers for hit in hits],
-            HELD_TOKENS: [blocks * size for blocks in self._index.all_cached_blocks(names)],
+            STORED_TOKENS: [blocks * size for blocks in self._index.all_cached_blocks(names)],
         }
 
     def _hits(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from mini_infer_gateway.fleet.backlog import Backlog
 from mini_infer_gateway.fleet.load import LoadLedger
 from mini_infer_gateway.fleet.placement_pauses import lacks_pages
-from mini_infer_gateway.routing.base import AHEAD_TOKENS, PAGE_WAIT, Candidate, Facts, RoutingRequest
+from mini_infer_gateway.routing.base import AHEAD_TOKENS, PAGE_WAIT, Candidate, Features, RoutingRequest
 
 
 class WaitingAhead:
@@ -17,7 +17,7 @@ class WaitingAhead:
     def __init__(self, backlog: Backlog, ledger: LoadLedger) -> None:
         self._backlog, self._ledger = backlog, ledger
 
-    def produce(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> Facts:
+    def produce(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> Features:
         """Sums what waits ahead of this request for each candidate."""
         if not self._backlog:
             nothing = [0] * len(candidates)

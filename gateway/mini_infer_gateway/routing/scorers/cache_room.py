@@ -9,7 +9,7 @@ needed again.
 
 from collections.abc import Sequence
 
-from mini_infer_gateway.routing.base import HELD_TOKENS, PREFILL_RATE, Facts, RoutingRequest
+from mini_infer_gateway.routing.base import PREFILL_RATE, STORED_TOKENS, Features, RoutingRequest
 from mini_infer_gateway.routing.seconds import score_of
 
 
@@ -17,10 +17,10 @@ class CacheRoom:
     """Scores the seconds to compute this prompt, scaled by the fill of the cache relative to the fullest one."""
 
     name = "cache_room"
-    needs = (HELD_TOKENS, PREFILL_RATE)
+    needs = (STORED_TOKENS, PREFILL_RATE)
 
-    def score(self, request: RoutingRequest, facts: Facts) -> Sequence[float]:
+    def score(self, request: RoutingRequest, features: Features) -> Sequence[float]:
         """Scores each candidate by its cached tokens."""
-        tokens_by_held = max(1, request.prompt_tokens) / max(1.0, *facts[HELD_TOKENS])
-        tables = (facts[HELD_TOKENS], facts[PREFILL_RATE])
-        return score_of([tokens_by_held * held / rate for held, rate in zip(*tables, strict=True)])
+        tokens_by_stored = max(1, request.prompt_tokens) / max(1.0, *features[STORED_TOKENS])
+        tables = (features[STORED_TOKENS], features[PREFILL_RATE])
+        return score_of([tokens_by_stored * stored / rate for stored, rate in zip(*tables, strict=True)])

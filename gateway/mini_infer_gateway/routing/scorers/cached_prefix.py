@@ -20,7 +20,7 @@ from mini_infer_gateway.routing.base import (
     QUEUED_TOKENS,
     SHARED_TOKENS,
     SHARERS,
-    Facts,
+    Features,
     RoutingRequest,
 )
 from mini_infer_gateway.routing.seconds import busy_share, score_of
@@ -35,14 +35,14 @@ class CachedPrefix:
     def __init__(self, least_price: float = 1.5, busy_price: float = 4.0) -> None:
         self._least_price, self._busy_price = least_price, busy_price
 
-    def score(self, request: RoutingRequest, facts: Facts) -> Sequence[float]:
+    def score(self, request: RoutingRequest, features: Features) -> Sequence[float]:
         """Scores each candidate by its missing tokens."""
-        endpoints, busy = len(facts[CACHED_TOKENS]), busy_share(facts)
+        endpoints, busy = len(features[CACHED_TOKENS]), busy_share(features)
         price = self._least_price + self._busy_price * busy
-        prompt, rates = request.prompt_tokens, facts[PREFILL_RATE]
-        missing = [prompt - cached if cached < prompt else 1.0 for cached in facts[CACHED_TOKENS]]
-        if not busy and any(facts[SHARED_TOKENS]):
-            common = zip(missing, facts[SHARED_TOKENS], facts[SHARERS], strict=True)
+        prompt, rates = request.prompt_tokens, features[PREFILL_RATE]
+        missing = [prompt - cached if cached < prompt else 1.0 for cached in features[CACHED_TOKENS]]
+        if not busy and any(features[SHARED_TOKENS]):
+            common = zip(missing, features[SHARED_TOKENS], features[SHARERS], strict=True)
             missing = [own + shared * max(0.0, 1.0 - endpoints / sharers) for own, shared, sharers in common]
         least, price_s = min(missing), price * endpoints / sum(rates)
         return score_of([own / rate + price_s * (own - least) for own, rate in zip(missing, rates, strict=True)])

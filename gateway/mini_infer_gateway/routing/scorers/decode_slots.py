@@ -8,7 +8,7 @@ for it.
 
 from collections.abc import Sequence
 
-from mini_infer_gateway.routing.base import QUEUED_TOKENS, RUNNING, WAITING, Facts, RoutingRequest
+from mini_infer_gateway.routing.base import QUEUED_TOKENS, RUNNING, WAITING, Features, RoutingRequest
 from mini_infer_gateway.routing.seconds import busy_share, score_of
 
 
@@ -21,7 +21,9 @@ class DecodeSlots:
     def __init__(self, slot_s: float = 0.02, idle_slot_s: float = 0.005) -> None:
         self._slot_s, self._idle_slot_s = slot_s, idle_slot_s
 
-    def score(self, request: RoutingRequest, facts: Facts) -> Sequence[float]:
+    def score(self, request: RoutingRequest, features: Features) -> Sequence[float]:
         """Scores each candidate by its running and waiting requests."""
-        slot_s = self._idle_slot_s + busy_share(facts) * (self._slot_s - self._idle_slot_s)
-        return score_of([slot_s * (runs + waits) for runs, waits in zip(facts[RUNNING], facts[WAITING], strict=True)])
+        slot_s = self._idle_slot_s + busy_share(features) * (self._slot_s - self._idle_slot_s)
+        return score_of(
+            [slot_s * (runs + waits) for runs, waits in zip(features[RUNNING], features[WAITING], strict=True)]
+        )

@@ -7,7 +7,7 @@ again when there is room. Counting them would spread requests whose prefixes wai
 
 from collections.abc import Sequence
 
-from mini_infer_gateway.routing.base import PAGE_WAIT, PREFILL_RATE, QUEUED_TOKENS, Facts, RoutingRequest
+from mini_infer_gateway.routing.base import PAGE_WAIT, PREFILL_RATE, QUEUED_TOKENS, Features, RoutingRequest
 from mini_infer_gateway.routing.seconds import queue_seconds, score_of
 
 
@@ -17,6 +17,6 @@ class QueueWait:
     name = "queue_wait"
     needs = (QUEUED_TOKENS, PREFILL_RATE, PAGE_WAIT)
 
-    def score(self, request: RoutingRequest, facts: Facts) -> Sequence[float]:
+    def score(self, request: RoutingRequest, features: Features) -> Sequence[float]:
         """Scores each candidate by its queue."""
-        return score_of(queue_seconds(facts))
+        return score_of(queue_seconds(features))

@@ -157,7 +157,7 @@ def test_a_stop_sequence_goes_before_calls() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "cached", "wanted"),
+    ("prompt", "cached", "expected"),
     [
         (40, 0, (8, 32, 0)),
         (40, 16, (8, 16, 16)),
@@ -167,9 +167,9 @@ def test_a_stop_sequence_goes_before_calls() -> None:
         (40, 48, (0, 0, 40)),
     ],
 )
-def test_a_prompts_tokens_are_counted_once(prompt: int, cached: int, wanted: tuple[int, int, int]) -> None:
+def test_a_prompts_tokens_are_counted_once(prompt: int, cached: int, expected: tuple[int, int, int]) -> None:
     usage = message_usage(prompt, cached)
-    assert tuple(usage.values()) == wanted
+    assert tuple(usage.values()) == expected
     assert sum(usage.values()) == prompt
 
 

@@ -81,15 +81,15 @@ def test_metadata_has_openais_limits(metadata: dict[str, str]) -> None:
 
 
 def test_a_service_tier_is_a_priority_unless_there_is_one() -> None:
-    def asked(**fields: Any) -> tuple[int, str | None]:
+    def requested(**fields: Any) -> tuple[int, str | None]:
         spec = ChatDialect().parse({"messages": MESSAGES} | fields)
         return spec.priority, spec.service_tier
 
-    assert asked() == (0, None)
-    assert asked(service_tier="auto") == (0, "default")
-    assert asked(service_tier="flex") == (1, "flex")
-    assert asked(service_tier="priority") == (-1, "priority")
-    assert asked(service_tier="flex", priority=-5) == (-5, "flex")
+    assert requested() == (0, None)
+    assert requested(service_tier="auto") == (0, "default")
+    assert requested(service_tier="flex") == (1, "flex")
+    assert requested(service_tier="priority") == (-1, "priority")
+    assert requested(service_tier="flex", priority=-5) == (-5, "flex")
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_sampling_is_the_requests_then_the_models_then_openais() -> None:
 def test_output_limits_have_their_names_and_defaults() -> None:
     def limit(dialect: Dialect, **body: Any) -> tuple[str, int | None, bool]:
         found = dialect.parse(body).output_limit
-        return found.param, found.max_tokens, found.is_asked
+        return found.param, found.max_tokens, found.is_requested
 
     chat, completions = ChatDialect(), CompletionDialect()
     both = limit(chat, messages=MESSAGES, max_tokens=3, max_completion_tokens=4)

@@ -88,8 +88,8 @@ def test_events_add_up_to_the_items(parts: list[Part], summary: bool) -> None:
     data = b"".join([output.push([part], []) for part in parts]) + output.end("completed")
     items = check_order(events_of(data))
     assert items == output.items
-    said = "".join(text_of(item) for item in items if item["type"] == "message")
-    assert said == "".join(part.text for part in parts if isinstance(part, Content))
+    all_text = "".join(text_of(item) for item in items if item["type"] == "message")
+    assert all_text == "".join(part.text for part in parts if isinstance(part, Content))
     thought = "".join(text_of(item) for item in items if item["type"] == "reasoning")
     assert thought == "".join(part.text for part in parts if isinstance(part, Reasoning))
     called = [item["arguments"] for item in items if item["type"] == "function_call"]

@@ -50,14 +50,14 @@ def test_joined_tokens_are_the_text_when_others_surround_them(tokens: list[str],
 def test_joined_tokens_are_the_text_when_both_are_cut_anywhere(text: str, tokens: list[int], pieces: list[int]) -> None:
     data = text.encode()
     ends = sorted({place % (len(text) + 1) for place in pieces} | {0, len(text)})
-    logprobs, told, fed = TextLogprobs(), list[dict[str, Any]](), 0
+    logprobs, answered, fed = TextLogprobs(), list[dict[str, Any]](), 0
     waiting = cut(data, tokens)
     for start, end in pairwise(ends):
         while fed < len(text[:end].encode()):
             fed += len(waiting[0])
             logprobs.push([entry(waiting.pop(0))])
-        told += logprobs.take(text[start:end])
-    assert joined(told + logprobs.finish()) == data
+        answered += logprobs.take(text[start:end])
+    assert joined(answered + logprobs.finish()) == data
 
 
 def output_of(steps: list[tuple[list[Part], list[str]]]) -> ResponseOutput:

@@ -25,9 +25,9 @@ def allowed(mode: str, *names: str) -> dict[str, Any]:
 
 
 def parsing(**fields: Any) -> OutputParsing:
-    asked = ChatDialect().parse({"messages": MESSAGES} | fields).parsing
-    assert asked is not None
-    return asked
+    requested = ChatDialect().parse({"messages": MESSAGES} | fields).parsing
+    assert requested is not None
+    return requested
 
 
 CHOICES: list[tuple[object, str, set[str]]] = [
@@ -43,8 +43,8 @@ CHOICES: list[tuple[object, str, set[str]]] = [
 
 @pytest.mark.parametrize(("choice", "mode", "names"), CHOICES)
 def test_a_choice_says_which_tools_may_and_must_be_called(choice: object, mode: str, names: set[str]) -> None:
-    asked = parsing(tools=[tool("f", parameters=OBJECT, strict=True), tool("g")], tool_choice=choice)
-    assert (asked.tool_choice, {tool.name for tool in asked.tools}) == (mode, names)
+    requested = parsing(tools=[tool("f", parameters=OBJECT, strict=True), tool("g")], tool_choice=choice)
+    assert (requested.tool_choice, {tool.name for tool in requested.tools}) == (mode, names)
 
 
 def test_without_tools_nothing_is_looked_for() -> None:

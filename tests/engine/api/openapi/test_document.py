@@ -65,16 +65,16 @@ def test_streams_are_described() -> None:
 
 
 def test_parameters_are_those_of_the_path_and_of_the_query() -> None:
-    told = {
-        path: {(given["name"], given["in"]) for given in methods["get"].get("parameters", ())}
+    answered = {
+        path: {(value["name"], value["in"]) for value in methods["get"].get("parameters", ())}
         for path, methods in API["paths"].items()
         if "get" in methods
     }
     own = ("response_id", "path")
-    assert told["/v1/responses/{response_id}"] == {own, ("stream", "query"), ("starting_after", "query")}
+    assert answered["/v1/responses/{response_id}"] == {own, ("stream", "query"), ("starting_after", "query")}
     pages = {("limit", "query"), ("order", "query"), ("after", "query")}
-    assert told["/v1/responses/{response_id}/input_items"] == pages | {own}
-    assert told["/v1/models/{name}"] == {("name", "path")}
+    assert answered["/v1/responses/{response_id}/input_items"] == pages | {own}
+    assert answered["/v1/models/{name}"] == {("name", "path")}
 
 
 INTERNAL = {
@@ -170,14 +170,14 @@ EVERYTHING: dict[str, list[dict[str, Any]]] = {
 """Fields by which answers get parts that they have not otherwise."""
 
 
-def undescribed(told: Any, described: Any, where: str = "") -> list[str]:
+def undescribed(answered: Any, described: Any, where: str = "") -> list[str]:
     """The keys of an answer that its description drops."""
-    if isinstance(told, dict) and isinstance(described, dict):
-        extra = [f"{where}.{key}" for key in told.keys() - described.keys()]
-        shared = told.keys() & described.keys()
-        return extra + [name for key in shared for name in undescribed(told[key], described[key], f"{where}.{key}")]
-    if isinstance(told, list) and isinstance(described, list):
-        pairs = zip(told, described, strict=True)
+    if isinstance(answered, dict) and isinstance(described, dict):
+        extra = [f"{where}.{key}" for key in answered.keys() - described.keys()]
+        shared = answered.keys() & described.keys()
+        return extra + [name for key in shared for name in undescribed(answered[key], described[key], f"{where}.{key}")]
+    if isinstance(answered, list) and isinstance(described, list):
+        pairs = zip(answered, described, strict=True)
         return [name for one, other in pairs for name in undescribed(one, other, f"{where}[]")]
     return []
 
@@ -194,10 +194,10 @@ def test_every_key_is_described_when_answers_have_all_that_they_may(
     whole = {name: value for name, value in body.items() if name != "stream_options"}
     raw = server.client.post(operation.path, json=whole)
     assert raw.status_code == 200, raw.text
-    answers_told = raw.json() if operation.is_list else [raw.json()]
+    answer_list = raw.json() if operation.is_list else [raw.json()]
     found = set()
-    for told in answers_told:
-        found.update(undescribed(told, msgspec.to_builtins(msgspec.convert(told, operation.answer))))
+    for answered in answer_list:
+        found.update(undescribed(answered, msgspec.to_builtins(msgspec.convert(answered, operation.answer))))
     if operation.event is not None:
         stream = server.client.post(operation.path, json=body | {"stream": True}).text
         for line in stream.splitlines():

@@ -41,7 +41,7 @@ def made(vocab_size: int = VOCAB_SIZE, extra: int = 0) -> GrammarCompiler:
 
 
 def outputs(
-    grammars: GrammarCompiler, grammar: Grammar, boosted: list[int], count: int = 1, **asks: Any
+    grammars: GrammarCompiler, grammar: Grammar, boosted: list[int], count: int = 1, **sampling_fields: Any
 ) -> list[tuple[list[int], Output]]:
     """Of an engine whose model chooses at random, mostly from `boosted`: all tokens, and the last output."""
     runner = RandomRunner(grammars.vocab_size, boosted)
@@ -50,7 +50,7 @@ def outputs(
     tokens: dict[str, list[int]] = {str(seed): [] for seed in range(count)}
     last: dict[str, Output] = {}
     for seed in range(count):
-        sampling = SamplingParams(**({"max_tokens": 300, "grammar": grammar} | asks))
+        sampling = SamplingParams(**({"max_tokens": 300, "grammar": grammar} | sampling_fields))
         engine.add(Request(request_id=str(seed), prompt_token_ids=[1], sampling=sampling, noise_seed=seed))
     while engine.has_work:
         for output in engine.step():
@@ -152,7 +152,7 @@ def test_a_compiled_grammar_is_kept_when_a_request_in_flight_has_it(monkeypatch:
 def test_grammars_that_take_long_hold_up_no_others() -> None:
     grammars = made()
     goes_on = threading.Event()
-    held = [grammars._slow_thread.submit(goes_on.wait, 60) for _ in range(3)]
+    blocked = [grammars._slow_thread.submit(goes_on.wait, 60) for _ in range(3)]
     slow = grammars.compile(Grammar(of_regex("b").text, cpu_s=0.5))
     try:
         matcher = grammars.compile(of_regex("a")).result(60)
@@ -160,7 +160,7 @@ def test_grammars_that_take_long_hold_up_no_others() -> None:
         assert not slow.done()
     finally:
         goes_on.set()
-    assert all(wait.result() for wait in held)
+    assert all(wait.result() for wait in blocked)
     slow.result(60)
 
 

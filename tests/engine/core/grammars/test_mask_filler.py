@@ -22,10 +22,10 @@ def matchers() -> list[LLMatcher]:
 
 
 def chosen(times_s: list[float], fills: int) -> list[int]:
-    ways, found = EpsilonGreedy(len(times_s)), []
+    bandit, found = EpsilonGreedy(len(times_s)), []
     for _ in range(fills):
-        found.append(ways.choose())
-        ways.took(found[-1], times_s[found[-1]])
+        found.append(bandit.choose())
+        bandit.took(found[-1], times_s[found[-1]])
     return found
 
 
@@ -40,14 +40,14 @@ def test_the_fastest_way_is_gone_and_each_other_tried_now_and_then(times_s: list
 
 
 def test_a_way_that_has_become_faster_is_gone_from_then_on() -> None:
-    ways = EpsilonGreedy(2)
+    bandit = EpsilonGreedy(2)
     times_s = [1e-5, 5e-5]
     for fills in range(10_000):
         if fills == 300:
             times_s = [5e-5, 1e-5]  # a core is free now
-        way = ways.choose()
-        ways.took(way, times_s[way])
-    assert ways.choose() == 1
+        arm = bandit.choose()
+        bandit.took(arm, times_s[arm])
+    assert bandit.choose() == 1
 
 
 @pytest.mark.parametrize("threads", [1, 3, 9])
@@ -56,11 +56,11 @@ def test_lines_are_the_matchers_own_masks_whatever_stood_there(
     matchers: list[LLMatcher], threads: int, count: int
 ) -> None:
     filler, words = MaskFiller(threads), words_of(VOCAB_SIZE)
-    wanted = [np.frombuffer(matcher.compute_bitmask(), dtype=np.uint32) for matcher in matchers[:count]]
+    expected = [np.frombuffer(matcher.compute_bitmask(), dtype=np.uint32) for matcher in matchers[:count]]
     for garbage in [0, *[0xFFFFFFFF] * 20]:  # the first fills go all ways
         bits = np.full((count, words), garbage, dtype=np.uint32)
         filler.fill([(matcher, line) for line, matcher in enumerate(matchers[:count])], bits)
-        assert all((line == mask).all() for line, mask in zip(bits, wanted, strict=True))
+        assert all((line == mask).all() for line, mask in zip(bits, expected, strict=True))
 
 
 def test_masks_behind_guesses_stand_in_the_lines_after(matchers: list[LLMatcher]) -> None:

@@ -18,8 +18,8 @@ def controller_with(
 ) -> DraftController:
     """One that has measured passes so, by guesses, which have lost nothing."""
     controller = controller or DraftController(most)
-    for drafts, taken in seconds.items():
-        observe(controller, PassKind(rows, drafts), taken, math.ceil(rows * taken / seconds[0]), 13)
+    for drafts, seconds_taken in seconds.items():
+        observe(controller, PassKind(rows, drafts), seconds_taken, math.ceil(rows * seconds_taken / seconds[0]), 13)
     return controller
 
 
@@ -107,8 +107,8 @@ def test_first_passes_that_were_slow_are_found_out() -> None:
     controller, choices = DraftController(5), list[int]()
     for place in range(1_000):
         choice = 0 if controller.stays_plain(8) else controller.choose([0.6] * 8)
-        taken = 3.5 if choice else 5.0 if place < 20 else 1.0
-        observe(controller, PassKind(8, choice), taken, 8 * expected_tokens(0.6, choice))
+        seconds_taken = 3.5 if choice else 5.0 if place < 20 else 1.0
+        observe(controller, PassKind(8, choice), seconds_taken, 8 * expected_tokens(0.6, choice))
         choices.append(choice)
     assert any(choices[:150])
     assert sum(choice > 0 for choice in choices[200:]) < 0.02 * 800

@@ -110,18 +110,18 @@ def run(load: Load, fixed: int | None = None, seed: int = 1) -> float:
                     accepted += 1
                 beliefs[row] = with_outcome(beliefs[row], drafts, accepted)
                 made += (accepted + 1) * count / own
-        taken = 1.0 if not level else load.costs(count)[LEVELS.index(level)]
-        taken *= 1 + 0.04 * dice.random()
+        seconds_taken = 1.0 if not level else load.costs(count)[LEVELS.index(level)]
+        seconds_taken *= 1 + 0.04 * dice.random()
         if level:
             read = round(count * missed)
-            taken += load.reading * missed
+            seconds_taken += load.reading * missed
             missed = 0
         else:
             missed = min(512, missed + 1) if load.reading else 0
-        taken *= 20 if dice.random() < load.stalls else 1
+        seconds_taken *= 20 if dice.random() < load.stalls else 1
         kind = PassKind(count, level, read=read)
-        controller.observe(kind, [kind], taken, round(made))
-        tokens, seconds = tokens + made / count, seconds + taken
+        controller.observe(kind, [kind], seconds_taken, round(made))
+        tokens, seconds = tokens + made / count, seconds + seconds_taken
     return tokens / seconds
 
 

@@ -168,7 +168,7 @@ def test_a_head_is_told_the_text_whose_words_are_banned() -> None:
     bench.add(10, 5, bad_words_token_ids=[[1, 2]])
     bench.add(10, 5)
     assert bench.plan() == [0, 0]
-    assert [told.slot for told in bench.batch.catch_up] == [0]
+    assert [chunk.slot for chunk in bench.batch.catch_up] == [0]
 
 
 def test_a_draft_is_told_what_it_does_not_know() -> None:
@@ -176,11 +176,11 @@ def test_a_draft_is_told_what_it_does_not_know() -> None:
     bench.add(10, 5)
     bench.sequences[0].num_drafted = 12
     assert bench.plan() == [3]
-    (told,) = bench.batch.catch_up
-    assert (told.start, list(told.token_ids or ())) == (12, [102, 103, 104])
-    told_once = bench.sequences[0].num_drafted
+    (chunk,) = bench.batch.catch_up
+    assert (chunk.start, list(chunk.token_ids or ())) == (12, [102, 103, 104])
+    drafted_once = bench.sequences[0].num_drafted
     bench.planner.settle(bench.batch.rows[0], bench.sequences[0], 2)
-    assert told_once >= bench.sequences[0].num_drafted == 17, "and then it knows what was made"
+    assert drafted_once >= bench.sequences[0].num_drafted == 17, "and then it knows what was made"
     assert bench.sequences[0].num_computed == 16, "two tokens are in the cache, two were rejected"
 
 
@@ -188,8 +188,8 @@ def test_too_much_to_read_is_read_in_part_and_nothing_is_guessed() -> None:
     bench = Bench("draft_model", budget=32)
     bench.add(60, 4)
     assert bench.plan() == [None]
-    (told,) = bench.batch.catch_up
-    assert (told.start, told.count) == (0, 28)
+    (chunk,) = bench.batch.catch_up
+    assert (chunk.start, chunk.count) == (0, 28)
     assert bench.sequences[0].num_computed == 64
 
 
@@ -252,11 +252,11 @@ class IdleBench(Bench):
 
     def __init__(self, choices: Iterator[int], method: Method = "ngram") -> None:
         super().__init__(method)
-        self.num_asked = 0
+        self.num_calls = 0
         controller = self.planner.controller
 
         def choose(*_: Any, **__: Any) -> int:
-            self.num_asked += 1
+            self.num_calls += 1
             controller._level, controller._left = next(choices), 40  # as after a decision
             return controller._level
 
@@ -283,7 +283,7 @@ def test_while_it_is_settled_that_nothing_is_guessed_nobody_looks_at_the_rows() 
         assert bench.go_on() == [None]
         kinds.add(bench.planner.launched(bench.batch))
     assert kinds == {PassKind(1, 0)}
-    assert bench.num_asked == 1
+    assert bench.num_calls == 1
     assert bench.go_on() == [3]
     assert bench.planner.launched(bench.batch) == PassKind(1, 3)
 
@@ -294,7 +294,7 @@ def test_another_number_of_rows_ends_the_rest() -> None:
     assert bench.plan() == [None]
     bench.add(60, 5)
     assert bench.go_on(2) == [3, 3], "what holds for one row says nothing of two"
-    assert bench.num_asked == 2
+    assert bench.num_calls == 2
 
 
 def test_a_grammar_ends_the_rest() -> None:

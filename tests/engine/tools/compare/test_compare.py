@@ -122,7 +122,10 @@ def test_a_checkouts_questions_are_about_names_and_about_skills() -> None:
     assert len(texts) == len(names.prompts) == len(skills.prompts) == 4
     decode = Tokenizer.from_file(str(DEMO_DIRECTORY / "tokenizer.json")).decode
     assert (
-        names.judge([decode(text.tokens[len(asked) :]) for text, asked in zip(texts, names.prompts, strict=True)]) == 1
+        names.judge(
+            [decode(text.tokens[len(requested) :]) for text, requested in zip(texts, names.prompts, strict=True)]
+        )
+        == 1
     )
     assert names.judge([""] * 4) == skills.judge([""] * 4) == 0
 

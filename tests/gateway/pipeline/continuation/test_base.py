@@ -55,7 +55,7 @@ def chunk(body: str, ids: str, finish: str = "null") -> bytes:
 
 ROLE = chunk('"delta":{"role":"assistant","content":"","refusal":null}', "")
 HALF = chunk('"delta":{"content":""}', "7")
-TOLD = chunk('"delta":{"content":"data: {,\\"token_ids\\":[1]"}', "8,9")
+EVENTS = chunk('"delta":{"content":"data: {,\\"token_ids\\":[1]"}', "8,9")
 END = chunk('"delta":{}', "10", '"stop","stop_reason":null')
 USAGE = b'data: {"id":"x","choices":[],"usage":{"total_tokens":3}}\n\n'
 
@@ -73,20 +73,20 @@ def test_what_the_client_did_not_ask_for_is_taken_out_again() -> None:
         "return_token_ids": True,
         "return_prompt_token_ids": False,
     }
-    told = stream.take(ROLE) + stream.take(HALF + TOLD) + stream.take(END + USAGE + DONE)
-    assert told == without_ids(ROLE) + without_ids(TOLD) + without_ids(END) + USAGE + DONE
+    reported = stream.take(ROLE) + stream.take(HALF + EVENTS) + stream.take(END + USAGE + DONE)
+    assert reported == without_ids(ROLE) + without_ids(EVENTS) + without_ids(END) + USAGE + DONE
     assert stream.finished
     assert stream.done
     assert stream.possible
     assert json.loads(stream.body(b'{"model":"m"}'))["resume_token_ids"] == [7, 8, 9, 10]
 
 
-@pytest.mark.parametrize("event", [ROLE, HALF, TOLD, END, USAGE, DONE, without_ids(TOLD)])
+@pytest.mark.parametrize("event", [ROLE, HALF, EVENTS, END, USAGE, DONE, without_ids(EVENTS)])
 def test_a_lone_event_is_taken_as_it_is_among_others(event: bytes) -> None:
     """Lone events go the short way, which must not be another one."""
     alone, among = Continuation.of({}, 5), Continuation.of({}, 5)
-    told = alone.take(TOLD) + alone.take(event)
-    assert among.take(TOLD + event) == told
+    reported = alone.take(EVENTS) + alone.take(event)
+    assert among.take(EVENTS + event) == reported
     assert (alone.finished, alone.done, alone.possible) == (among.finished, among.done, among.possible)
     assert alone.body(b"{}") == among.body(b"{}")
 
@@ -102,7 +102,7 @@ def test_the_beginning_and_the_end_are_told_once() -> None:
     stream.body(b"{}")
     stream.take(ROLE)
     stream.body(b"{}")
-    assert stream.take(ROLE + TOLD) == without_ids(TOLD), "begun anew before any token"
+    assert stream.take(ROLE + EVENTS) == without_ids(EVENTS), "begun anew before any token"
     stream.take(END)
     stream.body(b"{}")
     assert stream.take(END + USAGE) == USAGE
@@ -112,22 +112,22 @@ def test_the_beginning_and_the_end_are_told_once() -> None:
 
 def test_an_engine_that_tells_no_ids_cannot_be_continued() -> None:
     stream = Continuation.of({}, 5)
-    stream.take(without_ids(TOLD))
+    stream.take(without_ids(EVENTS))
     assert not stream.possible
 
 
 @pytest.mark.parametrize(
-    ("events", "wanted"),
+    ("events", "expected"),
     [
-        (TOLD, (TOLD, False)),
-        (TOLD + b'data: {"error":{"code":"engine_dead"}}\n\n', (TOLD, True)),
-        (TOLD + b'data: {"error":{"code":"stopping"}}\n\n', (TOLD, True)),
+        (EVENTS, (EVENTS, False)),
+        (EVENTS + b'data: {"error":{"code":"engine_dead"}}\n\n', (EVENTS, True)),
+        (EVENTS + b'data: {"error":{"code":"stopping"}}\n\n', (EVENTS, True)),
         (b'data: {"error":{"code":"other"}}\n\n', (b'data: {"error":{"code":"other"}}\n\n', False)),
-        (TOLD + b'event: error\ndata: {"error":{"code":"engine_dead"}}\n\n', (TOLD, True)),
+        (EVENTS + b'event: error\ndata: {"error":{"code":"engine_dead"}}\n\n', (EVENTS, True)),
     ],
 )
-def test_the_word_of_a_dead_engine_is_not_for_the_client(events: bytes, wanted: tuple[bytes, bool]) -> None:
-    assert split_engine_death(events) == wanted
+def test_the_word_of_a_dead_engine_is_not_for_the_client(events: bytes, expected: tuple[bytes, bool]) -> None:
+    assert split_engine_death(events) == expected
 
 
 DRY = ("--dry-run", "--dry-run-step-ms", "10")
@@ -188,7 +188,7 @@ async def engines(*names: str, flags: tuple[str, ...] = ()) -> AsyncIterator[lis
             engine.kill()
 
 
-async def told(gateway: RunningGateway, question: str, **fields: object) -> tuple[str, list[dict[str, Any]]]:
+async def reported(gateway: RunningGateway, question: str, **fields: object) -> tuple[str, list[dict[str, Any]]]:
     """The text of a stream and its events; it must end as streams end."""
     async with gateway.chat(question, stream=True, model="dry", **fields) as response:
         assert response.status == 200
@@ -207,18 +207,18 @@ QUESTION = "é€😀 What is lost when an engine dies in the middle of an answe
 async def test_streams_survive_engines_that_are_killed_again_and_again() -> None:
     async with engines("a", "b") as running, running_gateway(*(engine.endpoint for engine in running)) as gateway:
         await gateway.settled()
-        asking = True
+        pending = True
         answers: list[tuple[str, str, list[dict[str, Any]]]] = []
 
-        async def keep_asking(client: int) -> None:
+        async def keep_sending(client: int) -> None:
             number = 0
-            while asking:
+            while pending:
                 question = f"{client}/{number}: {QUESTION}"
                 usage = {"stream_options": {"include_usage": True}} if client % 2 else {}
-                answers.append((question, *await told(gateway, question, temperature=1.0, **usage)))
+                answers.append((question, *await reported(gateway, question, temperature=1.0, **usage)))
                 number += 1
 
-        clients = [asyncio.create_task(keep_asking(number)) for number in range(8)]
+        clients = [asyncio.create_task(keep_sending(number)) for number in range(8)]
         dice = random.Random(1)
         for round_ in range(2):
             victim = running[round_ % 2]
@@ -233,7 +233,7 @@ async def test_streams_survive_engines_that_are_killed_again_and_again() -> None
             await victim.ready()
             breaker = gateway.app.fleet.endpoints[victim.name].breaker
             await until(lambda breaker=breaker: breaker.closed)  # type: ignore[misc]
-        asking = False
+        pending = False
         async with asyncio.timeout(60.0):
             await asyncio.gather(*clients)
         for question, text, events in answers:
@@ -258,12 +258,12 @@ async def message(gateway: RunningGateway, question: str) -> list[dict[str, Any]
 async def test_a_stream_of_messages_goes_on_too(loss: str) -> None:
     async with engines("a", "b") as running, running_gateway(*(engine.endpoint for engine in running)) as gateway:
         await gateway.settled()
-        asking = [asyncio.create_task(message(gateway, f"{number}: {QUESTION}")) for number in range(4)]
+        pending = [asyncio.create_task(message(gateway, f"{number}: {QUESTION}")) for number in range(4)]
         endpoints = gateway.app.fleet.endpoints
         await until(lambda: sum(len(endpoint.streaming) for endpoint in endpoints.values()) == 4)
         victim = running[0] if endpoints["a"].streaming else running[1]
         victim.kill_core() if loss == "core" else victim.kill()
-        for number, events in enumerate(await asyncio.gather(*asking)):
+        for number, events in enumerate(await asyncio.gather(*pending)):
             kinds = [event["type"] for event in events]
             assert kinds[:3] == ["message_start", "ping", "content_block_start"]
             assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
@@ -286,13 +286,13 @@ async def response_of(gateway: RunningGateway, question: str) -> list[dict[str, 
 async def test_a_stream_of_a_response_goes_on_too() -> None:
     async with engines("a", "b") as running, running_gateway(*(engine.endpoint for engine in running)) as gateway:
         await gateway.settled()
-        asking = [asyncio.create_task(response_of(gateway, f"{number}: {QUESTION}")) for number in range(4)]
+        pending = [asyncio.create_task(response_of(gateway, f"{number}: {QUESTION}")) for number in range(4)]
         endpoints = gateway.app.fleet.endpoints
         await until(lambda: sum(len(endpoint.streaming) for endpoint in endpoints.values()) == 4)
         await asyncio.sleep(0.2)
         victim = running[0] if endpoints["a"].streaming else running[1]
         victim.kill_core()
-        for number, events in enumerate(await asyncio.gather(*asking)):
+        for number, events in enumerate(await asyncio.gather(*pending)):
             assert [event["sequence_number"] for event in events] == list(range(len(events)))
             text = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
             last = events[-1]
@@ -317,7 +317,7 @@ def joined_logprobs(kind: str, events: list[dict[str, Any]]) -> list[Any]:
     return [(*entry,) for of in found if of for entry in zip(of["tokens"], of["text_offset"], strict=True)]
 
 
-async def asked_logprobs(gateway: RunningGateway, kind: str) -> list[Any]:
+async def logprobs_of(gateway: RunningGateway, kind: str) -> list[Any]:
     """What a stream with log probabilities told of its tokens."""
     body: dict[str, Any] = {"model": "dry", "stream": True, "temperature": 0, "max_tokens": TOKENS, "ignore_eos": True}
     if kind == "chat":
@@ -341,16 +341,16 @@ async def test_log_probabilities_go_on_too_each_told_once() -> None:
         await gateway.settled()
         by_name, endpoints = {engine.name: engine for engine in running}, gateway.app.fleet.endpoints
         for kind in ("chat", "completion"):
-            undisturbed = await asked_logprobs(gateway, kind)
+            undisturbed = await logprobs_of(gateway, kind)
             assert len(undisturbed) == TOKENS
-            asking = asyncio.create_task(asked_logprobs(gateway, kind))
+            pending = asyncio.create_task(logprobs_of(gateway, kind))
             await until(lambda: any(endpoint.streaming for endpoint in endpoints.values()))
             by_name[next(name for name, endpoint in endpoints.items() if endpoint.streaming)].kill()
-            assert await asking == undisturbed
+            assert await pending == undisturbed
         assert 'continuations_total{outcome="whole"} 2.0' in gateway.app.metrics.text().decode()
 
 
-async def asked_for_several(gateway: RunningGateway, path: str, body: dict[str, Any]) -> list[tuple[str, list[Any]]]:
+async def texts_of_choices(gateway: RunningGateway, path: str, body: dict[str, Any]) -> list[tuple[str, list[Any]]]:
     """Text and, where they are told, names of tokens of each choice, each of which must begin and end once."""
     common = {"model": "dry", "stream": True, "max_tokens": 60, "ignore_eos": True, "temperature": 1.0, "seed": 7}
     async with gateway.client.post(gateway.url + path, json=common | body) as response:
@@ -389,13 +389,13 @@ async def test_streams_of_several_choices_are_made_again() -> None:
         await gateway.settled()
         endpoints = gateway.app.fleet.endpoints
         for number, (path, body) in enumerate(SEVERAL.values()):
-            undisturbed = await asked_for_several(gateway, path, body)
+            undisturbed = await texts_of_choices(gateway, path, body)
             assert len({text for text, _ in undisturbed}) == len(undisturbed)
-            asking = asyncio.create_task(asked_for_several(gateway, path, body))
+            pending = asyncio.create_task(texts_of_choices(gateway, path, body))
             await until(lambda: any(endpoint.streaming for endpoint in endpoints.values()))
             victim = next(engine for engine in running if endpoints[engine.name].streaming)
             victim.kill()
-            assert await asking == undisturbed
+            assert await pending == undisturbed
             assert f'continuations_total{{outcome="whole"}} {number + 1}.0' in gateway.app.metrics.text().decode()
             victim.start()
             await victim.ready()
@@ -404,7 +404,7 @@ async def test_streams_of_several_choices_are_made_again() -> None:
 
 
 async def test_a_response_with_log_probabilities_is_made_again() -> None:
-    async def asked() -> tuple[str, list[Any], list[Any]]:
+    async def stream_once() -> tuple[str, list[Any], list[Any]]:
         body = {"model": "dry", "stream": True, "input": QUESTION, "max_output_tokens": 60, "temperature": 0}
         body |= {"include": ["message.output_text.logprobs"]}
         async with gateway.client.post(gateway.url + "/v1/responses", json=body) as response:
@@ -412,10 +412,10 @@ async def test_a_response_with_log_probabilities_is_made_again() -> None:
             raw = (await response.read()).decode()
         events = [json.loads(event.partition("data: ")[2]) for event in raw.split("\n\n")[:-1]]
         assert [event["sequence_number"] for event in events] == list(range(len(events)))
-        told = [one for event in events if event["type"].endswith("text.delta") for one in event["logprobs"]]
+        reported = [one for event in events if event["type"].endswith("text.delta") for one in event["logprobs"]]
         assert events[-1]["type"] in ("response.completed", "response.incomplete")
         content = events[-1]["response"]["output"][0]["content"][0]
-        return content["text"], told, content["logprobs"]
+        return content["text"], reported, content["logprobs"]
 
     def tokens(logprobs: list[Any]) -> list[str]:
         return [one["token"] for one in logprobs]
@@ -426,21 +426,21 @@ async def test_a_response_with_log_probabilities_is_made_again() -> None:
     ):
         await gateway.settled()
         endpoints = gateway.app.fleet.endpoints
-        text, told, whole = await asked()
-        assert tokens(told) == tokens(whole) != []
-        asking = asyncio.create_task(asked())
+        text, reported, whole = await stream_once()
+        assert tokens(reported) == tokens(whole) != []
+        pending = asyncio.create_task(stream_once())
         while not (streaming := [engine for engine in running if endpoints[engine.name].streaming]):
-            if asking.done():  # on a machine with much to do, before anybody looked
-                assert (await asking)[0] == text
-                asking = asyncio.create_task(asked())
+            if pending.done():  # on a machine with much to do, before anybody looked
+                assert (await pending)[0] == text
+                pending = asyncio.create_task(stream_once())
             await asyncio.sleep(0.005)
         streaming[0].kill()
-        again = await asking
-        assert (again[0], tokens(again[1]), tokens(again[2])) == (text, tokens(told), tokens(whole))
+        again = await pending
+        assert (again[0], tokens(again[1]), tokens(again[2])) == (text, tokens(reported), tokens(whole))
         assert 'continuations_total{outcome="whole"} 1.0' in gateway.app.metrics.text().decode()
 
 
-async def asked_ids(gateway: RunningGateway, **more: object) -> list[dict[str, Any]]:
+async def ids_of(gateway: RunningGateway, **more: object) -> list[dict[str, Any]]:
     """The events of a completion of token ids."""
     body = {"model": "dry", "stream": True, "prompt": list(range(40, 140)), "max_tokens": 80} | more
     async with gateway.client.post(gateway.url + "/v1/completions", json=body) as response:
@@ -451,39 +451,39 @@ async def asked_ids(gateway: RunningGateway, **more: object) -> list[dict[str, A
     return [json.loads(event.removeprefix("data: "))["choices"][0] for event in events[:-2]]
 
 
-@pytest.mark.parametrize("asks", [True, False])
-async def test_engines_without_a_tokenizer_go_on_too(asks: bool) -> None:
-    more = {"return_token_ids": True} if asks else {}
+@pytest.mark.parametrize("requests_ids", [True, False])
+async def test_engines_without_a_tokenizer_go_on_too(requests_ids: bool) -> None:
+    more = {"return_token_ids": True} if requests_ids else {}
     async with (
         engines("a", "b", flags=(*DRY, "--skip-tokenizer-init")) as running,
         running_gateway(*(engine.endpoint for engine in running)) as gateway,
     ):
         await gateway.settled()
-        undisturbed = await asked_ids(gateway, **more)
+        undisturbed = await ids_of(gateway, **more)
         assert len(undisturbed) == 80, "one event a token, though there is no text"
-        asking = asyncio.create_task(asked_ids(gateway, **more))
+        pending = asyncio.create_task(ids_of(gateway, **more))
         endpoints = gateway.app.fleet.endpoints
         await until(lambda: any(endpoint.streaming for endpoint in endpoints.values()))
         await asyncio.sleep(0.2)
         next(engine for engine in running if endpoints[engine.name].streaming).kill()
-        assert await asking == undisturbed
+        assert await pending == undisturbed
         assert 'continuations_total{outcome="whole"} 1.0' in gateway.app.metrics.text().decode()
 
 
 async def test_the_only_engine_comes_back_and_goes_on() -> None:
     async with engines("only") as (engine,), running_gateway(engine.endpoint) as gateway:
         await gateway.settled()
-        asking = asyncio.create_task(told(gateway, QUESTION * 2))
+        pending = asyncio.create_task(reported(gateway, QUESTION * 2))
         await until(lambda: bool(gateway.app.fleet.endpoints["only"].streaming))
         engine.kill()
         engine.start()
-        text, _ = await asking
+        text, _ = await pending
         assert text == f"You said: {QUESTION * 2}"
 
 
 async def test_with_continuation_off_the_client_is_told() -> None:
     async with FakeEngine("a") as dying, FakeEngine("b") as good:
-        dying.chunks = [ROLE, TOLD, END]
+        dying.chunks = [ROLE, EVENTS, END]
         dying.die_after, dying.chunk_delay_s = 2, 0.02
         endpoints = (dying.endpoint, good.endpoint)
         async with running_gateway(*endpoints, routing="round-robin", continuation=False) as gateway:

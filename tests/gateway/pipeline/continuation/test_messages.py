@@ -22,23 +22,23 @@ def ids(*token_ids: int) -> bytes:
 
 
 WHOLE = [START + PING, OPEN + text("a") + ids(1, 2), ids(3), text("b") + ids(4), CLOSE + DELTA + STOP]
-TOLD = START + PING + OPEN + text("a") + text("b") + CLOSE + DELTA + STOP
+EVENTS = START + PING + OPEN + text("a") + text("b") + CLOSE + DELTA + STOP
 
 
-def asked(stream: MessageContinuation) -> bytes:
+def request_body(stream: MessageContinuation) -> bytes:
     return stream.body(b'{"model":"m"}')
 
 
 def test_a_stream_that_nothing_happens_to_is_told_without_ids() -> None:
     stream = MessageContinuation.of({}, 5)
-    assert asked(stream) == b'{"model":"m","seed":5,"return_token_ids":true}'
-    assert b"".join(stream.take(events) for events in WHOLE) == TOLD
+    assert request_body(stream) == b'{"model":"m","seed":5,"return_token_ids":true}'
+    assert b"".join(stream.take(events) for events in WHOLE) == EVENTS
     assert (stream.finished, stream.done) == (True, True)
 
 
 def test_a_client_that_asks_for_ids_gets_them() -> None:
     stream = MessageContinuation.of({"return_token_ids": True, "seed": 1}, 5)
-    assert asked(stream) == b'{"model":"m"}'
+    assert request_body(stream) == b'{"model":"m"}'
     assert b"".join(stream.take(events) for events in WHOLE) == b"".join(WHOLE)
 
 
@@ -47,14 +47,14 @@ def test_wherever_it_is_cut_each_event_is_told_once(cut: int) -> None:
     """The second engine tells the same, from the first token id on that it was not given."""
     whole = [part + b"\n\n" for part in b"".join(WHOLE).split(b"\n\n")[:-1]]
     stream = MessageContinuation.of({}, 5)
-    asked(stream)
-    told = b"".join(stream.take(part) for part in whole[:cut])
-    again = asked(stream)
+    request_body(stream)
+    reported = b"".join(stream.take(part) for part in whole[:cut])
+    again = request_body(stream)
     known = again.partition(b'"resume_token_ids":[')[2].rstrip(b"]}").count(b",") + 1 if b"resume" in again else 0
     steps = {0: WHOLE, 2: WHOLE[2:], 3: WHOLE[3:], 4: WHOLE[4:]}[known]
     if not stream.done:
-        told += b"".join(stream.take(events) for events in steps)
-    assert told.replace(PING, b"") == TOLD.replace(PING, b"")
+        reported += b"".join(stream.take(events) for events in steps)
+    assert reported.replace(PING, b"") == EVENTS.replace(PING, b"")
 
 
 def test_comments_and_other_events_go_through() -> None:

@@ -40,16 +40,16 @@ def stream(kind: Kind, dice: random.Random) -> Iterator[bytes]:
     yield DONE
 
 
-def chunk(index: int, said: dict[str, Any], ids: list[int], finish: str | None) -> bytes:
+def chunk(index: int, delta: dict[str, Any], ids: list[int], finish: str | None) -> bytes:
     end = {"logprobs": None, "finish_reason": finish, "token_ids": ids}
-    event = {"id": "x", "choices": [{"index": index, **said, **end}]}
+    event = {"id": "x", "choices": [{"index": index, **delta, **end}]}
     return b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n"
 
 
-def heard(told: bytes) -> tuple[list[str], list[int], list[int]]:
+def parsed(events: bytes) -> tuple[list[str], list[int], list[int]]:
     """Texts, roles and ends by choice."""
     texts, roles, ends = ([""] * 3, [0] * 3, [0] * 3)
-    for event in told.split(b"\n\n"):
+    for event in events.split(b"\n\n"):
         if event.startswith(b"data: {"):
             for choice in json.loads(event[6:])["choices"]:
                 at, delta = choice["index"], choice.get("delta", {})
@@ -63,19 +63,19 @@ def heard(told: bytes) -> tuple[list[str], list[int], list[int]]:
 @pytest.mark.parametrize("kind", ["chat", "text"])
 def test_wherever_it_is_cut_each_choice_is_told_once(kind: Kind, seed: int) -> None:
     dice = random.Random(seed)
-    one, told = ReplayedContinuation.of({"n": 3}, 5), b""
+    one, reported = ReplayedContinuation.of({"n": 3}, 5), b""
     for cuts_left in reversed(range(4)):
         body = json.loads(one.body(b'{"n":3}'))
         assert (body["seed"], body["return_token_ids"], "resume_token_ids" in body) == (5, True, False)
         events = list(stream(kind, dice))
         for event in events[: dice.randrange(len(events)) if cuts_left else None]:
-            told += one.take(event)
+            reported += one.take(event)
         if one.done:
             break
-    assert heard(told) == (list(TEXTS), [kind == "chat"] * 3, [1, 1, 1])
-    assert told.endswith(DONE)
-    assert told.count(b'"usage"') == 1
-    assert b"token_ids" not in told
+    assert parsed(reported) == (list(TEXTS), [kind == "chat"] * 3, [1, 1, 1])
+    assert reported.endswith(DONE)
+    assert reported.count(b'"usage"') == 1
+    assert b"token_ids" not in reported
     assert (one.possible, one.finished, one.done) == (True, True, True)
 
 

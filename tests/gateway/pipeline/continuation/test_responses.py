@@ -46,39 +46,39 @@ def without_ids(events: bytes) -> bytes:
 
 
 WHOLE = Engine(0).pieces
-TOLD = without_ids(b"".join(WHOLE))
+EVENTS = without_ids(b"".join(WHOLE))
 
 
-def asked(stream: ResponseContinuation) -> bytes:
+def request_body(stream: ResponseContinuation) -> bytes:
     return stream.body(b'{"model":"m"}')
 
 
 def test_a_stream_that_nothing_happens_to_is_told_without_ids() -> None:
     stream = ResponseContinuation.of({}, 5)
-    assert asked(stream) == b'{"model":"m","seed":5,"return_token_ids":true}'
-    assert b"".join(stream.take(events) for events in WHOLE) == TOLD
+    assert request_body(stream) == b'{"model":"m","seed":5,"return_token_ids":true}'
+    assert b"".join(stream.take(events) for events in WHOLE) == EVENTS
     assert (stream.finished, stream.done) == (True, True)
 
 
 def test_a_client_that_asks_for_ids_gets_them() -> None:
     stream = ResponseContinuation.of({"return_token_ids": True, "seed": 1}, 5)
-    assert asked(stream) == b'{"model":"m"}'
+    assert request_body(stream) == b'{"model":"m"}'
     assert b"".join(stream.take(events) for events in WHOLE) == b"".join(WHOLE)
 
 
 @pytest.mark.parametrize("second_cut", range(5))
 @pytest.mark.parametrize("cut", range(len(b"".join(WHOLE).split(b"\n\n"))))
 def test_wherever_it_is_cut_each_event_is_told_once(cut: int, second_cut: int) -> None:
-    stream, told = ResponseContinuation.of({}, 5), b""
+    stream, reported = ResponseContinuation.of({}, 5), b""
     for limit in (cut, second_cut, None):
-        known = asked(stream).partition(b'"resume_token_ids":[')[2]
+        known = request_body(stream).partition(b'"resume_token_ids":[')[2]
         pieces = Engine(known.count(b",") + 1 if known else 0).pieces
         if stream.done:
             break
         for event in [part + b"\n\n" for part in b"".join(pieces).split(b"\n\n")[:-1]][:limit]:
-            told += stream.take(event)
-    assert told == TOLD
-    numbers = [json.loads(event.partition(b"data: ")[2])["sequence_number"] for event in told.split(b"\n\n")[:-1]]
+            reported += stream.take(event)
+    assert reported == EVENTS
+    numbers = [json.loads(event.partition(b"data: ")[2])["sequence_number"] for event in reported.split(b"\n\n")[:-1]]
     assert numbers == list(range(len(numbers)))
 
 
@@ -94,14 +94,14 @@ def test_comments_and_errors_go_through_in_their_order() -> None:
 @pytest.mark.parametrize("second_cut", range(5))
 @pytest.mark.parametrize("cut", range(len(b"".join(WHOLE).split(b"\n\n"))))
 def test_a_response_that_is_made_again_is_told_once(cut: int, second_cut: int) -> None:
-    stream, told = ReplayedResponse.of({}, 5), b""
+    stream, reported = ReplayedResponse.of({}, 5), b""
     for limit in (cut, second_cut, None):
-        assert b"resume_token_ids" not in asked(stream)
+        assert b"resume_token_ids" not in request_body(stream)
         for event in [part + b"\n\n" for part in b"".join(Engine(0).pieces).split(b"\n\n")[:-1]][:limit]:
-            told += stream.take(event)
+            reported += stream.take(event)
         if stream.done:
             break
-    assert told == TOLD
+    assert reported == EVENTS
     assert stream.possible
 
 
@@ -116,20 +116,20 @@ def test_of_a_response_that_is_made_again_in_other_steps_the_rest_is_told(known:
         return f"event: {kind}\ndata: {body}\n\n".encode()
 
     stream = ReplayedResponse.of({}, 5)
-    asked(stream)
+    request_body(stream)
     before = [(delta(0, "a", 1), [1]), (delta(0, "a", 2), [1, 2]), (delta(0, "a", 1) + delta(1, "bc", 2), [1, 2, 3])]
     stream.take(before[known - 1][0] + ids(*before[known - 1][1]))
-    asked(stream)
+    request_body(stream)
     rest = delta(1, "bc", 2) + delta(2, "d", 1)
-    told = stream.take(delta(0, "a", 1) + rest + ids(1, 2, 3, 4))
-    assert told == {1: rest, 2: b"", 3: delta(2, "d", 1)}[known]
+    reported = stream.take(delta(0, "a", 1) + rest + ids(1, 2, 3, 4))
+    assert reported == {1: rest, 2: b"", 3: delta(2, "d", 1)}[known]
     assert stream.possible == possible
 
 
 def test_a_response_of_other_tokens_ends() -> None:
     stream = ReplayedResponse.of({}, 5)
-    asked(stream)
+    request_body(stream)
     stream.take(b"".join(WHOLE[:2]))
-    asked(stream)
+    request_body(stream)
     assert stream.take(WHOLE[0].replace(b"[1,2]", b"[1,3]") + WHOLE[1]) == b""
     assert (stream.differs, stream.possible) == (True, False)

@@ -156,10 +156,10 @@ async def test_an_answer_ends_when_its_client_leaves_the_replica_that_sent_it_on
         engine.hang = True
         body = {"model": "m", "input": "more", "previous_response_id": made.id}
         async with aiohttp.ClientSession(headers={"authorization": "Bearer one"}) as session:
-            asking = asyncio.ensure_future(session.post(f"http://127.0.0.1:{second}/v1/responses", json=body))
+            pending = asyncio.ensure_future(session.post(f"http://127.0.0.1:{second}/v1/responses", json=body))
             await until(lambda: len(engine.bodies) == 2)
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
+            pending.cancel()
+            await asyncio.gather(pending, return_exceptions=True)
         await until(lambda: engine.cancelled == 1)
 
 

@@ -88,9 +88,9 @@ async def test_what_is_kept_belongs_to_its_key_and_is_bounded() -> None:
             await create(client)
         with pytest.raises(openai.NotFoundError):
             await client.responses.retrieve(one.id)
-        assert 0 < gateway.app.responses.store.taken_bytes <= 3000
-        told = gateway.app.metrics.text().decode()
-        assert f"mini_infer_gateway_responses_kept {float(len(gateway.app.responses.store))}" in told
+        assert 0 < gateway.app.responses.store.used_bytes <= 3000
+        reported = gateway.app.metrics.text().decode()
+        assert f"mini_infer_gateway_responses_kept {float(len(gateway.app.responses.store))}" in reported
 
 
 async def test_errors_and_bodies_leave_no_trace_in_the_budget() -> None:
@@ -105,7 +105,7 @@ async def test_errors_and_bodies_leave_no_trace_in_the_budget() -> None:
                 await create(client, model="unknown", background=True)
             with pytest.raises(openai.BadRequestError, match="input_image"):
                 await create(client, [{"role": "user", "content": [{"type": "input_image"}]}], background=True)  # type: ignore[arg-type]
-        await until(lambda: gateway.app.bodies.taken_bytes == 0)
+        await until(lambda: gateway.app.bodies.used_bytes == 0)
 
 
 async def failure_of(client: openai.AsyncOpenAI) -> tuple[str | None, str]:
@@ -143,9 +143,9 @@ async def test_a_stream_whose_engine_dies_ends_as_a_response_does() -> None:
         assert [event.sequence_number for event in events] == [0, 1, 2]
         async with client.responses.connect() as line:
             await line.response.create(model="m", input="hello")
-            told = [await line.recv() for _ in range(3)]
-            assert [event.type for event in told] == ["response.created", "error", "response.failed"]
-            assert told[1].error.message  # type: ignore[union-attr]
+            reported = [await line.recv() for _ in range(3)]
+            assert [event.type for event in reported] == ["response.created", "error", "response.failed"]
+            assert reported[1].error.message  # type: ignore[union-attr]
 
 
 @pytest.fixture(scope="module")
@@ -196,10 +196,10 @@ async def test_another_name_of_a_model_is_exchanged_wherever_a_response_is_told(
         await until(lambda: gateway.app.fleet.is_ready)
         whole = await create(client, model="team/dry")
         stream = await client.responses.create(model="team/dry", input="hello", stream=True)
-        told = [event.response.model async for event in stream if hasattr(event, "response")]
+        reported = [event.response.model async for event in stream if hasattr(event, "response")]
         begun = await create(client, model="team/dry", background=True)
         kept = await client.responses.retrieve(whole.id)
-        assert {whole.model, begun.model, kept.model, *told} == {"dry"}
+        assert {whole.model, begun.model, kept.model, *reported} == {"dry"}
 
 
 async def test_over_websocket(dry: DryServer) -> None:
@@ -218,7 +218,7 @@ async def test_over_websocket(dry: DryServer) -> None:
         event = await line.recv()
         assert event.type == "error"
         assert event.error.code == "model_not_found"
-        assert gateway.app.bodies.taken_bytes == 0
+        assert gateway.app.bodies.used_bytes == 0
     assert len(gateway.app.responses.store) == 0
 
 
@@ -256,10 +256,10 @@ async def test_unknown_fields_in_the_background_are_refused_or_ignored_as_the_fl
             async with running_gateway(engine.endpoint, unknown_fields=mode) as gateway:
                 await until(lambda gateway=gateway: gateway.app.fleet.is_ready)  # type: ignore[misc]  # bound now
                 async with gateway.client.post(gateway.url + "/v1/responses", json=body) as answer:
-                    told = await answer.json()
-                assert answer.status == status, told
+                    reported = await answer.json()
+                assert answer.status == status, reported
                 if status == 400:
-                    assert told["error"]["param"] == "text.color"
+                    assert reported["error"]["param"] == "text.color"
 
 
 async def test_ignored_fields_are_named_through_the_gateway() -> None:

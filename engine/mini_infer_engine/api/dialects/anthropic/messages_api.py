@@ -53,14 +53,14 @@ class MessagesRenderer:
         self._omits_thinking = request.thinking is not None and request.thinking.display == "omitted"
         self._blocks = BlockEvents(omits_thinking=self._omits_thinking)
         self._is_parsed = False
-        self._tells_ids = bool(request.return_token_ids)
+        self._returns_ids = bool(request.return_token_ids)
 
     def whole(self, replies: Sequence[OutputText]) -> bytes:
         """Renders the message with its content and usage."""
         reply = replies[0]
         message = self._head | {"content": self._content(reply)} | self._end(reply) | _NOT_HERE
         ids: dict[str, Any] = {}
-        if self._tells_ids:
+        if self._returns_ids:
             ids = {"prompt_token_ids": reply.request.prompt_token_ids, "token_ids": reply.token_ids}
         return encode_json(message | {"usage": _settled(self._usage(reply))} | ids)
 
@@ -88,7 +88,7 @@ class MessagesRenderer:
         if not self._max_tokens:
             return b""
         events = b"".join([self._event(delta) for delta in deltas])
-        if not self._tells_ids:
+        if not self._returns_ids:
             return events
         return events + ids_event([token_id for delta in deltas for token_id in delta.token_ids])
 

@@ -196,7 +196,7 @@ class ChatRenderer(OpenAIRenderer):
         """Renders a delta; the end of a choice is apart from its text."""
         body = chat_delta(delta.parts, include_reasoning=self._spec.include_reasoning)
         if delta.finish_reason is None:
-            if not body and not self._spec.tells_all:
+            if not body and not self._spec.streams_every_step:
                 return b""
             return self.chunk(delta, body or self.text_delta(""))
         text, token_ids = b"", delta.token_ids

@@ -77,8 +77,8 @@ class CompletionDialect:
             message = "echo with logprobs has no meaning with use_beam_search = true: leave out one of them"
             raise ApiError(400, message, param="echo", code="unsupported_value")
         if request.logprobs is not None:
-            asked = (request.logprobs, sampling.get("prompt_logprobs") or 0)
-            sampling["prompt_logprobs"] = -1 if -1 in asked else max(asked)
+            counts = (request.logprobs, sampling.get("prompt_logprobs") or 0)
+            sampling["prompt_logprobs"] = -1 if -1 in counts else max(counts)
         return replace(
             spec, echo=True, echo_alone=request.max_tokens == 0, prompt_texts=tuple(texts), sampling=sampling
         )
@@ -99,12 +99,12 @@ def _copies(request: CompletionRequest) -> int:
     """Returns the number of texts to make of each prompt. Raises ApiError if `best_of` does not go with
     other fields.
     """
-    wanted, best_of = request.n or 1, request.best_of
-    if best_of is None or best_of == wanted:
-        return wanted
+    copies, best_of = request.n or 1, request.best_of
+    if best_of is None or best_of == copies:
+        return copies
     why = ""
-    if best_of < wanted:
-        why = f"is less than n = {wanted}: ask for as many or more"
+    if best_of < copies:
+        why = f"is less than n = {copies}: ask for as many or more"
     elif request.stream:
         why = "is known at the end only: leave out stream"
     elif request.use_beam_search:
@@ -153,19 +153,19 @@ class CompletionRenderer(OpenAIRenderer):
         """Returns the text, after its prompt if that is echoed; as in vLLM, the prompt's log probabilities are here."""
         text = "" if self._spec.echo_alone else reply.text
         found: dict[str, Any] = {"text": text, "prompt_logprobs": None, "prompt_token_ids": None}
-        if self._asks_prompt_logprobs:
+        if self._requests_prompt_logprobs:
             found["prompt_logprobs"] = prompt_logprobs(reply.prompt_logprobs, self._decoder)
         return found
 
     @property
-    def _asks_prompt_logprobs(self) -> bool:
+    def _requests_prompt_logprobs(self) -> bool:
         return self._spec.sampling.get("prompt_logprobs") is not None and not self._spec.echo
 
     def _choice(self, index: int, reply: OutputText) -> dict[str, Any]:
         choice = super()._choice(index, reply)
         if self._spec.echo:
             choice["text"] = self._prompt_text(index, reply.request.prompt_token_ids) + choice["text"]
-        if self._tells_logprobs:
+        if self._returns_logprobs:
             logprobs, parts = self._logprobs_of(reply), list[dict[str, Any]]()
             if self._spec.echo:
                 text = self._prompt_text(index, reply.request.prompt_token_ids)
@@ -207,7 +207,7 @@ class CompletionRenderer(OpenAIRenderer):
     def begin(self, replies: Sequence[OutputText]) -> bytes:
         """Prepares log probabilities, prompt ids and echoes of a stream."""
         super().begin(replies)
-        if self._tells_logprobs:
+        if self._returns_logprobs:
             self._logprobs = [self._logprobs_of(reply) for reply in replies]
         if self._spec.return_prompt_token_ids and not self._spec.resume_token_ids:
             prompts = [encode_json(reply.request.prompt_token_ids) for reply in replies]
@@ -221,25 +221,25 @@ class CompletionRenderer(OpenAIRenderer):
         """Renders a delta. A choice's prompt is sent with its first token: by then its log probabilities are known."""
         positions = self._prompt_positions.get(delta.index)
         if positions is None:
-            return super().event(self._told(delta))
+            return super().event(self._without_echo(delta))
         positions += delta.prompt_logprobs
         if not delta.token_ids and delta.finish_reason is None:
             return b""
         del self._prompt_positions[delta.index]
         prompt = self._prompt_ids[delta.index]
         text, logprobs = self._prompt_text(delta.index, prompt), b"null"
-        if self._tells_logprobs:
+        if self._returns_logprobs:
             logprobs = encode_json(self._logprobs[delta.index].of_prompt(positions, text))
         echoed = self.chunk(Delta("", [], delta.index), self.text_delta(text), logprobs)
-        return echoed + super().event(self._told(delta))
+        return echoed + super().event(self._without_echo(delta))
 
-    def _told(self, delta: Delta) -> Delta:
+    def _without_echo(self, delta: Delta) -> Delta:
         if not self._spec.echo_alone:
             return delta
         return Delta("", [], delta.index, delta.finish_reason, delta.stop_reason)
 
     def _prompt_text(self, index: int, token_ids: Sequence[int]) -> str:
-        text = self._spec.prompt_texts[index // self._spec.told_copies]
+        text = self._spec.prompt_texts[index // self._spec.returned_copies]
         if text is not None or self._decoder is None:
             return text or ""
         return self._decoder.decode(list(token_ids), skip_special_tokens=False)

@@ -55,12 +55,12 @@ class EmbeddingDialect:
         """Parses the body; each input becomes a prompt."""
         request = parse_fields(body, EmbeddingRequest, unknown)
         self._encoding = request.encoding_format or "float"
-        given = request.input
-        are_several = isinstance(given, list) and not is_token_ids(given)
-        if are_several and not 1 <= len(given) <= MAX_INPUTS:
-            message = f"input has {len(given)} parts; it must have from 1 to {MAX_INPUTS}: send several requests"
+        inputs = request.input
+        are_several = isinstance(inputs, list) and not is_token_ids(inputs)
+        if are_several and not 1 <= len(inputs) <= MAX_INPUTS:
+            message = f"input has {len(inputs)} parts; it must have from 1 to {MAX_INPUTS}: send several requests"
             raise ApiError(400, message, param="input", code="invalid_value")
-        prompts = {"prompt": given} | {name: value for name, value in body.items() if name == "add_special_tokens"}
+        prompts = {"prompt": inputs} | {name: value for name, value in body.items() if name == "add_special_tokens"}
 
         def prompt_ids(encoder: PromptEncoder | None, limits: PromptLimits | None) -> Sliced[list[list[int]]]:
             return completion_ids(encoder, prompts, limits)
@@ -71,9 +71,9 @@ class EmbeddingDialect:
             prompt_ids=prompt_ids,
             prompt_param="input",
             in_clients_words=lambda error: error.renamed(_own_path),
-            num_prompts=len(given) if are_several else 1,
+            num_prompts=len(inputs) if are_several else 1,
             copies=1,
-            needs_text=not is_token_ids(given),
+            needs_text=not is_token_ids(inputs),
             sampling={"temperature": 0.0},
             output_limit=OutputLimit("max_tokens", 1, False),
             priority=request.priority or 0,

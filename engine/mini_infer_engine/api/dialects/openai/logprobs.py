@@ -66,27 +66,27 @@ class CompletionLogprobs:
     """
 
     def __init__(
-        self, names: TokenNames, prompt: Sequence[int], told: Sequence[int] = (), *, skip_special_tokens: bool = True
+        self, names: TokenNames, prompt: Sequence[int], resumed: Sequence[int] = (), *, skip_special_tokens: bool = True
     ) -> None:
-        """Takes in `told` the token ids of output that another engine has sent; the offsets go on behind them."""
+        """Takes in `resumed` the token ids of output that another engine has sent; the offsets go on behind them."""
         self._names = names
         self._prompt = prompt
         self._detokenizer = None
         if names.decoder is not None:
             self._detokenizer = Detokenizer(names.decoder, skip_special_tokens, prompt)
         self._offset = 0
-        for token_id in told:
+        for token_id in resumed:
             self._advance(token_id)
 
     def of_prompt(self, positions: Sequence[TokenLogprobs], text: str) -> dict[str, Any]:
         """Returns those of an echoed prompt, whose first token has none. `text`: the prompt as it is echoed."""
         offsets = prompt_offsets(self._names.decoder, self._prompt, text)
         self._offset = len(text)
-        known: list[TokenLogprobs | None] = [None, *positions]
+        padded: list[TokenLogprobs | None] = [None, *positions]
         return _joined(
             [
                 self._entry(token_id, position, offset)
-                for token_id, position, offset in zip(self._prompt, known, offsets, strict=False)
+                for token_id, position, offset in zip(self._prompt, padded, offsets, strict=False)
             ]
         )
 

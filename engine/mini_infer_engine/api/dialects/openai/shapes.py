@@ -36,7 +36,7 @@ class OpenAIRenderer(ABC):
         self._spec = spec
         self._decoder = decoder
         self._names = TokenNames(decoder, as_ids=spec.tokens_as_ids)
-        self._tells_logprobs = spec.sampling.get("logprobs") is not None and not spec.hides_logprobs
+        self._returns_logprobs = spec.sampling.get("logprobs") is not None and not spec.hides_logprobs
         self._head: dict[str, Any] = {
             "id": self.id_prefix + request_id,
             "created": int(time.time()),
@@ -85,19 +85,19 @@ class OpenAIRenderer(ABC):
         """Renders the answer: choices, usage, timings if requested, and `extra`."""
         choices = [self._choice(index, reply) for index, reply in enumerate(replies)]
         head = self._head | {"object": self.object_name}
-        more = {"metrics": timings_of(replies[0])} if self._tells_timings else {}
+        more = {"metrics": timings_of(replies[0])} if self._returns_timings else {}
         if (params := replies[0].kv_transfer_params) is not None:
             more["kv_transfer_params"] = params
         return encode_json(head | {"choices": choices, "usage": self.usage(replies)} | more | self.extra)
 
     @property
-    def _tells_timings(self) -> bool:
+    def _returns_timings(self) -> bool:
         """True if the answer has timings: those of several choices at once would mean nothing."""
-        return self._spec.tells_timings and self._spec.num_prompts * self._spec.copies == 1
+        return self._spec.returns_timings and self._spec.num_prompts * self._spec.copies == 1
 
     def _choice(self, index: int, reply: OutputText) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": index, "finish_reason": self.end_reason(reply.finish_reason)}
-        choice["logprobs"] = self.whole_logprobs(reply) if self._tells_logprobs else None
+        choice["logprobs"] = self.whole_logprobs(reply) if self._returns_logprobs else None
         choice |= {"stop_reason": reply.stop_reason, "token_ids": None} | self.message(reply)
         if self._spec.return_token_ids:
             choice["token_ids"] = reply.token_ids
@@ -122,7 +122,7 @@ class OpenAIRenderer(ABC):
     def chunk(self, delta: Delta, body: bytes, logprobs: bytes = b"null") -> bytes:
         """Renders one event with one choice."""
         end = b"null"
-        if self._tells_logprobs and delta.logprobs:
+        if self._returns_logprobs and delta.logprobs:
             logprobs = encode_json(self.delta_logprobs(delta))
         if delta.finish_reason is not None:
             end = (
@@ -153,7 +153,7 @@ class OpenAIRenderer(ABC):
         """Renders the usage, if requested, and [DONE]."""
         if not self._spec.include_usage:
             return DONE
-        timings = b',"metrics":' + encode_json(timings_of(replies[0])) if self._tells_timings else b""
+        timings = b',"metrics":' + encode_json(timings_of(replies[0])) if self._returns_timings else b""
         usage = encode_json(self.usage(replies))
         return b'%b,"choices":[],"usage":%b%b}\n\n' % (self._chunk_head, usage, timings) + DONE
 

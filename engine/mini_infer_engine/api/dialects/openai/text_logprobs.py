@@ -34,25 +34,25 @@ class TextLogprobs:
         """Returns the tokens that end within the next piece of the text."""
         data = text.encode("utf-8", "surrogatepass")
         if not self._shown and not self._find(data):
-            told, self._pending = self._pending, []  # a decoder has changed the text: no place is known
-            return told
-        told = []
+            complete, self._pending = self._pending, []  # a decoder has changed the text: no place is known
+            return complete
+        complete = []
         while data and self._pending:
             rest = _bytes(self._pending[0])[self._skipped + self._shown :]
             if len(rest) > len(data):
                 self._shown += len(data)
                 break
-            told.append(self._first(len(rest)))
+            complete.append(self._first(len(rest)))
             del self._pending[0]
             self._skipped = self._shown = 0
             data = data[len(rest) :]
-        return told
+        return complete
 
     def finish(self) -> list[Logprob]:
         """Returns the token of which the text has only the beginning, cut to that, and drops the others."""
-        told = [self._first(0)] if self._shown else []
+        complete = [self._first(0)] if self._shown else []
         self.clear()
-        return told
+        return complete
 
     def _first(self, more: int) -> Logprob:
         """Returns the first pending token, cut to the part that is in the text: the bytes shown before and `more`."""

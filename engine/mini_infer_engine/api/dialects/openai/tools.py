@@ -123,5 +123,5 @@ def _check_tools(tools: list[FunctionTool]) -> None:
         if function.parameters and (fault := fault_in_schema(function.parameters)):
             refuse_field((*parameters, *fault[0]), fault[1], code="invalid_function_parameters")
         if function.parameters and function.parameters.get("type", "object") != "object":
-            says = f'has the type {quoted(function.parameters["type"])}; arguments are an "object"'
-            refuse_field(parameters, says, code="invalid_function_parameters")
+            problem = f'has the type {quoted(function.parameters["type"])}; arguments are an "object"'
+            refuse_field(parameters, problem, code="invalid_function_parameters")

@@ -230,8 +230,10 @@ class FunctionCallItem(OutputItem):
 
     def end(self, status: str) -> bytes:
         """Returns the events that end the arguments and the item."""
-        told = {"arguments": self.text, "name": self._name}
-        return self._events.write("response.function_call_arguments.done", **self._where, **told) + super().end(status)
+        fields = {"arguments": self.text, "name": self._name}
+        return self._events.write("response.function_call_arguments.done", **self._where, **fields) + super().end(
+            status
+        )
 
     def shown(self, status: str) -> dict[str, Any]:
         """Returns the call with its name and arguments."""
@@ -271,6 +273,6 @@ class CustomCallItem(OutputItem):
 
     def shown(self, status: str) -> dict[str, Any]:
         """Returns the call with its name and input."""
-        given = "" if status == "in_progress" else self._input
-        call = {"call_id": self._call_id, "name": self._name, "input": given}
+        value = "" if status == "in_progress" else self._input
+        call = {"call_id": self._call_id, "name": self._name, "input": value}
         return {"id": self.id, "type": "custom_tool_call", "status": status} | call

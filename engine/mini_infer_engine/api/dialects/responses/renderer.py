@@ -57,8 +57,8 @@ class ResponsesRenderer:
             self._output.push([Content(reply.text)], self._logprobs(reply.logprobs))
         else:
             # Log probabilities are of the text: what the model thought comes before it.
-            told = reply.logprobs[reply.parsed.reasoning_tokens :]
-            self._output.push(self._told(parts_of(reply.parsed)), self._logprobs(told))
+            logprobs = reply.logprobs[reply.parsed.reasoning_tokens :]
+            self._output.push(self._visible(parts_of(reply.parsed)), self._logprobs(logprobs))
         self._finish(reply)
         if self._body.get("enable_response_messages"):
             self._response |= self._raw_messages(reply)
@@ -72,7 +72,7 @@ class ResponsesRenderer:
         """
         self._take_sampling(replies[0])
         if replies[0].resumed is not None:  # Told by another engine: here, only which item is open.
-            self._output.push(self._told(replies[0].resumed.parts), [])
+            self._output.push(self._visible(replies[0].resumed.parts), [])
             self._events.restart()
             self._has_begun = True
             return b""
@@ -92,9 +92,9 @@ class ResponsesRenderer:
 
     def _render(self, delta: Delta) -> bytes:
         # Without a decoder there is no parser, and no text either.
-        return self._output.push(self._told(delta.parts), self._logprobs(delta.logprobs))
+        return self._output.push(self._visible(delta.parts), self._logprobs(delta.logprobs))
 
-    def _told(self, parts: list[Part]) -> list[Part]:
+    def _visible(self, parts: list[Part]) -> list[Part]:
         if self._spec.include_reasoning:
             return parts
         return [part for part in parts if not isinstance(part, Reasoning)]
@@ -108,8 +108,8 @@ class ResponsesRenderer:
         """Renders the end of the open item, an error and `response.failed`."""
         events = self._output.end("incomplete") if self._has_begun else self._begin()
         failed = with_error(self._response | {"output": self._output.items}, error.status, error.code, error.message)
-        told = {"code": error.code, "message": error.message, "param": error.param}
-        return events + self._events.write("error", **told) + self._events.write("response.failed", response=failed)
+        fields = {"code": error.code, "message": error.message, "param": error.param}
+        return events + self._events.write("error", **fields) + self._events.write("response.failed", response=failed)
 
     def _finish(self, reply: OutputText) -> bytes:
         """Returns the events that end the output; the response is complete then."""

@@ -111,7 +111,7 @@ class ResponsesDialect:
             spec,
             in_clients_words=lambda error: error.renamed(rename),
             prompt_param="input",
-            output_limit=OutputLimit("max_output_tokens", limit.max_tokens, limit.is_asked),
+            output_limit=OutputLimit("max_output_tokens", limit.max_tokens, limit.is_requested),
         )
 
     def renderer(self, spec: GenerationSpec, request_id: str, model: str, decoder: Decoder | None) -> ResponsesRenderer:

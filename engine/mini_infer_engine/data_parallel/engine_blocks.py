@@ -24,11 +24,11 @@ def prompt_hashes(token_ids: Sequence[int], revision: str, salt: str) -> list[in
     return [wire_hash(key) for key in block_keys(token_ids[:whole], _root_key(revision, "", salt))]
 
 
-class HeldBlocks:
+class EngineBlocks:
     """The blocks of each engine, and those that it will hold once it has computed the prompts that were sent to it."""
 
     def __init__(self, engines: int) -> None:
-        self._held: list[set[BlockHash]] = [set() for _ in range(engines)]
+        self._stored: list[set[BlockHash]] = [set() for _ in range(engines)]
         self._promised: list[Counter[BlockHash]] = [Counter() for _ in range(engines)]
 
     def apply(self, engine: int, events: Iterable[KVEvent]) -> list[KVEvent]:
@@ -37,29 +37,29 @@ class HeldBlocks:
         It emits every stored block, even if another engine holds it: a gateway that reads a snapshot made between
         events needs each of them. It emits the removal of a block when no engine holds it any more.
         """
-        told: list[KVEvent] = []
+        merged: list[KVEvent] = []
         for event in events:
             match event:
                 case BlockStored():
-                    self._held[engine].update(event.block_hashes)
-                    told.append(event)
+                    self._stored[engine].update(event.block_hashes)
+                    merged.append(event)
                 case BlockRemoved():
-                    self._held[engine].difference_update(event.block_hashes)
-                    if gone := [name for name in event.block_hashes if not self._is_held(name)]:
-                        told.append(replace(event, block_hashes=gone))
+                    self._stored[engine].difference_update(event.block_hashes)
+                    if removed := [name for name in event.block_hashes if not self._is_stored(name)]:
+                        merged.append(replace(event, block_hashes=removed))
                 case AllBlocksCleared():
-                    told += self._cleared(engine)
-        return told
+                    merged += self._cleared(engine)
+        return merged
 
-    def _is_held(self, name: BlockHash) -> bool:
-        return any(name in held for held in self._held)
+    def _is_stored(self, name: BlockHash) -> bool:
+        return any(name in stored for stored in self._stored)
 
     def _cleared(self, engine: int) -> list[KVEvent]:
-        mine, self._held[engine] = self._held[engine], set()
-        if not any(self._held):
+        mine, self._stored[engine] = self._stored[engine], set()
+        if not any(self._stored):
             return [AllBlocksCleared()]
-        gone = [name for name in mine if not self._is_held(name)]
-        return [BlockRemoved(gone)] if gone else []
+        removed = [name for name in mine if not self._is_stored(name)]
+        return [BlockRemoved(removed)] if removed else []
 
     def promise(self, engine: int, hashes: Sequence[int]) -> None:
         """Adds the blocks of a prompt that was sent to an engine."""
@@ -76,9 +76,9 @@ class HeldBlocks:
 
     def depth(self, engine: int, hashes: Sequence[int]) -> int:
         """Returns the number of prompt tokens in these blocks that an engine need not compute."""
-        held, promised, blocks = self._held[engine], self._promised[engine], 0
+        stored, promised, blocks = self._stored[engine], self._promised[engine], 0
         for name in hashes:
-            if name not in held and name not in promised:
+            if name not in stored and name not in promised:
                 break
             blocks += 1
         return blocks * BLOCK_SIZE_TOKENS

@@ -6,7 +6,7 @@ import pytest
 
 from mini_infer_contract.blocks import block_keys, root_key
 from mini_infer_contract.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent, block_stored, wire_hash
-from mini_infer_engine.data_parallel.held_blocks import HeldBlocks, prompt_hashes
+from mini_infer_engine.data_parallel.engine_blocks import EngineBlocks, prompt_hashes
 
 TOKENS = [*range(100)]
 HASHES = [wire_hash(key) for key in block_keys(TOKENS, root_key("m"))]
@@ -16,16 +16,16 @@ def stored(*names: int) -> BlockStored:
     return BlockStored(list(names), None, [0] * 16 * len(names), 16)
 
 
-def seen_by_a_gateway(held: set[object], told: list[KVEvent]) -> set[object]:
-    for event in told:
+def seen_by_a_gateway(stored: set[object], events: list[KVEvent]) -> set[object]:
+    for event in events:
         match event:
             case BlockStored():
-                held = held | set(event.block_hashes)
+                stored = stored | set(event.block_hashes)
             case BlockRemoved():
-                held = held - set(event.block_hashes)
+                stored = stored - set(event.block_hashes)
             case AllBlocksCleared():
-                held = set()
-    return held
+                stored = set()
+    return stored
 
 
 def test_names_are_those_of_the_engines_events() -> None:
@@ -36,7 +36,7 @@ def test_names_are_those_of_the_engines_events() -> None:
 
 
 def test_a_prefix_is_cached_as_far_as_its_blocks_are_contiguous() -> None:
-    blocks = HeldBlocks(2)
+    blocks = EngineBlocks(2)
     blocks.apply(1, [stored(*HASHES[:2], *HASHES[3:])])
     assert [blocks.depth(engine, HASHES) for engine in (0, 1)] == [0, 32]
     blocks.promise(0, HASHES)
@@ -49,7 +49,7 @@ def test_a_prefix_is_cached_as_far_as_its_blocks_are_contiguous() -> None:
 
 
 def test_a_block_is_gone_when_its_last_holder_lets_it_go() -> None:
-    blocks = HeldBlocks(2)
+    blocks = EngineBlocks(2)
     assert blocks.apply(0, [stored(1, 2)]) == [stored(1, 2)]
     blocks.apply(1, [stored(2)])
     assert blocks.apply(0, [BlockRemoved([1, 2])]) == [BlockRemoved([1])]
@@ -57,7 +57,7 @@ def test_a_block_is_gone_when_its_last_holder_lets_it_go() -> None:
 
 
 def test_an_engine_that_clears_its_cache_takes_only_its_own_away() -> None:
-    blocks = HeldBlocks(2)
+    blocks = EngineBlocks(2)
     blocks.apply(0, [stored(1, 2)])
     blocks.apply(1, [stored(2, 3)])
     assert blocks.apply(0, [AllBlocksCleared()]) == [BlockRemoved([1])]
@@ -69,7 +69,7 @@ def test_events_and_snapshots_taken_one_engine_after_the_other_give_the_union(se
     """A snapshot has each engine's blocks at another moment, and all events since before the first of them."""
     rng, engines = random.Random(seed), 3
     caches: list[set[int]] = [set() for _ in range(engines)]
-    blocks = HeldBlocks(engines)
+    blocks = EngineBlocks(engines)
     live: set[object] = set()
     snapshot: set[object] = set()
     since: list[KVEvent] = []
@@ -85,11 +85,11 @@ def test_events_and_snapshots_taken_one_engine_after_the_other_give_the_union(se
         if rng.random() < 0.02:
             event = AllBlocksCleared()
             cache.clear()
-        told = blocks.apply(engine, [event])
-        live = seen_by_a_gateway(live, told)
+        events = blocks.apply(engine, [event])
+        live = seen_by_a_gateway(live, events)
         assert live == set[object]().union(*caches)
         if moment >= begin:
-            since += told
+            since += events
         if moment in snapshot_at:
             snapshot |= caches[snapshot_at[moment]]
     assert seen_by_a_gateway(snapshot, since) == live

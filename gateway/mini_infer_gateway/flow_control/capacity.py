@@ -13,7 +13,7 @@ FIRST_WINDOW_S, SHORTEST_WINDOW_S, LONGEST_WINDOW_S = 0.4, 0.1, 2.0
 WIDER, NARROWER = 1.25, 0.995
 
 
-def has_room(load: Load, tokens_per_s: float, window_s: float) -> bool:
+def has_capacity(load: Load, tokens_per_s: float, window_s: float) -> bool:
     """True if the endpoint's queue is shorter than the window, and no request there waits for pages.
 
     An endpoint that does not report its load gets everything: nothing would show when it has room again.

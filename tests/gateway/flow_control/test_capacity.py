@@ -3,11 +3,17 @@
 import pytest
 
 from mini_infer_gateway.fleet.load import Load
-from mini_infer_gateway.flow_control.room import FIRST_WINDOW_S, LONGEST_WINDOW_S, SHORTEST_WINDOW_S, Window, has_room
+from mini_infer_gateway.flow_control.capacity import (
+    FIRST_WINDOW_S,
+    LONGEST_WINDOW_S,
+    SHORTEST_WINDOW_S,
+    Window,
+    has_capacity,
+)
 
 
 @pytest.mark.parametrize(
-    ("load", "room"),
+    ("load", "has_space"),
     [
         pytest.param(Load(0, 0, 0, 0.0), True, id="idle"),
         pytest.param(Load(9, 0, 3_999, 0.5), True, id="less than the window"),
@@ -22,8 +28,8 @@ from mini_infer_gateway.flow_control.room import FIRST_WINDOW_S, LONGEST_WINDOW_
         pytest.param(Load(99, 0, 99_999, 0.0, reported=False), True, id="nobody could say when it has room again"),
     ],
 )
-def test_room(load: Load, room: bool) -> None:
-    assert has_room(load, tokens_per_s=10_000.0, window_s=0.4) is room
+def test_room(load: Load, has_space: bool) -> None:
+    assert has_capacity(load, tokens_per_s=10_000.0, window_s=0.4) is has_space
 
 
 def test_the_window_grows_where_an_endpoint_ran_dry_and_shrinks_where_it_never_does() -> None:

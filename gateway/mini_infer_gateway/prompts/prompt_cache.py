@@ -38,7 +38,7 @@ class Mark:
     """Token ids between the last full block and the position."""
 
 
-class Remembered:
+class CachedPrompt:
     """The beginning of a text, up to its last mark, with its block keys.
 
     The text is stored in chunks, most of them shared with the text that it extends, so that a turn copies only its new
@@ -53,7 +53,7 @@ class Remembered:
         text: str,
         keys: KeyChain,
         marks: tuple[Mark, ...],
-        grown_from: "tuple[Remembered, Mark] | None" = None,
+        grown_from: "tuple[CachedPrompt, Mark] | None" = None,
     ) -> None:
         """`kind` is whatever else the keys depend on. `keys` include those of all blocks before the last mark."""
         self.kind, self.keys, self.marks = kind, keys, marks
@@ -96,17 +96,17 @@ class Remembered:
         return "".join(self._chunks[number : number + 2])[start - offset : end - offset]
 
 
-class RememberedPrompts:
+class PromptCache:
     """The most recently used texts, at most `max_bytes` of them. Threads may share it."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._all: OrderedDict[Remembered, None] = OrderedDict()  # the least recently used first
+        self._all: OrderedDict[CachedPrompt, None] = OrderedDict()  # the least recently used first
         self._bytes = 0
-        self._by_beginning: dict[Hashable, list[Remembered]] = {}
+        self._by_beginning: dict[Hashable, list[CachedPrompt]] = {}
 
-    def find(self, kind: Hashable, text: str) -> tuple[Remembered, Mark] | None:
+    def find(self, kind: Hashable, text: str) -> tuple[CachedPrompt, Mark] | None:
         """Returns the longest known beginning of `text`."""
         if len(text) < MIN_CHARACTERS:
             return None
@@ -116,7 +116,7 @@ class RememberedPrompts:
 
         with self._lock:
             for level in range(_level(len(text)), -1, -1):
-                best: tuple[Remembered, Mark] | None = None
+                best: tuple[CachedPrompt, Mark] | None = None
                 for entry in self._by_beginning.get(_beginning(kind, part, level), ()):
                     mark = entry.mark_in(text)
                     if mark and (best is None or mark.end > best[1].end):
@@ -126,24 +126,24 @@ class RememberedPrompts:
                     return best
         return None
 
-    def remember(self, entry: Remembered, instead_of: tuple[Remembered, Mark] | None) -> None:
+    def add(self, entry: CachedPrompt, instead_of: tuple[CachedPrompt, Mark] | None) -> None:
         """Stores a text whose last mark is at MIN_CHARACTERS or later. `instead_of` is the result of `find` for it."""
         size = entry.size_bytes
         if size > self.max_bytes // 4:
             return
         with self._lock:
             if instead_of:
-                known, mark = instead_of
-                if known.marks[-1].end - mark.end < _REPLACED_CHARACTERS and known in self._all:
-                    self._forget(known)
+                replaced, mark = instead_of
+                if replaced.marks[-1].end - mark.end < _REPLACED_CHARACTERS and replaced in self._all:
+                    self._remove(replaced)
             self._all[entry] = None
             self._bytes += size
             for key in entry.beginnings():
                 self._by_beginning.setdefault(key, []).append(entry)
             while self._bytes > self.max_bytes:
-                self._forget(next(iter(self._all)))
+                self._remove(next(iter(self._all)))
 
-    def _forget(self, entry: Remembered) -> None:
+    def _remove(self, entry: CachedPrompt) -> None:
         del self._all[entry]
         self._bytes -= entry.size_bytes
         for key in entry.beginnings():

@@ -6,13 +6,13 @@ import triton.language as tl
 
 
 @triton.jit(do_not_specialize=["layer"])
-def _tell_layer(newest, number, layer):
+def _report_layer(newest, number, layer):
     tl.store(newest + layer, tl.load(number))
 
 
-def tell_layer(newest: torch.Tensor, number: torch.Tensor, layer: int) -> None:
+def report_layer(newest: torch.Tensor, number: torch.Tensor, layer: int) -> None:
     """Sets newest[layer] to `number` once all earlier launches of the stream are done.
 
     newest: [layers] int32 in pinned memory; number: [1] int32 on the device.
     """
-    _tell_layer[(1,)](newest, number, layer, num_warps=1)
+    _report_layer[(1,)](newest, number, layer, num_warps=1)

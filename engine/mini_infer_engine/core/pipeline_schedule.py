@@ -13,7 +13,7 @@ from mini_infer_engine.core.step import Step
 
 
 class NoPipelineTurns:
-    """Stands in for `PipelineTurns` where one pass at a time samples: every sequence may be in every pass."""
+    """Stands in for `PipelineSchedule` where one pass at a time samples: every sequence may be in every pass."""
 
     def launched(self, step: Step) -> None:
         """Records nothing."""
@@ -26,7 +26,7 @@ class NoPipelineTurns:
         return running.copy()
 
 
-class PipelineTurns:
+class PipelineSchedule:
     """The turns of one scheduler's sequences."""
 
     def __init__(self, num_stages: int) -> None:
@@ -52,8 +52,8 @@ class PipelineTurns:
         ready = [one for one in decoding if one not in resting][:most]
         if not ready and len(decoding) == len(running) and len(self._in_flight) < self._num_stages:
             ready = [one for one in decoding if _may_follow_itself(one)][:most]
-        taken = set(ready)
-        return [one for one in running if one in taken or one.num_computed < one.num_prefill]
+        chosen = set(ready)
+        return [one for one in running if one in chosen or one.num_computed < one.num_prefill]
 
     def _resting(self) -> set[Sequence]:
         """Returns the sequences whose newest token the first stage cannot have when it begins the next pass."""
