@@ -22,6 +22,7 @@ from unittest import mock
 import torch
 
 from mini_infer_engine import LLM, SamplingParams
+from mini_infer_engine.config.model.kv_groups import UNIFORM
 from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.core.batch import Batch
 from mini_infer_engine.core.engine import Engine
@@ -41,6 +42,7 @@ from mini_infer_engine.runtime.cuda.graphs import (
 )
 from mini_infer_engine.runtime.cuda.sampling import CudaSampling
 from mini_infer_engine.runtime.inputs.batch_tensors import build_inputs
+from mini_infer_engine.runtime.memory.device_memory import DeviceMemory
 from mini_infer_engine.runtime.model_runner import ModelRunner
 
 VOCABULARY = 150_000
@@ -67,6 +69,7 @@ class IdleExecutor(cuda_executor.CudaExecutor):
             pages=None,
             num_pages=NUM_PAGES,
             host_pages=(),
+            kv_cache=UNIFORM,
         )
         link = SimpleNamespace(size=1)
         model, config = SimpleNamespace(parameters=lambda: ()), SimpleNamespace(eos_token_ids=())
@@ -98,7 +101,8 @@ def idle_llm(patches: contextlib.ExitStack) -> LLM:
     def build_idle(settings: EngineSettings, *_: object, record_events: bool, **__: object) -> build.BuiltEngine:
         settings = llm.msgspec.structs.replace(settings, max_num_batched_tokens=8192)
         executor: Any = IdleExecutor(settings)
-        runner = ModelRunner(executor.worker, executor.pool, executor, 16_384, settings)
+        memory = DeviceMemory(torch.device("cpu"))
+        runner = ModelRunner(executor.worker, executor.pool, executor, 16_384, settings, memory)
         info = ModelInfo(max_model_len=16_384, vocab_size=VOCABULARY, page_size=PAGE_SIZE, num_pages=NUM_PAGES)
         engine = Engine(settings, runner, (), 16_384, "idle", record_events=record_events)
         return build.BuiltEngine(engine, info, "idle", None, _nothing)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mini_infer_engine.config.model.kv_groups import UNIFORM
 from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.core.batch import NO_SWAP, Batch, TokenMasks
 from mini_infer_engine.core.engine import Engine
@@ -22,6 +23,7 @@ class NullRunner:
     def __init__(self, num_pages: int, page_size: int) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
+        self.kv_cache = UNIFORM
         self.swap_space = NO_SWAP
         self.max_speculative_rows = 0
 

@@ -175,6 +175,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Share of a GPU's memory for weights, activations and the page pool, whatever others on the same GPU hold."""
     enable_prefix_caching: Annotated[bool, Option(group=BATCHING, in_resource=True)] = True
     """Prompts share the KV pages of equal beginnings."""
+    disable_hybrid_kv_cache_manager: Annotated[bool, Option(group=BATCHING)] = False
+    """All layers share one page table, and pages behind a sliding window are retained until their sequence ends."""
     enforce_eager: Annotated[bool, Option(group=BATCHING)] = False
     """No CUDA graphs: slower, starts a little sooner, easier to debug."""
     disable: Annotated[tuple[str, ...], Option(group=BATCHING, unit="NAME,...", is_list=True, default_text="none")] = ()

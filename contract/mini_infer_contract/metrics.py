@@ -40,6 +40,8 @@ ENGINE_STEP_TOKENS = "mini_infer_engine_step_tokens"
 """Histogram: tokens in one step's batch."""
 ENGINE_KV_USAGE = "mini_infer_engine_kv_usage_ratio"
 """Gauge: share of the page pool in use, 0 to 1 (as vllm:kv_cache_usage_perc)."""
+ENGINE_DEVICE_MEMORY = "mini_infer_engine_device_memory_bytes"
+"""Gauge: memory that the engine keeps on its device, by `tag`: weights, kv_cache, and on a GPU graphs and workspace."""
 ENGINE_KERNELS_INFO = "mini_infer_engine_kernels_info"
 """Gauge: always 1; labels say which kernels run on which `device` with which `triton`, which mechanisms are `disabled`
 by settings, and why kernels for Hopper are `off`."""

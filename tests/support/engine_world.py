@@ -2,8 +2,10 @@
 
 import random
 from dataclasses import dataclass, field
+from itertools import chain as chained
 
 from mini_infer_contract.events import BlockRemoved, BlockStored
+from mini_infer_engine.config.model.kv_groups import UNIFORM, KVCacheConfig
 from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.core.engine import Engine
 from mini_infer_engine.core.request import BeamSearch, Output, Request, SamplingParams
@@ -18,6 +20,7 @@ def make_engine(
     record_events: bool = True,
     num_host_pages: int = 0,
     max_speculative_rows: int = 0,
+    kv_cache: KVCacheConfig = UNIFORM,
     **settings: object,
 ) -> tuple[Engine, FakeRunner]:
     """`settings` are EngineSettings' fields."""
@@ -28,6 +31,7 @@ def make_engine(
         num_host_pages=num_host_pages,
         max_speculative_rows=max_speculative_rows,
         num_stages=engine_settings.pipeline_parallel_size,
+        kv_cache=kv_cache,
     )
     engine = Engine(
         engine_settings,
@@ -60,6 +64,17 @@ class World:
     num_searches: int = 0
     num_refused: int = 0
     """Requests that were refused for their latency targets."""
+
+    @property
+    def window(self) -> int | None:
+        """How many cells the next token follows from."""
+        return self.runner.kv_cache.groups[0].window
+
+    @property
+    def num_freed(self) -> int:
+        """Pages of running sequences that were freed behind a window."""
+        tables = [table for sequence in self.engine.scheduler.running for table in sequence.page_tables]
+        return sum(table.count(self.runner.num_pages) for table in tables)
 
     @property
     def num_swaps(self) -> int:
@@ -169,10 +184,10 @@ class World:
             return
         if output.finish_reason == "error":
             assert "told to fail" in output.error
-            assert made == expected_tokens(request, self.max_model_len)[: len(made)]
+            assert made == expected_tokens(request, self.max_model_len, window=self.window)[: len(made)]
             del self.live[output.request_id]
             return
-        expected = expected_tokens(request, self.max_model_len)
+        expected = expected_tokens(request, self.max_model_len, window=self.window)
         assert made == expected, f"{request} made {made}, alone it makes {expected}"
         stops = {*request.sampling.stop_token_ids, *(() if request.sampling.ignore_eos else (EOS,))}
         assert output.finish_reason == ("stop" if expected[-1] in stops else "length")
@@ -186,7 +201,7 @@ class World:
             assert "told to fail" in output.error
         else:
             index = request.beam_search.request_ids.index(output.request_id)
-            expected = expected_beams(request, self.max_model_len)
+            expected = expected_beams(request, self.max_model_len, self.window)
             assert output.token_ids == expected[index], f"beam {index} of {request}"
             if index + 1 < len(expected):
                 return
@@ -199,8 +214,9 @@ class World:
         uses = [0] * pool.num_pages
         placed = [*scheduler.running, *scheduler.receiving]
         for sequence in placed:
-            for page in sequence.pages:
-                uses[page] += 1
+            for page in chained(*sequence.page_tables):
+                if page != self.runner.num_pages:
+                    uses[page] += 1
         for page, pins in pool._pins.items():
             uses[page] += pins
         for _, step in engine._in_flight:
@@ -214,9 +230,11 @@ class World:
         slots += [slot for group in groups.values() for slot in group.free_slots]
         assert len(slots) == scheduler._max_num_seqs
         assert len(set(slots)) == len(slots)
-        assert all(not sequence.pages and sequence.slot < 0 for sequence in scheduler.waiting)
+        assert all(not any(sequence.page_tables) and sequence.slot < 0 for sequence in scheduler.waiting)
         swapped = [page for sequence in scheduler.waiting for page in sequence.host_pages]
-        assert sorted([*scheduler.kv_cache._free_host_pages, *swapped]) == list(range(self.runner.swap_space.num_pages))
+        assert (
+            len({*swapped}) == len(swapped) == self.runner.swap_space.num_pages - scheduler.kv_cache.host_pages.num_free
+        )
         for ranked in (scheduler.running, scheduler.waiting):
             assert [sequence.order for sequence in ranked] == sorted(sequence.order for sequence in ranked)
         self._check_events()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
+from mini_infer_engine.config.model.kv_groups import UNIFORM, KVCacheConfig
 from mini_infer_engine.core.batch import Batch, Row, SwapSpace, TokenMasks
 from mini_infer_engine.core.beam_search.group import rules_of
 from mini_infer_engine.core.beam_search.search import BeamState, advance
@@ -41,7 +42,7 @@ def most_likely(cells: Sequence[int], count: int) -> TokenLogprobs:
     return TokenLogprobs(ranked[0], logprobs[0], 1, ranked[:end], logprobs[:end])
 
 
-def expected_beams(request: Request, max_model_len: int) -> list[list[int]]:
+def expected_beams(request: Request, max_model_len: int, window: int | None = None) -> list[list[int]]:
     """What a beam search yields when it runs alone, the best first: by the same rules, with no pages and no batches."""
     num_prompt, limit = len(request.prompt_token_ids), request.sampling.max_tokens or max_model_len
     stops = frozenset([*request.sampling.stop_token_ids, *(() if request.sampling.ignore_eos else (EOS,))])
@@ -50,7 +51,7 @@ def expected_beams(request: Request, max_model_len: int) -> list[list[int]]:
     state = BeamState()
     while not state.is_over:
         histories = [[*request.prompt_token_ids, *beam.token_ids()] for beam in state.running]
-        expected_logprobs = [most_likely(_cells(tokens), rules.num_candidates) for tokens in histories]
+        expected_logprobs = [most_likely(_seen(_cells(tokens), window), rules.num_candidates) for tokens in histories]
         state = advance(state, expected_logprobs, rules)
     return [beam.token_ids() for beam in state.finished]
 
@@ -62,11 +63,17 @@ def _cells(tokens: Sequence[int]) -> list[int]:
     return cells
 
 
+def _seen(cells: list[int], window: int | None) -> list[int]:
+    return cells if window is None else cells[-window:]
+
+
 def cell(before: int, token: int) -> int:
     return hash((before, token))
 
 
-def expected_tokens(request: Request, max_model_len: int, eos_token_ids: Sequence[int] = (EOS,)) -> list[int]:
+def expected_tokens(
+    request: Request, max_model_len: int, eos_token_ids: Sequence[int] = (EOS,), window: int | None = None
+) -> list[int]:
     """What a request yields when it runs alone: computed directly, with no pages and no batches."""
     sampling = request.sampling
     stops = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_token_ids)}
@@ -76,7 +83,8 @@ def expected_tokens(request: Request, max_model_len: int, eos_token_ids: Sequenc
     output: list[int] = []
     while len(output) < limit:
         suppressed = stops if len(output) < sampling.min_tokens else ()
-        output.append(sample(cells, sampling, request.noise_seed, len(output), tuple(suppressed)))
+        seen = _seen(cells, window)
+        output.append(sample(seen, sampling, request.noise_seed, len(output), tuple(suppressed)))
         if output[-1] in stops:
             break
         cells.append(cell(cells[-1], output[-1]))
@@ -100,6 +108,9 @@ class FakeRunner:
     With `references` (the pool's) it also checks that a page it writes belongs to one sequence alone. It fails when
     told to: in the middle of a launch, or at a collect, after which nothing that uncollected passes wrote may be read.
 
+    Every KV group has cells of its own in each row's pages. It reads those that a chunk's tokens see, and checks that
+    they are of the same tokens; the next token follows from what the last token sees in the first group.
+
     It guesses where it is asked to, right and wrong, and checks then that it was told all tokens before.
     """
 
@@ -111,7 +122,9 @@ class FakeRunner:
         num_host_pages: int = 0,
         max_speculative_rows: int = 0,
         num_stages: int = 1,
+        kv_cache: KVCacheConfig = UNIFORM,
     ) -> None:
+        self.kv_cache = kv_cache
         self._num_stages = num_stages
         self.max_speculative_rows = max_speculative_rows
         self._lengths = [0] * max_num_seqs
@@ -130,7 +143,8 @@ class FakeRunner:
         """Raised once, by the next collect."""
         self.sample_error: Exception | None = None
         """Raised once, by the next sampling with masks."""
-        self._cells: list[list[int | None]] = [[None] * page_size for _ in range(num_pages)]
+        self._cells: list[list[int | None]] = [[None] * page_size for _ in range(num_pages + 1)]
+        """Those of the pages, and of the null page, which nobody may write or read."""
         self._last_token: list[int | None] = [None] * max_num_seqs
         self._newest = [0] * max_num_seqs
         """Of each slot: the token that its last decode row began with."""
@@ -235,14 +249,22 @@ class FakeRunner:
         written = []
         for position, token in enumerate(token_ids, start=row.start):
             before = cell(before, token)
-            page, offset = row.page_table[position // self.page_size], position % self.page_size
-            self._cells[page][offset] = before
+            written += self._put(row, position, before)
+        return written
+
+    def _put(self, row: Row, position: int, value: int) -> list[tuple[int, int]]:
+        """Which cells it wrote, one in each group."""
+        written = []
+        for group, table in enumerate(_tables(row)):
+            page, offset = table[position // self.page_size], position % self.page_size
+            assert page != self.num_pages, f"position {position} is written to the null page"
+            self._cells[page][offset] = _in_group(group, value)
             written.append((page, offset))
         return written
 
-    def _read(self, row: Row, position: int) -> int:
-        value = self._cells[row.page_table[position // self.page_size]][position % self.page_size]
-        assert value is not None, f"read of position {position}, which was never written"
+    def _read(self, row: Row, position: int, group: int = 0) -> int:
+        value = self._cells[_tables(row)[group][position // self.page_size]][position % self.page_size]
+        assert value is not None, f"read of position {position} in group {group}, which was never written"
         return value
 
     def _sample(self, row: Row, mask: np.ndarray | None = None) -> tuple[int, ...]:
@@ -268,8 +290,7 @@ class FakeRunner:
                 break
             right = hash((row.slot, end, tokens[-1])) % 4 > 0
             guess = tokens[-1] if right else (tokens[-1] + 1) % VOCABULARY
-            page, offset = row.page_table[end // self.page_size], end % self.page_size
-            self._cells[page][offset] = cell(self._read(row, end - 1), guess)
+            self._put(row, end, cell(self._read(row, end - 1), guess))
             if not right:
                 break
             suppressed = row.suppressed_token_ids if index < row.sampling.min_tokens else ()
@@ -287,7 +308,15 @@ class FakeRunner:
         return token
 
     def _cells_of(self, row: Row) -> list[int]:
-        return [self._read(row, position) for position in range(row.start + row.count)]
+        end = row.start + row.count
+        first, *others = (group.window for group in self.kv_cache.groups)
+        own = {position: self._read(row, position) for position in _seen_from(row, first)}
+        for number, window in enumerate(others, start=1):
+            for position in _seen_from(row, window):
+                value = self._read(row, position, number)
+                if position in own:
+                    assert value == _in_group(number, own[position]), f"{position} in group {number} is another token's"
+        return [own[position] for position in range(0 if first is None else max(0, end - first), end)]
 
     def _check_turns(self, batch: Batch) -> None:
         """The token that a decode row goes on from is known, or was sampled as many passes ago as there are stages.
@@ -312,10 +341,25 @@ class FakeRunner:
         written |= {swap.device_page for swap in batch.transfers.swap_in}
         for row in batch.rows:
             first, last = row.start // self.page_size, (row.start + row.count - 1) // self.page_size
-            written.update(row.page_table[first : last + 1])
+            for table in _tables(row):
+                written.update(table[first : last + 1])
         for page in written:
-            owners = [row for row in batch.rows if page in row.page_table]
+            owners = [row for row in batch.rows if any(page in table for table in _tables(row))]
             assert len(owners) == 1, f"page {page} is written and in {len(owners)} page tables"
             if self.references is not None:
                 pins = sum(handle.sources.count(page) for handle in self._in_flight)
                 assert self.references[page] == 1 + pins, f"page {page} is written and has {self.references[page]} uses"
+
+
+def _tables(row: Row) -> list[Sequence[int]]:
+    return [row.page_table, *row.more_page_tables]
+
+
+def _seen_from(row: Row, window: int | None) -> range:
+    """The positions that any token of a row sees."""
+    return range(0 if window is None else max(0, row.start - window + 1), row.start + row.count)
+
+
+def _in_group(group: int, value: int) -> int:
+    """What a group stores of a cell: the first one the cell itself."""
+    return hash((group, value)) if group else value

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from mini_infer_engine.config.model.kv_groups import UNIFORM
 from mini_infer_engine.core.batch import NO_SWAP, Batch, Row, TokenMasks
 from mini_infer_engine.core.request import Request
 from mini_infer_engine.core.result import PassResult
@@ -20,6 +21,7 @@ class Launched:
 class RandomRunner:
     """`boosted`: tokens that are likelier than others, such as those that bring a text to its end."""
 
+    kv_cache = UNIFORM
     swap_space = NO_SWAP
     max_speculative_rows = 0
 

@@ -151,7 +151,7 @@ class StagesInTurn:
         self.runners = runners
         first = runners[0]
         self.page_size, self.num_pages = first.page_size, min(one.num_pages for one in runners)
-        self.swap_space, self.max_speculative_rows = first.swap_space, 0
+        self.kv_cache, self.swap_space, self.max_speculative_rows = first.kv_cache, first.swap_space, 0
         self.max_model_len = first.max_model_len
 
     def refuses(self, request: Request) -> str | None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mini_infer_engine.config.model.kv_groups import UNIFORM
 from mini_infer_engine.core.batch import NO_SWAP, Batch, TokenMasks
 from mini_infer_engine.core.request import Request
 from mini_infer_engine.core.result import PassResult
@@ -64,7 +65,7 @@ class TimedRunner:
     dice: random.Random = field(default_factory=lambda: random.Random(1))
 
     def __post_init__(self) -> None:
-        self.swap_space = NO_SWAP
+        self.kv_cache, self.swap_space = UNIFORM, NO_SWAP
         self.num_guessing_passes = 0
         self._seen: dict[tuple[int, int], int] = {}
         self.guess_costs = self._measured() if self.measures else GuessCosts()

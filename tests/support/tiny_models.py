@@ -148,8 +148,9 @@ def save_head(folder: Path, hidden_size: int, num_layers: int, token_ids: Sequen
 
 
 def tiny_runner(directory: Path, **settings: Any) -> ModelRunner:
-    """A CPU runner for a model folder, with a pool of a few megabytes."""
+    """A CPU runner for a model folder, with a pool of a few megabytes and one page table for all layers."""
     defaults = {"device": "cpu", "kv_cache_memory": 16_000_000, "max_num_seqs": 16}
+    defaults |= {"disable_hybrid_kv_cache_manager": True}
     engine_settings = EngineSettings(model=str(directory), **(defaults | settings))
     return make_runner(engine_settings, read_config(directory), directory, TorchExecutor)
 

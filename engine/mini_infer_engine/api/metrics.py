@@ -119,6 +119,13 @@ class ServerMetrics(Collector):
             yield histogram.family(name, documentation)
         transport = "" if self.model is None else self.model.kv_transport
         yield from kv_transfer_families(stats, self.role, transport)
+        if self.model is not None:
+            memory = GaugeMetricFamily(
+                names.ENGINE_DEVICE_MEMORY, "Device memory that the engine keeps, by use.", labels=["tag"]
+            )
+            for tag, num_bytes in self.model.device_memory.items():
+                memory.add_metric([tag], num_bytes)
+            yield memory
         if self.model is not None and self.model.kernels:
             kernels = GaugeMetricFamily(
                 names.ENGINE_KERNELS_INFO, "The kernels in force.", labels=list(self.model.kernels)

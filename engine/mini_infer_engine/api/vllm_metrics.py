@@ -142,7 +142,7 @@ class VllmMetrics:
             engine = self._labels["engine"]
             sizes = {"block_size": str(model.page_size), "num_gpu_blocks": str(model.num_pages), "engine": engine}
             sizes["cache_dtype"] = model.kernels.get("kv_cache") or "auto"
-            tokens = model.page_size * model.num_pages
+            tokens = model.kv_cache_tokens or model.page_size * model.num_pages
             sizes["kv_cache_size_tokens"] = str(tokens)
             sizes["kv_cache_max_concurrency"] = f"{tokens / model.max_model_len:.2f}"
             yield _one(GaugeMetricFamily, vllm_names.CACHE_CONFIG_INFO, "The page pool.", sizes, 1)

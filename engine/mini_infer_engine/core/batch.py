@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from mini_infer_engine.config.model.kv_groups import KVCacheConfig
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.core.result import PassResult
 
@@ -40,7 +41,10 @@ class Row(msgspec.Struct, gc=False):
     slot, which the host has not seen yet.
     """
     page_table: Sequence[int]
-    """Ids of the pages that hold cache indexes [0, start + count), in order; may be longer. Read during launch only."""
+    """Ids of the pages that hold cache indexes [0, start + count), in order; may be longer. Read during launch only.
+
+    The table is that of the runner's first KV group. `num_pages`, the null page, stands for pages behind its window.
+    """
     sampling: SamplingParams | None
     """None for a prefill chunk that is not the last one: nothing is sampled."""
     noise_seed: int = 0
@@ -70,6 +74,8 @@ class Row(msgspec.Struct, gc=False):
     num_samples: int = 1
     """Number of the row's last tokens at which a token is sampled. Runners set it themselves, to verify draft tokens.
     """
+    more_page_tables: Sequence[Sequence[int]] = ()
+    """The page tables of the runner's other KV groups, in their order."""
     position_offset: int = 0
     """The new tokens' position in the text less their cache index. It is zero while all tokens before them are in the
     cache.
@@ -206,6 +212,9 @@ class Runner(Protocol):
     """Tokens a page, a multiple of 16."""
     num_pages: int
     """Pages that the scheduler may hand out, ids 0 .. num_pages - 1; spare pages of the runner's own come on top."""
+
+    kv_cache: KVCacheConfig
+    """The KV groups, whose pages all come from one pool, in the order of a row's page tables."""
 
     max_speculative_rows: int
     """Most rows of a pass with draft tokens; 0 if this runner does not speculate."""

@@ -24,7 +24,7 @@ from mini_infer_engine.core.beam_search.group import BeamGroup, request_of_beams
 from mini_infer_engine.core.constraints import NO_GUESSES, Constraints, NoConstraints, has_constrained_rows
 from mini_infer_engine.core.grammars.compiler import GrammarCompiler
 from mini_infer_engine.core.guarded_connector import FAULT, GuardedConnector
-from mini_infer_engine.core.kv_cache_manager import KVCacheManager
+from mini_infer_engine.core.hybrid_kv_cache_manager import make_kv_cache_manager
 from mini_infer_engine.core.kv_transfer import KVConnector, LayerProgress, NotReceived, Received
 from mini_infer_engine.core.output_processor import OutputProcessor
 from mini_infer_engine.core.prefill_rate import PrefillRate
@@ -86,15 +86,15 @@ class Engine:
         Prompts are cut into chunks at multiples of `chunk_alignment` tokens.
         """
         self._transfers = GuardedConnector(None)
-        kv_cache = KVCacheManager(
-            runner.num_pages,
-            runner.page_size,
+        resolved = settings.resolved()
+        token_budget, chunk_limit = resolved.max_num_batched_tokens, resolved.chunk_tokens
+        kv_cache = make_kv_cache_manager(
+            runner,
+            chunk_tokens=max(chunk_limit, chunk_alignment),
             enable_caching=settings.enable_prefix_caching,
             record_events=record_events,
-            swap_space=runner.swap_space,
         )
         kv_cache.check_fits(max_model_len)
-        token_budget = settings.resolved().max_num_batched_tokens
         speculation = speculation_of(settings)
         self._speculation: SpeculationPlanner | NoSpeculation = NoSpeculation()
         if speculation is not None and runner.max_speculative_rows:
@@ -109,7 +109,7 @@ class Engine:
             kv_cache,
             max_num_seqs=settings.max_num_seqs,
             token_budget=token_budget,
-            chunk_limit=settings.long_prefill_token_threshold or token_budget,
+            chunk_limit=chunk_limit,
             policy=policy_of(settings, token_budget=token_budget, chunk_alignment=chunk_alignment),
             speculation=self._speculation,
             num_stages=settings.pipeline_parallel_size,

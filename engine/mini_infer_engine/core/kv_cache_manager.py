@@ -10,6 +10,7 @@ from collections.abc import Sequence as Items
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
 from mini_infer_contract.events import BlockStored, KVEvent
 from mini_infer_engine.core.batch import NO_SWAP, PageCopy, PageSwap, SwapSpace
+from mini_infer_engine.core.block_store import BlockStore
 from mini_infer_engine.core.page_allocator import PageAllocator
 from mini_infer_engine.core.prefix_cache import MISS, NEVER, Hit, NoPrefixCache, PrefixCache
 from mini_infer_engine.core.sequence import Sequence, State
@@ -41,7 +42,7 @@ class KVCacheManager:
         self.num_swaps = 0
         """Preemptions whose pages went to main memory."""
         self._swap_space = swap_space
-        self._free_host_pages = list(range(swap_space.num_pages - 1, -1, -1))
+        self.host_pages: BlockStore = PageAllocator(swap_space.num_pages, page_size)
         self._swapping: list[Sequence] = []
         self._swap_out: list[PageSwap] = []
         """Pages of `_swapping` that the next launched pass copies out before anything may write to them."""
@@ -146,6 +147,13 @@ class KVCacheManager:
             sequence.num_cached = hit.num_tokens
         return True
 
+    def allocate_chunk(self, sequence: Sequence, end: int) -> bool:
+        """Allocates pages for the tokens of the next chunk, up to `end`, where `allocate_slots` has not. Returns False
+        if too few are free.
+        """
+        del sequence, end
+        return True
+
     def append_page(self, sequence: Sequence) -> bool:
         """Allocates one more page for a running sequence. Returns False if none is free."""
         if not self.pool.num_free:
@@ -171,7 +179,7 @@ class KVCacheManager:
         sequence.pages = []
         sequence.num_published = 0
         sequence.num_drafted = 0
-        sequence.forked_page = None
+        sequence.forked_pages = []
 
     def release_sources(self, step: Step) -> None:
         """Releases the sources of a finished pass's copies.
@@ -192,7 +200,12 @@ class KVCacheManager:
         num_pages = num_shared // self.page_size
         fork.pages = source.pages[:num_pages]
         self.pool.acquire_all(fork.pages)
-        fork.forked_page = source.pages[num_pages] if num_shared % self.page_size else None
+        fork.forked_pages = [source.pages[num_pages]] if num_shared % self.page_size else []
+        self._begin_fork(fork, source, token_ids, num_shared)
+
+    @staticmethod
+    def _begin_fork(fork: Sequence, source: Sequence, token_ids: "array[int]", num_shared: int) -> None:
+        """Sets the state of a fork that has its pages."""
         fork.token_ids = token_ids
         fork.num_computed = num_shared
         fork.keys = source.keys[: num_shared // BLOCK_SIZE_TOKENS]
@@ -206,20 +219,20 @@ class KVCacheManager:
         pages = member.pages
         self.fork(member, source, token_ids, num_shared)
         place = len(member.pages)
-        if member.forked_page is not None and place < len(pages) and self._may_write(pages[place]):
+        if member.forked_pages and place < len(pages) and self._may_write(pages[place]):
             member.pages.append(pages.pop(place))
         self.pool.release_all(reversed(pages))
 
     def copy_forked_page(self, step: Step, sequence: Sequence) -> None:
-        """Has the page that a fork shares in part copied to its own before the pass."""
-        if sequence.forked_page is None:
+        """Has the page that a fork shares in part, in each KV group, copied to its own before the pass."""
+        if not sequence.forked_pages:
             return
-        self.pool.acquire(sequence.forked_page)
-        step.pinned_pages.append(sequence.forked_page)
-        start = sequence.num_computed
-        target = sequence.pages[start // self.page_size]
-        step.batch.transfers.copies.append(PageCopy(sequence.forked_page, target, start % self.page_size))
-        sequence.forked_page = None
+        self.pool.acquire_all(sequence.forked_pages)
+        step.pinned_pages += sequence.forked_pages
+        place, num_copied = divmod(sequence.num_computed, self.page_size)
+        for source, table in zip(sequence.forked_pages, sequence.page_tables, strict=True):
+            step.batch.transfers.copies.append(PageCopy(source, table[place], num_copied))
+        sequence.forked_pages = []
 
     def _may_write(self, page: int) -> bool:
         """True if only one sequence uses the page, and the prefix cache knows nothing of it, so that it may be
@@ -236,9 +249,9 @@ class KVCacheManager:
         tokens, space = sequence.num_computed, self._swap_space
         num_pages = self.pool.pages_for(tokens)
         costs_more = tokens * space.compute_s_per_token > 2 * tokens * space.swap_s_per_token
-        if not costs_more or not tokens or num_pages > len(self._free_host_pages):
+        if not costs_more or not tokens or num_pages > self.host_pages.num_free:
             return False
-        sequence.host_pages = [self._free_host_pages.pop() for _ in range(num_pages)]
+        sequence.host_pages = [self.host_pages.allocate() for _ in range(num_pages)]
         pairs = zip(sequence.pages[:num_pages], sequence.host_pages, strict=True)
         self._swap_out += [PageSwap(*pair) for pair in pairs]
         self._swapping.append(sequence)
@@ -250,7 +263,7 @@ class KVCacheManager:
         step.batch.transfers.swap_in += [PageSwap(*pair) for pair in pairs]
         self.free_host_pages(sequence)  # nothing is written to them before this pass has read them
 
-    def add_swaps(self, step: Step) -> None:
+    def complete(self, step: Step) -> None:
         """Adds the copies to main memory that are due to a pass that will be launched."""
         step.swapped, self._swapping = self._swapping, []
         step.batch.transfers.swap_out, self._swap_out = self._swap_out, []
@@ -264,7 +277,7 @@ class KVCacheManager:
 
     def free_host_pages(self, sequence: Sequence) -> None:
         """Frees the main memory of a sequence."""
-        self._free_host_pages += sequence.host_pages
+        self.host_pages.release_all(sequence.host_pages)
         sequence.host_pages = []
 
     # Pages that transfers to and from other engines use.

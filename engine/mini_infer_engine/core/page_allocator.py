@@ -1,26 +1,16 @@
-"""Tracks which pages of the pool are in use, by how many users, and in what order unused ones are reused.
+"""Implements `BlockStore` by counting references: the pages of a device's pool, and those of main memory.
 
-It counts references and knows nothing of tokens, keys or sequences; the component that knows what a page contains is
-its `Contents`.
+It knows nothing of tokens, keys or sequences, nor of the memory itself, which runners have.
 """
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+
+from mini_infer_engine.core.block_store import Contents
 
 
 class PoolTooSmallError(ValueError):
     """Raised when the page pool is too small for one sequence of the model's length; the settings are at fault."""
-
-
-class Contents(Protocol):
-    """The pool's interface to the component that knows the contents of pages."""
-
-    def retains(self, page: int) -> bool:
-        """Returns True if an unused page should keep its contents for as long as possible."""
-
-    def evict(self, page: int) -> None:
-        """Called when the page is about to get new contents."""
 
 
 class PageAllocator:
@@ -39,6 +29,11 @@ class PageAllocator:
     def num_free(self) -> int:
         """Pages that `allocate` can return, blank or cached."""
         return len(self._blank) + len(self._cached)
+
+    @property
+    def num_blank(self) -> int:
+        """Pages that `allocate` can return without evicting anything."""
+        return len(self._blank)
 
     @property
     def num_cached(self) -> int:
@@ -74,6 +69,25 @@ class PageAllocator:
                 self._contents.evict(page)
         self.references[page] = 1
         return page
+
+    def begin_eviction(self, count: int) -> list[int]:
+        """Returns up to `count` of the least recently used cached pages, and adds a user to each: they can still be
+        hit, and are not reused before `end_eviction`.
+        """
+        pages = [page for page, _ in zip(self._cached, range(count), strict=False)]
+        self.acquire_all(pages)
+        return pages
+
+    def end_eviction(self, pages: Sequence[int]) -> list[int]:
+        """Removes the user that `begin_eviction` added. Returns the pages that are blank now, with forgotten contents;
+        the others have been hit meanwhile, and are in use.
+        """
+        evicted = [page for page in pages if self.references[page] == 1]
+        if self._contents is not None:
+            for page in evicted:
+                self._contents.evict(page)
+        self.release_all(pages)
+        return evicted
 
     def acquire(self, page: int) -> None:
         """Adds a user to a page that is in use or cached."""

@@ -22,8 +22,10 @@ from mini_infer_engine.core.sequence import Sequence
 
 
 class Block(msgspec.Struct, eq=False, gc=False):
-    """A cached block and its pages."""
+    """A cached block of one KV group, and its pages."""
 
+    group: int
+    """Index of the KV group whose layers' keys and values it has: a key names a block once in each group."""
     key: bytes
     parent: bytes | None
     packed_tokens: bytes
@@ -42,6 +44,8 @@ class Hit:
     """Whole pages that can be shared."""
     tail_page: int | None
     """The page that begins with the num_tokens % page_size tokens after the whole pages."""
+    others: "tuple[Hit, ...]" = ()
+    """The same tokens in the other KV groups. Where a group needs not all of them, `pages` has null pages."""
 
     def without_tail(self, page_size: int) -> "Hit":
         """Returns the hit of the whole pages alone."""
@@ -60,12 +64,14 @@ class PrefixCache:
 
     is_present = True
 
-    def __init__(self, num_pages: int, page_size: int, *, record_events: bool = True) -> None:
+    def __init__(self, num_pages: int, page_size: int, *, record_events: bool = True, num_groups: int = 1) -> None:
+        """Creates an empty cache and its pool. Events are those of group 0."""
         if page_size % BLOCK_SIZE_TOKENS:
             raise ValueError(f"page_size is {page_size} tokens: choose a multiple of {BLOCK_SIZE_TOKENS}")
         self.pool = PageAllocator(num_pages, page_size, self)
         self._blocks_per_page = page_size // BLOCK_SIZE_TOKENS
-        self._blocks: dict[bytes, Block] = {}
+        self._groups: list[dict[bytes, Block]] = [{} for _ in range(num_groups)]
+        self._blocks = self._groups[0]
         self._in_page: list[list[Block]] = [[] for _ in range(num_pages)]
         self._record_events = record_events
         self._changes: list[Block | list[bytes]] = []  # blocks that were stored, or keys that were removed together
@@ -123,6 +129,11 @@ class PrefixCache:
         end = min(sequence.num_computed, len(sequence.token_ids)) // BLOCK_SIZE_TOKENS
         if begin >= end:
             return
+        self._register(sequence, begin, end)
+        sequence.num_published = end
+
+    def _register(self, sequence: Sequence, begin: int, end: int) -> None:
+        """Registers the blocks from `begin` to `end` in the sequence's pages."""
         keys, pages, blocks_per_page, blocks = (
             sequence.known_keys(end),
             sequence.pages,
@@ -132,13 +143,12 @@ class PrefixCache:
         for index in range(begin, end):
             block = blocks.get(keys[index])
             if block is None:
-                block = blocks[keys[index]] = _block_of(sequence, index)
+                block = blocks[keys[index]] = block_of(sequence, index)
                 if self._record_events:
                     self._changes.append(block)
             page = pages[index // blocks_per_page]
             block.pages.append(page)
             self._in_page[page].append(block)
-        sequence.num_published = end
 
     def knows(self, page: int) -> bool:
         """Returns True if blocks of the page can be hit."""
@@ -165,11 +175,16 @@ class PrefixCache:
         for block in self._in_page[page]:
             block.pages.remove(page)
             if not block.pages:
-                del self._blocks[block.key]
-                removed.append(block.key)
+                del self._groups[block.group][block.key]
+                if not block.group:
+                    removed.append(block.key)
         self._in_page[page] = []
         if removed and self._record_events:
-            self._changes.append(removed)
+            self._record_removed(removed)
+
+    def _record_removed(self, keys: list[bytes]) -> None:
+        """Records that the last copies of these blocks have gone together."""
+        self._changes.append(keys)
 
     def clear(self) -> None:
         """Forgets all blocks, because pages' contents cannot be relied on. Nothing may be running, as it would use its
@@ -254,8 +269,8 @@ def chains(blocks: Iterable[Block]) -> list[BlockStored]:
     ]
 
 
-def _block_of(sequence: Sequence, index: int) -> Block:
+def block_of(sequence: Sequence, index: int, group: int = 0) -> Block:
     """Returns a block that is in no page yet."""
     keys, start = sequence.keys, index * BLOCK_SIZE_TOKENS
     tokens = sequence.token_ids[start : start + BLOCK_SIZE_TOKENS].tobytes()
-    return Block(keys[index], keys[index - 1] if index else None, tokens, sequence.request.cache_salt, [])
+    return Block(group, keys[index], keys[index - 1] if index else None, tokens, sequence.request.cache_salt, [])

@@ -222,7 +222,7 @@ class Scheduler:
         step = plan.step
         self._speculation.plan(step.batch, step.sequences, self.kv_cache)
         if step.batch.rows:
-            self.kv_cache.add_swaps(step)
+            self.kv_cache.complete(step)
         return step
 
     def launched(self, step: Step) -> None:
@@ -345,18 +345,22 @@ class Scheduler:
                 return
 
     def _grow(self, plan: PassPlan, sequence: Sequence) -> bool:
-        """Adds a page, preempting the policy's victim if none is free. Returns False if the sequence has to sit out.
+        """Adds a page, preempting the policy's victim if none is free. Returns False if the sequence has to sit out."""
+        while not self.kv_cache.append_page(sequence):
+            if not self._preempt_for(plan, sequence):
+                return False
+        return True
+
+    def _preempt_for(self, plan: PassPlan, sequence: Sequence) -> bool:
+        """Preempts the policy's victim for a sequence that lacks a page. Returns False if the sequence has to sit out.
 
         The victim is the sequence itself or one after it, so that no decode row planned before is lost.
         """
-        while not self.kv_cache.append_page(sequence):
-            if any(other.is_leaving for other in self.running):
-                return False  # pages come with the next commit
-            candidates = self.running[bisect_left(self.running, sequence.order, key=_order) :]
-            self.leave(self.policy.victim(candidates, plan.now_s), State.PREEMPTED)
-            if sequence.state is not State.RUNNING:  # it was the victim, or of its group
-                return False
-        return True
+        if any(other.is_leaving for other in self.running):
+            return False  # pages come with the next commit
+        candidates = self.running[bisect_left(self.running, sequence.order, key=_order) :]
+        self.leave(self.policy.victim(candidates, plan.now_s), State.PREEMPTED)
+        return sequence.state is State.RUNNING  # else it was the victim, or of its group
 
     def _grow_to_prefill(self, plan: PassPlan, sequence: Sequence) -> bool:
         """Allocates pages for the next chunk of a group's member. Returns False if it sits this pass out."""
@@ -379,6 +383,9 @@ class Scheduler:
             count = min(
                 count, sequence.num_prompt_reported - start
             )  # prompt log probabilities of the rest are not known
+        while not self.kv_cache.allocate_chunk(sequence, start + count):
+            if not self._preempt_for(plan, sequence):
+                return
         if self.kv_cache.is_caching:
             plan.filled_blocks.add(sequence, start)
         plan.add(sequence, chunk_row(sequence, count))

@@ -90,6 +90,9 @@ class Sequence:
     slot: int = -1
     """Index of its slot, set while it runs."""
     pages: list[int] = field(default_factory=list)
+    """The page table of KV group 0: the pages of its tokens in order."""
+    more_page_tables: list[list[int]] = field(default_factory=list)
+    """The page tables of the other KV groups."""
     num_prompt_reported: int = 0
     """Tokens whose chunks have reported the log probabilities of the next tokens: preemption does not report them
     again.
@@ -129,8 +132,10 @@ class Sequence:
     """Tokens whose keys and values came from another engine."""
     kept_out_s: float | None = None
     """Time since which pages that only transfers use have kept it waiting."""
-    forked_page: int | None = None
-    """Another sequence's page whose tokens up to `num_computed` it shares. It is copied before its next chunk."""
+    forked_pages: list[int] = field(default_factory=list)
+    """In each KV group, another sequence's page whose tokens up to `num_computed` it shares. They are copied before its
+    next chunk.
+    """
 
     def __post_init__(self) -> None:
         self.token_ids = array("I", self.request.prompt_token_ids)
@@ -149,6 +154,11 @@ class Sequence:
     def due_s(self, target_ms: float | None) -> float:
         """Returns the monotonic time of a target that counts from its arrival; infinite if there is none."""
         return inf if target_ms is None else (self.targets.since_s or self.arrival_s) + target_ms / 1000
+
+    @property
+    def page_tables(self) -> list[list[int]]:
+        """The page tables of all KV groups."""
+        return [self.pages, *self.more_page_tables]
 
     @property
     def is_in_line(self) -> bool:

@@ -116,6 +116,9 @@ def _build_real(
         chunk_alignment=BLOCK_SIZE_TOKENS if layout.scale_bytes else 1,  # cuts like those of the prefix cache alone
     )
     model = _model_info(runner, runner.max_model_len, config.vocab_size)
+    if not runner.kv_cache.is_uniform:
+        pages = runner.kv_cache.most_pages(runner.max_model_len, runner.page_size, runner.settings.chunk_tokens)
+        model = msgspec.structs.replace(model, kv_cache_tokens=runner.num_pages * runner.max_model_len // pages)
     weights = settings.quantization or ("" if config.quantization is None else config.quantization.name)
     kernels = _kernels(str(runner.device), settings, layout.dtype if layout.scale_bytes else "", weights)
     if settings.tensor_parallel_size > 1:
@@ -126,6 +129,7 @@ def _build_real(
         kernels["pipeline_parallel_size"] = str(settings.pipeline_parallel_size)
         model = msgspec.structs.replace(model, pipeline_parallel_size=settings.pipeline_parallel_size)
     model = msgspec.structs.replace(model, kernels=kernels, hidden_size=config.hidden_size, revision=revision)
+    model = msgspec.structs.replace(model, device_memory=runner.memory.bytes_by_tag())
     return BuiltEngine(engine, model, revision, runner.kv_memory(), runner.open_transport)
 
 

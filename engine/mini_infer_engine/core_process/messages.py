@@ -68,6 +68,11 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     page_size: int
     """Tokens per page."""
     num_pages: int
+    kv_cache_tokens: int = 0
+    """Tokens of sequences as long as the context that fit into the pages together; 0: as many as the pages have.
+
+    The two differ where a page has only some layers, or where windows free pages.
+    """
     revision: str = ""
     """Root of the keys of cached blocks (contract.blocks.root_key)."""
     hidden_size: int = 0
@@ -80,6 +85,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Pipeline stages that share the layers."""
     data_parallel_size: int = 1
     """Engines of the server, each with a copy of the model."""
+    device_memory: dict[str, int] = {}
+    """Bytes that the first rank keeps on its device, by tag (`runtime.memory.device_memory`); empty for a dry run."""
     kernels: dict[str, str] = {}
     """The kernels that run, by labels of the metric `mini_infer_engine_kernels_info`; empty for a dry run."""
 

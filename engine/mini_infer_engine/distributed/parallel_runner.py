@@ -281,6 +281,7 @@ class ParallelRunner:
         """Name of the collectives between the ranks, for people."""
         self.config, self.device = local.config, local.device
         self.page_size, self.num_pages = local.page_size, local.num_pages
+        self.kv_cache, self.memory = local.kv_cache, local.memory
         self.max_model_len, self.swap_space = local.max_model_len, local.swap_space
         self.max_speculative_rows = local.max_speculative_rows
         self._writer = step_messages.StepWriter(self.page_size)

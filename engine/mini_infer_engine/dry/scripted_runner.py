@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from mini_infer_engine.config.model.kv_groups import UNIFORM
 from mini_infer_engine.core.batch import NO_SWAP, Batch, PageCopy, Row, TokenMasks
 from mini_infer_engine.core.request import Request
 from mini_infer_engine.core.result import PassResult
@@ -60,6 +61,7 @@ class ScriptedRunner:
     ) -> None:
         """Allocates the pages. `is_shared` lets other processes map them."""
         self.swap_space = NO_SWAP
+        self.kv_cache = UNIFORM
         self.max_speculative_rows = 0
         self.page_size = page_size
         self.num_pages = num_pages

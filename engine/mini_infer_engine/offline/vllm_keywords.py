@@ -44,7 +44,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "disable_custom_all_reduce": _ANY,
     "disable_fastapi_docs": _OFF,
     "disable_frontend_multiprocessing": _ANY,
-    "disable_hybrid_kv_cache_manager": _ANY,
     "disable_log_requests": _ANY,  # prompts are never logged
     "disable_log_stats": _ANY,
     "disable_mm_preprocessor_cache": _ANY,
@@ -177,8 +176,8 @@ SWITCHES = frozenset(
         *(name for name, values in _NEUTRAL.items() if values is _OFF),
         *("aggregate_engine_logging", "allow_deprecated_quantization", "async_scheduling", "cudagraph_metrics"),
         *("disable_async_output_proc", "disable_cascade_attn", "disable_custom_all_reduce"),
-        *("disable_frontend_multiprocessing", "disable_hybrid_kv_cache_manager", "disable_log_requests"),
-        *("disable_log_stats", "disable_mm_preprocessor_cache", "disable_uvicorn_access_log"),
+        *("disable_frontend_multiprocessing", "disable_log_requests", "disable_log_stats"),
+        *("disable_mm_preprocessor_cache", "disable_uvicorn_access_log"),
         *("enable_chunked_prefill", "enable_ep_weight_filter", "enable_flash_late_interaction", "enable_log_deltas"),
         *("enable_mfu_metrics", "enable_offline_docs", "enable_prompt_tokens_details", "enable_request_id_headers"),
         *("enable_server_load_tracking", "enable_ssl_refresh", "enable_tokenizer_info_endpoint"),

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from mini_infer_engine.config.model.kv_groups import KVCacheConfig
 from mini_infer_engine.config.options.settings import ResolvedSettings
 from mini_infer_engine.core.batch import Batch, Row, SwapSpace
 from mini_infer_engine.core.request import SamplingParams
@@ -91,17 +92,19 @@ def plan_memory(
     settings: ResolvedSettings,
     page_size: int,
     before: MemoryInUse,
+    kv_cache: KVCacheConfig,
     smallest: Callable[[int], int] = lambda pages: pages,
 ) -> MemoryPlan:
     """Returns the memory plan, given the device's memory before this engine took any. The weights must be loaded.
 
+    The pages are those of `kv_cache`. A pass is measured with uniform ones, which take as much memory or more.
     `smallest` returns the smallest of one number from each rank that shares the model: all ranks have equally many
     pages.
 
     Raises:
         ModelError: the settings do not fit model or machine.
     """
-    page_bytes = worker.page_bytes(page_size)
+    page_bytes = worker.page_bytes(page_size, kv_cache)
     if worker.device.type == "cpu":
         needs = _Needs(0, 0, 0)
         pages = pages_for(settings.kv_cache_memory or CPU_KV_BYTES, page_bytes, available_memory())
@@ -110,7 +113,8 @@ def plan_memory(
         pages = _count_pages(worker.device, settings, page_bytes, before, sum(needs))
     pages = smallest(pages)
     longest = worker.config.max_position_embeddings
-    context = fit_context(settings.max_model_len, longest, pages * page_size)
+    most_tokens = kv_cache.most_tokens(pages, page_size, settings.chunk_tokens)
+    context = fit_context(settings.max_model_len, longest, most_tokens)
     return MemoryPlan(pages, page_bytes, context, **needs._asdict())
 
 

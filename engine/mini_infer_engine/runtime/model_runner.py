@@ -24,6 +24,8 @@ from mini_infer_engine.kv_transfer.transports.open_transport import open_transpo
 from mini_infer_engine.model_path import resolve_model
 from mini_infer_engine.models.registry import read_config
 from mini_infer_engine.runtime.executor import Executor, PassHandle, executor_class
+from mini_infer_engine.runtime.memory.device_memory import DeviceMemory, MemoryTag
+from mini_infer_engine.runtime.memory.kv_group_choice import choose_kv_groups
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
 from mini_infer_engine.runtime.memory.page_count import available_memory, check_swap
 from mini_infer_engine.runtime.memory.quantized_pool import make_pool
@@ -37,12 +39,21 @@ class ModelRunner:
     """The `batch.Runner` that has a model."""
 
     def __init__(
-        self, worker: ModelWorker, pool: KVPool, executor: Executor, max_model_len: int, settings: ResolvedSettings
+        self,
+        worker: ModelWorker,
+        pool: KVPool,
+        executor: Executor,
+        max_model_len: int,
+        settings: ResolvedSettings,
+        memory: DeviceMemory,
     ) -> None:
         self.settings = settings
         """The effective settings."""
+        self.memory = memory
+        """What this engine keeps on its device."""
         self.worker, self.pool, self.executor = worker, pool, executor
         self.page_size, self.num_pages = pool.spec.page_size, pool.num_pages
+        self.kv_cache = pool.kv_cache
         self.max_model_len = max_model_len
         self.swap_space = swap_space_of(worker, pool)
         self.max_speculative_rows = executor.max_speculative_rows
@@ -137,15 +148,24 @@ def make_runner(
     group.begin_together()
     worker.calibrate(settings, directory)
     resolved = settings.resolved(worker.device.type)
-    plan = plan_memory(worker, kind, resolved, page_size, before, group.smallest)
+    supports_groups = kind.supports_kv_groups and worker.device.type == "cpu"
+    kv_cache = choose_kv_groups(resolved, worker.config, supports_groups=supports_groups, moves_kv=reports_layers)
+    plan = plan_memory(worker, kind, resolved, page_size, before, kv_cache, group.smallest)
     log.info("memory: %s", plan)
     worker.finish_loading(plan.max_model_len)
-    spec = worker.kv_spec(page_size)
+    spec = worker.kv_spec(page_size, kv_cache)
     check_swap(settings.kv_swap_memory, available_memory())
     # Ranks that have other layers have other pages.
     host_pages = group.smallest(group.share_of(settings.kv_swap_memory) // spec.page_bytes)
-    pool = make_pool(spec, plan.num_pages, worker.device, host_pages, is_shared=settings.kv_transport == "shm")
-    executor = kind(worker, pool, resolved)
-    executor.capture(reports_layers=reports_layers)
+    is_shared = settings.kv_transport == "shm"
+    pool = make_pool(spec, plan.num_pages, worker.device, host_pages, is_shared=is_shared, kv_cache=kv_cache)
+    memory = DeviceMemory(worker.device)
+    memory.add(MemoryTag.WEIGHTS, worker.weight_bytes + worker.draft_bytes)
+    memory.add(MemoryTag.KV_CACHE, pool.num_bytes)
+    with memory.measure(MemoryTag.WORKSPACE):
+        executor = kind(worker, pool, resolved)
+    with memory.measure(MemoryTag.GRAPHS):
+        executor.capture(reports_layers=reports_layers)
+    log.info("memory of %s", memory)
     group.link.open()
-    return ModelRunner(worker, pool, executor, plan.max_model_len, resolved)
+    return ModelRunner(worker, pool, executor, plan.max_model_len, resolved, memory)

@@ -11,6 +11,7 @@ import torch
 from mini_infer_engine.communication.collectives import NO_COLLECTIVES, Collectives
 from mini_infer_engine.communication.stage_link import NO_LINK, StageLink
 from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.config.model.kv_groups import KVCacheConfig
 from mini_infer_engine.config.model.model_config import ModelConfig
 from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.config.options.speculation import speculation_of
@@ -119,16 +120,24 @@ class ModelWorker:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights."""
+        """Bytes of all weights of the model."""
         return weight_bytes(self.model)
 
-    def kv_spec(self, page_size: int) -> KVSpec:
-        """Returns the layout of a page of so many tokens."""
-        return replace(self.model.kv_spec(page_size, self.dtype), quantization=self.kv_quantization)
+    @property
+    def draft_bytes(self) -> int:
+        """Bytes of the weights of the draft model or the speculative head."""
+        head = () if self.head is None else self.head.parameters()
+        num_bytes = sum(parameter.numel() * parameter.itemsize for parameter in head)
+        return num_bytes + (0 if self.draft is None else self.draft.weight_bytes)
 
-    def page_bytes(self, page_size: int) -> int:
-        """Returns the bytes of a page of so many tokens, including the draft model's."""
-        own = self.kv_spec(page_size).page_bytes
+    def kv_spec(self, page_size: int, kv_cache: KVCacheConfig | None = None) -> KVSpec:
+        """Returns the layout of a page of so many tokens, of all layers or as these KV groups have them."""
+        spec = replace(self.model.kv_spec(page_size, self.dtype), quantization=self.kv_quantization)
+        return spec if kv_cache is None else replace(spec, num_layers=kv_cache.layers_per_page)
+
+    def page_bytes(self, page_size: int, kv_cache: KVCacheConfig | None = None) -> int:
+        """Returns the bytes of such a page, including the draft model's, whose page has all of its layers."""
+        own = self.kv_spec(page_size, kv_cache).page_bytes
         return own + (0 if self.draft is None else self.draft.page_bytes(page_size))
 
     def calibrate(self, settings: EngineSettings, directory: Path | None) -> None:

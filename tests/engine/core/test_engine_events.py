@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from mini_infer_engine.config.model.kv_groups import kv_cache_config
 from tests.support.connected_engine import connect
 from tests.support.connected_world import ConnectedWorld
 from tests.support.engine_world import World, make_engine
@@ -24,7 +25,15 @@ SETUPS = {
     "speculative_method": (None, "ngram", "draft_model"),
     "num_speculative_tokens": (1, 3, 5),
     "pipeline_parallel_size": (1, 2, 4),
+    "windows": ((None,),),
 }
+WINDOWED = {
+    "windows": ((None, 20), (None, 3), (24,), (2,), (33, 17), (None, 40, 16, 40), (None, None, 20)),
+    "num_host_pages": (0,),
+    "speculative_method": (None, None, "ngram"),
+    "pipeline_parallel_size": (1,),
+}
+"""Setups with several KV groups or a window, and what goes with them."""
 
 
 def make_connected_world(draw: random.Random) -> ConnectedWorld:
@@ -35,17 +44,19 @@ def make_connected_world(draw: random.Random) -> ConnectedWorld:
     return ConnectedWorld(world.engine, world.runner, world.max_model_len, draw, worker=worker, connector=connector)
 
 
-def make_world(draw: random.Random, **fixed: Any) -> World:
+def make_world(draw: random.Random, setups: dict[str, tuple[Any, ...]] = SETUPS, **fixed: Any) -> World:
     """A random engine with a pool that holds at least one sequence and often hardly more."""
-    setup = {name: draw.choice(choices) for name, choices in SETUPS.items()} | fixed
+    setup = {name: draw.choice(choices) for name, choices in setups.items()} | fixed
     page_size, spare_pages = setup.pop("page_size"), setup.pop("spare_pages")
     if setup["speculative_method"] is not None:
         setup |= {"pipeline_parallel_size": 1, "max_speculative_rows": draw.choice((2, 8))}
     if setup["speculative_method"] == "draft_model":
         setup |= {"speculative_model": "a smaller one"}
     max_model_len = draw.choice((20, 64, 150, 3 * page_size, 3 * page_size // 2))
-    num_pages = -(-max_model_len // page_size) + spare_pages
-    return World(*make_engine(num_pages, page_size, max_model_len, **setup), max_model_len, draw)
+    kv_cache = kv_cache_config(setup.pop("windows"), max_model_len)
+    chunk = setup["long_prefill_token_threshold"] or setup["max_num_batched_tokens"] or 2048
+    num_pages = kv_cache.most_pages(max_model_len, page_size, chunk) + spare_pages
+    return World(*make_engine(num_pages, page_size, max_model_len, kv_cache=kv_cache, **setup), max_model_len, draw)
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -90,6 +101,18 @@ EngineMachine.TestCase.settings = settings(
     max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestEngineMachine = EngineMachine.TestCase
+
+
+class WindowedMachine(EngineMachine):
+    """The same with several KV groups: pages behind windows are freed while sequences run."""
+
+    @initialize(seed=st.integers(0, 2**32))
+    def start(self, seed: int) -> None:
+        self.world = make_world(random.Random(seed), SETUPS | WINDOWED)
+
+
+WindowedMachine.TestCase.settings = EngineMachine.TestCase.settings
+TestWindowedMachine = WindowedMachine.TestCase
 
 
 class ConnectedMachine(EngineMachine):
@@ -181,3 +204,26 @@ def test_after_10_000_random_events_no_page_is_leaked() -> None:
     assert copies > 20
     assert searches > 200
     assert 5 < swaps < preemptions
+
+
+def test_no_page_is_leaked_when_pages_behind_windows_are_freed() -> None:
+    """Sixty engines, 200 events each; the sums show that the events reach what they are meant to try."""
+    preemptions = cached_tokens = copies = searches = freed = 0
+    for seed in range(60):
+        draw = random.Random(seed)
+        world = make_world(draw, SETUPS | WINDOWED)
+        for _ in range(200):
+            draw.choices((world.add, world.add_beams, world.abort, world.step), weights=(1, 0.3, 0.3, 5))[0]()
+            world.check()
+            freed += world.num_freed
+        world.drain()
+        stats = world.engine.stats()
+        preemptions += stats.preemptions
+        cached_tokens += stats.cached_prompt_tokens
+        copies += world.num_copies
+        searches += world.num_searches
+    assert preemptions > 20
+    assert cached_tokens > 2_000
+    assert copies > 20
+    assert searches > 100
+    assert freed > 2_000

@@ -6,6 +6,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from mini_infer_engine.config.model.kv_groups import UNIFORM
 from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.runtime import memory_plan
 from mini_infer_engine.runtime.cpu.executor import TorchExecutor
@@ -15,7 +16,7 @@ from mini_infer_engine.runtime.memory_plan import MemoryInUse, _Needs, plan_memo
 TOTAL, WEIGHTS, PAGE = 1_000_000, 200_000, 1_000
 WORKER: Any = SimpleNamespace(
     device=torch.device("cuda"),
-    page_bytes=lambda page_size: PAGE,
+    page_bytes=lambda page_size, kv_cache: PAGE,
     config=SimpleNamespace(max_position_embeddings=512),
 )
 """As far as a plan asks a worker."""
@@ -27,7 +28,7 @@ def plan(monkeypatch: pytest.MonkeyPatch, needs: _Needs, share: float = 0.8) -> 
     monkeypatch.setattr(MemoryInUse, "of", lambda device: now)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (now.free, TOTAL))
     settings = EngineSettings(model="any", gpu_memory_utilization=share).resolved("cuda")
-    return plan_memory(WORKER, cast("type[Executor]", TorchExecutor), settings, 16, before)
+    return plan_memory(WORKER, cast("type[Executor]", TorchExecutor), settings, 16, before, UNIFORM)
 
 
 @pytest.mark.parametrize("name", ["state", "peak", "graphs"])

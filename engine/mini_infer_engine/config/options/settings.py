@@ -38,6 +38,11 @@ class ResolvedSettings(EngineSettings, frozen=True, kw_only=True):
     max_num_batched_tokens: int
     """Tokens of one forward pass."""
 
+    @property
+    def chunk_tokens(self) -> int:
+        """Most tokens of one prompt chunk."""
+        return self.long_prefill_token_threshold or self.max_num_batched_tokens
+
 
 def parallel_fault(options: EngineOptions, *, speculates: bool) -> str | None:
     """Says why the numbers of ranks and machines do not go together; None if they do."""

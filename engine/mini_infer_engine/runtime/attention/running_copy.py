@@ -70,13 +70,13 @@ class RunningCopy:
         mask = additive(torch.arange(capacity) >= padding, self.storage.dtype)
         self.mask = mask.repeat_interleave(self.pool.spec.num_kv_heads, 0).unsqueeze(1)
         cache_indexes = (torch.arange(longest) - padding).clamp_(min=0)  # what is hidden must be finite, no more
-        self._fill(inputs.page_tables[: len(starts)], cache_indexes)
+        self._fill([group.page_tables[: len(starts)] for group in inputs.groups], cache_indexes)
         self.column = longest
         return True
 
     def _reserve(self, num_rows: int, capacity: int) -> bool:
         spec = self.pool.spec
-        runs = (spec.num_layers, num_rows, spec.num_kv_heads)
+        runs = (len(self.pool.kv_cache.places), num_rows, spec.num_kv_heads)
         num_elements = 2 * math.prod(runs) * capacity * spec.head_dim
         if num_elements * spec.dtype.itemsize > MOST_BYTES:
             return False
@@ -88,11 +88,15 @@ class RunningCopy:
         self.capacity = capacity
         return True
 
-    def _fill(self, page_tables: Tensor, cache_indexes: Tensor) -> None:
-        """Fills the first columns of each row with its tokens of `cache_indexes` [rows, columns]."""
+    def _fill(self, page_tables: list[Tensor], cache_indexes: Tensor) -> None:
+        """Fills the first columns of each row with its tokens of `cache_indexes` [rows, columns].
+
+        `page_tables` are those of each KV group.
+        """
         spec, (num_rows, columns) = self.pool.spec, cache_indexes.shape
-        pages = page_tables.gather(1, cache_indexes // spec.page_size)
-        token_rows = self.pool.token_rows_of(pages.flatten(), (cache_indexes % spec.page_size).flatten())
+        offsets = (cache_indexes % spec.page_size).flatten()
+        pages = [table.gather(1, cache_indexes // spec.page_size).flatten() for table in page_tables]
+        token_rows = self.pool.by_layer([self.pool.token_rows_of(of_group, offsets) for of_group in pages])
         scratch = self.storage.new_empty(2 * cache_indexes.numel(), spec.row_width)
         for rows, keys, values in zip(token_rows, self.keys, self.values, strict=True):
             tokens = self.pool.read(rows, scratch).view(num_rows, columns, 2, spec.num_kv_heads, spec.head_dim)

@@ -40,7 +40,8 @@ class TorchAttentionPass:
         self.logits_indices = logits_indices
         self.pool, windows = backend.pool, backend.windows
         self.num_decodes = inputs.num_decodes
-        self.token_rows = self.pool.token_rows_of(inputs.write_pages, inputs.write_offsets)
+        rows_of_groups = [self.pool.token_rows_of(group.write_pages, inputs.write_offsets) for group in inputs.groups]
+        self.token_rows = self.pool.by_layer(rows_of_groups)
         copied = backend.copy.follow(inputs, windows) if backend.copy is not None else None
         self.decodes: CopiedDecodes | _GatheredDecodes | None = copied
         if inputs.num_decodes and copied is None:
@@ -96,7 +97,8 @@ class _GatheredDecodes:
         self.count = inputs.num_decodes
         self.longest = max(inputs.starts[: self.count]) + 1
         pages = -(-self.longest // pool.spec.page_size)
-        self.gather_rows = pool.gather_rows(inputs.page_tables[: self.count, :pages])
+        tables = [group.page_tables[: self.count, :pages] for group in inputs.groups]
+        self.gather_rows = pool.by_layer([pool.gather_rows(table) for table in tables])
         masks = decode_masks(inputs, self.longest, windows, pool.spec.dtype)
         self.masks = {window: mask[:, None, None] for window, mask in masks.items()}  # [rows, 1, 1, longest]
 
@@ -122,7 +124,8 @@ class _PrefillRow:
         self.masks: dict[int | None, Tensor | None] = {}
         if self.start:
             pages = -(-self.end // pool.spec.page_size)
-            self.gather_rows = pool.gather_rows(inputs.page_tables[row, :pages])
+            tables = [group.page_tables[row, :pages] for group in inputs.groups]
+            self.gather_rows = pool.by_layer([pool.gather_rows(table) for table in tables])
         keys = torch.arange(self.end, device=inputs.ends.device)  # cache indexes, as in `decode_masks`
         queries = keys[self.start :, None]
         for window in windows:

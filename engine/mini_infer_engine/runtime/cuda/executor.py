@@ -87,6 +87,7 @@ class CudaExecutor:
 
     default_page_size: int = 128  # what the attention kernels read in one go
     page_size_step: int = 16
+    supports_kv_groups: bool = False
 
     def __init__(self, worker: ModelWorker, pool: KVPool, settings: EngineSettings) -> None:
         self.worker, self.pool, self.settings = worker, pool, settings

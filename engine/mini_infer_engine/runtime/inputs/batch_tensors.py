@@ -3,7 +3,8 @@
 It knows the layout of a pass, not what is computed from it.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -11,6 +12,14 @@ from torch import Tensor
 
 from mini_infer_engine.core.batch import Batch
 from mini_infer_engine.device import to_device
+
+
+@dataclass(slots=True)
+class PageAddresses:
+    """The pages of one KV group in a pass, int64 on the device."""
+
+    write_pages: Tensor  # [tokens] page of each new token
+    page_tables: Tensor  # [rows, most pages of a row], padded with the spare page
 
 
 @dataclass(slots=True)
@@ -40,6 +49,13 @@ class PassInputs:
     pending_tokens: Tensor  # [pending] tokens whose id only the device knows
     pending_slots: Tensor  # [pending] the slots that sampled them
     all_pending: bool
+    more_groups: list[PageAddresses] = field(default_factory=list)
+    """The other KV groups; `write_pages` and `page_tables` are those of the first."""
+
+    @property
+    def groups(self) -> list[PageAddresses]:
+        """The pages of all KV groups."""
+        return [PageAddresses(self.write_pages, self.page_tables), *self.more_groups]
 
     @property
     def num_tokens(self) -> int:
@@ -54,9 +70,9 @@ def build_inputs(batch: Batch, page_size: int, null_page: int, device: torch.dev
     starts, counts = [row.start for row in rows], [row.count for row in rows]
     ends = [row.start + row.count for row in rows]
     pages_needed = [-(-end // page_size) for end in ends]
-    tables = np.full((num_rows, max(pages_needed)), null_page, dtype=np.int64)
-    for index, (row, needed) in enumerate(zip(rows, pages_needed, strict=True)):
-        tables[index, :needed] = row.page_table[:needed]
+    tables = _padded([row.page_table for row in rows], pages_needed, null_page)
+    tables_of_groups = zip(*(row.more_page_tables for row in rows), strict=True)
+    more_tables = [_padded(group, pages_needed, null_page) for group in tables_of_groups]
 
     start_array, count_array = np.array(starts, dtype=np.int64), np.array(counts, dtype=np.int64)
     query_starts = np.zeros(num_rows + 1, dtype=np.int64)
@@ -93,9 +109,11 @@ def build_inputs(batch: Batch, page_size: int, null_page: int, device: torch.dev
         query_starts[pending],
         np.array([rows[index].slot for index in pending], dtype=np.int64),
     ]
+    for table in more_tables:
+        parts += (table[row_of_token, cache_indexes // page_size], table.reshape(-1))
     columns = torch.split(to_device(np.concatenate(parts), device), [len(part) for part in parts])
     ids, places, pages, offsets, flat_tables, lengths, totals, begins, *samples_and_pending = columns
-    sample_rows, sample_starts, sample_slots, pending_at, pending_slots = samples_and_pending
+    sample_rows, sample_starts, sample_slots, pending_at, pending_slots, *more = samples_and_pending
     return PassInputs(
         num_decodes=batch.num_decodes,
         slots=[row.slot for row in rows],
@@ -116,4 +134,16 @@ def build_inputs(batch: Batch, page_size: int, null_page: int, device: torch.dev
         pending_tokens=pending_at,
         pending_slots=pending_slots,
         all_pending=len(pending) == len(token_ids),
+        more_groups=[
+            PageAddresses(write_pages, table.view(num_rows, -1))
+            for write_pages, table in zip(more[::2], more[1::2], strict=True)
+        ],
     )
+
+
+def _padded(tables: Sequence[Sequence[int]], pages_needed: Sequence[int], null_page: int) -> np.ndarray:
+    """Returns the first pages of each row, as many as it needs, as an array [rows, most pages]."""
+    padded = np.full((len(tables), max(pages_needed)), null_page, dtype=np.int64)
+    for row, table, needed in zip(padded, tables, pages_needed, strict=True):
+        row[:needed] = table[:needed]
+    return padded

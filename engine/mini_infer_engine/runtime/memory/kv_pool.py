@@ -4,11 +4,13 @@ All layers of a page lie together so that a page is one piece to copy, swap or s
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from mini_infer_engine.config.model.kv_groups import KVCacheConfig, uniform_kv_cache
 from mini_infer_engine.core.batch import PageCopy, Transfers
 from mini_infer_engine.kv_transfer.layout import KVLayout, KVMemory
 from mini_infer_engine.kv_transfer.transports.shared_memory import SharedArray
@@ -19,10 +21,21 @@ class KVPool:
     """A pool of `num_pages` pages for the scheduler, and `null_page`, which pads page tables and is never written."""
 
     def __init__(
-        self, spec: KVSpec, num_pages: int, device: torch.device, num_host_pages: int = 0, *, is_shared: bool = False
+        self,
+        spec: KVSpec,
+        num_pages: int,
+        device: torch.device,
+        num_host_pages: int = 0,
+        *,
+        is_shared: bool = False,
+        kv_cache: KVCacheConfig | None = None,
     ) -> None:
-        """Allocates the pages. With `is_shared`, other processes can map them if they are in main memory."""
+        """Allocates the pages. With `is_shared`, other processes can map them if they are in main memory.
+
+        `kv_cache` has the KV groups that share the pool; None means one group of all layers.
+        """
         self.spec = spec
+        self.kv_cache = uniform_kv_cache(spec.num_layers) if kv_cache is None else kv_cache
         self._is_shared = is_shared
         self._file: int | None = None
         self.num_pages = num_pages
@@ -54,6 +67,11 @@ class KVPool:
         shared = SharedArray(math.prod(sizes) * dtype.itemsize)
         self._file = shared.file
         return torch.from_numpy(shared.bytes).view(dtype).view(sizes)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the pages on the device, the null page included."""
+        return self.storage.numel() * self.storage.itemsize
 
     def memory(self) -> KVMemory:
         """Returns the address and layout of the pool, for KV transfer."""
@@ -118,6 +136,12 @@ class KVPool:
         tokens_in_page = self.spec.num_layers * self.spec.entries * self.spec.page_size
         rows = (pages * tokens_in_page + offsets).unsqueeze(1) + self._halves * self.spec.page_size
         return rows.flatten(1).unbind(0)
+
+    def by_layer(self, rows_of_groups: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """Returns rows for each layer of the model, given those for each layer of a page in each KV group."""
+        if len(rows_of_groups) == 1:
+            return rows_of_groups[0]
+        return tuple(rows_of_groups[group][place] for group, place in self.kv_cache.places)
 
     def gather_rows(self, page_tables: Tensor) -> tuple[Tensor, ...]:
         """Returns rows of `half_pages` for each layer, keys first, for page ids of any shape, flattened."""

@@ -7,6 +7,7 @@ a kernel reads those of one head at once. A page is still one piece of memory: s
 import torch
 from torch import Tensor
 
+from mini_infer_engine.config.model.kv_groups import KVCacheConfig
 from mini_infer_engine.core.batch import PageCopy
 from mini_infer_engine.models.kv_spec import SCALE_DTYPE, KVQuantization, KVSpec
 from mini_infer_engine.runtime.memory.kv_pool import KVPool
@@ -67,8 +68,14 @@ class QuantizedKVPool(KVPool):
 
 
 def make_pool(
-    spec: KVSpec, num_pages: int, device: torch.device, num_host_pages: int = 0, *, is_shared: bool = False
+    spec: KVSpec,
+    num_pages: int,
+    device: torch.device,
+    num_host_pages: int = 0,
+    *,
+    is_shared: bool = False,
+    kv_cache: KVCacheConfig | None = None,
 ) -> KVPool:
-    """Returns a pool that stores keys and values as the spec says."""
+    """Returns a pool that stores keys and values as the spec says, for these KV groups."""
     kind = KVPool if spec.quantization is None else QuantizedKVPool
-    return kind(spec, num_pages, device, num_host_pages, is_shared=is_shared)
+    return kind(spec, num_pages, device, num_host_pages, is_shared=is_shared, kv_cache=kv_cache)

@@ -1,0 +1,52 @@
+"""Chooses the KV groups of an engine: those of its model, or the uniform layout where a feature knows no other."""
+
+import logging
+
+from mini_infer_engine.config.model.kv_groups import KVCacheConfig, kv_cache_config, uniform_kv_cache
+from mini_infer_engine.config.model.model_config import ModelConfig
+from mini_infer_engine.config.options.settings import ResolvedSettings
+from mini_infer_engine.config.options.speculation import speculation_of
+from mini_infer_engine.models.registry import model_class
+
+log = logging.getLogger(__name__)
+
+
+def choose_kv_groups(
+    settings: ResolvedSettings, config: ModelConfig, *, supports_groups: bool, moves_kv: bool
+) -> KVCacheConfig:
+    """Returns the KV groups, and logs why pages behind a window are retained where they are.
+
+    `supports_groups` says if the executor reads a page table for each group, `moves_kv` if keys and values go to other
+    engines or come from them.
+    """
+    latents = model_class(config.architecture).caches_latents
+    longest = min(settings.max_model_len or config.max_position_embeddings, config.max_position_embeddings)
+    windows = [config.sliding_windows[layer] for layer in config.layers]
+    groups = kv_cache_config(windows, longest, caches_latents=latents)
+    if groups.is_uniform:
+        return groups
+    num_ranks = config.tensor_parallel.size * config.stage.size
+    obstacle = _obstacle(settings, num_ranks, supports_groups=supports_groups, moves_kv=moves_kv)
+    if obstacle is None:
+        log.info("KV groups: %s", groups)
+        return groups
+    log.info("KV cache retains the tokens behind sliding windows, too: %s", obstacle)
+    return uniform_kv_cache(len(windows))
+
+
+def _obstacle(settings: ResolvedSettings, num_ranks: int, *, supports_groups: bool, moves_kv: bool) -> str | None:
+    """Returns the reason why all layers share one page table, or None."""
+    if settings.disable_hybrid_kv_cache_manager:
+        return "disable_hybrid_kv_cache_manager is set"
+    if not supports_groups:
+        return "the kernels of this device read one page table for all layers yet"
+    if moves_kv:
+        return "KV transfer moves pages of all layers"
+    if num_ranks > 1:
+        return "tensor_parallel_size and pipeline_parallel_size above 1 need one page table for all layers yet"
+    speculation = speculation_of(settings)
+    if speculation is not None and speculation.method == "draft_model":
+        return "a draft model reads the page table of all layers (speculative_method)"
+    if settings.kv_swap_memory:
+        return "kv_swap_memory takes pages of all layers"
+    return None
