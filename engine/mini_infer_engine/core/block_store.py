@@ -11,10 +11,10 @@ from typing import Protocol
 class Contents(Protocol):
     """The store's interface to the component that knows the contents of pages."""
 
-    def wants(self, page: int) -> bool:
+    def retains(self, page: int) -> bool:
         """Returns True if an unused page should keep its contents for as long as possible."""
 
-    def forget(self, page: int) -> None:
+    def evict(self, page: int) -> None:
         """Called when the page is about to get new contents."""
 
 
