@@ -180,11 +180,11 @@ def test_nothing_happens_when_a_call_is_about_an_unknown_request(subject: Subjec
 def test_nothing_is_pinned_when_no_peer_waits_for_what_is_computed(subject: Subject) -> None:
     own = sequence_of(request("own", 40))
     own.pages = [1, 2, 3]
-    before = list(subject.engine.scheduler.pool.references)
+    before = list(subject.engine.scheduler.kv_cache.pool.references)
     assert not subject.connector.sends(own)
     subject.connector.launched(own, 40, AllLayers())
     subject.connector.computed(own, 40)
-    assert list(subject.engine.scheduler.pool.references) == before
+    assert list(subject.engine.scheduler.kv_cache.pool.references) == before
 
 
 def test_own_outputs_pass_in_their_order(subject: Subject) -> None:
@@ -217,7 +217,7 @@ def test_texts_are_exact_and_pages_released_when_prompts_name_a_source(subject: 
 def assert_released(subject: Subject) -> None:
     for _ in range(5):
         subject.step()
-    assert not any(subject.engine.scheduler.pool.references)
+    assert not any(subject.engine.scheduler.kv_cache.pool.references)
     assert subject.connector.stats.pinned_pages == 0
 
 
