@@ -9,7 +9,7 @@ MINUTES ?= 15
 FUZZ_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-to-run up test test-benchmarks test-schemas test-features check format e2e e2e-gpu test-gpu test-gpu2 test-real conformance fuzz crds dashboards lock clean
+.PHONY: help install install-to-run up test test-benchmarks test-schemas test-features check format e2e e2e-gpu test-gpu test-gpu2 test-real conformance fuzz crds dashboards console lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -78,6 +78,9 @@ crds: install ## writes crds/ from the models, the chart's copy, docs/options.md
 
 dashboards: install ## writes the chart's Grafana dashboards from scripts/dashboards.py
 	@$(BIN)/python scripts/dashboards.py
+
+console: ## builds the gateway's web console from console/ into its package; needs Node 20 and npm
+	cd console && npm ci --no-audit --no-fund && npm run check && npm run build
 
 lock: install ## writes constraints.txt again; UPGRADE=1 takes newer versions
 	@bash scripts/lock.sh

@@ -120,6 +120,7 @@ _REPLAYS = "mini_infer_engine.core_process.replays"
 _TRANSFER = "mini_infer_engine.kv_transfer"
 _UPSTREAM = "mini_infer_gateway.http.upstream"
 _MEMORY = "mini_infer_gateway.memory"
+_CONSOLE = "mini_infer_gateway.console"
 _OPERATOR = "mini_infer_operator"
 _REFUSED, _GRAMMAR = "400", "400 that names the limit"
 
@@ -360,6 +361,35 @@ SECTIONS: dict[str, Sequence[Limit]] = {
         constant("of one WebSocket", f"{_RESPONSES}.websocket:MAX_PENDING", as_count, "429 `too_many_responses`"),
         constant("a `stream_id`", f"{_RESPONSES}.websocket:LONGEST_STREAM_ID", as_count, _REFUSED),
         constant("one answer", f"{_RESPONSES}.recorder:MAX_WHOLE_BYTES", as_bytes, "passed on, not kept"),
+    ],
+    "The console": [
+        constant("consoles that are open", f"{_CONSOLE}.events:MAX_STREAMS", as_count, "429 `too_many_consoles`"),
+        constant("consoles of one key", f"{_CONSOLE}.events:MAX_STREAMS_PER_KEY", as_count, "the same"),
+        constant("new requests in an event", f"{_CONSOLE}.events:MAX_NEW_REQUESTS", as_count, "the newest"),
+        constant("requests that are kept", f"{_CONSOLE}.request_log:MAX_REQUESTS", as_count, "the oldest go"),
+        constant("steps of one request", f"{_CONSOLE}.request_log:MAX_STEPS", as_count, "later ones are not kept"),
+        constant(
+            "characters of a prompt (`--console-texts`)",
+            f"{_CONSOLE}.request_log:MAX_TEXT_CHARACTERS",
+            as_count,
+            "the beginning is kept",
+        ),
+        constant("samples of an engine", f"{_CONSOLE}.history:MAX_SAMPLES", as_count, "the oldest go"),
+        constant("a prompt to explain", f"{_CONSOLE}.explanation:MAX_BODY_BYTES", as_bytes, "413"),
+        constant("prompts that are explained at once", f"{_CONSOLE}.explanation:MAX_AT_ONCE", as_count, "429"),
+        constant(
+            "conversations of an engine in the map",
+            f"{_CONSOLE}.prefix_map:MAX_CONVERSATIONS",
+            as_count,
+            "those that were used last",
+        ),
+        constant("prefixes in the map", f"{_CONSOLE}.prefix_map:MAX_PREFIXES", as_count, "those that save most"),
+        constant(
+            "a reason of a pod",
+            "mini_infer_gateway.endpoints.pods:LONGEST_REASON",
+            as_count,
+            "cut",
+        ),
     ],
     "Engines' answers to the gateway": [
         constant("a head", f"{_UPSTREAM}:HEAD_BYTES", as_bytes, "502"),

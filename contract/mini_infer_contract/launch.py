@@ -125,7 +125,61 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """True if the endpoint is known to be going away: it gets no new request."""
 
 
+class ServiceCondition(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """One condition of an InferenceService's status, with the fields of metav1.Condition that people read."""
+
+    type: str
+    status: str
+    reason: str = ""
+    message: str = ""
+    last_transition_time: str = ""
+
+
+class ServiceRole(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """The engines of one role of an InferenceService, as its status counts them."""
+
+    name: str
+    replicas: int = 0
+    ready: str = ""
+    """Ready and wanted engines, such as 1/2."""
+    gpus: int = 0
+
+
+class ServiceStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """The part of an InferenceService's status that the gateway's console shows; it decides nothing."""
+
+    conditions: list[ServiceCondition] = []
+    model: str | None = None
+    revision: str | None = None
+    replicas: int = 0
+    ready_replicas: int = 0
+    roles: list[ServiceRole] = []
+
+
+class ServiceReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is known of one InferenceService beside its endpoints."""
+
+    name: str
+    """The service as namespace/name."""
+    status: ServiceStatus = ServiceStatus()
+
+
+class PendingEngine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An engine that is no endpoint yet, or no longer, with the reason."""
+
+    name: str
+    service: str = ""
+    role: str = "unified"
+    revision: str = ""
+    reason: str = ""
+    """The reason why it is not ready, in the words of Kubernetes, or of the process that ended."""
+
+
 class EndpointsFile(msgspec.Struct, frozen=True, kw_only=True):
     """The static endpoints file (JSON or YAML); its writer replaces it atomically."""
 
     endpoints: list[Endpoint] = []
+    services: list[ServiceReport] = []
+    """The state of services, for people who look at the console."""
+    pending: list[PendingEngine] = []
+    """Engines that are no endpoints, for people who look at the console."""

@@ -20,6 +20,12 @@ from mini_infer_apis.stored_responses.service import is_responses_path, methods_
 from mini_infer_contract.launch import HEALTH_PATH, METRICS_PATH, MODELS_PATH, READY_PATH, REQUEST_ID_HEADER
 from mini_infer_gateway import __version__
 from mini_infer_gateway.api import operations
+from mini_infer_gateway.console.app import CONSOLE_API_PATH, Console, index
+from mini_infer_gateway.console.explanation import Explainer
+from mini_infer_gateway.console.files import PAGE_PATH
+from mini_infer_gateway.console.fleet_view import Sources
+from mini_infer_gateway.console.history import History
+from mini_infer_gateway.console.request_log import RequestLog
 from mini_infer_gateway.endpoints.base import EndpointSource, Listed, Service
 from mini_infer_gateway.fleet.backlog import Backlog
 from mini_infer_gateway.fleet.load import LoadLedger
@@ -40,6 +46,8 @@ from mini_infer_gateway.pipeline.clients import GRANT, Clients
 from mini_infer_gateway.pipeline.continuation.retention import BodyRetention
 from mini_infer_gateway.pipeline.errors import INTERNAL_ERROR
 from mini_infer_gateway.pipeline.generate import Generate
+from mini_infer_gateway.pipeline.observer import NOBODY
+from mini_infer_gateway.pipeline.pinned_engine import MAY_PIN
 from mini_infer_gateway.pipeline.responses.replicas import Replicas
 from mini_infer_gateway.pipeline.responses.service import Responses
 from mini_infer_gateway.pipeline.retries import RetryBudget
@@ -119,6 +127,17 @@ class Gateway:
             pairing=Pairing(self.transfers, settings.max_local_prefill_tokens),
         )
         self.fleet = Fleet(settings, self.index, self.ledger, self.tokenizers, self.upstream, self.metrics, self._clock)
+        request_log = RequestLog(keeps_texts=settings.console_texts)
+        console = Console(
+            settings,
+            self._keys,
+            source,
+            request_log,
+            Sources(self.fleet, self.ledger, self.index, self.backlog, History()),
+            Explainer(settings.routing, self.fleet, self.router, self.tokenizers, self._clock),
+            self._clock,
+        )
+        self.console = console if settings.console else None
         self.flow = FlowController(
             settings,
             self.fleet,
@@ -145,6 +164,7 @@ class Gateway:
             bodies=self.bodies,
             retention=BodyRetention(self.bodies, self.metrics, self._clock),
             retry_budget=RetryBudget(refilled_s=self._clock()),
+            observer=request_log if self.console else NOBODY,
         )
         self._generate = Generate(serving)
         self._replicas = Replicas(
@@ -221,10 +241,14 @@ class Gateway:
             asyncio.create_task(self.flow.look(lambda: list(self.fleet.endpoints)), name="look at the queue"),
             asyncio.create_task(self.loop_lag.run(), name="event loop lag"),
         ]
+        if self.console:
+            self._tasks.append(asyncio.create_task(self.console.run(), name="sample for the console"))
 
     def stop_gently(self) -> None:
         """Begins the shutdown: the gateway is not ready from now on, and connections close after their next answer."""
         self.stopping = True
+        if self.console:
+            self.console.end()
         self._tasks.append(asyncio.create_task(self.responses.stop_gently(), name="end WebSockets"))
 
     async def stop(self) -> None:
@@ -253,10 +277,13 @@ class Gateway:
     def _key_refusal(self, scope: Scope) -> ApiError | None:
         """Returns the error if an API key is missing.
 
-        The admin port requires a key only for the debug page, which names tenants' engines, and not for probes and
-        metrics.
+        The admin port requires a key only for the debug page and the console, which name tenants' engines, and not for
+        probes and metrics.
         """
-        if _port(scope) == self.settings.admin_port and scope["path"] != DEBUG_PATH:
+        path: str = scope["path"]
+        if path == PAGE_PATH or (self.console and self.console.is_free(path)):
+            return None
+        if _port(scope) == self.settings.admin_port and path != DEBUG_PATH and not path.startswith(CONSOLE_API_PATH):
             return None
         if (grant := self._keys.grant(scope["headers"])) is not None:
             scope[GRANT] = grant
@@ -267,12 +294,18 @@ class Gateway:
         method, path = scope["method"], scope["path"]
         if method == "OPTIONS":
             await self._send_options(scope, send)
+        elif self.console and self.console.answers(scope):
+            _require(method, self.console.methods_of(path), path)
+            on_admin_port = _port(scope) == self.settings.admin_port
+            await self.console(scope, receive, send, on_admin_port=on_admin_port)
         elif _port(scope) == self.settings.admin_port:
             await self._show(self._admin_pages, method, path, send)
         elif is_responses_path(path):
             await self.responses(scope, receive, send)
         elif row := ENGINE_PATHS.get(path):
             _require(method, row.methods, path)
+            if self.console:
+                scope[MAY_PIN] = self.console.may_pin
             await self._generate(row, scope, receive, send)
         elif path.startswith(MODELS_PATH + "/"):
             _require(method, _GET, path)
@@ -295,6 +328,8 @@ class Gateway:
             return methods_of(path)
         if path.startswith(MODELS_PATH + "/"):
             return _GET
+        if self.console and (methods := self.console.methods_of(path)):
+            return methods
         page = ENGINE_PATHS.get(path) or self._client_pages.get(path)
         return page.methods if page else frozenset()
 
@@ -308,6 +343,7 @@ class Gateway:
         return {
             HEALTH_PATH: Page(lambda send: send_json(send, 200, {"status": "ok"})),
             READY_PATH: Page(self._send_ready),
+            PAGE_PATH: Page(lambda send: send_json(send, 200, index(has_console=self.console is not None))),
         }
 
     def _make_admin_pages(self) -> dict[str, Page]:

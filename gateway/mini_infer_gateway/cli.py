@@ -112,6 +112,7 @@ def parse(arguments: Sequence[str] | None = None) -> GatewaySettings:
         help="answer with x-mini-infer-pod, -hit-tokens, -prompt-tokens, -reason and -index: which engine answered and "
         "what it had cached, which reveals tenants to each other",
     )
+    _add_console_flags(parser)
     parser.add_argument(
         "--no-continuation",
         dest="continuation",
@@ -314,7 +315,8 @@ def _add_key_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--api-key-file",
         metavar="FILE",
-        help="keys of clients, one a line, such as KEY name=team-a weight=2 max-priority=-1; read again when changed",
+        help="keys of clients, one a line, such as KEY name=team-a weight=2 max-priority=-1; admin=true for keys "
+        "that see others' use in the console; read again when changed",
     )
     group.add_argument(
         "--max-priority",
@@ -341,6 +343,24 @@ def _add_key_flags(parser: argparse.ArgumentParser) -> None:
         help="the root secret (64 hexadecimal digits, `openssl rand -hex 32`) that proves to engines that the gateway "
         "belongs to their service: without it engines that require proof send it no KV events (default: none)",
     )
+
+
+def _add_console_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("the console", "a web page at /: docs/console.md")
+    group.add_argument("--no-console", dest="console", action="store_false", help="no web page, and nothing behind it")
+    group.add_argument(
+        "--console-texts",
+        action="store_true",
+        help="keep the first characters of prompts, so that the console shows them to the key that sent them and to "
+        "administrators (default: no text is kept)",
+    )
+    group.add_argument("--grafana-url", metavar="URL", type=_web_url, help="a Grafana that the console links to")
+
+
+def _web_url(text: str) -> str:
+    if not text.startswith(("http://", "https://")):
+        raise argparse.ArgumentTypeError(f"{text!r} must begin with http:// or https://")
+    return text
 
 
 def _add_cors_flags(parser: argparse.ArgumentParser) -> None:

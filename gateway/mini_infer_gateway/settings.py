@@ -44,6 +44,12 @@ class GatewaySettings:
     access_log: bool = True
     """Writes a log line for each request."""
 
+    console: bool = True
+    """Serves the console at `/`."""
+    console_texts: bool = False
+    """Keeps the beginnings of prompts for the console's list of requests."""
+    grafana_url: str | None = None
+    """The address of the Grafana that the console links to."""
     routing_headers: bool = False
     """Reports to clients which endpoint answered and what it had cached: tenants could learn about each other's
     prompts.

@@ -79,8 +79,14 @@ class Cluster:
                 yield f"http://{address['address']}:{node_port}"
                 return
         log_line("the node's address cannot be reached from here: port-forward")
+        with self.forward(namespace, f"service/{service}", "http") as url:
+            yield url
+
+    @contextlib.contextmanager
+    def forward(self, namespace: str, target: str, target_port: str) -> Iterator[str]:
+        """The base URL of a port of a Service or pod, through `kubectl port-forward`."""
         (port,) = free_ports(1)
-        command = [self._kubectl, "port-forward", "-n", namespace, f"service/{service}", f"{port}:http"]
+        command = [self._kubectl, "port-forward", "-n", namespace, target, f"{port}:{target_port}"]
         forward = subprocess.Popen(
             command, env={**os.environ, **self.environment}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )

@@ -61,6 +61,7 @@ async def test_a_browsers_question_for_an_icon_is_no_warning(
     engine: DryServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running_gateway() as gateway, httpx.AsyncClient() as client:
-        assert (await client.get(gateway.url + "/favicon.ico")).status_code == 204
+        icon = await client.get(gateway.url + "/favicon.ico")
+        assert (icon.status_code, icon.headers["content-type"]) == (200, "image/svg+xml")
         assert (await client.get(engine.url + "/favicon.ico")).status_code == 204
     assert not [record for record in caplog.records if record.levelname == "WARNING" and "favicon" in record.message]

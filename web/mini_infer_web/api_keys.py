@@ -68,6 +68,8 @@ class KeyGrant:
     max_priority: int | None = None
     """The lowest number, which goes first, that its requests may have as their priority; None for the server's default.
     """
+    admin: bool = False
+    """True if its owner administers the server, and so may see other keys' use of it."""
 
     @cached_property
     def cache_salt(self) -> str:
@@ -139,6 +141,10 @@ class ApiKeys:
         self._look()
         digest = hashlib.sha256(sent).digest()
         return self._of_file.get(digest) or self._own.get(digest)
+
+    def is_lone(self, grant: KeyGrant) -> bool:
+        """True if no key of another name exists, so that there are no other clients whose use could be seen."""
+        return all(one.name == grant.name for one in (*self._own.values(), *self._of_file.values()))
 
     def _look(self) -> None:
         """Reads the file again if it has changed; while it cannot be read, the keys that it had stay valid."""
@@ -214,9 +220,10 @@ def grant_of(key: str, fields: Sequence[str] = ()) -> KeyGrant:
     values: dict[str, str] = {}
     for field in fields:
         name, equals, value = field.partition("=")
-        if not equals or name not in ("name", "weight", "max-priority") or name in values:
+        if not equals or name not in ("name", "weight", "max-priority", "admin") or name in values:
             # Never the word itself: it may be a part of a key.
-            raise ValueError("behind the key stand name=NAME, weight=NUMBER, max-priority=NUMBER, each once at most")
+            known = "name=NAME, weight=NUMBER, max-priority=NUMBER, admin=true"
+            raise ValueError(f"behind the key stand {known}, each once at most")
         values[name] = value
     name = values.get("name", f"key-{hashlib.sha256(digest).hexdigest()[:8]}")
     if not _NAME.fullmatch(name):
@@ -226,11 +233,13 @@ def grant_of(key: str, fields: Sequence[str] = ()) -> KeyGrant:
         max_priority = int(values["max-priority"]) if "max-priority" in values else None
     except ValueError:
         raise ValueError("weight must be a number, and max-priority a whole one") from None
+    if values.get("admin", "true") != "true":
+        raise ValueError("admin must be true: leave it out for keys of clients")
     if not 0 < weight <= _LARGEST_WEIGHT:
         raise ValueError(f"weight must lie above 0 and be at most {_LARGEST_WEIGHT:.0f}")
     if max_priority is not None and not -MOST_PRIORITY <= max_priority < MOST_PRIORITY:
         raise ValueError(f"max-priority must lie between {-MOST_PRIORITY} and {MOST_PRIORITY - 1}")
-    return KeyGrant(digest, name, weight, max_priority)
+    return KeyGrant(digest, name, weight, max_priority, "admin" in values)
 
 
 def _grants_of(file: Path) -> dict[bytes, KeyGrant]:

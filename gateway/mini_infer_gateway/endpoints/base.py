@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from mini_infer_contract.launch import Endpoint
+from mini_infer_contract.launch import Endpoint, PendingEngine, ServiceReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +39,23 @@ class EndpointSource(Protocol):
 
     async def run(self, publish: Publish) -> None:
         """Calls `publish` with all endpoints, once at the start and after each change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """The state of services and of engines that are no endpoints: for people, routing does not read it."""
+
+    services: Sequence[ServiceReport] = ()
+    pending: Sequence[PendingEngine] = ()
+
+
+NO_REPORTS = Reports()
+
+
+@runtime_checkable
+class Reporting(Protocol):
+    """A source that knows more of services than their endpoints."""
+
+    def reports(self) -> Reports:
+        """Returns what the source has last seen."""
+        ...

@@ -1,10 +1,14 @@
-"""Converts a pod, as the API server stores it, to an endpoint. Pure; the watch is in kubernetes_watch."""
+"""Converts a pod, as the API server stores it, to an endpoint, or to the reason why it is none. Pure.
 
+The watch is in kubernetes_watch.
+"""
+
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from mini_infer_contract.launch import EVENTS_PORT, HTTP_PORT, REPLAY_PORT, Endpoint
+from mini_infer_contract.launch import EVENTS_PORT, HTTP_PORT, REPLAY_PORT, Endpoint, PendingEngine
 from mini_infer_contract.resource_names import (
     ANNOTATION_MODEL,
     ANNOTATION_PEER_AUTH,
@@ -22,6 +26,8 @@ DEFAULT_PORTS = {"http": HTTP_PORT, "events": EVENTS_PORT, "replay": REPLAY_PORT
 listen on it.
 """
 LEADER_INDEX = "0"
+LONGEST_REASON = 300
+"""Characters of a sentence of Kubernetes that are kept for each pod."""
 
 
 class Metadata(msgspec.Struct, rename="camel"):
@@ -58,6 +64,28 @@ class Condition(msgspec.Struct):
 
     type: str
     status: str
+    message: str | None = None
+
+
+class Detail(msgspec.Struct):
+    """The reason of a container's state, with a sentence."""
+
+    reason: str | None = None
+    message: str | None = None
+
+
+class ContainerState(msgspec.Struct):
+    """The state of a container that does not run."""
+
+    waiting: Detail | None = None
+    terminated: Detail | None = None
+
+
+class ContainerStatus(msgspec.Struct):
+    """The fields of a container's status that the gateway reads."""
+
+    ready: bool = False
+    state: ContainerState = msgspec.field(default_factory=ContainerState)
 
 
 class PodStatus(msgspec.Struct, rename="camel"):
@@ -66,6 +94,8 @@ class PodStatus(msgspec.Struct, rename="camel"):
     phase: str = ""
     pod_ip: str = msgspec.field(default="", name="podIP")
     conditions: list[Condition] = []
+    init_container_statuses: list[ContainerStatus] = []
+    container_statuses: list[ContainerStatus] = []
 
 
 class Pod(msgspec.Struct):
@@ -117,3 +147,50 @@ def listed_from_pod(pod: Pod) -> Listed | None:
     )
     ready = any(condition.type == "Ready" and condition.status == "True" for condition in pod.status.conditions)
     return Listed(endpoint, ready=ready and not draining)
+
+
+@dataclass(frozen=True, slots=True)
+class SeenPod:
+    """The endpoint of a pod, and the reason why it is not ready."""
+
+    listed: Listed | None
+    pending: PendingEngine | None
+
+
+def seen_pod(manifest: dict[str, Any]) -> SeenPod | None:
+    """Returns what a pod shows; None if it is of no interest. Raises msgspec.ValidationError if it is no pod."""
+    pod = msgspec.convert(manifest, Pod)
+    listed, pending = listed_from_pod(pod), pending_from_pod(pod)
+    return SeenPod(listed, pending) if listed or pending else None
+
+
+def pending_from_pod(pod: Pod) -> PendingEngine | None:
+    """Returns the engine of a pod that is not ready, with the reason. None if it is ready, ends, or is a group's
+    worker.
+    """
+    labels, status = pod.metadata.labels, pod.status
+    if labels.get(LABEL_WORKER_INDEX, LEADER_INDEX) != LEADER_INDEX or status.phase == "Succeeded":
+        return None
+    ready = any(condition.type == "Ready" and condition.status == "True" for condition in status.conditions)
+    if ready or labels.get(LABEL_DRAINING) == "true" or pod.metadata.deletion_timestamp is not None:
+        return None
+    return PendingEngine(
+        name=f"{pod.metadata.namespace}/{pod.metadata.name}",
+        service=f"{pod.metadata.namespace}/{labels[LABEL_SERVICE]}" if LABEL_SERVICE in labels else "",
+        role=labels.get(LABEL_ROLE, "unified"),
+        revision=labels.get(LABEL_REVISION, ""),
+        reason=_reason(status)[:LONGEST_REASON],
+    )
+
+
+def _reason(status: PodStatus) -> str:
+    """Returns why a pod is not ready: the first of its containers' states and its conditions that says so."""
+    for container in (*status.init_container_statuses, *status.container_statuses):
+        detail = container.state.waiting or container.state.terminated
+        if detail and not container.ready and detail.reason not in (None, "Completed"):
+            return f"{detail.reason}: {detail.message}" if detail.message else str(detail.reason)
+    for kind in ("PodScheduled", "Initialized", "ContainersReady", "Ready"):
+        for condition in status.conditions:
+            if condition.type == kind and condition.status != "True" and condition.message:
+                return condition.message
+    return status.phase or "Pending"

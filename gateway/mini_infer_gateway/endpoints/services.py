@@ -1,9 +1,11 @@
-"""Converts an InferenceService to what the gateway reads of it: its name, age and claimed model name. Pure."""
+"""Converts an InferenceService to what the gateway reads of it: name, age, claimed model name and status. Pure."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from mini_infer_contract.launch import ServiceReport, ServiceStatus
 from mini_infer_gateway.endpoints.base import Service
 
 
@@ -31,3 +33,25 @@ def service_of(manifest: dict[str, Any]) -> Service:
     service = msgspec.convert(manifest, _InferenceService)
     name = f"{service.metadata.namespace}/{service.metadata.name}"
     return Service(name, service.metadata.creation_timestamp, service.spec.model.name or service.metadata.name)
+
+
+@dataclass(frozen=True, slots=True)
+class SeenService:
+    """An InferenceService's identity for routing, and its status for people."""
+
+    service: Service
+    report: ServiceReport
+
+
+def seen_service(manifest: dict[str, Any]) -> SeenService:
+    """Returns the service and its status. Raises msgspec.ValidationError if `manifest` is no InferenceService."""
+    service = service_of(manifest)
+    return SeenService(service, ServiceReport(name=service.name, status=_status(manifest)))
+
+
+def _status(manifest: dict[str, Any]) -> ServiceStatus:
+    """Returns the status; empty if it cannot be read: it is shown to people, and must not change the routing."""
+    try:
+        return msgspec.convert(manifest.get("status") or {}, ServiceStatus)
+    except msgspec.ValidationError:
+        return ServiceStatus()

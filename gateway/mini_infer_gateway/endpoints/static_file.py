@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from mini_infer_contract.launch import EndpointsFile
-from mini_infer_gateway.endpoints.base import Listed, Publish
+from mini_infer_gateway.endpoints.base import NO_REPORTS, Listed, Publish, Reports
 from mini_infer_gateway.http.upstream import address_of
 
 POLL_S = 0.5
@@ -25,6 +25,10 @@ class EndpointsFileError(ValueError):
 
 def read_endpoints(path: Path) -> list[Listed]:
     """Returns the file's endpoints. Raises EndpointsFileError, which names the field at fault."""
+    return [Listed(endpoint, ready=not endpoint.draining) for endpoint in _read(path).endpoints]
+
+
+def _read(path: Path) -> EndpointsFile:
     try:
         # YAML is a superset of JSON, so one decoder reads both.
         content = msgspec.yaml.decode(path.read_bytes(), type=EndpointsFile)
@@ -49,7 +53,7 @@ def read_endpoints(path: Path) -> list[Listed]:
                 f"{endpoint.url!r}, its events {endpoint.events!r}, its replay {endpoint.replay!r}, its "
                 f"transfer {endpoint.transfer!r})"
             ) from None
-    return [Listed(endpoint, ready=not endpoint.draining) for endpoint in content.endpoints]
+    return content
 
 
 def _check_zmq_address(address: str) -> None:
@@ -63,6 +67,11 @@ class StaticFile:
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
+        self._reports = NO_REPORTS
+
+    def reports(self) -> Reports:
+        """Returns the services and pending engines that the file names."""
+        return self._reports
 
     async def run(self, publish: Publish) -> None:
         """Reads the file at once, then whenever it has changed, until cancelled."""
@@ -73,14 +82,15 @@ class StaticFile:
             stamp = self._stamp()
             if stamp != seen or not synced:
                 try:
-                    listed = read_endpoints(self._path)
+                    content = _read(self._path)
                 except EndpointsFileError as error:
                     if str(error) != complaint:
                         log.error("%s (%s)", error, "the last good list stays" if synced else "waiting for a good one")
                         complaint = str(error)
                 else:
                     synced, complaint = True, ""
-                    publish(listed)
+                    self._reports = Reports(content.services, content.pending)
+                    publish([Listed(endpoint, ready=not endpoint.draining) for endpoint in content.endpoints])
                 seen = stamp
             await asyncio.sleep(POLL_S)
 

@@ -26,8 +26,12 @@ _HOP_BY_HOP = frozenset(
         b"upgrade",
     )
 )
-_REQUEST_OWN = frozenset((b"host", b"content-length", b"content-encoding", b"expect", REQUEST_ID_HEADER.encode()))
-"""Headers that are rewritten for the connection to the endpoint, which receives decompressed bodies."""
+_REQUEST_OWN = frozenset(
+    (b"host", b"origin", b"content-length", b"content-encoding", b"expect", REQUEST_ID_HEADER.encode())
+)
+"""Headers that are rewritten for the connection to the endpoint, which receives decompressed bodies. A page's origin is
+checked here, against the gateway's own host: an engine would take the gateway's page for one from elsewhere.
+"""
 _CREDENTIALS = frozenset((b"authorization", b"x-api-key", b"cookie"))
 """Credentials of a client for the gateway; they are not meant for every pod that a namespace may start."""
 _RESPONSE_PRIVATE = frozenset((b"set-cookie", b"location", b"server", REQUEST_ID_HEADER.encode(), ID_HEADER.encode()))

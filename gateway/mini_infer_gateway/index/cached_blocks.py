@@ -7,6 +7,9 @@ columns, not objects: a million objects would slow the garbage collector. Pure: 
 
 from array import array
 from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import islice
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -31,6 +34,15 @@ class Hit(Struct, frozen=True, gc=False):
 NO_HIT = Hit(0, 0, 1)
 
 
+class Conversation(NamedTuple):
+    """One cached chain of blocks that no other continues."""
+
+    used_s: float
+    """The time of its last use, as `CachedBlocks.now_s` told it."""
+    forks: list[tuple[bytes, int]]
+    """The key and number of blocks of the whole chain, then of each prefix of it that other chains share."""
+
+
 class CachedBlocks:
     """The blocks of an endpoint that its events have confirmed."""
 
@@ -43,8 +55,10 @@ class CachedBlocks:
         """Number of our blocks in the smallest run of whole blocks of the sender that ends with one of ours."""
         self._rests: dict[int, tuple[int, ...]] = {}
         """Token ids after a row's key, by row; empty if the sender's block size is a multiple of ours."""
-        self._leaves: OrderedDict[int, None] = OrderedDict()
-        """Rows without children, the least recently used first."""
+        self.now_s = 0.0
+        """The time that uses are recorded with; its owner sets it at intervals."""
+        self._leaves: OrderedDict[int, float] = OrderedDict()
+        """Rows without children, the least recently used first, with the times of their last use."""
         self._ghosts: set[int] = set()
         """Rows that were removed although they had children. A prompt may have a gap then, so lookups walk."""
         self._keys: list[bytes] = []
@@ -83,8 +97,22 @@ class CachedBlocks:
     def used(self, row: int) -> None:
         """Marks the end of a chain as most recently used, because it was stored or looked up."""
         if row != ROOT and not self._children[row]:
-            self._leaves[row] = None
+            self._leaves[row] = self.now_s
             self._leaves.move_to_end(row)
+
+    def conversations(self, most: int) -> Iterator[Conversation]:
+        """Yields at most `most` conversations, the most recently used first. No block may change meanwhile."""
+        for row, used_s in islice(reversed(self._leaves.items()), most):
+            forks = []
+            while row != ROOT:
+                forks.append((self._keys[row], self._depths[row]))
+                row = self._run_above[self._runs[row]]
+            yield Conversation(used_s, forks)
+
+    def run_end(self, key: bytes) -> bytes | None:
+        """Returns the last key of the unforked run of blocks that has this key; None if no block has it."""
+        row = self.owner.get(key)
+        return None if row is None else self._keys[self._run_end[self._runs[row]]]
 
     def drop(self, block_hash: BlockHash) -> None:
         """Removes a block that is no longer cached; unknown ones are ignored."""
@@ -110,8 +138,7 @@ class CachedBlocks:
                 blocks -= 1
                 row = parent
             if row != ROOT and not self._children[row] and row not in self._ghosts:
-                self._leaves[row] = None
-                self._leaves.move_to_end(row, last=False)
+                self._become_first_leaf(row)
         while blocks > 0 and self.by_hash:  # Leaves that lost their parents' rows are not listed.
             self.drop(next(iter(self.by_hash)))
             blocks -= 1
@@ -225,7 +252,11 @@ class CachedBlocks:
             if self._children[parent]:
                 return
             if parent not in self._ghosts:
-                self._leaves[parent] = None
-                self._leaves.move_to_end(parent, last=False)
+                self._become_first_leaf(parent)
                 return
             row = parent
+
+    def _become_first_leaf(self, row: int) -> None:
+        """Makes a row without children the least recently used leaf."""
+        self._leaves[row] = next(iter(self._leaves.values()), self.now_s)
+        self._leaves.move_to_end(row, last=False)

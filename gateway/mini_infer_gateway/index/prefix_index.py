@@ -15,11 +15,11 @@ from msgspec.structs import replace
 
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS, block_keys, root_key
 from mini_infer_contract.events import MEDIUM_GPU, AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
-from mini_infer_gateway.index.cached_blocks import NO_HIT, ROOT, CachedBlocks, Hit
+from mini_infer_gateway.index.cached_blocks import NO_HIT, ROOT, CachedBlocks, Conversation, Hit
 from mini_infer_gateway.index.guesses import Guesses
 from mini_infer_gateway.index.key_chain import Lookup
 
-__all__ = ["NO_HIT", "Hit", "PrefixIndex", "prompt_root", "slices"]
+__all__ = ["NO_HIT", "Conversation", "Hit", "PrefixIndex", "prompt_root", "slices"]
 
 SLICE_BLOCKS = 256
 """Blocks that are applied, forgotten or freed at once, which takes less than two milliseconds."""
@@ -101,6 +101,8 @@ class PrefixIndex:
         self._max_blocks = max_blocks
         self._endpoints: dict[str, _Holdings] = {}
         self._total = 0
+        self._now_s = 0.0
+        """The time of the last expiry run, with which uses of blocks are recorded."""
         self._discarded: list[CachedBlocks] = []
         """Blocks of endpoints that are removed: freeing a million blocks at once would take too long."""
 
@@ -130,6 +132,7 @@ class PrefixIndex:
                 case AllBlocksCleared():
                     self._discarded.append(holdings.blocks)
                     holdings.blocks, holdings.guesses = CachedBlocks(), Guesses()
+                    holdings.blocks.now_s = self._now_s
         added = holdings.size() - before
         self._total += added
         self._trim(added)
@@ -157,7 +160,9 @@ class PrefixIndex:
         Call it at intervals; lookups ignore expired guesses anyway.
         """
         left = SLICE_BLOCKS
+        self._now_s = now_s
         for holdings in self._endpoints.values():
+            holdings.blocks.now_s = now_s
             if holdings.stale_until_s is not None and holdings.stale_until_s <= now_s:
                 self._total -= len(holdings.blocks)
                 self._discarded.append(holdings.blocks)
@@ -184,6 +189,21 @@ class PrefixIndex:
         """Returns the cached part of a prompt with these keys, in time logarithmic in the prompt's length."""
         return self.hits([endpoint], keys, now_s)[0]
 
+    def conversations(self, endpoint: str, most: int) -> list[Conversation]:
+        """Returns at most `most` conversations that an endpoint's events report as cached, the latest used first."""
+        holdings = self._endpoints.get(endpoint)
+        return list(holdings.blocks.conversations(most)) if holdings else []
+
+    def run_end(self, endpoint: str, key: bytes) -> bytes | None:
+        """Returns the last key of the unforked run of blocks that has this key; None if the endpoint lacks it."""
+        holdings = self._endpoints.get(endpoint)
+        return holdings.blocks.run_end(key) if holdings else None
+
+    def guessed_blocks(self, endpoint: str) -> int:
+        """Returns the number of blocks that are only guessed to be cached there."""
+        holdings = self._endpoints.get(endpoint)
+        return len(holdings.guesses) if holdings else 0
+
     def cached_blocks(self, endpoint: str) -> int:
         """Returns the number of all blocks cached there, guesses included."""
         return self.all_cached_blocks([endpoint])[0]
@@ -207,6 +227,7 @@ class PrefixIndex:
         holdings = self._endpoints.get(endpoint)
         if holdings is None:
             holdings = self._endpoints[endpoint] = _Holdings()
+            holdings.blocks.now_s = self._now_s
         return holdings
 
     def _store(self, holdings: _Holdings, event: BlockStored) -> bool:

@@ -5,6 +5,7 @@ connections, `RoutingRequest` is what routing may know of it, `Placement` is its
 `Continuation` is the state of its stream.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -16,12 +17,16 @@ from mini_infer_gateway.paths import EnginePath
 from mini_infer_gateway.pipeline.clients import ANYBODY, Client
 from mini_infer_gateway.pipeline.continuation.base import NO_CONTINUATION, Continuation
 from mini_infer_gateway.pipeline.exchange import Exchange
+from mini_infer_gateway.pipeline.observer import NOBODY, RequestTrace
 from mini_infer_gateway.pipeline.serving import Serving
 from mini_infer_gateway.routing.base import RoutingRequest
 from mini_infer_web.asgi import Receive, Scope, Send
 
 ACCESS_LOG_FIELDS = "mini_infer_access_log_fields"
 """Key in an ASGI scope: fields of the request's log line, in addition to those of its head."""
+USAGE_BYTES = 1 << 10
+"""Bytes at the end of a whole answer in which its usage is looked for."""
+_COMPLETION_TOKENS = re.compile(rb'"(?:completion|output)_tokens": ?(\d+)')
 CLIENT_CLOSED_REQUEST = 499
 """Status of nginx for a client that closed the connection, used in metrics only; nobody receives it."""
 
@@ -39,6 +44,7 @@ class Call:
     reservation: BodyReservation
     log_fields: dict[str, Any]
     """Fields of the request's line in the access log."""
+    trace: RequestTrace = NOBODY
 
     # Filled by `read`.
     body: bytes = b""
@@ -50,6 +56,8 @@ class Call:
     # Filled by `resolve`.
     model: str = ""
     """The model as the client wrote it, which is a name in the catalog; empty until it is known to be one."""
+    placed_as: str = ""
+    """The name under which the request is placed: that of its model, or of one engine that its client names."""
     endpoints: Sequence[str] = ()
     """Names of the endpoints that served the model when the request arrived."""
     client: Client = ANYBODY
@@ -73,6 +81,10 @@ class Call:
     continuation: Continuation = field(default_factory=lambda: NO_CONTINUATION)
     """The state with which another endpoint can continue the stream."""
 
+    # Filled by `relay`.
+    answer_end: bytes = b""
+    """The end of a whole answer, where its usage stands."""
+
     # For the metrics and the access log.
     status: int = CLIENT_CLOSED_REQUEST
     outcome: Outcome = Outcome.INTERNAL
@@ -82,7 +94,9 @@ class Call:
         """Returns a request of which nothing has been read but its head."""
         exchange = Exchange(send, scope["request_id"], row.errors)
         reservation = BodyReservation(serving.bodies)
-        return cls(row, scope, receive, serving.clock(), exchange, reservation, scope.setdefault(ACCESS_LOG_FIELDS, {}))
+        arrived_s, log_fields = serving.clock(), scope.setdefault(ACCESS_LOG_FIELDS, {})
+        trace = serving.observer.begin(scope, arrived_s) if row.generates else NOBODY
+        return cls(row, scope, receive, arrived_s, exchange, reservation, log_fields, trace)
 
     @property
     def request_id(self) -> str:
@@ -93,6 +107,14 @@ class Call:
     def can_resume(self) -> bool:
         """True if the client has received a part of a stream that another endpoint can continue."""
         return bool(self.exchange.status and self.continuation.possible)
+
+    @property
+    def completion_tokens(self) -> int | None:
+        """The number of tokens that the client has received; None if the gateway does not know it."""
+        if self.continuation is not NO_CONTINUATION:
+            return self.continuation.tokens
+        found = _COMPLETION_TOKENS.search(self.answer_end)
+        return int(found[1]) if found else None
 
     def begin_answer(self, retains_body: bool) -> None:
         """Frees the body as the answer begins, unless another endpoint may have to continue the answer."""
@@ -118,4 +140,6 @@ class Call:
         """Frees the request's memory, and records its end in the access log and the metrics."""
         self.reservation.release()
         self.log_fields.update(model=self.model, status=self.status, outcome=self.outcome.value)
-        serving.metrics.answered(self.model, self.status, self.outcome, serving.clock() - self.arrived_s)
+        ended_s = serving.clock()
+        self.trace.ended(self.log_fields, ended_s)
+        serving.metrics.answered(self.model, self.status, self.outcome, ended_s - self.arrived_s)

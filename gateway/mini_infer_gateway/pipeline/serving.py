@@ -10,6 +10,7 @@ from mini_infer_gateway.memory import BodyBudget
 from mini_infer_gateway.metrics import Metrics
 from mini_infer_gateway.pipeline.clients import Clients
 from mini_infer_gateway.pipeline.continuation.retention import BodyRetention
+from mini_infer_gateway.pipeline.observer import NOBODY, RequestObserver
 from mini_infer_gateway.pipeline.poison_requests import PoisonRequests
 from mini_infer_gateway.pipeline.retries import RetryBudget
 from mini_infer_gateway.prompts.tokenizers import Tokenizers
@@ -35,3 +36,4 @@ class Serving:
     retention: BodyRetention
     retry_budget: RetryBudget
     poison: PoisonRequests = field(default_factory=PoisonRequests)
+    observer: RequestObserver = NOBODY

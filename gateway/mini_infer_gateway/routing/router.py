@@ -1,6 +1,6 @@
 """Routes one request to one of many endpoints, and times the plugins and clamps their scores."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from random import Random
@@ -20,6 +20,7 @@ from mini_infer_gateway.routing.base import (
     Standing,
 )
 from mini_infer_gateway.routing.pairing import Offer, Offers, Pairing, can_prefill, site_of
+from mini_infer_gateway.routing.pickers.highest_score import EQUAL
 from mini_infer_gateway.routing.seconds import costs_of
 
 
@@ -34,6 +35,23 @@ class PluginTime:
         """Adds one more call."""
         self.calls += 1
         self.seconds += seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A decision with everything that it was made of, for people."""
+
+    filtered: Mapping[str, str]
+    """The filter that dropped each candidate that may not be chosen, by the candidate's name."""
+    candidates: Sequence[Candidate]
+    features: Features
+    scores: Mapping[str, Sequence[float]]
+    """Weighted scores of all candidates, by the name of the scorer."""
+    totals: Sequence[float]
+    equals: tuple[int, ...]
+    """The positions of the best candidates: the picker chooses one of them."""
+    decision: Decision | None
+    """The decision for the first of them; None if no candidate may be chosen."""
 
 
 class Router:
@@ -77,20 +95,46 @@ class Router:
         decision = self._decide(decodes, features, scores, totals, chosen)
         return pairing.complete(decision, request, decodes, features, chosen, offers, now_s) if pairing else decision
 
-    def _offers(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> Offers:
-        """Returns the best prefill engine of each group that has any, by the same scorers."""
+    def explain(self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float) -> Explanation:
+        """Returns what `route` would decide, with every number behind it. Changes neither turns nor random numbers."""
+        filtered: dict[str, str] = {}
+        left = candidates
+        for plugin, _ in self._filters:
+            kept = plugin.keep(request, left)
+            filtered |= {one.name: plugin.name for one in left if one not in kept}
+            left = kept
+        if not left:
+            return Explanation(filtered, (), {}, {}, (), (), None)
+        features = self._produce(request, left, now_s)
+        pairing = self._pairing if request.may_split else None
+        offers = self._offers(request, candidates, now_s, _first_best) if pairing else {}
+        costs = pairing.with_offers(request, left, features, offers) if pairing and offers else features
+        rows = self._score(request, costs, len(left))
+        totals = _totals(rows) if rows else [0.0] * len(left)
+        equals = tuple(position for position, total in enumerate(totals) if max(totals) - total <= EQUAL)
+        decision = self._decide(left, features, rows, [*totals], equals[0])
+        if pairing:
+            decision = pairing.complete(decision, request, left, features, equals[0], offers, now_s)
+        names = (plugin.name for plugin, _, _ in self._scorers)
+        return Explanation(filtered, left, costs, dict(zip(names, rows, strict=True)), totals, equals, decision)
+
+    def _offers(
+        self, request: RoutingRequest, candidates: Sequence[Candidate], now_s: float, pick: "Pick | None" = None
+    ) -> Offers:
+        """Returns the best prefill engine of each group that has any, by the same scorers and `pick`."""
         groups: dict[Group, list[Candidate]] = {}
         for candidate in candidates:
             if candidate.computes_for_others:
                 able = groups.setdefault(candidate.group, [])
                 if can_prefill(request, candidate):
                     able.append(candidate)
-        return {group: self._offer(request, able, now_s) if able else None for group, able in groups.items()}
+        pick = pick or self._pick
+        return {group: self._offer(request, able, now_s, pick) if able else None for group, able in groups.items()}
 
-    def _offer(self, request: RoutingRequest, able: Sequence[Candidate], now_s: float) -> Offer:
+    def _offer(self, request: RoutingRequest, able: Sequence[Candidate], now_s: float, pick: "Pick") -> Offer:
         features = self._produce(request, able, now_s)
         scores = self._score(request, features, len(able))
-        chosen = self._pick(able, _totals(scores) if scores else [0.0] * len(able))
+        chosen = pick(able, _totals(scores) if scores else [0.0] * len(able))
         return Offer(able[chosen], site_of(request, features, chosen))
 
     def eligible(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
@@ -159,6 +203,14 @@ class Router:
 
     def _time_of(self, plugin: Filter | Producer | Scorer | Picker) -> PluginTime:
         return self.times.setdefault(plugin.name, PluginTime())
+
+
+Pick = Callable[[Sequence[Candidate], Sequence[float]], int]
+"""Returns the position of the chosen candidate, by the total scores."""
+
+
+def _first_best(candidates: Sequence[Candidate], totals: Sequence[float]) -> int:
+    return max(range(len(totals)), key=totals.__getitem__)
 
 
 def _weighted(values: Sequence[float], weight: float) -> list[float]:

@@ -1,4 +1,4 @@
-"""Defines the commands of `mini-infer`: up, plan, chat, status, why, rollout, tune.
+"""Defines the commands of `mini-infer`: up, plan, chat, top, status, why, rollout, tune.
 
 Imports nothing heavy before it knows which command runs.
 """
@@ -24,6 +24,7 @@ Serve language models: on this machine as processes, or look at what the operato
 
   mini-infer up -f examples/demo.yaml      run it here: engines, gateway, one OpenAI URL
   mini-infer chat                          talk to it
+  mini-infer top                           watch its engines and requests in the terminal
   mini-infer plan -f examples/demo.yaml    print the Kubernetes objects that the operator would make
   mini-infer status                        what runs, here or in a cluster, and why something is not ready
   mini-infer why NAME                      all that is known of why it is as it is: conditions, engines, last log lines
@@ -47,7 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"mini-infer {_release()}")
     commands = parser.add_subparsers(
-        dest="command", required=True, metavar="up | plan | chat | status | why | rollout | tune"
+        dest="command", required=True, metavar="up | plan | chat | top | status | why | rollout | tune"
     )
 
     up = commands.add_parser(
@@ -103,6 +104,14 @@ def build_parser() -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         help="think before the answer, where the model can (default: as the model does)",
     )
+    top = commands.add_parser(
+        "top",
+        help="watch engines and requests in the terminal",
+        description="The fleet and the latest requests of a gateway, live, as its console at / shows them. "
+        "OPENAI_API_KEY is sent where set: an administrator's key shows everything. Ctrl-C ends it.",
+    )
+    top.add_argument("--url", help="of the gateway (default: OPENAI_BASE_URL, else `mini-infer up` at port 8080)")
+    top.add_argument("--once", action="store_true", help="print the present state and end, for scripts and pipes")
     _add_status(commands)
     _add_rollout(commands)
     # The engine's own flags: this package knows nothing of kernels.
@@ -198,6 +207,10 @@ def _run(options: argparse.Namespace) -> int:
         return show_why(options.name, options.namespace, local=options.local)
     if options.command == "rollout":
         return _rollout(options)
+    if options.command == "top":
+        from mini_infer_operator.cli.top import top
+
+        return top(options.url, once=options.once)
     from mini_infer_operator.cli.chat import chat
 
     return chat(

@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from mini_infer_contract.launch import Endpoint, EndpointsFile
+from mini_infer_contract.launch import Endpoint, EndpointsFile, PendingEngine, ServiceReport, ServiceStatus
 from mini_infer_operator.gpus import requests_gpu
 from mini_infer_operator.launch import Launch, grace_s
 from mini_infer_operator.local.commands import engine_command
@@ -77,6 +77,7 @@ class LocalBackend:
         self._created = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         self.endpoints_path = folder / "endpoints.json"
         self.peer_key_path = write_peer_key(folder)
+        self._endpoints: list[Endpoint] = []
         self.status: dict[str, Any] = {}
 
     async def read(self) -> Mapping[str, Any] | None:
@@ -134,6 +135,7 @@ class LocalBackend:
         if status != self.status:
             write_status(self._folder, stored, status)
         self.status = status
+        self._write_file(f"{stored['metadata'].get('namespace', 'default')}/{stored['metadata']['name']}")
         if before != after:
             self._report(f"{stored['metadata']['name']}: {after}")
 
@@ -193,7 +195,7 @@ class LocalBackend:
 
     def _write_endpoints(self, service: InferenceService) -> None:
         metadata = service.metadata
-        endpoints = [
+        self._endpoints = [
             Endpoint(
                 name=engine.process.name,
                 url=f"http://{HOST}:{engine.ports[0]}",
@@ -212,7 +214,26 @@ class LocalBackend:
             for engine in self._engines
             if engine.process.ready
         ]
-        write_atomically(self.endpoints_path, msgspec.json.encode(EndpointsFile(endpoints=endpoints)))
+        self._write_file(f"{metadata.namespace}/{metadata.name}")
+
+    def _write_file(self, service: str) -> None:
+        """Writes the endpoints, and what the console shows of the service beside them."""
+        status = msgspec.convert(self.status, ServiceStatus)
+        pending = [
+            PendingEngine(
+                name=engine.process.name,
+                service=service,
+                role=engine.role,
+                revision=engine.revision,
+                reason=engine.process.last_end or f"loading model {engine.launch.model_name}",
+            )
+            for engine in self._engines
+            if not engine.process.ready and not engine.process.stopping
+        ]
+        content = EndpointsFile(
+            endpoints=self._endpoints, services=[ServiceReport(name=service, status=status)], pending=pending
+        )
+        write_atomically(self.endpoints_path, msgspec.json.encode(content))
 
 
 def observed_processes(

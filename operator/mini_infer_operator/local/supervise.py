@@ -49,6 +49,8 @@ class SupervisedProcess:
     stopping: bool = False
     """Set by code that ends the process; it is not restarted."""
     pid: int = 0
+    last_end: str = ""
+    """How it ended the last time, with its last line; empty while it has not ended, or since it is ready again."""
     task: "asyncio.Task[None] | None" = field(default=None, repr=False)
 
 
@@ -120,7 +122,7 @@ async def supervise(
         failures = 0 if time.monotonic() - started > STEADY_S else failures + 1
         backoff_s = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2 ** max(0, failures - 1))
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        words = f"{how}: {_last_line(supervised.log)}"
+        words = supervised.last_end = f"{how}: {_last_line(supervised.log)}"
         changed(f"{supervised.name} {words}\n  starting it again in {backoff_s:g} s; its log: {supervised.log}")
         await asyncio.sleep(backoff_s)
 
@@ -169,6 +171,7 @@ async def _poll_ready(
 def _set_ready(supervised: SupervisedProcess, *, ready: bool) -> None:
     if ready != supervised.ready:
         supervised.ready, supervised.changed_at = ready, datetime.now(UTC)
+        supervised.last_end = "" if ready else supervised.last_end
         supervised.worked |= ready
 
 

@@ -138,7 +138,8 @@ async def _greet(backend: LocalBackend, gateway: SupervisedProcess, url: str, fo
     chat = f"OPENAI_API_KEY=${API_KEY_ENV} {command} chat" if has_key else f"{command} chat"
     keys = f"key ${API_KEY_ENV}" if has_key else "any key"
     _print_line(
-        f"\n{model} answers at {url}/v1 (OpenAI API, {keys}). Try:\n\n  {curl}\n\n  {chat} --url {url}\n\n"
+        f"\nOpen {url}/ in a browser: the console, to chat and to see what runs.\n\n"
+        f"{model} answers at {url}/v1 (OpenAI API, {keys}). Try:\n\n  {curl}\n\n  {chat} --url {url}\n\n"
         f"Logs are in {folder}. Ctrl-C ends everything."
     )
 

@@ -16,6 +16,7 @@ PLAIN: Headers = [(b"content-type", b"application/json"), (b"traceparent", b"00-
         (b"host", b"gateway"),
         (b"content-length", b"3"),
         (b"expect", b"100-continue"),
+        (b"origin", b"http://127.0.0.1:8080"),
         (b"cookie", b"session=1"),
         (b"authorization", b"Bearer k"),
         (b"x-request-id", b"the client's"),

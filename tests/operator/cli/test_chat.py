@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mini_infer_operator.cli import chat
+from mini_infer_operator.cli import chat, server_access
 from mini_infer_operator.cli.conversation import HELP, CommandError, Conversation
 from tests.engine.server.dry_server import DryServer, environment, free_port
 
@@ -111,8 +111,8 @@ def test_where_it_looks_for_a_server(
 ) -> None:
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     empty = f"http://127.0.0.1:{free_port()}"
-    monkeypatch.setattr(chat, "PLACES", (empty, server.url))
-    assert chat._found() == server.url
-    monkeypatch.setattr(chat, "PLACES", (empty,))
+    monkeypatch.setattr(server_access, "PLACES", (empty, server.url))
+    assert server_access.found_server() == server.url
+    monkeypatch.setattr(server_access, "PLACES", (empty,))
     assert chat.chat(None, None) == 1
     assert "mini-infer-serve" in capsys.readouterr().err

@@ -72,9 +72,12 @@ class Up:
     def until_prints(self, text: str, limit_s: float = 60.0) -> None:
         wait(lambda: text in self.output(), limit_s, self.output)
 
+    def endpoints_file(self) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads((self.folder / ".mini-infer" / "demo" / "endpoints.json").read_text())
+        return content
+
     def endpoints(self) -> list[dict[str, Any]]:
-        file = self.folder / ".mini-infer" / "demo" / "endpoints.json"
-        return list(json.loads(file.read_text())["endpoints"])
+        return list(self.endpoints_file()["endpoints"])
 
     def processes(self) -> list[int]:
         """Everything that was started with our environment, however many parents ago."""
@@ -124,6 +127,7 @@ def test_it_serves_says_how_to_use_it_and_ends_on_ctrl_c(up: Up) -> None:
     text = up.output()
     assert "demo: 2 of 2 engines are ready" in text
     assert f"curl {up.url}/v1/chat/completions" in text
+    assert 0 < text.index(f"Open {up.url}/ in a browser") < text.index("curl "), "the console's address comes first"
     endpoints = up.endpoints()
     assert {(e["model"], e["service"], e.get("role", "unified")) for e in endpoints} == {
         ("demo", "default/demo", "unified")
@@ -236,8 +240,13 @@ def test_an_engine_that_cannot_start_says_why(up: Up) -> None:
     up.start("--verbose")
     up.until_prints("ended with exit code 3: ERROR 13 brings bad luck")
     up.until_prints("-0] ERROR 13 brings bad luck")
+    wait(lambda: "ended with exit code 3: ERROR 13" in str(up.endpoints_file()["pending"]), why=up.output)
     up.write(replicas=1)
     up.until_prints("1 of 1 engines are ready")
+    wait(lambda: up.endpoints_file()["pending"] == [], why=up.output)
+    (service,) = up.endpoints_file()["services"]
+    conditions = {one["type"]: one["reason"] for one in service["status"]["conditions"]}
+    assert (service["name"], conditions["Ready"]) == ("default/demo", "AllReplicasReady")
     assert up.stop() == 0
 
 

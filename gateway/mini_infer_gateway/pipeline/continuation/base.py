@@ -94,6 +94,9 @@ class Continuation:
     """True once a request was written for an engine."""
     _resumed: bool = False
     """True if another engine has continued the stream."""
+    _tokens: int = 0
+    """Number of tokens in the first `_counted` of the ids."""
+    _counted: int = 0
 
     @classmethod
     def of(cls, fields: Mapping[str, Any], seed: int) -> Self:
@@ -114,6 +117,14 @@ class Continuation:
     def progress(self) -> int:
         """A number that grows with each step that the client has received."""
         return len(self._ids) + self.finished + self.done
+
+    @property
+    def tokens(self) -> int:
+        """The number of output tokens that the client has received."""
+        for ids in self._ids[self._counted :]:
+            self._tokens += 1 + ids.count(b",")
+        self._counted = len(self._ids)
+        return self._tokens
 
     def body(self, body: bytes) -> bytes:
         """Returns the request for the next engine: `body`, the client's JSON object, with fields added at its end."""

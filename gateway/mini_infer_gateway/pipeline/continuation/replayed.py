@@ -79,6 +79,11 @@ class ReplayedContinuation(Continuation):
         """A number that grows with each token and each finish reason that the client has received."""
         return sum(len(choice.ids) + choice.finished for choice in self._progress.values()) + self.done
 
+    @property
+    def tokens(self) -> int:
+        """The number of output tokens that the client has received, over all choices."""
+        return sum(len(choice.ids) for choice in self._told.values())
+
     def body(self, body: bytes) -> bytes:
         """Returns the request for the next engine, which begins every choice again."""
         for choice in self._progress.values():

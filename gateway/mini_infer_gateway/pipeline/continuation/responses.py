@@ -85,6 +85,11 @@ class ReplayedResponse(ResponseContinuation):
         """A number that grows with each token that the client has received, and at the end."""
         return len(self._sent_ids) + self.finished + self.done
 
+    @property
+    def tokens(self) -> int:
+        """The number of output tokens that the client has received."""
+        return len(self._told_ids)
+
     def body(self, body: bytes) -> bytes:
         """Returns the request for the next engine, which begins the response again."""
         self._at = self._empty_again = 0

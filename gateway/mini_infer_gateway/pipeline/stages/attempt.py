@@ -82,6 +82,7 @@ class Attempt:
         """
         call, placement, serving, now_s = self._call, self._placement, self._serving, self._serving.clock()
         serving.metrics.decided(placement.decision.reason)
+        call.trace.sent(placement.decision, call, placement.waited_s, now_s)
         if not call.request.attempted:
             serving.metrics.overhead(now_s - call.arrived_s - placement.waited_s)
         write_request(call, placement, serving)
@@ -90,9 +91,12 @@ class Attempt:
         try:
             cut = await self._exchange(self._head_timeout_s(now_s))
             outcome = Outcome.CONTINUED if cut else call.exchange.outcome
+            if cut:
+                call.trace.failed("stream_cut", serving.clock())
             return cut
         except AttemptError as failed:
             outcome = Outcome.RETRIED if failed.again else Outcome.BROKE
+            call.trace.failed(failed.failure.value, serving.clock())
             raise
         except UpstreamError:
             outcome = Outcome.BROKE

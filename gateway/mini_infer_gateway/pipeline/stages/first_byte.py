@@ -10,6 +10,7 @@ def record_first_byte(call: Call, placement: Placement, start: ResponseStart, se
     """Records that the endpoint of `placement` answers, and frees the body unless a continuation needs it."""
     decision, fallback, fields = placement.decision, start.kv_fallback, call.log_fields
     is_success, is_stream = start.status < 300, call.fields.get("stream") is True
+    call.trace.answered(serving.clock())
     serving.flow.first_byte(placement, is_stream, was_disaggregated=not fallback)
     if start.status < 500:
         serving.poison.answered(call.scope["path"], call.body)

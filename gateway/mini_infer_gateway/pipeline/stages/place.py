@@ -21,7 +21,7 @@ async def place(call: Call, serving: Serving) -> Placement:
         exchange.on_abandon = lambda: fail(ClientDisconnectedError())
 
     def endpoints_now() -> Sequence[str]:
-        return serving.fleet.catalog.by_name.get(call.model, call.endpoints)
+        return serving.fleet.catalog.by_name.get(call.placed_as, call.endpoints)
 
     placement = await serving.flow.place(
         call.request, endpoints_now, call.request_id, leave_queue_by, call.arrived_s + call.queue_timeout_s

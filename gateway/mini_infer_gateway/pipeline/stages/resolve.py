@@ -11,6 +11,7 @@ from mini_infer_gateway.http.headers import first_token_target_s, queue_timeout_
 from mini_infer_gateway.paths import EnginePath
 from mini_infer_gateway.pipeline.call import Call
 from mini_infer_gateway.pipeline.errors import endpoints_ended
+from mini_infer_gateway.pipeline.pinned_engine import pinned
 from mini_infer_gateway.pipeline.poison_requests import KILLS_LIMIT
 from mini_infer_gateway.pipeline.serving import Serving
 from mini_infer_web.api_errors import ApiError
@@ -27,8 +28,9 @@ def resolve(call: Call, serving: Serving) -> None:
     """
     row, scope, exchange, settings = call.row, call.scope, call.exchange, serving.settings
     model = requested_model(row, call.fields, serving.fleet.catalog.listed)
-    call.endpoints = serving.fleet.resolve(model)
+    endpoints = serving.fleet.resolve(model)
     call.model = model
+    call.placed_as, call.endpoints = pinned(scope, model, endpoints)
 
     call.client = client = serving.clients.of(scope)
     call.log_fields |= client.log_fields

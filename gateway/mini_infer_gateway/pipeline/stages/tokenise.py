@@ -33,9 +33,11 @@ async def tokenise(call: Call, serving: Serving) -> None:
         serving.metrics.tokenized(serving.clock() - began_s)
     estimate = 0 if call.boundary else len(call.body) // BYTES_PER_TOKEN
     order_timeout_s = call.queue_timeout_s if call.client.orders_by_deadline else inf
+    tokens = max((prompt.tokens for prompt in prompts.values()), default=estimate)
+    call.trace.tokenized(call.fields, tokens, serving.clock())
     call.request = RoutingRequest(
-        call.model,
-        max((prompt.tokens for prompt in prompts.values()), default=estimate),
+        call.placed_as,
+        tokens,
         prompts,
         may_split=bool(call.row.continued and prompts) and all(len(keys.chains) == 1 for keys in prompts.values()),
         order=serving.flow.order(call.priority, call.arrived_s, order_timeout_s),

@@ -1,0 +1,72 @@
+"""The seam by which others watch requests on their way. The pipeline reports steps, and does not know its observers.
+
+All times are on the gateway's monotonic clock.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+
+from mini_infer_gateway.routing.base import Decision
+from mini_infer_web.asgi import Scope
+
+
+class RequestTrace(Protocol):
+    """Takes the steps of one request."""
+
+    def tokenized(self, fields: Mapping[str, Any], prompt_tokens: int, now_s: float) -> None:
+        """Records that the request is read. `fields` are those of its body; `prompt_tokens` may be an estimate."""
+
+    def sent(self, decision: Decision, progress: "Progress", waited_s: float, now_s: float) -> None:
+        """Records an attempt at the endpoints of `decision`, after `waited_s` in the queue."""
+
+    def answered(self, now_s: float) -> None:
+        """Records the first byte of the answer to the latest attempt."""
+
+    def failed(self, reason: str, now_s: float) -> None:
+        """Records that the latest attempt failed."""
+
+    def ended(self, facts: Mapping[str, Any], now_s: float) -> None:
+        """Records the end of the request. `facts` are the fields of its log line."""
+
+
+class Progress(Protocol):
+    """How far an answer is."""
+
+    @property
+    def completion_tokens(self) -> int | None:
+        """The number of tokens that the client has received; None if the gateway does not know it."""
+        ...
+
+
+class RequestObserver(Protocol):
+    """Observes the requests of one gateway."""
+
+    def begin(self, scope: Scope, now_s: float) -> RequestTrace:
+        """Returns the trace of a request that has just arrived."""
+        ...
+
+
+class _Nobody:
+    """Observes nothing, of any number of requests."""
+
+    def begin(self, scope: Scope, now_s: float) -> RequestTrace:
+        return self
+
+    def tokenized(self, fields: Mapping[str, Any], prompt_tokens: int, now_s: float) -> None:
+        pass
+
+    def sent(self, decision: Decision, progress: Progress, waited_s: float, now_s: float) -> None:
+        pass
+
+    def answered(self, now_s: float) -> None:
+        pass
+
+    def failed(self, reason: str, now_s: float) -> None:
+        pass
+
+    def ended(self, facts: Mapping[str, Any], now_s: float) -> None:
+        pass
+
+
+NOBODY: Final = _Nobody()
+"""The observer of a gateway that nobody watches."""

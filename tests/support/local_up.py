@@ -1,0 +1,79 @@
+"""`mini-infer up` with real engines of the demo model, as a process of a test."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from mini_infer_operator.local.ports import free_ports
+from tests.engine.server.dry_server import HANG_S, children_of, command_of, environment, wait_until
+from tests.support.services import changed
+
+PROGRAM = "import sys; from mini_infer_operator import cli; sys.exit(cli.main())"
+
+
+@dataclass(frozen=True)
+class LocalUp:
+    """One run, in a folder of its own."""
+
+    url: str
+    folder: Path
+    process: "subprocess.Popen[bytes]"
+
+    @property
+    def output(self) -> str:
+        return (self.folder / "output").read_text()
+
+    @property
+    def state(self) -> Path:
+        """Where the service's endpoints and peer key lie."""
+        return self.folder / ".mini-infer" / "demo"
+
+    def edit(self, max_tokens: int) -> None:
+        """Writes the service; another number is another revision."""
+        write_service(self.folder, max_tokens)
+
+    def engines(self) -> list[dict[str, Any]]:
+        """The engines that are ready, as the console has them."""
+        found = httpx.get(self.url + "/console/api/fleet").json()["engines"]
+        return [engine for engine in found if engine["state"] == "ready"]
+
+    def kill(self, engine: str) -> None:
+        """Ends an engine's process at once."""
+        port = next(one["url"] for one in self.engines() if one["name"] == engine).rpartition(":")[2]
+        (pid,) = (child for child in children_of(self.process.pid) if f"--port={port} " in command_of(child))
+        os.kill(pid, signal.SIGKILL)
+
+
+def write_service(folder: Path, max_tokens: int) -> None:
+    engine = {"kvCacheMemory": "64Mi", "maxModelLen": max_tokens}
+    spec = {"unified": {"replicas": 2, "engine": engine}, "rollout": {"maxSurge": 2, "minReadySeconds": 0}}
+    (folder / "cr.new").write_text(yaml.safe_dump(changed({"spec": spec})))
+    (folder / "cr.new").replace(folder / "cr.yaml")
+
+
+@contextmanager
+def local_up(folder: Path) -> Iterator[LocalUp]:
+    """Two engines and a gateway, once all are ready; nothing is left at the end."""
+    (port,) = free_ports(1)
+    write_service(folder, 4096)
+    command = [sys.executable, "-c", PROGRAM, "up", "-f", "cr.yaml", "--port", str(port)]
+    with (folder / "output").open("wb") as output:
+        variables = environment() | {"OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(command, cwd=folder, env=variables, stdout=output, stderr=subprocess.STDOUT)
+    run = LocalUp(f"http://127.0.0.1:{port}", folder, process)
+    try:
+        wait_until(lambda: process.poll() is not None or "Ctrl-C ends everything" in run.output)
+        assert process.poll() is None, run.output
+        yield run
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(HANG_S)
