@@ -99,7 +99,9 @@ def explains_a_hit(url: str, admin_url: str, model: str) -> None:
 
     told = wait_until("the hit explained", explained, timeout_s=30)
     assert set(told["engines"][0]["scores"]) == {"cached_prefix", "queue_wait", "decode_slots", "cache_room"}
-    log_line(f"{told['cached_tokens']} of {told['prompt_tokens']} tokens are on {told['chosen']}, since {told['reason']}")
+    log_line(
+        f"{told['cached_tokens']} of {told['prompt_tokens']} tokens are on {told['chosen']}, since {told['reason']}"
+    )
 
 
 def get(url: str, name: str) -> Any:
