@@ -82,7 +82,7 @@ class ReplayedContinuation(Continuation):
     @property
     def tokens(self) -> int:
         """The number of output tokens that the client has received, over all choices."""
-        return sum(len(choice.ids) for choice in self._told.values())
+        return sum(len(choice.ids) for choice in self._progress.values())
 
     def body(self, body: bytes) -> bytes:
         """Returns the request for the next engine, which begins every choice again."""

@@ -88,7 +88,7 @@ class ReplayedResponse(ResponseContinuation):
     @property
     def tokens(self) -> int:
         """The number of output tokens that the client has received."""
-        return len(self._told_ids)
+        return len(self._sent_ids)
 
     def body(self, body: bytes) -> bytes:
         """Returns the request for the next engine, which begins the response again."""
