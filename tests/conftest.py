@@ -22,6 +22,7 @@ CONTROL_PLANES = (
 """Of tests/operator: each group has a control plane of its own; both take about as long."""
 SLOW = (
     "benchmarks/test_smoke.py",
+    "console/test_browser.py",
     "engine/server/test_kv_transfer_of_models.py",
     "engine/server/test_serve_kv_transfer.py",
     "engine/distributed/test_parallel_server.py",
