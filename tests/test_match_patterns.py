@@ -72,8 +72,8 @@ def test_match_names_a_code_or_a_parameter_in_all_tests() -> None:
 
 
 RAISES = """
-@pytest.mark.parametrize(("value", "said"), [(1, "page_size"), pytest.param(2, {said!r}, id="two")])
-def test(value, said):
+@pytest.mark.parametrize(("value", "message"), [(1, "page_size"), pytest.param(2, {message_part!r}, id="two")])
+def test(value, message):
     with pytest.raises(ValueError, match={argument}):
         pass
 """
@@ -86,8 +86,8 @@ def test(value, said):
         ("'page_size is 24 tokens'", "x", False),
         ("'page_size is 24 tokens: choose 16'", "x", True),
         ("f'page {value} is not there'", "x", True),
-        ("said", "x", False),
-        ("said", "choose a multiple of 16", True),
+        ("message", "x", False),
+        ("message", "choose a multiple of 16", True),
         ("other", "choose a multiple of 16", False),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 CODE = """
 import resource
 from mini_infer_process.open_files import raise_open_file_limit
-print(raise_open_file_limit({wanted}), *resource.getrlimit(resource.RLIMIT_NOFILE))
+print(raise_open_file_limit({desired}), *resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 
 

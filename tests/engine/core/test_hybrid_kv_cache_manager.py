@@ -97,7 +97,7 @@ def test_start_fails_when_the_pool_is_too_small_for_one_sequence(
 ) -> None:
     manager = make_scheduler(windows, num_pages).kv_cache
     manager.check_fits(longest)
-    with pytest.raises(PoolTooSmallError, match=f"--max-model-len to at most {longest}"):
+    with pytest.raises(PoolTooSmallError, match=f"at most {longest}"):
         manager.check_fits(longest + 1)
 
 
