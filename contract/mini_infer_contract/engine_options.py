@@ -123,10 +123,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     scheduling_policy: Annotated[Literal["priority", "fcfs", "slo"], Option(group=BATCHING, in_resource=True)] = (
         "priority"
     )
-    """Order of requests; priority: lower `priority` first, equal ones by arrival (fcfs is the same); slo: within a
-    priority the least slack to `ttft_ms` or `deadline_ms` first, prefill chunks that keep `itl_ms`, and 429 for what
-    would be late.
-    """
+    """Order of requests; priority, fcfs: lower `priority` first, then by arrival; slo: within a priority the least
+    slack first, chunks that keep `itl_ms`, 429 for what would be late."""
     slo_ttft_ms: _TargetMs = None
     """Time to the first token of requests that state no `ttft_ms`."""
     slo_itl_ms: _TargetMs = None

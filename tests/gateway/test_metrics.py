@@ -33,7 +33,7 @@ async def in_band_error(engine: FakeEngine, gateway: RunningGateway) -> None:
         await response.read()
 
 
-async def client_disconnected(engine: FakeEngine, gateway: RunningGateway) -> None:
+async def client_gone(engine: FakeEngine, gateway: RunningGateway) -> None:
     engine.chunk_delay_s = 30.0
     async with gateway.chat("hi", stream=True) as response:
         await response.content.readany()
@@ -65,7 +65,7 @@ async def ok(engine: FakeEngine, gateway: RunningGateway) -> None:
         assert response.status == 200
 
 
-OUTCOMES = [ok, broke, in_band_error, client_disconnected, server_error, client_error, internal]
+OUTCOMES = [ok, broke, in_band_error, client_gone, server_error, client_error, internal]
 
 
 @pytest.mark.parametrize("happen", OUTCOMES, ids=lambda happen: happen.__name__)
