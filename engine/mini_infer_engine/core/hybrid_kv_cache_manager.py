@@ -17,7 +17,7 @@ from mini_infer_engine.core.batch import PageCopy, Runner
 from mini_infer_engine.core.hybrid_prefix_cache import HybridPrefixCache
 from mini_infer_engine.core.kv_cache_manager import KVCacheManager
 from mini_infer_engine.core.page_allocator import PoolTooSmallError
-from mini_infer_engine.core.prefix_cache import Hit
+from mini_infer_engine.core.prefix_cache import MISS, Hit
 from mini_infer_engine.core.sequence import Sequence
 from mini_infer_engine.core.step import Step
 
@@ -68,6 +68,12 @@ class HybridKVCacheManager(KVCacheManager):
             )
 
     # Pages of one sequence.
+
+    def get_computed_blocks(self, sequence: Sequence) -> Hit:
+        """Returns the longest cached prefix, and acquires nothing. Beams begin without one: a group shares pages from
+        its first token on, and a hit has none of those behind the window.
+        """
+        return MISS if sequence.group is not None else super().get_computed_blocks(sequence)
 
     def allocate_slots(self, step: Step, sequence: Sequence, hit: Hit, *, num_headroom_tokens: int) -> bool:
         """Allocates pages for a waiting sequence: those of groups that retain all tokens at once, those of
