@@ -11,7 +11,7 @@ from mini_infer_engine.core.hybrid_kv_cache_manager import HybridKVCacheManager
 from mini_infer_engine.core.page_allocator import PoolTooSmallError
 from mini_infer_engine.core.request import Request, SamplingParams
 from mini_infer_engine.core.scheduler import Scheduler
-from mini_infer_engine.core.sequence import Sequence, State
+from mini_infer_engine.core.sequence import Sequence, SequenceGroup, State
 from mini_infer_engine.core.step import Step
 
 ARRIVALS: Iterator[int] = count()
@@ -137,3 +137,15 @@ def test_beams_are_refused_when_their_pages_of_all_groups_are_more_than_the_pool
     make_scheduler([None, 20], 26).kv_cache.check_beams_fit(3, 64, 100)
     with pytest.raises(ValueError, match="max_tokens"):
         make_scheduler([None, 20], 25).kv_cache.check_beams_fit(3, 64, 100)
+
+
+def test_only_single_sequences_hit_when_pages_behind_windows_are_freed() -> None:
+    scheduler = make_scheduler([33, 17], num_pages=40, enable_caching=True)
+    first = add(scheduler, 100)
+    for _ in range(5):
+        run(scheduler)
+    again = add(scheduler, 100)
+    assert scheduler.kv_cache.get_computed_blocks(again).num_tokens == 96
+    again.group = SequenceGroup(2, [again])
+    assert scheduler.kv_cache.get_computed_blocks(again).num_tokens == 0
+    assert first.num_computed >= 100
