@@ -26,7 +26,8 @@ ACCESS_LOG_FIELDS = "mini_infer_access_log_fields"
 """Key in an ASGI scope: fields of the request's log line, in addition to those of its head."""
 USAGE_BYTES = 1 << 10
 """Bytes at the end of a whole answer in which its usage is looked for."""
-_COMPLETION_TOKENS = re.compile(rb'"(?:completion|output)_tokens": ?(\d+)')
+_USAGE_NAMES = (b'"completion_tokens":', b'"output_tokens":')
+_NUMBER = re.compile(rb" ?(\d{1,15})")
 CLIENT_CLOSED_REQUEST = 499
 """Status of nginx for a client that closed the connection, used in metrics only; nobody receives it."""
 
@@ -113,8 +114,11 @@ class Call:
         """The number of tokens that the client has received; None if the gateway does not know it."""
         if self.continuation is not NO_CONTINUATION:
             return self.continuation.tokens
-        found = _COMPLETION_TOKENS.search(self.answer_end)
-        return int(found[1]) if found else None
+        for name in _USAGE_NAMES:
+            at = self.answer_end.rfind(name)
+            if at >= 0 and (found := _NUMBER.match(self.answer_end, at + len(name))):
+                return int(found[1])
+        return None
 
     def begin_answer(self, retains_body: bool) -> None:
         """Frees the body as the answer begins, unless another endpoint may have to continue the answer."""
