@@ -19,7 +19,7 @@ ADMIN_PORT = "8081"
 @pytest.mark.e2e
 @pytest.mark.skipif(
     not os.environ.get("E2E_CONSOLE"),
-    reason="E2E_CONSOLE=1 runs it alone: it leaves the model name demo taken for 300 s, and its timeline is not found yet",
+    reason="E2E_CONSOLE=1 runs it: it leaves the model name demo taken for 300 s, and finds no timeline yet",
 )
 @pytest.mark.timeout(900)
 def test_a_person_chats_and_sees_a_pod_lost_and_a_rollout_pass_when_the_console_is_open(
