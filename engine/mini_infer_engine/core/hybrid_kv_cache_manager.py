@@ -17,7 +17,7 @@ from mini_infer_engine.core.batch import PageCopy, Runner
 from mini_infer_engine.core.hybrid_prefix_cache import HybridPrefixCache
 from mini_infer_engine.core.kv_cache_manager import KVCacheManager
 from mini_infer_engine.core.page_allocator import PoolTooSmallError
-from mini_infer_engine.core.prefix_cache import MISS, Hit
+from mini_infer_engine.core.prefix_cache import Hit
 from mini_infer_engine.core.sequence import Sequence
 from mini_infer_engine.core.step import Step
 
@@ -68,12 +68,6 @@ class HybridKVCacheManager(KVCacheManager):
             )
 
     # Pages of one sequence.
-
-    def get_computed_blocks(self, sequence: Sequence) -> Hit:
-        """Returns the longest cached prefix, and acquires nothing. Beams begin without one: a group shares pages from
-        its first token on, and a hit has none of those behind the window.
-        """
-        return MISS if sequence.group is not None else super().get_computed_blocks(sequence)
 
     def allocate_slots(self, step: Step, sequence: Sequence, hit: Hit, *, num_headroom_tokens: int) -> bool:
         """Allocates pages for a waiting sequence: those of groups that retain all tokens at once, those of
@@ -187,6 +181,12 @@ class HybridKVCacheManager(KVCacheManager):
                 new.append(table.pop(place))
         for table in tables:
             self.pool.release_all(reversed(self._retained(table)))
+
+    def _may_hit(self, sequence: Sequence) -> bool:
+        """True if a waiting sequence may take a cached prefix. Beams may not: a group shares pages from its first token
+        on, and a hit has none of those behind the window.
+        """
+        return sequence.group is None and super()._may_hit(sequence)
 
     def _hits(self, hit: Hit) -> tuple[Hit, ...]:
         """Returns the hit in each group."""

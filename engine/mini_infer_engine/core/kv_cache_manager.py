@@ -84,16 +84,20 @@ class KVCacheManager:
 
     def get_computed_blocks(self, sequence: Sequence) -> Hit:
         """Returns the longest cached prefix of a waiting sequence, and acquires nothing. A swapped one has its own."""
-        return self.cache.match(sequence) if sequence.may_hit and sequence.state is not State.SWAPPED else MISS
+        return self.cache.match(sequence) if self._may_hit(sequence) and sequence.state is not State.SWAPPED else MISS
 
     def num_expected_cached(self, sequence: Sequence) -> int:
         """Returns the known tokens that a waiting sequence should find in the cache. It is looked up once, and only on
         demand.
         """
         if sequence.num_expected_cached is None:
-            num_blocks = self.cache.match_length(sequence) if sequence.may_hit else 0
+            num_blocks = self.cache.match_length(sequence) if self._may_hit(sequence) else 0
             sequence.num_expected_cached = num_blocks * BLOCK_SIZE_TOKENS
         return sequence.num_expected_cached
+
+    def _may_hit(self, sequence: Sequence) -> bool:
+        """True if a waiting sequence may take a cached prefix."""
+        return sequence.may_hit
 
     def cache_blocks(self, sequence: Sequence) -> None:
         """Publishes the blocks of known tokens that launched passes compute: they can be hit from now on."""

@@ -148,4 +148,5 @@ def test_only_single_sequences_hit_when_pages_behind_windows_are_freed() -> None
     assert scheduler.kv_cache.get_computed_blocks(again).num_tokens == 96
     again.group = SequenceGroup(2, [again])
     assert scheduler.kv_cache.get_computed_blocks(again).num_tokens == 0
+    assert scheduler.kv_cache.num_expected_cached(again) == 0
     assert first.num_computed >= 100
