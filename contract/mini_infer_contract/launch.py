@@ -157,7 +157,7 @@ class ServiceStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=T
 
 
 class ServiceReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is known of one InferenceService beside its endpoints."""
+    """Describes one InferenceService beside its endpoints."""
 
     name: str
     """The service as namespace/name."""

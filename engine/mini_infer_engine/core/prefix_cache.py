@@ -45,7 +45,9 @@ class Hit:
     tail_page: int | None
     """The page that begins with the num_tokens % page_size tokens after the whole pages."""
     others: "tuple[Hit, ...]" = ()
-    """The same tokens in the other KV groups. Where a group needs not all of them, `pages` has null pages."""
+    """The hits of the same tokens in the other KV groups. Where a group needs not all of them, `pages` has null
+    pages.
+    """
 
     def without_tail(self, page_size: int) -> "Hit":
         """Returns the hit of the whole pages alone."""

@@ -60,7 +60,9 @@ class Sequence:
 
     request: Request
     order: Order
-    """Its place in both queues. A scheduling policy may set it when the sequence is queued, and nothing does later."""
+    """The place of the sequence in both queues. A scheduling policy may set it when the sequence is queued, and
+    nothing does later.
+    """
     arrival_s: float
     root: bytes
     """Parent key of the first block, which depends on the salt."""

@@ -50,7 +50,7 @@ class ModelRunner:
         self.settings = settings
         """The effective settings."""
         self.memory = memory
-        """What this engine keeps on its device."""
+        """The account of the memory that this engine keeps on its device."""
         self.worker, self.pool, self.executor = worker, pool, executor
         self.page_size, self.num_pages = pool.spec.page_size, pool.num_pages
         self.kv_cache = pool.kv_cache

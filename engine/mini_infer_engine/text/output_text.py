@@ -52,7 +52,9 @@ class OutputText:
         self.is_refused = False
         """True if it ended with an error that is the request's fault."""
         self.retry_after_s: float | None = None
-        """With an error: seconds after which its latency targets could be met; None if those are not the reason."""
+        """The seconds, beside an error, after which its latency targets could be met; None if those are not the
+        reason.
+        """
         self.num_cached_tokens = 0
         self.logprobs: list[TokenLogprobs] = []
         """Log probabilities at each of `token_ids`, if requested."""

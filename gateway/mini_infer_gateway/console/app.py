@@ -39,7 +39,7 @@ _POST: Final = frozenset(("POST",))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """What a console has to know of the gateway and of itself, when it begins."""
+    """Tells a console about the gateway and its viewer when it begins."""
 
     version: str
     everything: bool

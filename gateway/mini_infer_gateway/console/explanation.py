@@ -55,7 +55,7 @@ class ExplainedEngine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainedPrompt:
-    """Where a prompt would go. For viewers who may not see engines, only tokens are told."""
+    """Explains where a prompt would go. Viewers who may not see engines get the numbers of tokens alone."""
 
     model: str
     prompt_tokens: int

@@ -43,9 +43,9 @@ class ConsoleFile:
     media_type: bytes
     body: bytes
     packed: bytes
-    """The same, compressed by gzip."""
+    """The body compressed by gzip."""
     tag: bytes
-    """Its ETag."""
+    """The ETag of the body."""
 
     def answer(self, request: Headers) -> tuple[int, Headers, bytes]:
         """Returns status, headers and body of the answer to a request with these headers."""

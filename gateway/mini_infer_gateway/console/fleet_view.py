@@ -54,7 +54,7 @@ class EngineRow:
     """Seconds until an open circuit lets a request through."""
     failures: int = 0
     index: str = ""
-    """How the gateway knows its cache: exact, stale, approximate or none."""
+    """The way in which the gateway knows the cache: exact, stale, approximate or none."""
     events: str = ""
     not_tokenized_here: str = ""
     cached_blocks: int = 0

@@ -29,7 +29,7 @@ class Sample:
 
 @dataclass(slots=True)
 class _Counts:
-    """What has happened at one engine since the last sample."""
+    """Counts what has happened at one engine since the last sample."""
 
     requests: int = 0
     tokens: int = 0

@@ -30,7 +30,7 @@ class RequestTrace(Protocol):
 
 
 class Progress(Protocol):
-    """How far an answer is."""
+    """Reports how far an answer is."""
 
     @property
     def completion_tokens(self) -> int | None:

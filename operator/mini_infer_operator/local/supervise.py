@@ -50,7 +50,9 @@ class SupervisedProcess:
     """Set by code that ends the process; it is not restarted."""
     pid: int = 0
     last_end: str = ""
-    """How it ended the last time, with its last line; empty while it has not ended, or since it is ready again."""
+    """Says how the process ended the last time, with its last line; empty while it has not ended, or since it is ready
+    again.
+    """
     task: "asyncio.Task[None] | None" = field(default=None, repr=False)
 
 

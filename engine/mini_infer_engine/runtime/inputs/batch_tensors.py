@@ -50,7 +50,7 @@ class PassInputs:
     pending_slots: Tensor  # [pending] the slots that sampled them
     all_pending: bool
     more_groups: list[PageAddresses] = field(default_factory=list)
-    """The other KV groups; `write_pages` and `page_tables` are those of the first."""
+    """The tables of the other KV groups; `write_pages` and `page_tables` are those of the first."""
 
     @property
     def groups(self) -> list[PageAddresses]:
