@@ -24,6 +24,7 @@ SCRIPTS = {  # script: what its JSON must hold beside where it was measured
     "passes.py": "passes",
     "pipeline_parallel.py": "runs",
     "routing_engines.py": "simulated",
+    "slo_fleet.py": "policies",
     "slo_scheduling.py": "policies",
     "tensor_parallel.py": "runs",
 }

@@ -62,6 +62,8 @@ class Waiter(QueuedRequest):
     names: Callable[[], Sequence[str]] = tuple
     """Returns the names of the model's endpoints now: others may have come since the request began to wait."""
     request_id: str = ""
+    first_token_by_s: float = inf
+    """Time by which its client expects a first token."""
     placement: Placement | None = None
     future: "asyncio.Future[None] | None" = None
 
@@ -109,24 +111,30 @@ class FlowController:
         request_id: str,
         leave: Callable[[Callable[[Exception], None]], None],
         give_up_s: float = inf,
+        first_token_by_s: float = inf,
     ) -> Placement:
         """Waits for an endpoint for this request, and places it there.
 
         `leave` is called with a function that ends the wait with an error. `give_up_s` is the time at which the client
-        gives up. Raises ApiError: 429 if too many requests wait, 503 if this one waited too long or no endpoint may be
-        chosen.
+        gives up, `first_token_by_s` the time by which it expects a first token. Raises ApiError: 429 if too many
+        requests wait or the predicted wait is longer than the first token may take, 503 if this one waited too long or
+        no endpoint may be chosen.
         """
         now_s = self._clock()
         waiter = Waiter(
             request.order, request.model, flow=request.flow, request=request, names=names, request_id=request_id
         )
-        waiter.give_up_s = min(request.order[1], give_up_s)
+        waiter.first_token_by_s = first_token_by_s
+        waiter.give_up_s = min(request.order[1], give_up_s, first_token_by_s)
         try:
             is_routed = self._queue.offer(waiter, now_s)
         except QueueFullError as full:
             self._metrics.queue_refused(request.model, "full")
             raise _queue_full(request.model, full.retry_after_s) from None
         if is_routed and waiter.placement is None:
+            if now_s + waiter.predicted_wait_s > first_token_by_s:
+                self._queue.drop(waiter)
+                raise self._unattainable(waiter, now_s)
             leave(waiter.fail)
             await self._wait(waiter, now_s)
         if waiter.placement is None:
@@ -220,11 +228,23 @@ class FlowController:
             self._queue.pump(endpoint, self._clock())
 
     def _too_late(self, waiter: Waiter) -> None:
+        now_s = self._clock()
+        if waiter.give_up_s == waiter.first_token_by_s:
+            waiter.fail(self._unattainable(waiter, now_s))
+            return
         self._metrics.queue_refused(waiter.pool, "late")
-        waited_s = self._clock() - waiter.came_s
-        message = f"model {waiter.pool!r} is so busy that this request was not placed within {waited_s:.0f} s"
+        waited_s = now_s - waiter.came_s
+        message = f"model {waiter.pool!r} is so busy that this request was not placed within {waited_s:.3g} s"
         headers = {"retry-after": str(retry_after_s(waited_s))}
         waiter.fail(ApiError(503, f"{message}; try again later", code="queue_timeout", headers=headers))
+
+    def _unattainable(self, waiter: Waiter, now_s: float) -> ApiError:
+        """Returns the refusal of a request whose first token cannot come in time."""
+        self._metrics.queue_refused(waiter.pool, "unattainable")
+        due_ms = 1000 * max(0.0, waiter.first_token_by_s - waiter.came_s)
+        message = f"ttft_ms {due_ms:.0f} cannot be met: so many requests wait for model {waiter.pool!r}"
+        headers = {"retry-after": str(retry_after_s(waiter.predicted_wait_s))}
+        return ApiError(429, message, param="ttft_ms", code="slo_unattainable", headers=headers)
 
     # What the queue asks of its outlet.
 

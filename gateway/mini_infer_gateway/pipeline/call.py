@@ -66,6 +66,8 @@ class Call:
     """The request's priority in the queue; lower goes first."""
     queue_timeout_s: float = inf
     """Seconds that the client allows the request to wait for an endpoint with room."""
+    first_token_target_s: float = inf
+    """Seconds in which the client expects the first token."""
     timeout_s: float = inf
     """Seconds that the whole request may take; infinite if there is no limit."""
     retry_until_s: float = inf

@@ -77,9 +77,21 @@ async def test_a_request_leaves_the_queue_when_its_first_token_would_be_late(sta
         fields = {"ttft_ms": 50} if stated == "field" else {}
         headers = {"x-mini-infer-ttft-ms": "50"} if stated == "header" else {}
         async with asyncio.timeout(30), chat(gateway, "hi", headers, **fields) as response:
-            assert response.status == 503
-            assert (await response.json())["error"]["code"] == "queue_timeout"
+            error = (await response.json())["error"]
+            assert (response.status, error["code"], error["param"]) == (429, "slo_unattainable", "ttft_ms")
+            assert int(response.headers["retry-after"]) >= 1
         assert not engine.bodies
+
+
+async def test_a_request_is_refused_at_once_when_the_predicted_wait_is_longer_than_its_target() -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:
+        await gateway.settled()
+        await engine.report(queued_tokens=BUSY_TOKENS)
+        await until(lambda: gateway.app.ledger.load("a").queued_tokens == BUSY_TOKENS)
+        target_ms = 50_000
+        async with asyncio.timeout(target_ms / 2000), chat(gateway, "hi", {}, ttft_ms=target_ms) as response:
+            assert response.status == 429
+            assert int(response.headers["retry-after"]) > target_ms / 1000
 
 
 @pytest.mark.parametrize("value", ["soon", "-5", "nan", "1e999", ""])

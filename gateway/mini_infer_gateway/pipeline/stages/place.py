@@ -11,7 +11,8 @@ from mini_infer_gateway.pipeline.serving import Serving
 async def place(call: Call, serving: Serving) -> Placement:
     """Waits for an endpoint with room; the caller must finish the placement.
 
-    Raises ApiError if no endpoint exists or too many requests wait, and ClientDisconnectedError.
+    Raises ApiError if no endpoint exists, too many requests wait, or the first token cannot come in time; and
+    ClientDisconnectedError.
     """
     exchange = call.exchange
     if exchange.abandoned:
@@ -24,7 +25,12 @@ async def place(call: Call, serving: Serving) -> Placement:
         return serving.fleet.catalog.by_name.get(call.placed_as, call.endpoints)
 
     placement = await serving.flow.place(
-        call.request, endpoints_now, call.request_id, leave_queue_by, call.arrived_s + call.queue_timeout_s
+        call.request,
+        endpoints_now,
+        call.request_id,
+        leave_queue_by,
+        give_up_s=call.arrived_s + call.queue_timeout_s,
+        first_token_by_s=call.arrived_s + call.first_token_target_s,
     )
     if exchange.abandoned:
         serving.flow.finish(placement)

@@ -47,8 +47,8 @@ def resolve(call: Call, serving: Serving) -> None:
     exchange.headers += [header for header in scope["headers"] if header[0] in forwarded]
     exchange.headers += own_headers
 
-    # A request is of no use to its client after the time to first token that it states.
-    call.queue_timeout_s = min(queue_timeout_s(scope["headers"]), first_token_target_s(scope["headers"], call.fields))
+    call.queue_timeout_s = queue_timeout_s(scope["headers"])
+    call.first_token_target_s = first_token_target_s(scope["headers"], call.fields)
     call.timeout_s = request_timeout_s(scope["headers"], settings.request_timeout_s) if row.generates else inf
     call.retry_until_s = call.arrived_s + settings.request_deadline_s
     serving.retry_budget.earn(call.arrived_s)

@@ -32,7 +32,8 @@ async def tokenise(call: Call, serving: Serving) -> None:
     if prompts:
         serving.metrics.tokenized(serving.clock() - began_s)
     estimate = 0 if call.boundary else len(call.body) // BYTES_PER_TOKEN
-    order_timeout_s = call.queue_timeout_s if call.client.orders_by_deadline else inf
+    client_timeout_s = min(call.queue_timeout_s, call.first_token_target_s)
+    order_timeout_s = client_timeout_s if call.client.orders_by_deadline else inf
     tokens = max((prompt.tokens for prompt in prompts.values()), default=estimate)
     call.trace.tokenized(call.fields, tokens, serving.clock())
     call.request = RoutingRequest(
