@@ -30,7 +30,18 @@ from slo_scheduling import KINDS, POLICIES, SMOKE, Clock, Load, Sent, arrivals, 
 
 from mini_infer_engine.core.request import LatencyTargets
 
-FLEET = Load(seconds=40, chat_prompt=48, chat_output=40, doc_prompt=1536, doc_output=30, probes=96, max_num_seqs=16)
+FLEET = Load(
+    seconds=40,
+    chat_prompt=200,
+    chat_output=120,
+    doc_prompt=4000,
+    doc_output=80,
+    probes=64,
+    max_num_seqs=16,
+    chat_ttft_ms=1000,
+    doc_ttft_ms=3000,
+    itl_ms=40,
+)
 """A load for two CPU cores; `max_num_seqs` is of each engine."""
 CLOCK = Clock()
 _DOC_TTFT, _CHAT_TTFT, _INTERVAL = 8.0, 4.0, 3.0

@@ -100,11 +100,12 @@ class ModelledRunner:
     page_size, max_speculative_rows = 128, 0
 
     def __init__(self, load: Load, clock: VirtualClock) -> None:
+        from mini_infer_engine.config.model.kv_groups import UNIFORM
         from mini_infer_engine.core.batch import NO_SWAP
 
         self.max_model_len = load.doc_prompt + load.doc_output + 1
         self.num_pages = load.max_num_seqs * -(-self.max_model_len // self.page_size)
-        self.swap_space = NO_SWAP
+        self.kv_cache, self.swap_space = UNIFORM, NO_SWAP
         self._load, self._clock, self._dice = load, clock, random.Random(5)
 
     def refuses(self, request: "Request") -> None:
@@ -328,7 +329,7 @@ def main() -> int:
     result: dict[str, Any] = {"load": asdict(load), "policies": shown}
     failed = False
     with tempfile.TemporaryDirectory() as root:
-        for model in [SMOKE_MODEL] if options.smoke else options.models:
+        for model in [SMOKE_MODEL, MODELLED] if options.smoke else options.models:
             if not budget.allows("a model"):
                 continue
             log_line(model)

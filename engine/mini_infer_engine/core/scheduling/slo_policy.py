@@ -19,8 +19,12 @@ from mini_infer_engine.core.step import Refusal, Step
 
 BEST_EFFORT_TTFT_S = 60.0
 """Time to first token by which requests without a target are ordered, so that others do not starve them."""
-INTERVAL_MARGIN = 0.9
-"""Share of the strictest token interval that a pass may take: passes of one kind differ by some percent."""
+INTERVAL_MARGIN = 0.85
+"""Share of the strictest token interval that a pass may take: passes of one kind differ by some percent, and a client
+measures the way to it as well.
+"""
+FIRST_TOKEN_MARGIN = 0.95
+"""Share of a time to first token, or of a deadline, in which it is planned: the rest is for the way to the client."""
 DECODE_SHARE = 0.6
 """Share of that interval that decode rows alone may take, before no more sequences start: prompts need the rest."""
 LEAST_PREFILL_TOKENS = 16
@@ -131,10 +135,10 @@ class SLOPolicy:
 
     def _first_token_due_s(self, sequence: Sequence) -> float:
         """Returns the time by which the first token must come for the targets; infinite if there are none."""
-        due_s = sequence.due_s(sequence.targets.ttft_ms)
+        due_s = _planned_by_s(sequence, sequence.targets.ttft_ms)
         if sequence.targets.deadline_ms is not None:
             output_s = self._expected_output_tokens(sequence) * self._interval_s
-            due_s = min(due_s, sequence.due_s(sequence.targets.deadline_ms) - output_s)
+            due_s = min(due_s, _planned_by_s(sequence, sequence.targets.deadline_ms) - output_s)
         return due_s
 
     def _expected_output_tokens(self, sequence: Sequence) -> float:
@@ -175,6 +179,11 @@ class SLOPolicy:
         if len(self._ends_s) >= _LEAST_ENDS:
             ends_per_s = len(self._ends_s) / max(1e-3, now_s - self._ends_s[0])
         return Capacity(tokens / max(pass_s, 1e-9), max(0, max_running - len(running)), ends_per_s)
+
+
+def _planned_by_s(sequence: Sequence, target_ms: float | None) -> float:
+    """Returns the time by which what a target asks for is planned; infinite if there is no target."""
+    return sequence.due_s(None if target_ms is None else FIRST_TOKEN_MARGIN * target_ms)
 
 
 def _may_be_refused(sequence: Sequence) -> bool:
