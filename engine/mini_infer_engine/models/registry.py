@@ -1,4 +1,4 @@
-"""Maps architecture names to the files that build them; a new model is one file and one line here."""
+"""Builds models by the name of their architecture: a new model is one file and one line of `MODELS`."""
 
 import logging
 from dataclasses import replace
