@@ -14,7 +14,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from mini_infer_contract.launch import KEEPALIVE_COMMENT, KV_FALLBACK_HEADER
+from mini_infer_contract.launch import KV_FALLBACK_HEADER
 from mini_infer_contract.peer_auth import PEER_HEADER
 from mini_infer_engine.api.access_log import access_log_fields
 from mini_infer_engine.api.dialects.base import Dialect, GenerationSpec, Renderer, StreamRenderer
@@ -49,6 +49,7 @@ from mini_infer_engine.text.validation import (
 from mini_infer_prompts.prompt import PromptEncoder
 from mini_infer_web.api_errors import ApiError, read_json_object
 from mini_infer_web.api_keys import SALTED_BY_KEY, KeyGrant, salted
+from mini_infer_web.asgi import KEEPALIVE_COMMENT
 from mini_infer_web.request_timeout import request_timeout_s, timed_out
 
 _STREAM_HEADERS = [

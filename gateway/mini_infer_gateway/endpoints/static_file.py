@@ -12,6 +12,7 @@ import msgspec
 
 from mini_infer_contract.launch import EndpointsFile
 from mini_infer_gateway.endpoints.base import NO_REPORTS, Listed, Publish, Reports
+from mini_infer_gateway.endpoints.service_status import read_status
 from mini_infer_gateway.http.upstream import address_of
 
 POLL_S = 0.5
@@ -89,7 +90,8 @@ class StaticFile:
                         complaint = str(error)
                 else:
                     synced, complaint = True, ""
-                    self._reports = Reports(content.services, content.pending)
+                    services = {service.name: read_status(service.status) for service in content.services}
+                    self._reports = Reports(services, content.pending)
                     publish([Listed(endpoint, ready=not endpoint.draining) for endpoint in content.endpoints])
                 seen = stamp
             await asyncio.sleep(POLL_S)

@@ -8,8 +8,7 @@ event.
 
 import asyncio
 
-from mini_infer_contract.launch import KEEPALIVE_COMMENT
-from mini_infer_web.asgi import Headers, Send
+from mini_infer_web.asgi import KEEPALIVE_COMMENT, Headers, Send
 
 STREAM_HEADERS: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
