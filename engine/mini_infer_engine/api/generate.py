@@ -49,14 +49,8 @@ from mini_infer_engine.text.validation import (
 from mini_infer_prompts.prompt import PromptEncoder
 from mini_infer_web.api_errors import ApiError, read_json_object
 from mini_infer_web.api_keys import SALTED_BY_KEY, KeyGrant, salted
-from mini_infer_web.asgi import KEEPALIVE_COMMENT
+from mini_infer_web.asgi import KEEPALIVE_COMMENT, UNBUFFERED_STREAM_HEADERS
 from mini_infer_web.request_timeout import request_timeout_s, timed_out
-
-_STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
 
 _MANY_REPLIES = 32
 _MAX_BAD_WORDS, _LONGEST_BAD_WORD = 1000, 200
@@ -300,7 +294,8 @@ def _response_headers(work: Work) -> dict[str, str]:
 
 
 def _stream_headers(work: Work) -> list[tuple[bytes, bytes]]:
-    return _STREAM_HEADERS + [(name.encode(), value.encode()) for name, value in _response_headers(work).items()]
+    own = [(name.encode(), value.encode()) for name, value in _response_headers(work).items()]
+    return UNBUFFERED_STREAM_HEADERS + own
 
 
 @contextmanager
