@@ -512,9 +512,9 @@ SECTIONS: dict[str, Sequence[Limit]] = {
         ),
         constant("work on one service", f"{_OPERATOR}.controller.queue:WORK_LIMIT_S", as_seconds, "ended, tried again"),
         constant("services at a time", f"{_OPERATOR}.controller.queue:CONCURRENCY", as_count, "others wait"),
-        constant("Events that wait", f"{_OPERATOR}.controller.events:WAITING_LIMIT", as_count, "dropped"),
+        constant("Events that wait", f"{_OPERATOR}.objects.events:WAITING_LIMIT", as_count, "dropped"),
         constant(
-            "Events of one object", f"{_OPERATOR}.controller.events:MOST_PER_OBJECT", as_count, "dropped for a while"
+            "Events of one object", f"{_OPERATOR}.objects.events:MOST_PER_OBJECT", as_count, "dropped for a while"
         ),
     ],
 }

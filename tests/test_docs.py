@@ -22,7 +22,7 @@ MODULES = {
     "mini-infer": "mini_infer_operator.cli",
     "mini-infer-serve": "mini_infer_engine.server.cli",
     "mini-infer-gateway": "mini_infer_gateway.cli",
-    "mini-infer-operator": "mini_infer_operator.controller.settings",
+    "mini-infer-operator": "mini_infer_operator.settings",
     "mini-infer-compare": "mini_infer_engine.tools.compare.cli",
 }
 LINK = re.compile(r"\]\(([^)\s]+)\)")

@@ -1,3 +1,1 @@
-"""Defines what engine, gateway and operator agree on: block keys, KV events, prompts, the resource, names of launches
-and metrics.
-"""
+"""Defines what engine, gateway and operator agree on: block keys, KV events, options, the endpoints file, and names."""

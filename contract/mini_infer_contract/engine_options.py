@@ -1,5 +1,6 @@
 """Every option of an engine, once: flags, settings, the resource's `engine` block and a page of docs come from here."""
 
+from functools import partial
 from typing import Annotated, Literal
 
 import msgspec
@@ -30,9 +31,13 @@ ToolCallParser = Literal[
 ReasoningParser = Literal["auto", "none", "qwen3", "deepseek_r1", "mistral"]
 
 
-_TARGET = Option(
-    group=BATCHING, unit="MS", low=0, low_is_allowed=False, high=MAX_TARGET_MS, in_resource=True, default_text="none"
-)
+# Options that are fields of the resource's `engine` block, too; all others are declared as `Option(group=...)`.
+_model = partial(Option, group=MODEL, in_resource=True)
+_batching = partial(Option, group=BATCHING, in_resource=True)
+_speculation = partial(Option, group=SPECULATION, in_resource=True)
+_transfer = partial(Option, group=KV_TRANSFER, in_resource=True)
+
+_TARGET = _batching(unit="MS", low=0, low_is_allowed=False, high=MAX_TARGET_MS, default_text="none")
 _TargetMs = Annotated[float | None, _TARGET]
 
 
@@ -51,78 +56,61 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """
     revision: Annotated[str | None, Option(group=MODEL, unit="REVISION", default_text="the hub's main one")] = None
     """Branch, tag or commit on the hub."""
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16"], Option(group=MODEL, in_resource=True, hints=_DTYPE_HINTS)
-    ] = "auto"
+    dtype: Annotated[Literal["auto", "float32", "bfloat16"], _model(hints=_DTYPE_HINTS)] = "auto"
     """Data type of weights and activations; auto: the checkpoint's on a GPU, float32 on a CPU, where bfloat16 is
     slower.
     """
     quantization: Annotated[
         Literal["int8", "fp8", "int4", "w8a8-int8"] | None,
-        Option(group=MODEL, in_resource=True, default_text="the checkpoint's own", hints=_QUANTIZATION_HINTS),
+        _model(default_text="the checkpoint's own", hints=_QUANTIZATION_HINTS),
     ] = None
     """Rounds linear layers while they are loaded; int8, fp8: a scale a row; int4: a scale for 128 columns; w8a8-int8:
     as int8, and activations of many rows get a scale a token (SmoothQuant).
     """
-    quantization_calibration: Annotated[Literal["auto", "none"], Option(group=MODEL, in_resource=True)] = "auto"
+    quantization_calibration: Annotated[Literal["auto", "none"], _model()] = "auto"
     """Calibration of int4 and w8a8-int8; auto: GPTQ, or smoothing, over texts that come with the engine; none: each
     weight is rounded to the nearest, at once.
     """
-    quantize_lm_head: Annotated[bool, Option(group=MODEL, in_resource=True)] = False
+    quantize_lm_head: Annotated[bool, _model()] = False
     """--quantization rounds the output layer, too, to the nearest; where the embeddings are tied to it they keep their
     own memory and dtype."""
-    quantize_embeddings: Annotated[bool, Option(group=MODEL, in_resource=True)] = False
+    quantize_embeddings: Annotated[bool, _model()] = False
     """--quantization rounds the embeddings, too, to int8 with a scale a token; where the output layer is tied to them,
     it must be quantised, too."""
-    load_format: Annotated[Literal["auto", "safetensors", "dummy"], Option(group=MODEL, in_resource=True)] = "auto"
+    load_format: Annotated[Literal["auto", "safetensors", "dummy"], _model()] = "auto"
     """auto, safetensors: the model's weights; dummy: random ones, for benchmarks, where only config.json is needed."""
-    attention_backend: Annotated[
-        Literal["auto", "torch", "flash", "triton"], Option(group=BATCHING, in_resource=True)
-    ] = "auto"
+    attention_backend: Annotated[Literal["auto", "torch", "flash", "triton"], _batching()] = "auto"
     """Kernels that compute attention; auto: Triton on a GPU; flash: flash-attn for prompts; torch: slow reference."""
-    device: Annotated[Literal["auto", "cpu", "cuda"], Option(group=MODEL, in_resource=True)] = "auto"
+    device: Annotated[Literal["auto", "cpu", "cuda"], _model()] = "auto"
     """Device of the model; auto: a GPU if there is one."""
     generation_config: Annotated[str, Option(group=MODEL, unit="auto|vllm|DIR")] = "auto"
     """Sampling defaults of requests; auto: the model's generation_config.json; vllm: OpenAI's; a folder: its file,
     whose `max_new_tokens` limits all requests."""
     chat_template: Annotated[str | None, Option(group=MODEL, unit="FILE", default_text="the model's")] = None
     """A Jinja template, or its file, that replaces the model's; with it, base models without one serve chats, too."""
-    tool_call_parser: Annotated[ToolCallParser, Option(group=MODEL, in_resource=True)] = "auto"
+    tool_call_parser: Annotated[ToolCallParser, _model()] = "auto"
     """Format of the model's tool calls; auto: as its chat template shows; none: requests with tools are refused."""
-    reasoning_parser: Annotated[ReasoningParser, Option(group=MODEL, in_resource=True)] = "auto"
+    reasoning_parser: Annotated[ReasoningParser, _model()] = "auto"
     """Format of the model's reasoning; auto: as its chat template shows; none: reasoning is a part of the answer."""
     enable_auto_tool_choice: Annotated[bool, Option(group=MODEL)] = True
     """Requests with tools may leave it to the model whether it calls one; vLLM's flag, which is off there."""
     max_model_len: Annotated[
-        int | None,
-        Option(group=MODEL, unit="TOKENS", low=1, high=_MOST_TOKENS, in_resource=True, default_text="the model's"),
+        int | None, _model(unit="TOKENS", low=1, high=_MOST_TOKENS, default_text="the model's")
     ] = None
     """Tokens of prompt and output together."""
     skip_tokenizer_init: Annotated[bool, Option(group=MODEL)] = False
     """Token ids in, token ids out, no text."""
     seed: Annotated[int, Option(group=MODEL, unit="N", low=0, high=2**31 - 1)] = 0
     """Seed of dummy weights."""
-    max_num_seqs: Annotated[int, Option(group=BATCHING, unit="N", low=1, high=65_536, in_resource=True)] = 256
+    max_num_seqs: Annotated[int, _batching(unit="N", low=1, high=65_536)] = 256
     """Sequences that run at once."""
     max_num_batched_tokens: Annotated[
-        int | None,
-        Option(
-            group=BATCHING,
-            unit="TOKENS",
-            low=1,
-            high=_MOST_TOKENS,
-            in_resource=True,
-            default_text="2048 on a CPU, 8192 on a GPU",
-        ),
+        int | None, _batching(unit="TOKENS", low=1, high=_MOST_TOKENS, default_text="2048 on a CPU, 8192 on a GPU")
     ] = None
     """Tokens of one forward pass."""
-    long_prefill_token_threshold: Annotated[
-        int, Option(group=BATCHING, unit="TOKENS", low=0, high=_MOST_TOKENS, in_resource=True)
-    ] = 0
+    long_prefill_token_threshold: Annotated[int, _batching(unit="TOKENS", low=0, high=_MOST_TOKENS)] = 0
     """Largest prefill chunk; smaller ones make decoding smoother; 0: only the budget of a pass cuts."""
-    scheduling_policy: Annotated[Literal["priority", "fcfs", "slo"], Option(group=BATCHING, in_resource=True)] = (
-        "priority"
-    )
+    scheduling_policy: Annotated[Literal["priority", "fcfs", "slo"], _batching()] = "priority"
     """Order of requests; priority, fcfs: lower `priority` first, then by arrival; slo: within a priority the least
     slack first, chunks that keep `itl_ms`, 429 for what would be late."""
     slo_ttft_ms: _TargetMs = None
@@ -133,12 +121,10 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Time to the last token of requests that state no `deadline_ms`."""
     page_size: Annotated[
         int | None,
-        Option(
-            group=BATCHING,
+        _batching(
             unit="TOKENS",
             low=16,
             high=4_096,
-            in_resource=True,
             aliases=("--block-size",),
             default_text="16 on a CPU, 128 on a GPU, 256 with flash-attn",
         ),
@@ -146,32 +132,24 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of a KV page, a multiple of 16."""
     kv_cache_memory: Annotated[
         int | None,
-        Option(
-            group=BATCHING,
+        _batching(
             unit="SIZE",
             low=1,
             is_size=True,
-            in_resource=True,
             aliases=("--kv-cache-memory-bytes",),
             default_text="2GB on a CPU, what --gpu-memory-utilization leaves on a GPU",
         ),
     ] = None
     """Size of the page pool."""
-    kv_cache_dtype: Annotated[Literal["auto", "fp8", "fp8_e4m3", "int8"], Option(group=BATCHING, in_resource=True)] = (
-        "auto"
-    )
+    kv_cache_dtype: Annotated[Literal["auto", "fp8", "fp8_e4m3", "int8"], _batching()] = "auto"
     """Format of cached keys and values; fp8 (which is fp8_e4m3), int8: one byte an element and a scale for each token
     and head, so that twice the tokens fit; int8 is the more precise; auto: as --dtype, or as the checkpoint says.
     """
-    kv_swap_memory: Annotated[
-        int, Option(group=BATCHING, unit="SIZE", low=0, is_size=True, in_resource=True, default_text="0, which is off")
-    ] = 0
+    kv_swap_memory: Annotated[int, _batching(unit="SIZE", low=0, is_size=True, default_text="0, which is off")] = 0
     """Main memory for pages of preempted sequences, used where copying them costs less than computing them again."""
-    gpu_memory_utilization: Annotated[
-        float, Option(group=BATCHING, unit="SHARE", low=0, low_is_allowed=False, high=1, in_resource=True)
-    ] = 0.9
+    gpu_memory_utilization: Annotated[float, _batching(unit="SHARE", low=0, low_is_allowed=False, high=1)] = 0.9
     """Share of a GPU's memory for weights, activations and the page pool, whatever others on the same GPU hold."""
-    enable_prefix_caching: Annotated[bool, Option(group=BATCHING, in_resource=True)] = True
+    enable_prefix_caching: Annotated[bool, _batching()] = True
     """Prompts share the KV pages of equal beginnings."""
     disable_hybrid_kv_cache_manager: Annotated[bool, Option(group=BATCHING)] = False
     """All layers share one page table, and pages behind a sliding window are retained until their sequence ends."""
@@ -183,60 +161,46 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Passes in flight while the host plans the next: 1 hides the host's work behind the device's."""
     speculative_method: Annotated[
         Literal["ngram", "draft_model", "head"] | None,
-        Option(group=SPECULATION, in_resource=True, default_text="draft_model with --speculative-model, else off"),
+        _speculation(default_text="draft_model with --speculative-model, else off"),
     ] = None
     """Source of the draft tokens that the model verifies several at a time: n-grams of the text so far, a small draft
     model, or a head that was trained on the model's hidden states.
     """
-    speculative_model: Annotated[
-        str | None, Option(group=SPECULATION, unit="DIR|HF-ID", in_resource=True, default_text="none")
-    ] = None
+    speculative_model: Annotated[str | None, _speculation(unit="DIR|HF-ID", default_text="none")] = None
     """The draft model, which has the vocabulary of the model that is served, or the head."""
-    num_speculative_tokens: Annotated[int, Option(group=SPECULATION, unit="N", low=1, high=7, in_resource=True)] = 4
+    num_speculative_tokens: Annotated[int, _speculation(unit="N", low=1, high=7)] = 4
     """Most draft tokens of a pass: fewer where they are seldom right, none where passes without are faster."""
-    prompt_lookup_max: Annotated[int, Option(group=SPECULATION, unit="TOKENS", low=1, high=16, in_resource=True)] = 4
+    prompt_lookup_max: Annotated[int, _speculation(unit="TOKENS", low=1, high=16)] = 4
     """Longest n-gram, in last tokens, that ngram looks up in the text so far."""
-    prompt_lookup_min: Annotated[int, Option(group=SPECULATION, unit="TOKENS", low=1, high=16, in_resource=True)] = 2
+    prompt_lookup_min: Annotated[int, _speculation(unit="TOKENS", low=1, high=16)] = 2
     """Shortest n-gram, in last tokens, that ngram must find in the text so far."""
-    kv_transport: Annotated[
-        Literal["auto", "nixl", "nixl-host", "cuda-ipc", "shm"], Option(group=KV_TRANSFER, in_resource=True)
-    ] = "auto"
+    kv_transport: Annotated[Literal["auto", "nixl", "nixl-host", "cuda-ipc", "shm"], _transfer()] = "auto"
     """Transport of keys and values between engines, the same at both; nixl: NIXL over UCX, directly between GPUs where
     CUDA IPC or RDMA reaches, else through pinned memory; nixl-host: always through pinned memory; cuda-ipc: our own
     copies between GPUs of one host; shm: memory that CPU engines of one host share; auto: on a GPU cuda-ipc where it
     reaches the other engine and is faster, else nixl. A named transport must work here (NIXL: the extra
     "disaggregated"), or an engine with a transfer port does not start.
     """
-    kv_staging_memory: Annotated[
-        int, Option(group=KV_TRANSFER, unit="SIZE", low=1, is_size=True, in_resource=True, default_text="128MiB")
-    ] = 128 << 20
+    kv_staging_memory: Annotated[int, _transfer(unit="SIZE", low=1, is_size=True, default_text="128MiB")] = 128 << 20
     """Size of each staging buffer; a rank has one on its GPU and one in main memory, for small pieces, for other
     dtypes, and for everything where GPUs do not reach each other.
     """
-    kv_transfer_bandwidth: Annotated[
-        int | None, Option(group=KV_TRANSFER, unit="SIZE", low=1, is_size=True, in_resource=True)
-    ] = None
+    kv_transfer_bandwidth: Annotated[int | None, _transfer(unit="SIZE", low=1, is_size=True)] = None
     """Most bytes a second that each rank moves to and from other engines, for a network that others use, too. Default:
     as many as the transport can.
     """
-    kv_transfer_lease: Annotated[
-        float, Option(group=KV_TRANSFER, unit="SECONDS", low=0.1, high=600, in_resource=True)
-    ] = 10.0
+    kv_transfer_lease: Annotated[float, _transfer(unit="SECONDS", low=0.1, high=600)] = 10.0
     """Seconds for which keys and values are retained for another engine that does not renew its lease; six times as
     long, and 600 seconds at most, for a proxy that sends prefill and decode one after the other.
     """
-    kv_transfer_retained_share: Annotated[
-        float, Option(group=KV_TRANSFER, unit="SHARE", low=0, high=1, in_resource=True)
-    ] = 0.5
+    kv_transfer_retained_share: Annotated[float, _transfer(unit="SHARE", low=0, high=1)] = 0.5
     """Largest share of the KV cache's pages that is retained for such proxies: above it, the oldest leases end first.
     """
-    kv_transfer_timeout: Annotated[
-        float, Option(group=KV_TRANSFER, unit="SECONDS", low=0.01, high=3_600, in_resource=True)
-    ] = 30.0
+    kv_transfer_timeout: Annotated[float, _transfer(unit="SECONDS", low=0.01, high=3_600)] = 30.0
     """Seconds after which a prompt that another engine computes is late, at most: it is late sooner if it takes twice
     as long as measured rates say.
     """
-    kv_transfer_fallback: Annotated[bool, Option(group=KV_TRANSFER, in_resource=True)] = True
+    kv_transfer_fallback: Annotated[bool, _transfer()] = True
     """Computes a prompt that another engine does not deliver here, once; if off, its request ends with an error."""
     tensor_parallel_size: Annotated[
         int, Option(group=PARALLEL, unit="N", low=1, high=_MOST_RANKS, aliases=("-tp",))

@@ -147,7 +147,6 @@ def block_removed(keys: Sequence[bytes]) -> BlockRemoved:
 _encoder = msgspec.msgpack.Encoder()
 _batch_decoder = msgspec.msgpack.Decoder(KVEventBatch)
 _load_decoder = msgspec.msgpack.Decoder(LoadReport)
-_snapshot_decoder = msgspec.msgpack.Decoder(Snapshot)
 
 
 def encode(message: KVEventBatch | LoadReport | Snapshot) -> bytes:
@@ -205,14 +204,6 @@ def decode_load(payload: bytes) -> LoadReport:
         return _load_decoder.decode(payload)
     except _BAD_BYTES as error:
         raise EventFormatError(f"load report of {len(payload)} bytes: {error}") from error
-
-
-def decode_snapshot(payload: bytes) -> Snapshot:
-    """Reads the body of GET /kv_snapshot."""
-    try:
-        return _snapshot_decoder.decode(payload)
-    except _BAD_BYTES as error:
-        raise EventFormatError(f"KV snapshot of {len(payload)} bytes: {error}") from error
 
 
 class _LazySnapshot(msgspec.Struct, frozen=True):

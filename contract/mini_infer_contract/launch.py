@@ -1,6 +1,6 @@
 """Ports, paths, headers and the endpoints file: what the operator writes, and the engine or the gateway reads."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -39,15 +39,10 @@ of the old one's work.
 KV_SNAPSHOT_PATH = "/kv_snapshot"
 """GET: the sequence number of the last KV event and every cached chain at that moment (see events.Snapshot)."""
 
-MAX_BODY_BYTES = 16 << 20
-"""Default limit of a request's body, at the gateway and at an engine: some four million tokens of text."""
-
 REQUEST_ID_HEADER = "x-request-id"
 DRAINING_HEADER = "x-mini-infer-draining"
 """Marks a 503 of an engine that drains: the gateway tries another pod and does not count a failure."""
 
-SERVICE_TIER_PRIORITIES = {"priority": -1, "fast": -1, "flex": 1}
-"""The priorities that OpenAI's service tiers stand for."""
 QUEUE_TIMEOUT_HEADER = "x-mini-infer-queue-timeout"
 """A client's header: seconds that its request may wait at the gateway for an engine with room. Among requests of one
 priority, those with the earliest deadline go first.
@@ -82,8 +77,6 @@ REQUEST_TIMEOUT_HEADER = "x-request-timeout"
 """A client's header: seconds that its whole request may take, at the gateway and at an engine; then it gets a 408, or
 an error in its stream.
 """
-KEEPALIVE_COMMENT = b": waiting\n\n"
-"""Sent in an event stream whose first token takes long, for proxies that cut silent connections; clients skip it."""
 
 HUB_TOKEN_ENV = "HF_TOKEN"
 """Environment variable with the token for models that a hub serves only to some."""
@@ -125,43 +118,13 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """True if the endpoint is known to be going away: it gets no new request."""
 
 
-class ServiceCondition(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """One condition of an InferenceService's status, with the fields of metav1.Condition that people read."""
-
-    type: str
-    status: str
-    reason: str = ""
-    message: str = ""
-    last_transition_time: str = ""
-
-
-class ServiceRole(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """The engines of one role of an InferenceService, as its status counts them."""
-
-    name: str
-    replicas: int = 0
-    ready: str = ""
-    """Ready and wanted engines, such as 1/2."""
-    gpus: int = 0
-
-
-class ServiceStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """The part of an InferenceService's status that the gateway's console shows; it decides nothing."""
-
-    conditions: list[ServiceCondition] = []
-    model: str | None = None
-    revision: str | None = None
-    replicas: int = 0
-    ready_replicas: int = 0
-    roles: list[ServiceRole] = []
-
-
 class ServiceReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Describes one InferenceService beside its endpoints."""
 
     name: str
     """The service as namespace/name."""
-    status: ServiceStatus = ServiceStatus()
+    status: dict[str, Any] = {}
+    """The status of the resource, as the operator computes it."""
 
 
 class PendingEngine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from mini_infer_contract.launch import MAX_BODY_BYTES
 from mini_infer_contract.peer_auth import PeerSecret
 from mini_infer_gateway.routing.policies import Policy
 from mini_infer_process.listening import is_loopback
@@ -11,6 +10,7 @@ from mini_infer_process.logs import LogFormat
 from mini_infer_web.body_fields import UnknownFieldsMode
 from mini_infer_web.cors import CorsPolicy
 from mini_infer_web.http_server.limits import ConnectionLimits
+from mini_infer_web.request_body import MAX_BODY_BYTES
 from mini_infer_web.tls import TlsFiles
 
 

@@ -15,7 +15,7 @@ import kopf
 from mini_infer_operator import __version__
 from mini_infer_operator.controller.kopf_settings import configure, watched
 from mini_infer_operator.controller.operator import Operator
-from mini_infer_operator.controller.settings import parse_settings
+from mini_infer_operator.settings import parse_settings
 from mini_infer_web.kubernetes_api import AccessError
 
 LOGIN_AGAIN_S = 5.0

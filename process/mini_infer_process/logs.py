@@ -7,7 +7,6 @@ import sys
 import time
 from typing import Any, Literal
 
-LEVELS = ("debug", "info", "warning", "error")
 LogFormat = Literal["text", "json"]
 FORMATS: tuple[LogFormat, ...] = ("text", "json")
 

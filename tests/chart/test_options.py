@@ -34,7 +34,7 @@ SET_BY_THE_CHART = {
         # Engines in pods are reached by plain HTTP.
         *("engine-ca-certs", "engine-certfile", "engine-keyfile", "engine-server-name"),
     },
-    "mini_infer_operator.controller.settings": {
+    "mini_infer_operator.settings": {
         *(
             "engine-image",
             "engine-cuda-image",
@@ -47,7 +47,7 @@ SET_BY_THE_CHART = {
         *("health-port", "resync-seconds", "log-level", "identity", "operator-class", "leader-election-namespace"),
     },
 }
-MAIN = {"mini_infer_gateway.cli": "main", "mini_infer_operator.controller.settings": "parse_settings"}
+MAIN = {"mini_infer_gateway.cli": "main", "mini_infer_operator.settings": "parse_settings"}
 
 
 def rendered(*arguments: str) -> list[dict[str, Any]]:
@@ -82,7 +82,7 @@ def camel(flag: str) -> str:
     ("module", "path"),
     [
         ("mini_infer_gateway.cli", "gateway.options"),
-        ("mini_infer_operator.controller.settings", "operator.options"),
+        ("mini_infer_operator.settings", "operator.options"),
     ],
 )
 def test_every_flag_is_a_value(module: str, path: str) -> None:

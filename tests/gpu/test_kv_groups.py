@@ -27,7 +27,7 @@ def test_layout_is_uniform_and_texts_are_those_without_groups_when_layers_have_w
         assert runner.pool.spec.num_layers == len(runner.config.layers)
         found.append(texts(make_engine(settings, runner), mixed_requests(8, 199, 150)))
         memory = runner.memory.bytes_by_tag()
-        assert memory["kv_cache"] == runner.pool.num_bytes
+        assert memory["kv_cache"] == runner.pool.storage.nbytes
         assert min(memory["weights"], memory["workspace"]) > 0
     assert found[0] == found[1]
     assert sum("sliding windows" in record.getMessage() for record in caplog.records) == 2

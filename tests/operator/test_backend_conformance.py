@@ -16,7 +16,6 @@ import aiohttp
 import pytest
 import yaml
 
-from mini_infer_operator.controller.settings import OperatorSettings
 from mini_infer_operator.local import backend as local_backend
 from mini_infer_operator.local.backend import LocalBackend
 from mini_infer_operator.local.ports import HOST
@@ -29,6 +28,7 @@ from mini_infer_operator.observe import Observed
 from mini_infer_operator.parse import parse_service
 from mini_infer_operator.plan.plan import make_plan
 from mini_infer_operator.reconcile import Backend, reconcile
+from mini_infer_operator.settings import OperatorSettings
 from tests.operator.test_reconcile import MemoryBackend
 from tests.support.api_servers import server_of
 from tests.support.control_plane import ControlPlane

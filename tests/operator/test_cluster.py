@@ -16,12 +16,12 @@ import yaml
 
 from mini_infer_contract import metrics as names
 from mini_infer_contract.peer_auth import PeerSecret
-from mini_infer_operator.controller.settings import OperatorSettings
 from mini_infer_operator.objects.api import KubernetesApi
 from mini_infer_operator.objects.backend import ClusterBackend
 from mini_infer_operator.objects.cache import ObjectCache
 from mini_infer_operator.objects.kinds import KINDS
 from mini_infer_operator.reconcile import reconcile
+from mini_infer_operator.settings import OperatorSettings
 from tests.support.api_servers import server_of
 from tests.support.control_plane import ControlPlane
 from tests.support.operator_process import CHILDREN, LABEL, Cluster, OperatorProcess, wait

@@ -20,6 +20,10 @@ Headers = list[tuple[bytes, bytes]]
 
 _OF_THE_BODY = (b"content-length", b"content-encoding", b"content-type", b"transfer-encoding")
 STREAM_HEADERS: Headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+UNBUFFERED_STREAM_HEADERS: Headers = [*STREAM_HEADERS, (b"x-accel-buffering", b"no")]
+"""With the header by which nginx sends each piece on at once."""
+KEEPALIVE_COMMENT = b": waiting\n\n"
+"""Sent in an event stream whose first token takes long, for proxies that cut silent connections; clients skip it."""
 
 
 def owner_of(scope: Scope) -> str:

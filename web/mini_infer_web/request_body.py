@@ -8,6 +8,9 @@ from collections.abc import Iterator
 
 from mini_infer_web.api_errors import ApiError
 
+MAX_BODY_BYTES = 16 << 20
+"""Default limit of a request's body, at the gateway and at an engine: some four million tokens of text."""
+
 _GZIP = 16 + zlib.MAX_WBITS
 """Window bits by which zlib expects gzip's format."""
 _PART_BYTES = 1 << 16

@@ -66,18 +66,23 @@ class ChatChoice(Struct):
     token_ids: list[int] | UnsetType | None = UNSET
 
 
-class ChatCompletion(Struct):
-    """The answer of a chat."""
+class Generated(Struct, kw_only=True):
+    """The fields that chats, completions and the events of their streams share."""
 
     id: str
-    object: Literal["chat.completion"]
     created: int
     model: str
-    choices: list[ChatChoice]
-    usage: Usage
     system_fingerprint: str | None = None
     metrics: dict[str, float | None] | UnsetType = UNSET
     kv_transfer_params: dict[str, Any] | UnsetType = UNSET
+
+
+class ChatCompletion(Generated, kw_only=True):
+    """The answer of a chat."""
+
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+    usage: Usage
     service_tier: str | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType | None = UNSET
     prompt_logprobs: list[Any] | UnsetType | None = UNSET
@@ -94,18 +99,12 @@ class ChunkChoice(Struct):
     token_ids: list[int] | UnsetType | None = UNSET
 
 
-class ChatCompletionChunk(Struct):
+class ChatCompletionChunk(Generated, kw_only=True):
     """An event of a chat's stream, which ends with `data: [DONE]`."""
 
-    id: str
     object: Literal["chat.completion.chunk"]
-    created: int
-    model: str
     choices: list[ChunkChoice]
     usage: Usage | UnsetType | None = UNSET
-    system_fingerprint: str | None = None
-    metrics: dict[str, float | None] | UnsetType = UNSET
-    kv_transfer_params: dict[str, Any] | UnsetType = UNSET
     service_tier: str | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType | None = UNSET
     obfuscation: str | UnsetType = UNSET
@@ -124,18 +123,12 @@ class CompletionChoice(Struct):
     prompt_logprobs: list[Any] | UnsetType | None = UNSET
 
 
-class Completion(Struct):
+class Completion(Generated, kw_only=True):
     """The answer of a completion, and an event of its stream, which ends with `data: [DONE]`."""
 
-    id: str
     object: Literal["text_completion"]
-    created: int
-    model: str
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
-    system_fingerprint: str | None = None
-    metrics: dict[str, float | None] | UnsetType = UNSET
-    kv_transfer_params: dict[str, Any] | UnsetType = UNSET
     obfuscation: str | UnsetType = UNSET
 
 

@@ -14,7 +14,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from mini_infer_contract.launch import KEEPALIVE_COMMENT, KV_FALLBACK_HEADER
+from mini_infer_contract.launch import KV_FALLBACK_HEADER
 from mini_infer_contract.peer_auth import PEER_HEADER
 from mini_infer_engine.api.access_log import access_log_fields
 from mini_infer_engine.api.dialects.base import Dialect, GenerationSpec, Renderer, StreamRenderer
@@ -49,13 +49,8 @@ from mini_infer_engine.text.validation import (
 from mini_infer_prompts.prompt import PromptEncoder
 from mini_infer_web.api_errors import ApiError, read_json_object
 from mini_infer_web.api_keys import SALTED_BY_KEY, KeyGrant, salted
+from mini_infer_web.asgi import KEEPALIVE_COMMENT, UNBUFFERED_STREAM_HEADERS
 from mini_infer_web.request_timeout import request_timeout_s, timed_out
-
-_STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
 
 _MANY_REPLIES = 32
 _MAX_BAD_WORDS, _LONGEST_BAD_WORD = 1000, 200
@@ -299,7 +294,8 @@ def _response_headers(work: Work) -> dict[str, str]:
 
 
 def _stream_headers(work: Work) -> list[tuple[bytes, bytes]]:
-    return _STREAM_HEADERS + [(name.encode(), value.encode()) for name, value in _response_headers(work).items()]
+    own = [(name.encode(), value.encode()) for name, value in _response_headers(work).items()]
+    return UNBUFFERED_STREAM_HEADERS + own
 
 
 @contextmanager

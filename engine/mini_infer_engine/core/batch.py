@@ -246,4 +246,7 @@ class Runner(Protocol):
         """Samples the tokens of a launched pass that waits for masks, without waiting for the device."""
 
     def collect(self, handle: Any) -> PassResult:
-        """Waits for a launched pass and returns its results row by row; they are void if `sample` was never called."""
+        """Waits for a launched pass and returns its results row by row; they are void if `sample` was never called.
+
+        Stages of a pipeline wait for the tokens of each pass: there, every pass that waits for masks must be sampled.
+        """

@@ -50,7 +50,7 @@ class ModelRunner:
         self.settings = settings
         """The effective settings."""
         self.memory = memory
-        """The account of the memory that this engine keeps on its device."""
+        """The owner of the memory that this engine keeps on its device."""
         self.worker, self.pool, self.executor = worker, pool, executor
         self.page_size, self.num_pages = pool.spec.page_size, pool.num_pages
         self.kv_cache = pool.kv_cache
@@ -160,9 +160,9 @@ def make_runner(
     is_shared = settings.kv_transport == "shm"
     pool = make_pool(spec, plan.num_pages, worker.device, host_pages, is_shared=is_shared, kv_cache=kv_cache)
     memory = DeviceMemory(worker.device)
-    memory.add(MemoryTag.WEIGHTS, worker.weight_bytes + worker.draft_bytes)
-    memory.add(MemoryTag.KV_CACHE, pool.num_bytes)
-    with memory.measure(MemoryTag.WORKSPACE):
+    memory.own(MemoryTag.WEIGHTS, worker.weight_tensors())
+    memory.own(MemoryTag.KV_CACHE, [pool.storage])
+    with memory.tag(MemoryTag.WORKSPACE):
         executor = kind(worker, pool, resolved)
     with memory.measure(MemoryTag.GRAPHS):
         executor.capture(reports_layers=reports_layers)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import torch
+from torch import Tensor
 
 from mini_infer_engine.communication.collectives import NO_COLLECTIVES, Collectives
 from mini_infer_engine.communication.stage_link import NO_LINK, StageLink
@@ -123,12 +124,10 @@ class ModelWorker:
         """Bytes of all weights of the model."""
         return weight_bytes(self.model)
 
-    @property
-    def draft_bytes(self) -> int:
-        """Bytes of the weights of the draft model or the speculative head."""
+    def weight_tensors(self) -> list[Tensor]:
+        """Returns all weights on the device, including those of the draft model or the speculative head."""
         head = () if self.head is None else self.head.parameters()
-        num_bytes = sum(parameter.numel() * parameter.itemsize for parameter in head)
-        return num_bytes + (0 if self.draft is None else self.draft.weight_bytes)
+        return [*weight_tensors(self.model), *head, *([] if self.draft is None else self.draft.weight_tensors())]
 
     def kv_spec(self, page_size: int, kv_cache: KVCacheConfig | None = None) -> KVSpec:
         """Returns the layout of a page of so many tokens, of all layers or as these KV groups have them."""
@@ -212,15 +211,19 @@ def _load_head(
     return load_head(directory, *sizes, device, dtype, dummy=dummy, seed=settings.seed)
 
 
-def weight_bytes(model: DecoderModel) -> int:
-    """Returns the bytes of all weights of a model, including copies in a CPU's blocked order."""
+def weight_tensors(model: DecoderModel) -> list[Tensor]:
+    """Returns all weights of a model, including copies in a CPU's blocked order."""
     blocked = (module.blocked for module in model.modules() if isinstance(module, Linear))
-    tensors = [
+    return [
         *model.parameters(),
         *model.tied_head_parameters(),
         *(tensor for tensor in blocked if tensor is not None),
     ]
-    return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+
+
+def weight_bytes(model: DecoderModel) -> int:
+    """Returns the bytes of all weights of a model."""
+    return sum(tensor.numel() * tensor.itemsize for tensor in weight_tensors(model))
 
 
 def dtype_of(settings: EngineSettings, config: ModelConfig, device: torch.device) -> torch.dtype:

@@ -4,10 +4,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from mini_infer_contract.launch import PendingEngine, ServiceCondition, ServiceReport, ServiceRole, ServiceStatus
+from mini_infer_contract.launch import PendingEngine
 from mini_infer_gateway.console.history import History, Sample
 from mini_infer_gateway.console.viewer import Viewer
 from mini_infer_gateway.endpoints.base import Reports
+from mini_infer_gateway.endpoints.service_status import ServiceCondition, ServiceRole, ServiceStatus
 from mini_infer_gateway.fleet.backlog import Backlog
 from mini_infer_gateway.fleet.endpoint_state import EndpointState
 from mini_infer_gateway.fleet.load import LoadLedger
@@ -190,13 +191,12 @@ def why_not_ready(state: EndpointState, phase: str, pending: PendingEngine | Non
 
 
 def service_rows(
-    engines: Iterable[EngineRow], by_name: Mapping[str, Iterable[str]], reports: Iterable[ServiceReport]
+    engines: Iterable[EngineRow], by_name: Mapping[str, Iterable[str]], statuses: Mapping[str, ServiceStatus]
 ) -> list[ServiceRow]:
-    """Returns a row for each service that has engines or a report."""
+    """Returns a row for each service that has engines or a status."""
     members: dict[str, list[EngineRow]] = {}
     for engine in engines:
         members.setdefault(engine.service, []).append(engine)
-    statuses = {report.name: report.status for report in reports}
     rows = []
     for name in sorted(members.keys() | statuses.keys()):
         own = members.get(name, [])

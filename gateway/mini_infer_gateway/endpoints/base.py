@@ -1,10 +1,11 @@
 """The interface of endpoint sources: each publishes the whole list whenever it changes."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from mini_infer_contract.launch import Endpoint, PendingEngine, ServiceReport
+from mini_infer_contract.launch import Endpoint, PendingEngine
+from mini_infer_gateway.endpoints.service_status import ServiceStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,8 @@ class EndpointSource(Protocol):
 class Reports:
     """The state of services and of engines that are no endpoints: for people, routing does not read it."""
 
-    services: Sequence[ServiceReport] = ()
+    services: Mapping[str, ServiceStatus] = field(default_factory=dict)
+    """The status of services by namespace/name."""
     pending: Sequence[PendingEngine] = ()
 
 

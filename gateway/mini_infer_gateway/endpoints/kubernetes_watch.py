@@ -34,7 +34,8 @@ class KubernetesWatch:
                 if pods.synced and services.synced:
                     seen, known = list(pods.objects.values()), list(services.objects.values())
                     self._reports = Reports(
-                        [one.report for one in known], [pod.pending for pod in seen if pod.pending is not None]
+                        {one.service.name: one.status for one in known},
+                        [pod.pending for pod in seen if pod.pending is not None],
                     )
                     publish([pod.listed for pod in seen if pod.listed is not None], [one.service for one in known])
 

@@ -106,11 +106,6 @@ class Pod(msgspec.Struct):
     status: PodStatus = msgspec.field(default_factory=PodStatus)
 
 
-def listed_from_manifest(manifest: dict[str, Any]) -> Listed | None:
-    """Returns the endpoint of a pod, as `listed_from_pod`. Raises msgspec.ValidationError if `manifest` is no pod."""
-    return listed_from_pod(msgspec.convert(manifest, Pod))
-
-
 def listed_from_pod(pod: Pod) -> Listed | None:
     """Returns the pod's endpoint. None if it has no address yet, is finished, names no model, or is a group's worker.
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from mini_infer_contract.launch import ServiceReport, ServiceStatus
 from mini_infer_gateway.endpoints.base import Service
+from mini_infer_gateway.endpoints.service_status import ServiceStatus, read_status
 
 
 class _Metadata(msgspec.Struct, rename="camel"):
@@ -40,18 +40,9 @@ class SeenService:
     """An InferenceService's identity for routing, and its status for people."""
 
     service: Service
-    report: ServiceReport
+    status: ServiceStatus
 
 
 def seen_service(manifest: dict[str, Any]) -> SeenService:
     """Returns the service and its status. Raises msgspec.ValidationError if `manifest` is no InferenceService."""
-    service = service_of(manifest)
-    return SeenService(service, ServiceReport(name=service.name, status=_status(manifest)))
-
-
-def _status(manifest: dict[str, Any]) -> ServiceStatus:
-    """Returns the status; empty if it cannot be read: it is shown to people, and must not change the routing."""
-    try:
-        return msgspec.convert(manifest.get("status") or {}, ServiceStatus)
-    except msgspec.ValidationError:
-        return ServiceStatus()
+    return SeenService(service_of(manifest), read_status(manifest.get("status")))

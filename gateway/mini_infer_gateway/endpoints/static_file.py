@@ -12,6 +12,7 @@ import msgspec
 
 from mini_infer_contract.launch import EndpointsFile
 from mini_infer_gateway.endpoints.base import NO_REPORTS, Listed, Publish, Reports
+from mini_infer_gateway.endpoints.service_status import read_status
 from mini_infer_gateway.http.upstream import address_of
 
 POLL_S = 0.5
@@ -23,12 +24,8 @@ class EndpointsFileError(ValueError):
     """The endpoints file is invalid; its author must change it."""
 
 
-def read_endpoints(path: Path) -> list[Listed]:
-    """Returns the file's endpoints. Raises EndpointsFileError, which names the field at fault."""
-    return [Listed(endpoint, ready=not endpoint.draining) for endpoint in _read(path).endpoints]
-
-
-def _read(path: Path) -> EndpointsFile:
+def read_endpoints(path: Path) -> EndpointsFile:
+    """Returns the file's content. Raises EndpointsFileError, which names the field at fault."""
     try:
         # YAML is a superset of JSON, so one decoder reads both.
         content = msgspec.yaml.decode(path.read_bytes(), type=EndpointsFile)
@@ -54,6 +51,11 @@ def _read(path: Path) -> EndpointsFile:
                 f"transfer {endpoint.transfer!r})"
             ) from None
     return content
+
+
+def listed_in(content: EndpointsFile) -> list[Listed]:
+    """Returns the endpoints of a file; those that drain are not ready."""
+    return [Listed(endpoint, ready=not endpoint.draining) for endpoint in content.endpoints]
 
 
 def _check_zmq_address(address: str) -> None:
@@ -82,15 +84,16 @@ class StaticFile:
             stamp = self._stamp()
             if stamp != seen or not synced:
                 try:
-                    content = _read(self._path)
+                    content = read_endpoints(self._path)
                 except EndpointsFileError as error:
                     if str(error) != complaint:
                         log.error("%s (%s)", error, "the last good list stays" if synced else "waiting for a good one")
                         complaint = str(error)
                 else:
                     synced, complaint = True, ""
-                    self._reports = Reports(content.services, content.pending)
-                    publish([Listed(endpoint, ready=not endpoint.draining) for endpoint in content.endpoints])
+                    services = {service.name: read_status(service.status) for service in content.services}
+                    self._reports = Reports(services, content.pending)
+                    publish(listed_in(content))
                 seen = stamp
             await asyncio.sleep(POLL_S)
 

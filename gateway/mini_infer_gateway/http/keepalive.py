@@ -8,14 +8,7 @@ event.
 
 import asyncio
 
-from mini_infer_contract.launch import KEEPALIVE_COMMENT
-from mini_infer_web.asgi import Headers, Send
-
-STREAM_HEADERS: Headers = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
+from mini_infer_web.asgi import KEEPALIVE_COMMENT, UNBUFFERED_STREAM_HEADERS, Send
 
 
 class KeepAlive:
@@ -46,7 +39,7 @@ class KeepAlive:
         self._task = asyncio.create_task(self._run(), name="keep a stream alive")
 
     async def _run(self) -> None:
-        await self._send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+        await self._send({"type": "http.response.start", "status": 200, "headers": UNBUFFERED_STREAM_HEADERS})
         self.begun = True
         while True:
             await self._send({"type": "http.response.body", "body": KEEPALIVE_COMMENT, "more_body": True})

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from mini_infer_contract.launch import SERVICE_TIER_PRIORITIES
+from mini_infer_apis.dialects.service_tiers import SERVICE_TIER_PRIORITIES
 from mini_infer_gateway.fleet.fair_shares import NO_KEY, Flow
 from mini_infer_gateway.paths import EnginePath
 from mini_infer_gateway.settings import GatewaySettings

@@ -4,6 +4,7 @@ Knows neither endpoints nor retries: the stages decide what is sent.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from mini_infer_gateway.http.asgi import send_error, send_whole
 from mini_infer_gateway.http.keepalive import KeepAlive
@@ -13,54 +14,46 @@ from mini_infer_web.api_errors import ApiError, ErrorShape
 from mini_infer_web.asgi import Headers, Send
 
 
+@dataclass(slots=True, eq=False)
 class Exchange:
     """The client's connection, the connection to the current endpoint, and the request's bytes for that endpoint."""
 
-    __slots__ = (
-        "abandoned",
-        "body",
-        "decision_headers",
-        "errors",
-        "expired",
-        "headers",
-        "hints",
-        "in_band_error",
-        "is_events",
-        "keepalive",
-        "method",
-        "on_abandon",
-        "request_id",
-        "response",
-        "send",
-        "status",
-        "target",
-    )
+    send: Send
+    request_id: str
+    errors: ErrorShape
+    keepalive: KeepAlive = field(init=False)
 
-    def __init__(self, send: Send, request_id: str, errors: ErrorShape) -> None:
-        self.send, self.request_id, self.errors = send, request_id, errors
-        self.keepalive = KeepAlive(send)
-        self.method, self.target = "", b""
-        """Method and path with its query, as the endpoint receives them; the stage `resolve` fills them."""
-        self.headers: Headers = []
-        """Headers for every endpoint; the stage `resolve` fills them."""
-        self.body, self.hints = b"", list[tuple[bytes, bytes]]()
-        """Body and additional headers for the current endpoint, filled for each attempt."""
-        self.decision_headers: Headers = []
-        """Headers by which the client learns of the routing decision, filled for each attempt."""
-        self.response: Response | None = None
-        """The response of the current endpoint; None if no attempt has a connection."""
-        self.status = 0
-        """HTTP status of the response that went to the client; 0 if none did."""
-        self.is_events = False
-        """True if that response is an event stream."""
-        self.in_band_error = False
-        """True if the endpoint reported an error in the middle of a stream."""
-        self.abandoned = False
-        """True once the client has disconnected, or `expired` is set."""
-        self.expired: ApiError | None = None
-        """The reason why the exchange was abandoned although its client is still connected."""
-        self.on_abandon: Callable[[], None] = _nothing
-        """Called when the exchange is abandoned: it ends the wait of a request that has no endpoint yet."""
+    # Filled by `resolve`.
+    method: str = ""
+    target: bytes = b""
+    """Path with its query, as the endpoint receives it."""
+    headers: Headers = field(default_factory=list)
+    """Headers for every endpoint."""
+
+    # Filled for each attempt.
+    body: bytes = b""
+    hints: Headers = field(default_factory=list)
+    """Additional headers for the current endpoint."""
+    decision_headers: Headers = field(default_factory=list)
+    """Headers by which the client learns of the routing decision."""
+    response: Response | None = None
+    """The response of the current endpoint; None if no attempt has a connection."""
+
+    status: int = 0
+    """HTTP status of the response that went to the client; 0 if none did."""
+    is_events: bool = False
+    """True if that response is an event stream."""
+    in_band_error: bool = False
+    """True if the endpoint reported an error in the middle of a stream."""
+    abandoned: bool = False
+    """True once the client has disconnected, or `expired` is set."""
+    expired: ApiError | None = None
+    """The reason why the exchange was abandoned although its client is still connected."""
+    on_abandon: Callable[[], None] = field(default_factory=lambda: _nothing)
+    """Called when the exchange is abandoned: it ends the wait of a request that has no endpoint yet."""
+
+    def __post_init__(self) -> None:
+        self.keepalive = KeepAlive(self.send)
 
     @property
     def outcome(self) -> Outcome:

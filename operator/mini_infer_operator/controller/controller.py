@@ -4,19 +4,19 @@ import time
 from datetime import UTC, datetime
 
 from mini_infer_operator.controller import gauges
-from mini_infer_operator.controller.events import EventRecorder
 from mini_infer_operator.controller.failed_passes import FailedPasses
 from mini_infer_operator.controller.metrics import OperatorMetrics
-from mini_infer_operator.controller.pacing import RolloutThrottle
 from mini_infer_operator.controller.queue import WorkQueue
-from mini_infer_operator.controller.settings import OperatorSettings
 from mini_infer_operator.objects.api import KubernetesApi
 from mini_infer_operator.objects.backend import ClusterBackend
 from mini_infer_operator.objects.cache import ObjectCache, ServiceKey
+from mini_infer_operator.objects.events import EventRecorder
 from mini_infer_operator.objects.peer_secrets import PeerSecrets
 from mini_infer_operator.objects.running_requests import RunningRequests
 from mini_infer_operator.plan.model_names import ModelNames
+from mini_infer_operator.plan.rollout_throttle import RolloutThrottle
 from mini_infer_operator.resource import KIND
+from mini_infer_operator.settings import OperatorSettings
 from mini_infer_operator.status import progress_ended
 
 

@@ -14,19 +14,19 @@ from kubernetes.aio.client.rest import RESTClientObject
 
 from mini_infer_operator.controller import gauges
 from mini_infer_operator.controller.controller import Controller
-from mini_infer_operator.controller.events import EventRecorder, KopfPoster
 from mini_infer_operator.controller.feed import Feed
 from mini_infer_operator.controller.health import Health
 from mini_infer_operator.controller.kopf_settings import watched
 from mini_infer_operator.controller.lease import LeaderLease
 from mini_infer_operator.controller.metrics import OperatorMetrics, plural_of
 from mini_infer_operator.controller.served_crd import ServedCrd
-from mini_infer_operator.controller.settings import OperatorSettings
 from mini_infer_operator.objects.api import KubernetesApi, RefusedError
 from mini_infer_operator.objects.cache import ObjectCache
+from mini_infer_operator.objects.events import EventRecorder, KopfPoster
 from mini_infer_operator.objects.kinds import Kind
 from mini_infer_operator.objects.peer_secrets import PeerSecrets
 from mini_infer_operator.objects.running_requests import RunningRequests
+from mini_infer_operator.settings import OperatorSettings
 from mini_infer_web.kubernetes_api import REQUEST_ERRORS, ApiServer, load_configuration, traced
 
 log = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ import kopf
 from mini_infer_operator.controller.apply_crd import apply_crd
 from mini_infer_operator.controller.health import serve_health
 from mini_infer_operator.controller.operator import Operator
-from mini_infer_operator.controller.settings import OperatorSettings, parse_settings
 from mini_infer_operator.handlers import REGISTRY
+from mini_infer_operator.settings import OperatorSettings, parse_settings
 from mini_infer_process.logs import configure_logging, show_crashes
 from mini_infer_web.kubernetes_api import AccessError, load_configuration
 

@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from mini_infer_contract.launch import Endpoint, EndpointsFile, PendingEngine, ServiceReport, ServiceStatus
+from mini_infer_contract.launch import Endpoint, EndpointsFile, PendingEngine, ServiceReport
 from mini_infer_operator.gpus import requests_gpu
 from mini_infer_operator.launch import Launch, grace_s
 from mini_infer_operator.local.commands import engine_command
@@ -218,7 +218,6 @@ class LocalBackend:
 
     def _write_file(self, service: str) -> None:
         """Writes the endpoints, and what the console shows of the service beside them."""
-        status = msgspec.convert(self.status, ServiceStatus)
         pending = [
             PendingEngine(
                 name=engine.process.name,
@@ -230,9 +229,8 @@ class LocalBackend:
             for engine in self._engines
             if not engine.process.ready and not engine.process.stopping
         ]
-        content = EndpointsFile(
-            endpoints=self._endpoints, services=[ServiceReport(name=service, status=status)], pending=pending
-        )
+        services = [ServiceReport(name=service, status=self.status)]
+        content = EndpointsFile(endpoints=self._endpoints, services=services, pending=pending)
         write_atomically(self.endpoints_path, msgspec.json.encode(content))
 
 

@@ -6,13 +6,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from mini_infer_contract.launch import HTTP_PORT
-from mini_infer_operator.controller.events import EventRecorder
-from mini_infer_operator.controller.pacing import RolloutThrottle
-from mini_infer_operator.controller.settings import OperatorSettings
 from mini_infer_operator.images import gpus_of_one_engine
 from mini_infer_operator.objects.api import KubernetesApi, RefusedError
 from mini_infer_operator.objects.cache import ObjectCache, ServiceKey
 from mini_infer_operator.objects.drift import SOMEBODY, Drift, additions, changes
+from mini_infer_operator.objects.events import EventRecorder
 from mini_infer_operator.objects.history import pinned_spec, retained_revisions, spec_of, with_history
 from mini_infer_operator.objects.kinds import CHILD_KINDS
 from mini_infer_operator.objects.names import engines_service_name
@@ -28,6 +26,7 @@ from mini_infer_operator.plan.default_image import Change, image_change
 from mini_infer_operator.plan.limits import times_of
 from mini_infer_operator.plan.model_names import ModelNames
 from mini_infer_operator.plan.plan import Plan
+from mini_infer_operator.plan.rollout_throttle import RolloutThrottle
 from mini_infer_operator.resource import (
     ANNOTATION_DRAINING_SINCE,
     ANNOTATION_IGNORE_MANAGERS,
@@ -40,6 +39,7 @@ from mini_infer_operator.resource import (
     InferenceService,
     Reason,
 )
+from mini_infer_operator.settings import OperatorSettings
 from mini_infer_operator.status import EventType, PermanentFailure
 from mini_infer_web.kubernetes_api import ApiError
 

@@ -1,29 +1,14 @@
 """Renders the NetworkPolicy of a service's engines: only the allowed peers and the service's own engines reach them."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from mini_infer_operator.launch import moves_cache
 from mini_infer_operator.objects.metadata import Manifest, child_metadata
 from mini_infer_operator.objects.names import engines_service_name
 from mini_infer_operator.resource import LABEL_SERVICE, InferenceService
+from mini_infer_operator.settings import EnginePeers
 
-Peer = Mapping[str, Any]
-"""A NetworkPolicyPeer: podSelector and namespaceSelector."""
 PORTS = ("http", "events", "replay")
-
-
-@dataclass(frozen=True, slots=True)
-class EnginePeers:
-    """Peers that may open connections to engines, beside engines of the same service."""
-
-    gateways: Sequence[Peer] = ()
-    """Peers that reach HTTP, events and replays. Empty: no policy is created."""
-    http: Sequence[Peer] = ()
-    """Peers that reach HTTP alone: the operator counts running requests of draining engines, and Prometheus reads
-    metrics.
-    """
 
 
 NOBODY = EnginePeers()

@@ -9,10 +9,11 @@ from mini_infer_operator.objects.disruption_budget import disruption_budgets
 from mini_infer_operator.objects.engines_service import engines_service
 from mini_infer_operator.objects.leader_worker_set import leader_worker_set
 from mini_infer_operator.objects.metadata import Manifest
-from mini_infer_operator.objects.network_policy import NOBODY, EnginePeers, network_policy
+from mini_infer_operator.objects.network_policy import NOBODY, network_policy
 from mini_infer_operator.objects.pod import frozen_pods
 from mini_infer_operator.plan.plan import Plan
 from mini_infer_operator.resource import InferenceService
+from mini_infer_operator.settings import EnginePeers
 
 Frozen = Mapping[tuple[str, str], Mapping[str, Any]]
 """Pod templates as first rendered (pod.py), by role and revision."""

@@ -6,7 +6,6 @@ What each architecture and scheme computes on two and four ranks is in test_shar
 import ctypes
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -155,11 +154,9 @@ def test_the_end_of_a_rank_ends_the_group_with_the_reason(folder: Path, number: 
     llm = _engine(folder, 2)
     process = _runner(llm).ranks.processes[1]
     os.kill(process.pid, number)
-    started_s = time.monotonic()
     words = "killed by signal 9" if number == signal.SIGKILL else "hangs: no heartbeat"
     with pytest.raises(RunnerLostError, match=f"rank 1 .*{words}"):
         results_of(llm, PROMPTS, GREEDY)
-    assert time.monotonic() - started_s < 5
     with pytest.raises(RunnerLostError, match="rank 1"):  # and there is no more to be had
         results_of(llm, PROMPTS, GREEDY)
 

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -125,12 +124,10 @@ def test_the_end_of_a_rank_ends_the_group_with_the_reason(
     runner = llm._engine._runner
     assert isinstance(runner, ParallelRunner)
     os.kill(runner.ranks.processes[rank].pid, number)
-    started_s = time.monotonic()
     group = "pipeline-parallel" if fixture == "staged" else "tensor- and pipeline-parallel"
     words = "killed by signal 9" if number == signal.SIGKILL else "hangs: no heartbeat"
     with pytest.raises(RunnerLostError, match=f"rank {rank} .*{group}.*{words}"):
         results_of(llm, PROMPTS, GREEDY)
-    assert time.monotonic() - started_s < 5
     with pytest.raises(RunnerLostError, match=f"rank {rank}"):  # and there is no more to be had
         results_of(llm, PROMPTS, GREEDY)
 

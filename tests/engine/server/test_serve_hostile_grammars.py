@@ -88,14 +88,14 @@ def test_a_chain_of_definitions_is_refused_and_the_engine_lives(engine: DryServe
     ids=["rules", "terminals", "groups", "repetitions", "multipleOf", "properties", "pattern"],
 )  # fmt: skip
 def test_what_would_take_too_much_is_refused(engine: DryServer, fields: dict[str, Any]) -> None:
-    started = time.monotonic()
+    started = engine.cpu_s
     assert "cannot be enforced" in refused(send_request(engine, **fields))
-    first_s = time.monotonic() - started
+    first_s = engine.cpu_s - started
     before = engine.metric("mini_infer_engine_grammar_workers_ended_total")
-    started = time.monotonic()
+    started = engine.cpu_s
     refused(send_request(engine, **fields))
     assert engine.metric("mini_infer_engine_grammar_workers_ended_total") == before, "it is remembered"
-    assert time.monotonic() - started < max(first_s, 5)
+    assert engine.cpu_s - started < max(first_s, 5)
 
 
 def test_costly_schemas_beside_a_healthy_client_neither_hold_it_up_nor_grow_the_engine(engine: DryServer) -> None:

@@ -232,12 +232,11 @@ def test_sigterm_does_not_wait_longer_than_the_drain_timeout() -> None:
 def test_ctrl_c_leaves_at_once_without_a_traceback() -> None:
     with DryServer(*SLOW) as server:
         core = server.core_pid
-        with running(server, 2):
-            started = time.monotonic()
+        with running(server, 2) as requests:
             for pid in (server.process.pid, core):  # a terminal signals the whole group
                 os.kill(pid, signal.SIGINT)
             assert server.wait() == 0
-            assert time.monotonic() - started < 8  # their streams take ten seconds
+        assert not any(request.text.endswith("data: [DONE]\n\n") for request in requests)
         assert process_has_ended(core)
         assert "Traceback" not in server.text_of_log
         assert "rror" not in server.text_of_log
@@ -247,10 +246,10 @@ def test_a_dead_core_ends_streams_with_an_error_and_the_server_follows() -> None
     with DryServer(*SLOW) as server:
         with running(server, 1) as streams, running_whole(server) as whole:
             os.kill(server.core_pid, signal.SIGKILL)
-            took = wait_until(lambda: server.client.get("/healthz").status_code == 503)
-            assert took < 5  # a core that says nothing is missed later
+            wait_until(lambda: server.client.get("/healthz").status_code == 503)
             refused = server.client.post("/v1/completions", json=body())
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_dead")
+            assert "ended with status -9" in refused.json()["error"]["message"]  # its silence is noticed later
         last = streams[0].text.split("data: ")[-1]
         assert json.loads(last)["error"]["code"] == "engine_dead"
         assert (whole.status, json.loads(whole.text)["error"]["code"]) == (503, "engine_dead")

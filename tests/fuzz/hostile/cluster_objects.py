@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from mini_infer_gateway.endpoints.pods import listed_from_manifest
+from mini_infer_gateway.endpoints.pods import seen_pod
 from mini_infer_operator.parse import InvalidServiceError, parse_service
 from tests.fuzz.fleet import Fleet
 from tests.fuzz.hostile.load import Findings
@@ -44,7 +44,7 @@ async def attack(fleet: Fleet, random: Random, found: Findings) -> None:
         for _ in range(20):
             pod, service = mutated(random, POD), mutated(random, SERVICE)
             try:
-                listed_from_manifest(pod)
+                seen_pod(pod)
                 found.count("objects", "pod read")
             except msgspec.ValidationError:
                 found.count("objects", "pod refused")

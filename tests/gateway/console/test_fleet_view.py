@@ -5,15 +5,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from mini_infer_contract.launch import (
-    PendingEngine,
-    ServiceCondition,
-    ServiceReport,
-    ServiceRole,
-    ServiceStatus,
-)
+from mini_infer_contract.launch import PendingEngine
 from mini_infer_gateway.console.fleet_view import EngineRow, pairs, service_rows, why_not_ready
 from mini_infer_gateway.console.fleet_view import _for_tenants as for_tenants
+from mini_infer_gateway.endpoints.service_status import ServiceCondition, ServiceRole, ServiceStatus
 from mini_infer_gateway.fleet.breaker import Cause
 
 
@@ -68,19 +63,19 @@ STATUS = ServiceStatus(
 def test_a_service_shows_its_revisions_and_status_when_it_rolls_out() -> None:
     engines = [row("e1"), row("e2", revision="r2"), row("e3", revision="r2", state="starting")]
     by_name = {"m": ("e1", "e2"), "ns/a": ("e1", "e2", "e3"), "other": ("x",)}
-    (service,) = service_rows(engines, by_name, [ServiceReport(name="ns/a", status=STATUS)])
+    (service,) = service_rows(engines, by_name, {"ns/a": STATUS})
     assert (service.models, service.engines) == (["m"], {"ready": 2, "starting": 1})
     assert service.revisions == {"r1": 1, "r2": 2}
     assert service.status.conditions[0].message == "1 of 2 engines of r2 are ready"
 
 
 def test_a_service_is_shown_when_it_has_no_engine_and_when_it_has_no_report() -> None:
-    services = service_rows([row("e1", service="ns/b")], {}, [ServiceReport(name="ns/a", status=STATUS)])
+    services = service_rows([row("e1", service="ns/b")], {}, {"ns/a": STATUS})
     assert [(service.name, service.engines) for service in services] == [("ns/a", {}), ("ns/b", {"ready": 1})]
 
 
 def test_tenants_see_no_numbers_of_engines_and_no_messages_when_a_service_is_shown_to_them() -> None:
-    (service,) = service_rows([row("e1"), row("e2", state="broken")], {}, [ServiceReport(name="ns/a", status=STATUS)])
+    (service,) = service_rows([row("e1"), row("e2", state="broken")], {}, {"ns/a": STATUS})
     shown = msgspec.json.encode(for_tenants(service)).decode()
     assert "RollingOut" in shown
     for hidden in ("broken", "r1", "r2", "engines of", "gpus", "e1"):

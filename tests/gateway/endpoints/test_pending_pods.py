@@ -76,4 +76,4 @@ def test_a_long_reason_is_cut_when_it_is_kept() -> None:
 def test_a_service_is_routed_to_when_its_status_cannot_be_read(status: Any, reasons: list[str]) -> None:
     seen = seen_service({"metadata": {"name": "a", "namespace": "ns"}, "spec": {"model": {}}, "status": status})
     assert (seen.service.name, seen.service.model) == ("ns/a", "a")
-    assert [condition.reason for condition in seen.report.status.conditions] == reasons
+    assert [condition.reason for condition in seen.status.conditions] == reasons

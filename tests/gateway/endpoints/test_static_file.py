@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mini_infer_gateway.endpoints.base import Listed
-from mini_infer_gateway.endpoints.static_file import EndpointsFileError, StaticFile, read_endpoints
+from mini_infer_gateway.endpoints.static_file import EndpointsFileError, StaticFile, listed_in, read_endpoints
 from tests.support.running_gateway import until
 
 GOOD = {"endpoints": [{"name": "a", "url": "http://127.0.0.1:1", "model": "m"}]}
@@ -24,7 +24,7 @@ def test_json_and_yaml(tmp_path: Path) -> None:
 def test_a_draining_endpoint_is_not_ready(tmp_path: Path) -> None:
     path = tmp_path / "e.json"
     path.write_text(json.dumps({"endpoints": [{**GOOD["endpoints"][0], "draining": True}]}))
-    assert [listed.ready for listed in read_endpoints(path)] == [False]
+    assert [listed.ready for listed in listed_in(read_endpoints(path))] == [False]
 
 
 @pytest.mark.parametrize(

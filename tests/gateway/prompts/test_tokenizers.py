@@ -68,14 +68,12 @@ async def test_a_hostile_template_costs_its_own_model_when_two_models_share_a_ga
             await gateway.settled()
             before = psutil.Process().memory_info().rss
             jobs = [asyncio.ensure_future(prompt_tokens(gateway, "hi", "bad")) for _ in range(3)]
-            slowest_s = 0.0
+            began_s = time.thread_time()
             while not all(job.done() for job in jobs):
-                began_s = time.monotonic()
                 assert await prompt_tokens(gateway, "hello there", "m") > 0
-                slowest_s = max(slowest_s, time.monotonic() - began_s)
                 await asyncio.sleep(0.05)  # a client's pace: without it the healthy requests take the whole processor
             await asyncio.gather(*jobs)
-            assert slowest_s < 5.0, "the event loop is not held for as long as the template would run"
+            assert time.thread_time() - began_s < 5.0, "the event loop does not run the template, which never ends"
             assert psutil.Process().memory_info().rss - before < 200 << 20
 
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from mini_infer_operator.controller.settings import parse_settings
 from mini_infer_operator.launch import launch_of
-from mini_infer_operator.objects.network_policy import NOBODY, EnginePeers, network_policy
+from mini_infer_operator.objects.network_policy import NOBODY, network_policy
 from mini_infer_operator.objects.pod import frozen_pods
 from mini_infer_operator.parse import parse_service
+from mini_infer_operator.settings import EnginePeers, parse_settings
 from tests.support.services import VALID, changed
 
 SERVICE = parse_service(VALID)

@@ -5,12 +5,13 @@ from typing import Annotated, Literal
 import msgspec
 
 from mini_infer_contract.engine_options import KV_TRANSFER, EngineOptions
-from mini_infer_contract.launch import HTTP_PORT, MAX_BODY_BYTES, TRANSFER_PORT, Role
+from mini_infer_contract.launch import HTTP_PORT, TRANSFER_PORT, Role
 from mini_infer_contract.options import Option, option_rows
 from mini_infer_process.logs import LogFormat
 from mini_infer_web.body_fields import UnknownFieldsMode
 from mini_infer_web.cors import CorsPolicy
 from mini_infer_web.http_server.limits import ConnectionLimits
+from mini_infer_web.request_body import MAX_BODY_BYTES
 from mini_infer_web.tls import TlsFiles
 
 SERVER = "server"

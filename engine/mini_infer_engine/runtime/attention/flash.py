@@ -5,8 +5,6 @@ from torch import Tensor
 
 from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
 
-PAGE_SIZE_STEP = 256
-
 
 def flash_prefill_attention(
     q: Tensor,

@@ -68,11 +68,6 @@ class KVPool:
         self._file = shared.file
         return torch.from_numpy(shared.bytes).view(dtype).view(sizes)
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the pages on the device, the null page included."""
-        return self.storage.numel() * self.storage.itemsize
-
     def memory(self) -> KVMemory:
         """Returns the address and layout of the pool, for KV transfer."""
         spec, device = self.spec, self.pages.device

@@ -68,12 +68,17 @@ class Attempt:
 
     __slots__ = ("_call", "_endpoint", "_moved", "_placement", "_record", "_serving")
 
+    _call: Call
+    _placement: Placement
+    _serving: Serving
+    _endpoint: Endpoint
+    _record: AttemptRecord
+    _moved: Failure | None
+    """The reason why the attempt was moved away from its endpoint."""
+
     def __init__(self, call: Call, placement: Placement, serving: Serving) -> None:
         self._call, self._placement, self._serving = call, placement, serving
-        self._endpoint = placement.decision.decode
-        self._record: AttemptRecord
-        self._moved: Failure | None = None
-        """The reason why the attempt was moved away from its endpoint."""
+        self._endpoint, self._moved = placement.decision.decode, None
 
     async def run(self) -> StreamCut | None:
         """Runs the attempt, and returns the cut of a stream that is to be resumed.

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from mini_infer_contract.launch import SERVICE_TIER_PRIORITIES
+from mini_infer_apis.dialects.service_tiers import SERVICE_TIER_PRIORITIES
 from mini_infer_engine.api.dialects.base import GenerationSpec, OutputLimit
 from mini_infer_engine.api.dialects.fields import GenerationFields, common_spec, parse_fields
 from mini_infer_engine.api.dialects.messages import check_messages

@@ -1,4 +1,4 @@
-from mini_infer_operator.controller.pacing import START_PAUSE_S, RolloutThrottle
+from mini_infer_operator.plan.rollout_throttle import START_PAUSE_S, RolloutThrottle
 
 
 class Turns:

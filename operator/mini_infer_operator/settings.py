@@ -10,12 +10,27 @@ from typing import Any
 
 from mini_infer_operator import __version__
 from mini_infer_operator.images import EngineImages
-from mini_infer_operator.objects.network_policy import EnginePeers
 from mini_infer_operator.pod_security import DEFAULT_SECRETS, PROFILES, PodSecurity
 from mini_infer_process.command_line import parse_flags, port_number, seconds, whole_number
 
 ENVIRONMENT_PREFIX = "MINI_INFER_"
 """Prefix of environment variables: MINI_INFER_ENGINE_IMAGE replaces --engine-image, and so on; a flag wins."""
+
+
+Peer = Mapping[str, Any]
+"""A NetworkPolicyPeer: podSelector and namespaceSelector."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePeers:
+    """Peers that may open connections to engines, beside engines of the same service."""
+
+    gateways: Sequence[Peer] = ()
+    """Peers that reach HTTP, events and replays. Empty: no policy is created."""
+    http: Sequence[Peer] = ()
+    """Peers that reach HTTP alone: the operator counts running requests of draining engines, and Prometheus reads
+    metrics.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +53,11 @@ class OperatorSettings:
     """Reconciles only services with this spec.operatorClass. Empty: only those without one."""
     leader_election_namespace: str = ""
     """Namespace of the Lease by which the operators of one class elect a leader. Empty: the identity's."""
-    allow_ingress_from: tuple[Mapping[str, Any], ...] = ()
+    allow_ingress_from: tuple[Peer, ...] = ()
     """NetworkPolicyPeers of gateways, which may reach engines' HTTP, event and replay ports. Empty: no NetworkPolicies
     are created.
     """
-    allow_http_from: tuple[Mapping[str, Any], ...] = ()
+    allow_http_from: tuple[Peer, ...] = ()
     """NetworkPolicyPeers that may reach engines' HTTP port alone: the operator, and scrapers of metrics."""
     max_rolling_services: int = 3
     """Services that may roll to a new default image at once. 0: none does, and only an edit brings the image to a
@@ -225,7 +240,7 @@ def _identity(text: str) -> str:
     return text
 
 
-def _peers(text: str) -> tuple[Mapping[str, Any], ...]:
+def _peers(text: str) -> tuple[Peer, ...]:
     """Reads NetworkPolicyPeers from JSON. The API server validates each peer's content."""
     try:
         peers = json.loads(text)

@@ -8,7 +8,7 @@ from typing import Any
 from kopf._cogs.configs.configuration import OperatorSettings
 from kopf._core.engines import posting
 
-from mini_infer_operator.controller.events import (
+from mini_infer_operator.objects.events import (
     DEDUPLICATION_S,
     MOST_PER_OBJECT,
     SAME_AGAIN_S,
