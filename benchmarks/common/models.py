@@ -282,6 +282,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 
+CONFIGS["tiny-window"] = CONFIGS["tiny"] | {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1}
+
 
 MEASURED = ["qwen2.5-7b", "qwen2.5-1.5b", "qwen3-0.6b"]
 

@@ -18,6 +18,7 @@ SCRIPTS = {  # script: what its JSON must hold beside where it was measured
     "disaggregation.py": "goodput",
     "interference.py": "chunks",
     "kv_dtype.py": "engine",
+    "kv_groups.py": "layouts",
     "kv_transfer.py": "transports",
     "logprobs.py": "ratios",
     "memory.py": "models",

@@ -15,7 +15,14 @@ from mini_infer_engine.runtime.cpu.executor import TorchExecutor
 from mini_infer_engine.runtime.cuda.executor import CudaExecutor
 from mini_infer_engine.runtime.model_runner import ModelRunner
 
-DEFAULTS: dict[str, Any] = {"dtype": "float32", "max_num_seqs": 16, "kv_cache_memory": 1 << 28, "max_model_len": 512}
+DEFAULTS: dict[str, Any] = {
+    "dtype": "float32",
+    "max_num_seqs": 16,
+    "kv_cache_memory": 1 << 28,
+    "max_model_len": 512,
+    "disable_hybrid_kv_cache_manager": True,
+}
+"""Passes that tests write by hand have one page table; test_kv_groups.py has the others."""
 
 
 def make_settings(directory: Path, **changes: Any) -> EngineSettings:

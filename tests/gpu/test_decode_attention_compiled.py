@@ -13,7 +13,7 @@ pytestmark = KERNELS
 PROGRAM = """
 import sys
 import torch
-from tests.gpu.compiled_for_hopper import Compiled, Workspace, pretend_hopper, tell
+from tests.gpu.compiled_for_hopper import Compiled, Workspace, pretend_hopper, print_properties
 
 pretend_hopper()
 from mini_infer_engine.kernels.attention import decode_attention as module
@@ -30,7 +30,7 @@ pool = torch.zeros(4, 2, 128, kv_heads, head_dim, dtype=stored)
 rotation, tables = Rotation(torch.zeros(64, head_dim, dtype=dtype)), torch.zeros(4, 8, dtype=torch.int32)
 module._decode_attention = Compiled(module._decode_attention)
 module.decode_attention(qkv, rotation, pool, tables, plan, scale=1.0, workspace=Workspace(), early=True)
-tell(module._decode_attention.made)
+print_properties(module._decode_attention.made)
 """
 
 
@@ -47,7 +47,7 @@ def test_heads_of_any_width_compile(head_dim: int, dtype: str, stored: str, tmp_
 HOPPER_PROGRAM = """
 import sys
 import torch
-from tests.gpu.compiled_for_hopper import Compiled, Workspace, pretend_hopper, tell
+from tests.gpu.compiled_for_hopper import Compiled, Workspace, pretend_hopper, print_properties
 
 pretend_hopper()
 from mini_infer_engine.kernels.attention import hopper_decode_attention as module
@@ -66,7 +66,7 @@ norm = torch.zeros(head_dim, dtype=dtype)
 rotation, tables = Rotation(torch.zeros(64, head_dim, dtype=dtype), norm, norm), torch.zeros(4, 8, dtype=torch.int32)
 module._hopper_decode_attention = Compiled(module._hopper_decode_attention)
 decode_attention(qkv, rotation, pool, tables, plan, scale=1.0, workspace=Workspace(), early=True)
-tell(module._hopper_decode_attention.made)
+print_properties(module._hopper_decode_attention.made)
 """
 
 

@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("triton", reason="needs an NVIDIA GPU, and triton")
 
 from mini_infer_engine.kernels.attention.attention_config import DecodeConfig
-from mini_infer_engine.kernels.attention.decode_plan import plan_decode
+from mini_infer_engine.kernels.attention.decode_plan import plan_decode, plan_decode_of_groups
 from tests.gpu.device import DEVICE, KERNELS, POLICY, cases
 
 pytestmark = KERNELS
@@ -79,6 +79,25 @@ def test_splits_cover_each_row_in_equal_lengths(
     most_blocks = max(-(-(length - max(length + 1 - seen, 0) // block * block) // block) for length in kv_lengths)
     if longest > max(1, -(-most_blocks // 64), int((1.6 / 32 * most_blocks) ** 0.5)):
         assert needed(kv_lengths, seen, block, longest - 1) > len(entries), "a shorter split would do"
+
+
+@pytest.mark.parametrize("hopper", [True, False])
+def test_plans_of_groups_differ_in_their_pages_alone_when_the_kernel_reads_pages_from_its_plan(hopper: bool) -> None:
+    tables = torch.randperm(3 * 4 * 70, device=DEVICE).int().view(3, 4, 70)
+    slots = torch.tensor([2, 0, 3], dtype=torch.int32, device=DEVICE)
+    places = torch.tensor([1000, 63, 64], device=DEVICE)
+    config = DecodeConfig(target_programs=9, hopper=hopper)
+    common = {"config": config, "page_size": 16}
+    plans = plan_decode_of_groups(slots, places, places, 1, 1100, 128, page_tables=tables, **common)
+    assert len(plans) == 3
+    for plan, table in zip(plans, tables, strict=True):
+        alone = plan_decode(slots, places, places, 1, 1100, 128, page_tables=table, **common)
+        assert plan.entries.is_contiguous()
+        used = alone.entries[:, 0] >= 0
+        assert torch.equal(plan.entries[:, 0], alone.entries[:, 0])
+        fields = slice(None, 10 if hopper else 8)
+        assert torch.equal(plan.entries[used][:, fields], alone.entries[used][:, fields])
+    assert (plans[0].entries is plans[1].entries) != hopper
 
 
 @pytest.mark.parametrize(("kv_length", "splits"), [(3000, [47, 24, 12]), (4095, [64, 64, 32]), (65_535, [64, 64, 64])])

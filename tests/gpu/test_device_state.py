@@ -21,8 +21,8 @@ PARAMS = [
 ]
 
 
-def fresh_state() -> DeviceBatchState:
-    return DeviceBatchState(SLOTS, WIDTH, 99, DEVICE)
+def fresh_state(num_groups: int = 1) -> DeviceBatchState:
+    return DeviceBatchState(SLOTS, WIDTH, 99, DEVICE, num_groups)
 
 
 def random_row(dice: random.Random) -> Row:
@@ -55,10 +55,14 @@ def test_positions_and_cache_indexes_begin_apart_and_advance_together_but_for_pa
 
 
 def test_page_tables_are_those_of_the_rows_whether_pages_are_kept_or_forgotten() -> None:
-    dice, state = random.Random(2), fresh_state()
+    num_groups = 3
+    dice, state = random.Random(2), fresh_state(num_groups)
     for _ in range(60):
         row = random_row(dice)
+        row.more_page_tables = [random_row(dice).page_table for _ in range(num_groups - 1)]
         state.begin_pages([row], [dice.random() < 0.7])
         state.send_pages([row], PAGE_TOKENS)
         known = row.start // PAGE_TOKENS + 1
-        assert state.page_tables[row.slot, :known].tolist() == row.page_table[:known]
+        for table, pages in zip(state.page_tables, row.page_tables, strict=True):
+            assert table[row.slot, :known].tolist() == pages[:known]
+    assert (state.page_tables[:, -1] == 99).all(), "the spare slot's tables were written"

@@ -440,7 +440,7 @@ def test_scratch_memory_for_widened_pages_is_in_the_memory_plan(
     for disabled in ((), ("wide_pages",)):
         settings = {"kv_cache_dtype": "int8", "max_model_len": 64, "max_num_seqs": 4, "disable": list(disabled)}
         runner = interpreted(**settings, enforce_eager=True)
-        needs = memory_plan._measure(runner.worker, Eager, runner.executor.settings, 16)
+        needs = memory_plan._measure(runner.worker, Eager, runner.executor.settings, 16, runner.kv_cache)
         states[disabled] = needs.state
         spec = runner.worker.kv_spec(16)
     wide_page = 2 * 16 * spec.row_width * spec.dtype.itemsize
@@ -579,6 +579,45 @@ def test_stages_say_what_one_gpu_says(
     states = [one.executor.state.state for one in runners]
     assert torch.equal(states[0].positions, states[1].positions)  # on both stages, padding among them
     assert torch.equal(states[0].kv_lengths, states[1].kv_lengths)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "settings"),
+    [
+        ("gemma2", CHANGES["gemma2"], {}),
+        ("mistral", {"sliding_window": 9}, {"decodes_beside": 4}),
+        ("qwen3", {"use_sliding_window": True, "sliding_window": 17, "max_window_layers": 1}, {"enforce_eager": True}),
+        ("qwen3", {"use_sliding_window": True, "sliding_window": 17, "max_window_layers": 1}, {"decodes_beside": 4}),
+    ],
+)
+def test_text_is_that_of_torch_when_pages_behind_windows_are_freed(
+    tmp_path: Path,
+    interpreted: Callable[..., ModelRunner],
+    architecture: str,
+    changes: dict[str, Any],
+    settings: dict[str, Any],
+) -> None:
+    """Prompts in chunks and from the cache, beside decode rows, in graphs and without."""
+    save_tiny_model(tmp_path, architecture, num_hidden_layers=2, **changes)
+    params = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
+    requests = [
+        Request(request_id=name, prompt_token_ids=TOKENS[:length], sampling=params)
+        for name, length in (("a", 40), ("b", 27), ("c", 5))
+    ]
+    limits = {"max_num_batched_tokens": 24}
+    plain = _generated(interpreted(attention_backend="torch", **limits), requests, **limits)
+    runner = interpreted(disable_hybrid_kv_cache_manager=False, **settings, **limits)
+    assert isinstance(runner.executor, CudaExecutor)
+    assert not runner.kv_cache.is_uniform
+    engine = Engine(make_settings(Path("unused"), max_num_seqs=6, **limits), runner, (), 512, "revision")
+    again = [
+        Request(request_id=f"{request.request_id}2", prompt_token_ids=request.prompt_token_ids, sampling=params)
+        for request in requests
+    ]
+    assert texts(engine, requests) == plain
+    assert texts(engine, again) == plain
+    assert engine.stats().cached_prompt_tokens >= 48
+    assert engine.scheduler.kv_cache.usage == 0
 
 
 def _generated(runner: Any, requests: list[Request], **settings: Any) -> list[list[int]]:

@@ -172,7 +172,7 @@ def test_verbs_have_the_same_product_with_and_without_it(m: int, form: str) -> N
 PROGRAM = """
 import sys
 import torch
-from tests.gpu.compiled_for_hopper import pretend_hopper, tell
+from tests.gpu.compiled_for_hopper import pretend_hopper, print_properties
 
 pretend_hopper()
 from mini_infer_engine.kernels.gemm import large_m_gemm as module
@@ -182,7 +182,7 @@ n, k, is_int4 = 4096, 4096, form == "int4"
 values = torch.empty(n, k // 2 if is_int4 else k, dtype=torch.uint8 if is_int4 else torch.int8)
 scales = torch.empty(k // 128, n, dtype=torch.int32) if is_int4 else torch.empty(n)
 x, out = torch.empty(256, k, dtype=torch.bfloat16), torch.empty(256, n, dtype=torch.bfloat16)
-tell(module._large_m_gemm.warmup(
+print_properties(module._large_m_gemm.warmup(
     module._descriptor(values.data_ptr(), values.dtype, tuple(values.shape), values.stride(), 128),
     module._descriptor(x.data_ptr(), x.dtype, tuple(x.shape), x.stride(), block_m),
     scales, None, out, torch.empty(4), 256, n, k // block_k, 132, 20, 8, n, STAGES=stages, GROUPED=is_int4,

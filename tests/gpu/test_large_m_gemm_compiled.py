@@ -14,7 +14,7 @@ pytestmark = KERNELS
 PROGRAM = """
 import sys
 import torch
-from tests.gpu.compiled_for_hopper import Compiled, Workspace, pretend_hopper, tell
+from tests.gpu.compiled_for_hopper import Compiled, Workspace, pretend_hopper, print_properties
 
 pretend_hopper()
 from mini_infer_engine.kernels.gemm import large_m_gemm as module
@@ -30,7 +30,7 @@ weight = QuantizedWeight(values, scales, k)
 x, out = torch.empty(m, k, dtype=torch.bfloat16), torch.empty(m, n, dtype=torch.bfloat16)
 module._large_m_gemm, module._sum_parts = Compiled(module._large_m_gemm), Compiled(module._sum_parts)
 module.large_m_gemm(x, weight, LargeMConfig(256, 128, 3, 1), sm_count=132, workspace=Workspace(), out=out)
-tell(module._large_m_gemm.made)
+print_properties(module._large_m_gemm.made)
 """
 
 

@@ -14,7 +14,7 @@ pytestmark = KERNELS
 PROGRAM = """
 import sys
 import torch
-from tests.gpu.compiled_for_hopper import Compiled, Workspace, pretend_hopper, tell
+from tests.gpu.compiled_for_hopper import Compiled, Workspace, pretend_hopper, print_properties
 
 pretend_hopper()
 from mini_infer_engine.kernels.gemm import pdl_gemm as module
@@ -33,7 +33,7 @@ epilogue = (None, out, None, None, out, out, None)
 module.launch_pdl_gemm(
     x, weight, epilogue, (m, n, k), (0, 0.0), PdlGemmConfig(64, 256, 2, 4, wide=wide), options, Workspace()
 )
-tell(module._pdl_gemm.made)
+print_properties(module._pdl_gemm.made)
 """
 
 

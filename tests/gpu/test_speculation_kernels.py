@@ -147,6 +147,7 @@ def test_inputs_are_the_tokens_behind_the_cached_ones_in_their_pages() -> None:
     texts = [list(range(10, 10 + length)) for length in (5, 17, 33)]
     table, history = state_of(texts)
     tables = torch.tensor([[7, 3, 9], [1, 4, 8], [6, 2, 5], [0, 0, 0]], dtype=INT32, device=DEVICE)
+    tables = torch.stack((tables, tables + 10))  # of two KV groups
     slots = on_device([2, 0, 1, table.padding_slot])
     virtual = SamplingState.zeros(5, DEVICE)
     expand_slots(slots, table.state, history, virtual, 1)
@@ -162,10 +163,11 @@ def test_inputs_are_the_tokens_behind_the_cached_ones_in_their_pages() -> None:
             own = slice(row * count, (row + 1) * count)
             assert made.token_ids[own].tolist() == [tokens[position] for position in positions]
             assert made.positions[own].tolist() == list(positions)
-            pages, indexes = tables[slot].tolist(), [position - EVICTED for position in positions]
-            assert made.kv_index[own].tolist() == [pages[i // page_size] * page_size + i % page_size for i in indexes]
+            indexes = [position - EVICTED for position in positions]
+            for kv_index, pages in zip(made.kv_index, tables[:, slot].tolist(), strict=True):
+                assert kv_index[own].tolist() == [pages[i // page_size] * page_size + i % page_size for i in indexes]
             assert made.ends[row] == first - EVICTED + count
-        assert made.kv_index[3 * count :].tolist() == [-1] * count, "padding is written nowhere"
+        assert made.kv_index[:, 3 * count :].tolist() == [[-1] * count] * 2, "padding is written nowhere"
 
 
 def test_penalties_count_the_guesses_before_each_position() -> None:

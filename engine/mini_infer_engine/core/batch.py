@@ -86,6 +86,11 @@ class Row(msgspec.Struct, gc=False):
     """
 
     @property
+    def page_tables(self) -> Sequence[Sequence[int]]:
+        """The page tables of all KV groups."""
+        return (self.page_table, *self.more_page_tables)
+
+    @property
     def position(self) -> int:
         """Position of the first new token in the text; an upper bound where `start` is one."""
         return self.start + self.position_offset

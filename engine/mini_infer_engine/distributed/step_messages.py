@@ -6,6 +6,7 @@ order.
 """
 
 from array import array
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -24,7 +25,9 @@ class Launch(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """
     num_decodes: int
     pages: dict[int, list[int]] = {}
-    """Pages that are appended to slots sent as a number."""
+    """Pages that are appended to slots sent as a number, in the first KV group."""
+    more_pages: dict[int, list[list[int]]] = {}
+    """The same pages in each of the other KV groups."""
     transfers: Transfers | None = None
     waits_for_masks: bool = False
 
@@ -81,28 +84,33 @@ class StepWriter:
     def launch(self, batch: Batch) -> Launch:
         """Returns the message for a batch, which every rank must get."""
         pages: dict[int, list[int]] = {}
-        rows = [self._packed(row, pages) for row in batch.rows]
+        more_pages: dict[int, list[list[int]]] = {}
+        rows = [self._packed(row, pages, more_pages) for row in batch.rows]
         moves = batch.transfers
         has_moves = bool(moves.swap_out or moves.swap_in or moves.copies)
-        return Launch(rows, batch.num_decodes, pages, moves if has_moves else None, batch.waits_for_masks)
+        return Launch(rows, batch.num_decodes, pages, more_pages, moves if has_moves else None, batch.waits_for_masks)
 
-    def _packed(self, row: Row, pages: dict[int, list[int]]) -> int | Row:
+    def _packed(self, row: Row, pages: dict[int, list[int]], more_pages: dict[int, list[list[int]]]) -> int | Row:
         slot, needed = row.slot, (row.start + row.count - 1) // self._page_size + 1
         last = self._last.get(slot)
         num_sent = 0 if row.token_ids is not None else self._num_sent_pages.get(slot, 0)
         self._last[slot] = row
         appended: list[int] = []
+        more: list[list[int]] = []
         if num_sent < needed:
             appended = list(row.page_table[num_sent:needed])
+            more = [list(table[num_sent:needed]) for table in row.more_page_tables]
             self._num_sent_pages[slot] = needed
-        if last is not None and row.token_ids is None and row == following(last, row.page_table):
+        if last is not None and row.token_ids is None and row == following(last, row.page_table, row.more_page_tables):
             if appended:
                 pages[slot] = appended
+            if more:
+                more_pages[slot] = more
             return slot
         sampling = row.sampling
         if sampling is not None and sampling.grammar is not None:
             sampling = msgspec.structs.replace(sampling, grammar=None)  # masks say what it allows
-        return msgspec.structs.replace(row, page_table=appended, sampling=sampling)
+        return msgspec.structs.replace(row, page_table=appended, more_page_tables=more, sampling=sampling)
 
 
 class StepReader:
@@ -110,32 +118,40 @@ class StepReader:
 
     def __init__(self) -> None:
         self._last: dict[int, Row] = {}
-        self._tables: dict[int, list[int]] = {}
+        self._tables: dict[int, tuple[list[int], list[list[int]]]] = {}
+        """The page table of each slot in the first KV group, and those in the others."""
 
     def batch(self, message: Launch) -> Batch:
         """Returns the batch that the first rank launches."""
-        rows = [self._row(packed, message.pages) for packed in message.rows]
+        rows = [self._row(packed, message) for packed in message.rows]
         return Batch(
             rows, message.num_decodes, message.transfers or Transfers(), waits_for_masks=message.waits_for_masks
         )
 
-    def _row(self, packed: int | Row, pages: dict[int, list[int]]) -> Row:
+    def _row(self, packed: int | Row, message: Launch) -> Row:
         if isinstance(packed, int):
-            table = self._tables[packed]
-            table += pages.get(packed, ())
-            row = following(self._last[packed], table)
-        elif packed.token_ids is not None:
-            self._tables[packed.slot] = list(packed.page_table)
-            row = msgspec.structs.replace(packed, page_table=self._tables[packed.slot])
+            pages, more_pages = message.pages.get(packed, ()), message.more_pages.get(packed, ())
+            row = following(self._last[packed], *self._extended(packed, pages, more_pages))
         else:
-            table = self._tables.setdefault(packed.slot, [])
-            table += packed.page_table
-            row = msgspec.structs.replace(packed, page_table=table)
+            if packed.token_ids is not None:
+                self._tables.pop(packed.slot, None)
+            table, more = self._extended(packed.slot, packed.page_table, packed.more_page_tables)
+            row = msgspec.structs.replace(packed, page_table=table, more_page_tables=more)
         self._last[row.slot] = row
         return row
 
+    def _extended(
+        self, slot: int, pages: Sequence[int], more_pages: Sequence[Sequence[int]]
+    ) -> tuple[list[int], list[list[int]]]:
+        """Appends pages to the tables of a slot, and returns these."""
+        table, more = self._tables.setdefault(slot, ([], [[] for _ in more_pages]))
+        table += pages
+        for one, its_pages in zip(more, more_pages, strict=False):
+            one += its_pages
+        return table, more
 
-def following(last: Row, page_table: Any) -> Row:
+
+def following(last: Row, page_table: Any, more_page_tables: Any) -> Row:
     """Returns the decode row after `last` if nothing else has changed."""
     start, index = last.start + last.count, last.output_index + 1
     return Row(
@@ -147,6 +163,7 @@ def following(last: Row, page_table: Any) -> Row:
         last.sampling,
         last.noise_seed,
         index,
+        more_page_tables=more_page_tables,
         position_offset=last.position_offset,
     )
 

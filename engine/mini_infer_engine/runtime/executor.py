@@ -28,8 +28,6 @@ class Executor(Protocol):
 
     default_page_size: int
     """Tokens a page, unless another size is configured."""
-    supports_kv_groups: bool
-    """True if passes read a page table for each KV group; otherwise all layers must share one."""
     max_speculative_rows: int
     """Most rows of a pass with draft tokens; 0 if this executor does not speculate."""
     guess_costs: GuessCosts

@@ -97,9 +97,8 @@ def plan_memory(
 ) -> MemoryPlan:
     """Returns the memory plan, given the device's memory before this engine took any. The weights must be loaded.
 
-    The pages are those of `kv_cache`. A pass is measured with uniform ones, which take as much memory or more.
-    `smallest` returns the smallest of one number from each rank that shares the model: all ranks have equally many
-    pages.
+    The pages are those of `kv_cache`. `smallest` returns the smallest of one number from each rank that shares the
+    model: all ranks have equally many pages.
 
     Raises:
         ModelError: the settings do not fit model or machine.
@@ -109,7 +108,7 @@ def plan_memory(
         needs = _Needs(0, 0, 0)
         pages = pages_for(settings.kv_cache_memory or CPU_KV_BYTES, page_bytes, available_memory())
     else:
-        needs = _measure(worker, kind, settings, page_size)
+        needs = _measure(worker, kind, settings, page_size, kv_cache)
         pages = _count_pages(worker.device, settings, page_bytes, before, sum(needs))
     pages = smallest(pages)
     longest = worker.config.max_position_embeddings
@@ -132,19 +131,21 @@ def _count_pages(
     return pages_for(settings.kv_cache_memory or max(0, min(share, available)), page_bytes, available)
 
 
-def _measure(worker: ModelWorker, kind: type[Executor], settings: ResolvedSettings, page_size: int) -> _Needs:
+def _measure(
+    worker: ModelWorker, kind: type[Executor], settings: ResolvedSettings, page_size: int, kv_cache: KVCacheConfig
+) -> _Needs:
     """Measures the bytes of state, of the largest pass and of graphs, with a temporary pool for one sequence."""
     tokens = settings.max_num_batched_tokens
     length = min(tokens, settings.max_model_len or worker.config.max_position_embeddings)
     worker.finish_loading(length)
-    pool = make_pool(worker.kv_spec(page_size), -(-length // page_size), worker.device)
+    pool = make_pool(worker.kv_spec(page_size, kv_cache), -(-length // page_size), worker.device, kv_cache=kv_cache)
     before_state = torch.cuda.memory_allocated(worker.device)
     executor = kind(worker, pool, settings)
     state = torch.cuda.memory_allocated(worker.device) - before_state
     executor.compile_kernels(length)
     before_pass = torch.cuda.memory_allocated(worker.device)
     torch.cuda.reset_peak_memory_stats(worker.device)
-    executor.launch(_largest_pass(settings, length, tokens, pool.num_pages)).result()
+    executor.launch(_largest_pass(settings, length, tokens, pool.num_pages, len(kv_cache.groups))).result()
     peak = torch.cuda.max_memory_allocated(worker.device) - before_pass
     graphs = executor.graph_bytes()
     del executor, pool
@@ -153,9 +154,11 @@ def _measure(worker: ModelWorker, kind: type[Executor], settings: ResolvedSettin
     return _Needs(state, peak, graphs)
 
 
-def _largest_pass(settings: ResolvedSettings, length: int, tokens: int, num_pages: int) -> Batch:
+def _largest_pass(settings: ResolvedSettings, length: int, tokens: int, num_pages: int, num_groups: int = 1) -> Batch:
     """Returns a pass with the most decode rows and, beside them, the longest prompt chunk; its penalties need fp32
     logits.
+
+    All KV groups write to the same pages, whose contents nobody reads.
     """
     params = SamplingParams(top_k=20, top_p=0.9)
     num_rows = min(settings.max_num_seqs, tokens)
@@ -163,6 +166,8 @@ def _largest_pass(settings: ResolvedSettings, length: int, tokens: int, num_page
     count = min(length, tokens - len(rows))
     last = SamplingParams(top_k=20, top_p=0.9, repetition_penalty=1.1)
     rows.append(Row(num_rows - 1, 0, count, [0] * count, list(range(num_pages)), last, known_token_ids=[0]))
+    for row in rows:
+        row.more_page_tables = [row.page_table] * (num_groups - 1)
     return Batch(rows, num_rows - 1)
 
 

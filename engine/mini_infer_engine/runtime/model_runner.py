@@ -148,8 +148,7 @@ def make_runner(
     group.begin_together()
     worker.calibrate(settings, directory)
     resolved = settings.resolved(worker.device.type)
-    supports_groups = kind.supports_kv_groups and worker.device.type == "cpu"
-    kv_cache = choose_kv_groups(resolved, worker.config, supports_groups=supports_groups, moves_kv=reports_layers)
+    kv_cache = choose_kv_groups(resolved, worker.config, moves_kv=reports_layers)
     plan = plan_memory(worker, kind, resolved, page_size, before, kv_cache, group.smallest)
     log.info("memory: %s", plan)
     worker.finish_loading(plan.max_model_len)

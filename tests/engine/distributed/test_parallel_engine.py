@@ -64,9 +64,10 @@ def test_sampling_penalties_logprobs_chunks_and_the_prefix_cache_are_as_in_one_p
     [
         ("deepseek_v3", DEEPSEEK_V3, {"tensor_parallel_size": 2, "enable_expert_parallel": True}),
         ("deepseek_v2", DEEPSEEK, {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}),
+        ("gemma2", {"head_dim": 16, "sliding_window": 20}, {"tensor_parallel_size": 2}),
     ],
 )
-def test_ranks_with_latents_and_shared_experts_say_what_one_process_does(
+def test_ranks_compute_the_text_of_one_process_when_their_cache_is_latents_or_kv_groups(
     architecture: str, changes: dict[str, Any], settings: dict[str, Any], tmp_path: Path
 ) -> None:
     """In chunks, from the prefix cache, and as beams, whose prefixes are shared."""

@@ -32,7 +32,10 @@ def _same(read: Batch, batch: Batch) -> None:
         needed = -(-(other.start + other.count) // PAGE)
         assert list(one.page_table[:needed]) == list(other.page_table[:needed])
         for name in Row.__struct_fields__:
-            if name != "page_table":
+            if name == "more_page_tables":
+                for ours, theirs in zip(one.more_page_tables, other.more_page_tables, strict=True):
+                    assert list(ours[:needed]) == list(theirs[:needed])
+            elif name != "page_table":
                 left, right = getattr(one, name), getattr(other, name)
                 assert (list(left) if isinstance(left, list | tuple) else left) == (
                     list(right) if isinstance(right, list | tuple) else right
@@ -83,26 +86,31 @@ def test_packed_tokens_transfers_and_masks_arrive() -> None:
     assert np.array_equal(step_messages.masks_of(message).bits, masks.bits)
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["chunk", "decode", "odd"])), min_size=1, max_size=60))
-def test_whatever_the_order_every_rank_sees_the_same_rows(steps: list[tuple[int, str]]) -> None:
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["chunk", "decode", "odd"])), min_size=1, max_size=60),
+    st.integers(1, 3),
+)
+def test_every_rank_sees_the_same_rows_when_their_order_is_any(steps: list[tuple[int, str]], num_groups: int) -> None:
     writer, reader = StepWriter(PAGE), StepReader()
     lengths: dict[int, int] = {}
-    tables: dict[int, list[int]] = {}
+    tables: dict[int, list[list[int]]] = {}
     fresh = iter(range(10_000))
     for slot, kind in steps:
         if kind == "chunk" or slot not in lengths:
-            lengths[slot], tables[slot] = 0, []
+            lengths[slot], tables[slot] = 0, [[] for _ in range(num_groups)]
             count = 30
         else:
             count = 1
         start = lengths[slot]
         lengths[slot] += count
-        while len(tables[slot]) * PAGE < lengths[slot]:
-            tables[slot].append(next(fresh))
+        while len(tables[slot][0]) * PAGE < lengths[slot]:
+            for table in tables[slot]:
+                table.append(next(fresh))
+        first, *more = tables[slot]
         if count > 1:
-            row = _chunk(slot, start, count, tables[slot])
+            row = _chunk(slot, start, count, first, more_page_tables=more)
         else:
             index = start - 29 + (kind == "odd")
-            row = Row(slot, start, 1, None, tables[slot], SAMPLING_PARAMS, 7, index)
+            row = Row(slot, start, 1, None, first, SAMPLING_PARAMS, 7, index, more_page_tables=more)
         batch = Batch([row], int(count == 1))
         _same(reader.batch(_sent(writer, batch)), batch)

@@ -23,17 +23,16 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
     return read_config(directory)
 
 
-def choose(config: ModelConfig, *, supports_groups: bool = True, moves_kv: bool = False, **settings: Any) -> bool:
+def choose(config: ModelConfig, *, moves_kv: bool = False, **settings: Any) -> bool:
     """Whether the layout is uniform."""
     resolved = EngineSettings(model="any", **settings).resolved()
-    return choose_kv_groups(resolved, config, supports_groups=supports_groups, moves_kv=moves_kv).is_uniform
+    return choose_kv_groups(resolved, config, moves_kv=moves_kv).is_uniform
 
 
 @pytest.mark.parametrize(
     ("options", "named"),
     [
         ({"disable_hybrid_kv_cache_manager": True}, "disable_hybrid_kv_cache_manager"),
-        ({"supports_groups": False}, "kernels"),
         ({"moves_kv": True}, "KV transfer"),
         ({"speculative_model": "a smaller one"}, "speculative_method"),
         ({"kv_swap_memory": 1_000}, "kv_swap_memory"),
@@ -51,11 +50,9 @@ def test_layout_is_uniform_and_the_log_says_why_when_a_feature_knows_no_groups(
     assert named in record.getMessage()
 
 
-@pytest.mark.parametrize(
-    "part", [{"tensor_parallel": TensorParallel(0, 2)}, {"stage": PipelineStage(0, 2, range(2))}], ids=["tp", "pp"]
-)
-def test_layout_is_uniform_when_the_model_has_several_ranks(config: ModelConfig, part: dict[str, Any]) -> None:
-    assert choose(dataclasses.replace(config, **part))
+def test_layout_is_uniform_when_the_model_has_several_stages(config: ModelConfig) -> None:
+    assert choose(dataclasses.replace(config, stage=PipelineStage(0, 2, range(2))))
+    assert not choose(dataclasses.replace(config, tensor_parallel=TensorParallel(0, 2)))
 
 
 def test_layout_is_uniform_without_a_word_when_no_sequence_leaves_the_window(

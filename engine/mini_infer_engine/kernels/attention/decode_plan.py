@@ -39,7 +39,7 @@ def _merge_cost_blocks(group: int, *, of_many: bool) -> float:
     return 0.008 * next_power_of_2(group) if of_many else 1.6 / max(2, _MERGE_HEADS // next_power_of_2(group))
 
 
-@triton.jit(do_not_specialize=["rows", "programs", "window", "table_stride"],
+@triton.jit(do_not_specialize=["rows", "programs", "window", "table_stride", "group_stride", "plan_stride"],
             do_not_specialize_on_alignment=["slots", "positions", "kv_lengths", "page_tables"])  # fmt: skip
 def _plan_decode(
     slots,
@@ -48,6 +48,8 @@ def _plan_decode(
     page_tables,
     plan,
     table_stride,
+    group_stride,
+    plan_stride,
     rows,
     programs,
     window,
@@ -58,6 +60,9 @@ def _plan_decode(
     BLOCK: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
 ):
+    kv_group = tl.program_id(0).to(tl.int64)
+    page_tables += kv_group * group_stride
+    plan += kv_group * plan_stride
     row = tl.arange(0, ROWS_BLOCK)
     mask = row < rows
     slot = tl.load(slots + row, mask=mask, other=0).to(tl.int32)
@@ -111,7 +116,7 @@ def _plan_decode(
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """One pass's schedule, for all layers with the same window."""
+    """One pass's schedule, for all layers with the same window and, if it has pages, the same KV group."""
 
     entries: torch.Tensor  # [programs of a KV head, FIELDS] int32, device
     sliding_window: int | None
@@ -133,31 +138,70 @@ def plan_decode(
     page_tables: torch.Tensor | None = None,
     page_size: int = 0,
 ) -> DecodePlan:
+    """Schedules as `plan_decode_of_groups` does, for the page tables [slots, width] of one KV group.
+
+    They are required if the config is that of hopper_decode_attention, and not read otherwise.
+    """
+    tables = None if page_tables is None else page_tables.unsqueeze(0)
+    (plan,) = plan_decode_of_groups(
+        slots,
+        positions,
+        kv_lengths,
+        kv_heads,
+        max_tokens,
+        sliding_window,
+        config=config,
+        group=group,
+        page_tables=tables,
+        page_size=page_size,
+    )
+    return plan
+
+
+def plan_decode_of_groups(
+    slots: torch.Tensor,
+    positions: torch.Tensor,
+    kv_lengths: torch.Tensor,
+    kv_heads: int,
+    max_tokens: int,
+    sliding_window: int | None = None,
+    *,
+    config: DecodeConfig,
+    group: int = 1,
+    page_tables: torch.Tensor | None = None,
+    page_size: int = 0,
+) -> list[DecodePlan]:
     """Schedules rows with `kv_lengths` [rows] tokens in the cache before the new one, all fewer than `max_tokens`.
 
     slots and positions [rows] are passed on to the programs. Every row has a split, and its last split has the new
     token, whose cache index is the KV length; a row with a length of -1 is padding and has no program. A window covers
     the last `sliding_window` cache indexes, which may differ from positions (`Row.position_offset`). group: query heads
-    of a KV head. page_tables [slots, width] int32, and tokens in a page: required if the config is that of
-    hopper_decode_attention, and not read otherwise.
+    of a KV head. page_tables [KV groups, slots, width] int32, and tokens in a page: required if the config is that of
+    hopper_decode_attention, whose plan differs from group to group, and not read otherwise. Returns the plan of each
+    group, made by one launch.
     """
-    tables = positions if page_tables is None else page_tables
     assert not config.hopper or (page_tables is not None and page_size)
+    num_groups = 1 if page_tables is None else page_tables.shape[0]
+    num_plans = num_groups if config.hopper else 1
     rows = positions.shape[0]
     are_few = rows * kv_heads < MANY_HEAD_ROWS
     target = max(config.target_programs // kv_heads, int(rows * config.programs_per_row))
     max_blocks = cdiv(min(max_tokens, sliding_window or max_tokens) + 1, config.block_tokens)
     programs = max(rows, min(target, rows * max_blocks))
-    entries = torch.empty((programs, FIELDS.value), dtype=torch.int32, device=positions.device)
+    # An even number of programs, so that every group's entries are aligned to 16 bytes.
+    sizes = (num_plans, programs + programs % 2, FIELDS.value)
+    entries = torch.empty(sizes, dtype=torch.int32, device=positions.device)
     if rows:
         rows_block = 64 if rows <= 64 else max(512, next_power_of_2(rows))  # two sizes, for each is compiled
-        _plan_decode[(1,)](
+        _plan_decode[(num_plans,)](
             slots,
             positions,
             kv_lengths,
-            tables,
+            positions if page_tables is None else page_tables,
             entries,
-            tables.stride(0),
+            0 if page_tables is None else page_tables.stride(1),
+            0 if page_tables is None else page_tables.stride(0),
+            entries.stride(0),
             rows,
             programs,
             sliding_window or NO_WINDOW,
@@ -169,4 +213,8 @@ def plan_decode(
             PAGE_SIZE=page_size if config.hopper else 0,
             num_warps=4,
         )
-    return DecodePlan(entries, sliding_window, config, splits=programs > rows)
+    plans = [
+        DecodePlan(of_group, sliding_window, config, splits=programs > rows)
+        for of_group in entries[:, :programs].unbind(0)
+    ]
+    return plans if config.hopper else plans * num_groups

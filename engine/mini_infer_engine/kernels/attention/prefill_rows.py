@@ -24,6 +24,19 @@ class PrefillRows:
     pages: int = UNKNOWN_PAGES
     """Pages of all sequences with new tokens, or an upper bound, which decides whether they fit in scratch memory."""
 
+    @classmethod
+    def of_groups(
+        cls,
+        page_tables: Tensor,
+        query_starts: Tensor,
+        ends: Tensor,
+        longest_query: int,
+        longest_key: int,
+        pages: int = UNKNOWN_PAGES,
+    ) -> "list[PrefillRows]":
+        """Returns the same chunks with the pages of each KV group: page_tables [groups, sequences, width]."""
+        return [cls(table, query_starts, ends, longest_query, longest_key, pages) for table in page_tables.unbind(0)]
+
     @functools.cached_property
     def key_starts(self) -> Tensor:
         """The running sum of `ends`, [sequences + 1].

@@ -129,6 +129,7 @@ def _inputs(
     history,
     history_stride,
     page_tables,
+    group_stride,
     table_stride,
     token_ids,
     positions,
@@ -137,6 +138,7 @@ def _inputs(
     offset,
     vocabulary,
     padding_slot,
+    GROUPS: tl.constexpr,
     COUNT: tl.constexpr,
     BLOCK: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
@@ -151,12 +153,14 @@ def _inputs(
     position = tl.maximum(tl.load(slot_positions + slot) + offset + query, 0)
     token = tl.load(history + slot * history_stride + position, mask=mask, other=0)
     token = tl.where((token >= 0) & (token < vocabulary), token, 0)  # no guess: any token, which is never right
-    page = tl.load(page_tables + slot * table_stride + cache_index // PAGE_SIZE, mask=mask, other=0)
     to = row * COUNT + query
     tl.store(token_ids + to, token, mask=mask)
     tl.store(positions + to, position, mask=mask)
-    at = tl.where(slot == padding_slot, -1, page * PAGE_SIZE + cache_index % PAGE_SIZE)
-    tl.store(kv_index + to, at, mask=mask)
+    for group in tl.static_range(GROUPS):
+        table = page_tables + group * group_stride + slot * table_stride
+        page = tl.load(table + cache_index // PAGE_SIZE, mask=mask, other=0)
+        at = tl.where(slot == padding_slot, -1, page * PAGE_SIZE + cache_index % PAGE_SIZE)
+        tl.store(kv_index + group * tl.num_programs(0) * COUNT + to, at, mask=mask)
     tl.store(ends + row, first + COUNT)
 
 
@@ -208,7 +212,7 @@ class ChunkInputs:
 
     token_ids: torch.Tensor  # [rows * count] int32
     positions: torch.Tensor  # [rows * count] int32
-    kv_index: torch.Tensor  # [rows * count] int32, page * page_size + offset; -1: of a padded row, nowhere
+    kv_index: torch.Tensor  # [KV groups, rows * count] int32, page * page_size + offset; -1: of a padded row, nowhere
     ends: torch.Tensor  # [rows] int32, the last cache index and one
 
 
@@ -287,13 +291,16 @@ def chunk_inputs(
     count: int,
     vocabulary: int,
 ) -> ChunkInputs:
-    """Returns `count` tokens of each row, from `offset` after its last one on; an offset of -1 begins one before it."""
-    rows = slots.shape[0]
+    """Returns `count` tokens of each row, from `offset` after its last one on; an offset of -1 begins one before it.
 
-    def make(size: int) -> torch.Tensor:
-        return torch.empty(size, dtype=torch.int32, device=slots.device)
+    page_tables [KV groups, slots, width] int32.
+    """
+    rows, groups = slots.shape[0], page_tables.shape[0]
 
-    inputs = ChunkInputs(make(rows * count), make(rows * count), make(rows * count), make(rows))
+    def make(*sizes: int) -> torch.Tensor:
+        return torch.empty(sizes, dtype=torch.int32, device=slots.device)
+
+    inputs = ChunkInputs(make(rows * count), make(rows * count), make(groups, rows * count), make(rows))
     _inputs[(rows,)](
         slots,
         state.positions,
@@ -302,6 +309,7 @@ def chunk_inputs(
         history.stride(0),
         page_tables,
         page_tables.stride(0),
+        page_tables.stride(1),
         inputs.token_ids,
         inputs.positions,
         inputs.kv_index,
@@ -309,6 +317,7 @@ def chunk_inputs(
         offset,
         vocabulary,
         state.last_tokens.shape[0] - 1,
+        GROUPS=groups,
         COUNT=count,
         BLOCK=next_power_of_2(count),
         PAGE_SIZE=page_size,

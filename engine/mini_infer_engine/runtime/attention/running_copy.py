@@ -70,7 +70,7 @@ class RunningCopy:
         mask = additive(torch.arange(capacity) >= padding, self.storage.dtype)
         self.mask = mask.repeat_interleave(self.pool.spec.num_kv_heads, 0).unsqueeze(1)
         cache_indexes = (torch.arange(longest) - padding).clamp_(min=0)  # what is hidden must be finite, no more
-        self._fill([group.page_tables[: len(starts)] for group in inputs.groups], cache_indexes)
+        self._fill(inputs.page_tables[:, : len(starts)], cache_indexes)
         self.column = longest
         return True
 
@@ -88,10 +88,10 @@ class RunningCopy:
         self.capacity = capacity
         return True
 
-    def _fill(self, page_tables: list[Tensor], cache_indexes: Tensor) -> None:
+    def _fill(self, page_tables: Tensor, cache_indexes: Tensor) -> None:
         """Fills the first columns of each row with its tokens of `cache_indexes` [rows, columns].
 
-        `page_tables` are those of each KV group.
+        `page_tables` [KV groups, rows, pages] are those of each KV group.
         """
         spec, (num_rows, columns) = self.pool.spec, cache_indexes.shape
         offsets = (cache_indexes % spec.page_size).flatten()

@@ -37,7 +37,7 @@ class TorchLatentPass:
     def __init__(self, pool: KVPool, inputs: PassInputs, logits_indices: Tensor | None) -> None:
         self.logits_indices = logits_indices
         self.pool, self.positions = pool, inputs.positions
-        self.token_rows = pool.token_rows_of(inputs.write_pages, inputs.write_offsets)
+        self.token_rows = pool.token_rows_of(inputs.write_pages[0], inputs.write_offsets)
         self.decodes = _Decodes(pool, inputs) if inputs.num_decodes else None
         self.num_decodes = inputs.num_decodes
         self.prefills = [_Prefill(pool, inputs, row) for row in range(inputs.num_decodes, len(inputs.counts))]
@@ -87,7 +87,7 @@ class _Decodes:
         self.pool, self.count = pool, inputs.num_decodes
         self.longest = max(inputs.starts[: self.count]) + 1
         pages = -(-self.longest // pool.spec.page_size)
-        self.gather_rows = pool.gather_rows(inputs.page_tables[: self.count, :pages])
+        self.gather_rows = pool.gather_rows(inputs.page_tables[0, : self.count, :pages])
         self.mask = decode_masks(inputs, self.longest, {None}, pool.spec.dtype)[None].unsqueeze(1)  # [rows, 1, longest]
 
     def attend(self, q: Tensor, layer: LatentAttention) -> Tensor:
@@ -110,7 +110,7 @@ class _Prefill:
         self.mask: Tensor | None = None  # plainly causal
         if self.start:
             pages = -(-self.end // pool.spec.page_size)
-            self.gather_rows = pool.gather_rows(inputs.page_tables[row, :pages])
+            self.gather_rows = pool.gather_rows(inputs.page_tables[0, row, :pages])
             places = torch.arange(self.end, device=inputs.ends.device)
             self.mask = additive(places <= places[self.start :, None], pool.spec.dtype)  # [count, end]
 

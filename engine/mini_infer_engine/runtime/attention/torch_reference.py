@@ -40,7 +40,7 @@ class TorchAttentionPass:
         self.logits_indices = logits_indices
         self.pool, windows = backend.pool, backend.windows
         self.num_decodes = inputs.num_decodes
-        rows_of_groups = [self.pool.token_rows_of(group.write_pages, inputs.write_offsets) for group in inputs.groups]
+        rows_of_groups = [self.pool.token_rows_of(pages, inputs.write_offsets) for pages in inputs.write_pages]
         self.token_rows = self.pool.by_layer(rows_of_groups)
         copied = backend.copy.follow(inputs, windows) if backend.copy is not None else None
         self.decodes: CopiedDecodes | _GatheredDecodes | None = copied
@@ -97,7 +97,7 @@ class _GatheredDecodes:
         self.count = inputs.num_decodes
         self.longest = max(inputs.starts[: self.count]) + 1
         pages = -(-self.longest // pool.spec.page_size)
-        tables = [group.page_tables[: self.count, :pages] for group in inputs.groups]
+        tables = inputs.page_tables[:, : self.count, :pages]
         self.gather_rows = pool.by_layer([pool.gather_rows(table) for table in tables])
         masks = decode_masks(inputs, self.longest, windows, pool.spec.dtype)
         self.masks = {window: mask[:, None, None] for window, mask in masks.items()}  # [rows, 1, 1, longest]
@@ -124,7 +124,7 @@ class _PrefillRow:
         self.masks: dict[int | None, Tensor | None] = {}
         if self.start:
             pages = -(-self.end // pool.spec.page_size)
-            tables = [group.page_tables[row, :pages] for group in inputs.groups]
+            tables = inputs.page_tables[:, row, :pages]
             self.gather_rows = pool.by_layer([pool.gather_rows(table) for table in tables])
         keys = torch.arange(self.end, device=inputs.ends.device)  # cache indexes, as in `decode_masks`
         queries = keys[self.start :, None]

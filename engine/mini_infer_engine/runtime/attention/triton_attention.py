@@ -14,7 +14,7 @@ from torch import Tensor
 from mini_infer_engine.kernels.attention.attention_config import HopperPrefillConfig, PrefillShape
 from mini_infer_engine.kernels.attention.check_attention import check_attention, check_tile_rows
 from mini_infer_engine.kernels.attention.decode_attention import decode_attention
-from mini_infer_engine.kernels.attention.decode_plan import plan_decode
+from mini_infer_engine.kernels.attention.decode_plan import DecodePlan, plan_decode, plan_decode_of_groups
 from mini_infer_engine.kernels.attention.prefill_attention import prefill_attention, prefill_shape
 from mini_infer_engine.kernels.attention.prefill_rows import UNKNOWN_PAGES, PrefillRows
 from mini_infer_engine.kernels.attention.rope_kv import Rotation, rope_kv
@@ -46,7 +46,10 @@ class TritonAttentionPass:
 
 
 class TritonAttention:
-    """Plans passes over one page pool. `longest_sequence` in tokens bounds every plan, so none is compiled late."""
+    """Plans passes over one page pool, with a page table for each KV group, which its layers read and write.
+
+    `longest_sequence` in tokens bounds every plan, so none is compiled late.
+    """
 
     most_captured_tokens = 1 << 30
 
@@ -59,9 +62,12 @@ class TritonAttention:
         run_prefill: Callable[..., Tensor] | None = None,
     ) -> None:
         self.page_size = pool.spec.page_size
-        self.pages = pool.pages.unbind(1)  # of each layer [pages, 2, page_size, kv_heads, head_dim]
+        groups, places = zip(*pool.kv_cache.places, strict=True)
+        self.kv_groups: tuple[int, ...] = groups  # of each layer
+        pages = pool.pages.unbind(1)
+        self.pages = [pages[place] for place in places]  # of each layer [pages, 2, page_size, kv_heads, head_dim]
         self.rotations = [_rotation(layer) for layer in layers]
-        self.windows = {layer.sliding_window for layer in layers}
+        self.windows = _groups_of_windows(layers, groups)
         self._longest_sequence = longest_sequence
         self._kv_heads, self._group = layers[0].num_kv_heads, layers[0].num_heads // layers[0].num_kv_heads
         self._softcap = layers[0].softcap
@@ -79,12 +85,13 @@ class TritonAttention:
             self._workspace.reserve_wide_pages(self._wide_pages * page_bytes)
 
     def decode(self, tables: Tensor, slots: Tensor, positions: Tensor, kv_lengths: Tensor) -> Attend:
-        """Plans decode attention for each window, with one new token a row."""
+        """Plans decode attention for each window and KV group, with one new token a row."""
         config = self._policy.decode_config(
             positions.shape[0], self._kv_heads, quantized=self._quantized, shape=self._shape
         )
-        plans = {
-            window: plan_decode(
+        plans: dict[tuple[int, int | None], DecodePlan] = {}
+        for window, groups in self.windows.items():
+            made = plan_decode_of_groups(
                 slots,
                 positions,
                 kv_lengths,
@@ -93,20 +100,20 @@ class TritonAttention:
                 window,
                 config=config,
                 group=self._group,
-                page_tables=tables,
+                page_tables=tables[groups.start : groups.stop],
                 page_size=self.page_size,
             )
-            for window in self.windows
-        }
+            plans |= {(group, window): plan for group, plan in zip(groups, made, strict=True)}
+        table_of_group = tables.unbind(0)
 
         def attend(qkv: Tensor, layer: Attention, out: Tensor | None = None) -> Tensor:
-            rotation, pages, plan = self.rotations[layer.layer], self.pages[layer.layer], plans[layer.sliding_window]
+            group = self.kv_groups[layer.layer]
             return decode_attention(
                 qkv,
-                rotation,
-                pages,
-                tables,
-                plan,
+                self.rotations[layer.layer],
+                self.pages[layer.layer],
+                table_of_group[group],
+                plans[group, layer.sliding_window],
                 scale=layer.scale,
                 workspace=self._workspace,
                 softcap=layer.softcap,
@@ -120,12 +127,12 @@ class TritonAttention:
         """Plans attention of `count` new tokens a row by the verification kernel, or by prefill where that is not
         possible.
         """
-        rows, queries = slots.shape[0], count * self._group
+        rows, queries, table_of_group = slots.shape[0], count * self._group, tables.unbind(0)
         row_bytes = next_power_of_2(self.pages[0].shape[-1]) * self._shape.dtype.itemsize
         config = self._policy.check_config(rows, check_tile_rows(count, self._group), self._kv_heads, row_bytes)
         if config is None or self._quantized or self._run_prefill != self._paged_prefill:
             return check_by_prefill(self.prefill, tables, slots, inputs, count, self._longest_sequence)
-        cached = inputs.ends - count
+        cached, kv_index = inputs.ends - count, inputs.kv_index.unbind(0)
         plans = {
             window: plan_decode(
                 slots, cached, cached, self._kv_heads, self._longest_sequence, window, config=config, group=queries
@@ -134,15 +141,15 @@ class TritonAttention:
         }
 
         def attend(qkv: Tensor, layer: Attention, out: Tensor | None = None) -> Tensor:
-            rotation, pages, plan = self.rotations[layer.layer], self.pages[layer.layer], plans[layer.sliding_window]
+            group = self.kv_groups[layer.layer]
             return check_attention(
                 qkv,
-                rotation,
-                pages,
-                tables,
-                plan,
+                self.rotations[layer.layer],
+                self.pages[layer.layer],
+                table_of_group[group],
+                plans[layer.sliding_window],
                 inputs.positions,
-                inputs.kv_index,
+                kv_index[group],
                 queries=count,
                 scale=layer.scale,
                 workspace=self._workspace,
@@ -152,16 +159,25 @@ class TritonAttention:
 
         return attend
 
-    def prefill(self, rows: PrefillRows, positions: Tensor, kv_index: Tensor, selected: Tensor | None = None) -> Attend:
-        """Plans prompt chunks. If `selected` is given, only those tokens attend, and `rows` describes them."""
+    def prefill(
+        self, rows: Sequence[PrefillRows], positions: Tensor, kv_index: Tensor, selected: Tensor | None = None
+    ) -> Attend:
+        """Plans prompt chunks. If `selected` is given, only those tokens attend, and `rows` describe them."""
+        index_of_group = kv_index.unbind(0)
 
         def attend(qkv: Tensor, layer: Attention, out: Tensor | None = None) -> Tensor:
-            pages = self.pages[layer.layer]
-            q = rope_kv(qkv, self.rotations[layer.layer], positions, kv_index, pages)
+            pages, group = self.pages[layer.layer], self.kv_groups[layer.layer]
+            q = rope_kv(qkv, self.rotations[layer.layer], positions, index_of_group[group], pages)
             if selected is not None:
                 q = q.index_select(0, selected)
             return self._run_prefill(
-                q, pages, rows, scale=layer.scale, sliding_window=layer.sliding_window, softcap=layer.softcap, out=out
+                q,
+                pages,
+                rows[group],
+                scale=layer.scale,
+                sliding_window=layer.sliding_window,
+                softcap=layer.softcap,
+                out=out,
             )
 
         return attend
@@ -203,17 +219,17 @@ class TritonAttention:
         )
 
     def compile_rare(self, tables: Tensor, dtype: torch.dtype) -> None:
-        """Compiles the kernels of passes that are not captured, over page tables [1, width]."""
+        """Compiles the kernels of passes that are not captured, over page tables [KV groups, 1, width]."""
         if self._run_prefill != self._paged_prefill:
             return  # flash-attn is compiled already
-        device, pages, softcap = tables.device, self.pages[0], self._softcap
+        table, device, pages, softcap = tables[0], tables.device, self.pages[0], self._softcap
         token = torch.zeros((1, self._kv_heads * self._group, pages.shape[-1]), dtype=dtype, device=device)
         ends = torch.ones(1, dtype=torch.int32, device=device)
         starts = torch.tensor([0, 1], dtype=torch.int32, device=device)
         # One token attends. It is told to be many where that decides the variant: whether programs share a sequence.
         for tokens, longest_key in itertools.product((1, 1 << 16), (1 << 10, 1 << 14)):
             q, out = token.expand(tokens, -1, -1), torch.empty_like(token).flatten(1).expand(tokens, -1)
-            rows = PrefillRows(tables, starts, ends, 1, longest_key)
+            rows = PrefillRows(table, starts, ends, 1, longest_key)
             for window in self.windows:
                 tiles = self._policy.flash_attention_2_config(prefill_shape(q, pages, rows, window, softcap))
                 prefill_attention(
@@ -227,7 +243,7 @@ class TritonAttention:
                     softcap=softcap,
                     out=out,
                 )
-        rows = PrefillRows(tables, starts, ends, 1, longest_key, pages=1)
+        rows = PrefillRows(table, starts, ends, 1, longest_key, pages=1)
         shape = prefill_shape(token, pages, rows, softcap=softcap, wide_pages=self._wide_pages)
         if hopper := self._policy.hopper_prefill_config(shape):
             prefill_attention(token, pages, rows, scale=1.0, config=hopper, workspace=self._workspace)
@@ -247,11 +263,11 @@ class TritonAttention:
             pages = sum(cdiv(length, self.page_size) for length in lengths)
             # 32 bits as in the graphs, whose kernel then serves here too and need not be compiled in a request's time.
             positions = inputs.positions[decodes:].to(torch.int32)
-            kv_index = (inputs.write_pages * self.page_size + inputs.write_offsets)[decodes:].to(torch.int32)
+            kv_index = (inputs.write_pages * self.page_size + inputs.write_offsets)[:, decodes:].to(torch.int32)
 
             def chunks(query_starts: Tensor, longest_query: int, selected: Tensor | None = None) -> Attend:
                 starts = (query_starts[decodes:] - decodes).to(torch.int32)
-                rows = PrefillRows(tables[decodes:], starts, ends, longest_query, longest_key, pages)
+                rows = PrefillRows.of_groups(tables[:, decodes:], starts, ends, longest_query, longest_key, pages)
                 return self.prefill(rows, positions, kv_index, selected)
 
             prefill = chunks(inputs.query_starts, max(inputs.counts))
@@ -269,7 +285,7 @@ def check_by_prefill(
 ) -> Attend:
     """Implements `TritonBackend.check` by a backend's attention of prompt chunks."""
     starts = torch.arange(slots.shape[0] + 1, dtype=torch.int32, device=slots.device) * count
-    rows = PrefillRows(tables.index_select(0, slots), starts, inputs.ends, count, longest_key)
+    rows = PrefillRows.of_groups(tables.index_select(1, slots), starts, inputs.ends, count, longest_key)
     return prefill(rows, inputs.positions, inputs.kv_index)
 
 
@@ -304,6 +320,18 @@ def side_by_side(decode: Attend | None, prefill: Attend | None, decodes: int, to
         return mixed
 
     return attend_both
+
+
+def _groups_of_windows(layers: Sequence[Attention], groups: Sequence[int]) -> dict[int | None, range]:
+    """Returns a range of KV groups for each window, which contains the groups of all layers with it.
+
+    A window that no sequence leaves may be that of some layers of a group that retains all tokens.
+    """
+    windows: dict[int | None, range] = {}
+    for layer, group in zip(layers, groups, strict=True):
+        before = windows.get(layer.sliding_window, range(group, group + 1))
+        windows[layer.sliding_window] = range(min(before.start, group), max(before.stop, group + 1))
+    return windows
 
 
 def _rotation(layer: Attention) -> Rotation:

@@ -29,14 +29,21 @@ class TritonBackend(Protocol):
         """Plans one new token a row, at `positions` [rows] of the text and after `kv_lengths` [rows] tokens in the
         cache.
 
-        `tables` [slots, width] is read at row `slots`.
+        `tables` [KV groups, slots, width] are read at row `slots`.
         """
 
     def check(self, tables: Tensor, slots: Tensor, inputs: ChunkInputs, count: int) -> Attend:
-        """Plans `count` new tokens a row, after its cached ones; `tables` [slots, width] is read at row `slots`."""
+        """Plans `count` new tokens a row, after its cached ones. `tables` [KV groups, slots, width] are read at row
+        `slots`.
+        """
 
-    def prefill(self, rows: PrefillRows, positions: Tensor, kv_index: Tensor, selected: Tensor | None = None) -> Attend:
-        """Plans prompt chunks. If `selected` is given, only those tokens attend, and `rows` describes them."""
+    def prefill(
+        self, rows: Sequence[PrefillRows], positions: Tensor, kv_index: Tensor, selected: Tensor | None = None
+    ) -> Attend:
+        """Plans prompt chunks, which `rows` describe for each KV group; kv_index [KV groups, tokens].
+
+        If `selected` is given, only those tokens attend, and `rows` describe them.
+        """
 
     def plan(self, inputs: PassInputs, *, every_token: bool) -> TritonAttentionPass:
         """Plans a mixed pass, decode rows first. With `every_token` the logits of all tokens are computed."""
@@ -45,7 +52,7 @@ class TritonBackend(Protocol):
         """Returns the most pages of all prompts together, in a captured pass of so many padded tokens and prompts."""
 
     def compile_rare(self, tables: Tensor, dtype: torch.dtype) -> None:
-        """Compiles the kernels of passes that are not captured, over page tables [1, width]."""
+        """Compiles the kernels of passes that are not captured, over page tables [KV groups, 1, width]."""
 
 
 def triton_backend(

@@ -58,28 +58,31 @@ class TritonLatentAttention:
 
     def decode(self, tables: Tensor, slots: Tensor, positions: Tensor, kv_lengths: Tensor) -> Attend:
         """Plans absorbed attention of one new token a row, whose latents are written to the pages."""
-        return self._absorbed(tables, slots, positions, kv_lengths, writes=True)
+        return self._absorbed(tables[0], slots, positions, kv_lengths, writes=True)
 
     def check(self, tables: Tensor, slots: Tensor, inputs: ChunkInputs, count: int) -> Attend:
         """Plans `count` new tokens a row as prompt chunks."""
         return check_by_prefill(self.prefill, tables, slots, inputs, count, self._longest_sequence)
 
-    def prefill(self, rows: PrefillRows, positions: Tensor, kv_index: Tensor, selected: Tensor | None = None) -> Attend:
+    def prefill(
+        self, rows: Sequence[PrefillRows], positions: Tensor, kv_index: Tensor, selected: Tensor | None = None
+    ) -> Attend:
         """Plans prompt chunks of captured passes by absorbed attention, with every token as a row of its own."""
+        (chunks,), own_index = rows, kv_index[0]  # latents have one KV group
         tokens = positions.shape[0] if selected is None else selected.shape[0]
         index = torch.arange(tokens, dtype=torch.int32, device=positions.device)
-        sequences = torch.searchsorted(rows.query_starts[1:], index, right=True, out_int32=True)
-        sequences = sequences.clamp_(max=rows.ends.shape[0] - 1)
-        cache_indexes = index + (rows.ends - rows.query_starts[1:]).index_select(0, sequences)
+        sequences = torch.searchsorted(chunks.query_starts[1:], index, right=True, out_int32=True)
+        sequences = sequences.clamp_(max=chunks.ends.shape[0] - 1)
+        cache_indexes = index + (chunks.ends - chunks.query_starts[1:]).index_select(0, sequences)
         if selected is None:
-            kv_lengths = torch.where(kv_index >= 0, cache_indexes, -1)
-            return self._absorbed(rows.page_tables, sequences, positions, kv_lengths, writes=True)
-        is_there = (index >= rows.query_starts[0]) & (index < rows.query_starts[-1])
+            kv_lengths = torch.where(own_index >= 0, cache_indexes, -1)
+            return self._absorbed(chunks.page_tables, sequences, positions, kv_lengths, writes=True)
+        is_there = (index >= chunks.query_starts[0]) & (index < chunks.query_starts[-1])
         kv_lengths, last = torch.where(is_there, cache_indexes, -1), positions.index_select(0, selected)
-        attend_selected = self._absorbed(rows.page_tables, sequences, last, kv_lengths, writes=False)
+        attend_selected = self._absorbed(chunks.page_tables, sequences, last, kv_lengths, writes=False)
 
         def attend(packed: Tensor, layer: LatentAttention, out: Tensor | None = None) -> Tensor:
-            self._rope(packed, layer, positions, kv_index, rotates_queries=False)
+            self._rope(packed, layer, positions, own_index, rotates_queries=False)
             return attend_selected(packed.index_select(0, selected), layer, out)
 
         return attend
@@ -211,7 +214,7 @@ class _Context:
     def of(cls, inputs: PassInputs, page_size: int, shape: LatentShape) -> "_Context":
         """Returns the context of all rows after the decode rows."""
         decodes = inputs.num_decodes
-        kv_index = (inputs.write_pages * page_size + inputs.write_offsets)[decodes:].to(torch.int32)
+        kv_index = (inputs.write_pages[0] * page_size + inputs.write_offsets)[decodes:].to(torch.int32)
         starts, counts = inputs.starts[decodes:], inputs.counts[decodes:]
         ends = [start + count for start, count in zip(starts, counts, strict=True)]
         device = kv_index.device
@@ -219,7 +222,7 @@ class _Context:
             token_bytes = shape.heads * (shape.nope_dim + shape.value_dim) * 2
             capacity = max(sum(counts), _PART_BYTES // token_bytes)
             parts = [
-                _part_of_pages(ranges, inputs.page_tables[decodes:], page_size, device)
+                _part_of_pages(ranges, inputs.page_tables[0, decodes:], page_size, device)
                 for ranges in part_ranges(ends, capacity)
             ]
         else:

@@ -91,7 +91,6 @@ class TorchExecutor:
 
     default_page_size: int = 16
     page_size_step: int = 16
-    supports_kv_groups: bool = True
 
     def __init__(self, worker: ModelWorker, pool: KVPool, settings: EngineSettings) -> None:
         self.worker, self.pool = worker, pool

@@ -31,15 +31,19 @@ _SAMPLING = struct.Struct(f"<q{DEVICE_FORMAT}q")
 class DeviceBatchState:
     """State of one row for each slot, and of a spare one, which padded rows of a graph use and which never changes."""
 
-    def __init__(self, num_slots: int, table_width: int, null_page: int, device: torch.device) -> None:
+    def __init__(
+        self, num_slots: int, table_width: int, null_page: int, device: torch.device, num_groups: int = 1
+    ) -> None:
+        """Allocates the state of `num_slots` rows, with a page table of `table_width` pages for each KV group."""
         self.padding_slot = num_slots
         self.device = device
         self.state = SamplingState.zeros(num_slots + 1, device)
-        # [slots + 1, pages of the longest sequence] int32
-        self.page_tables = torch.full((num_slots + 1, table_width), null_page, dtype=torch.int32, device=device)
+        sizes = (num_groups, num_slots + 1, table_width)
+        # [KV groups, slots + 1, pages of the longest sequence] int32
+        self.page_tables = torch.full(sizes, null_page, dtype=torch.int32, device=device)
         self._num_known_pages = [0] * num_slots
-        self._sent_pages: list[list[int]] = [[] for _ in range(num_slots)]
-        """Page table of each slot as sent to the device, of which the first `_num_known_pages` pages are valid."""
+        self._sent_pages: list[list[list[int]]] = [[[] for _ in range(num_groups)] for _ in range(num_slots)]
+        """Page tables of each slot as sent to the device, of which the first `_num_known_pages` pages are valid."""
         self._samplings = [0] * num_slots
         """Host copy of the device's `samplings`, counted where passes are launched."""
         self._filtered_slots: set[int] = set()
@@ -102,8 +106,8 @@ class DeviceBatchState:
 
     def compile_updates(self) -> None:
         """Compiles the kernels by updates that change nothing, so that no request waits for the compiler."""
-        at = self.padding_slot * self.page_tables.shape[1]
-        page = int(self.page_tables[self.padding_slot, 0])
+        at = self.padding_slot * self.page_tables.shape[2]
+        page = int(self.page_tables[0, self.padding_slot, 0])
         update_pages(torch.tensor([[at, page]], dtype=torch.int64, device=self.device), self.page_tables)
         self.advance(torch.tensor([self.padding_slot], dtype=torch.int32, device=self.device))
 
@@ -114,24 +118,29 @@ class DeviceBatchState:
         with.
         """
         for row, goes in zip(rows, goes_on, strict=True):
-            sent = self._sent_pages[row.slot]
-            if not goes:
-                sent.clear()
-            elif sent != row.page_table[: len(sent)]:
-                del sent[_common_length(sent, row.page_table) :]
-            self._num_known_pages[row.slot] = len(sent)
+            tables = self._sent_pages[row.slot]
+            length = min(map(_common_length, tables, row.page_tables)) if goes else 0
+            for sent in tables:
+                del sent[length:]
+            self._num_known_pages[row.slot] = length
 
     def send_pages(self, rows: list[Row], page_size: int, ahead: int = 0) -> None:
-        """Updates the page tables of decoding rows on the device, for their new token and `ahead` tokens after it."""
-        known = self._num_known_pages
+        """Updates the page tables of decoding rows on the device, for their new token and `ahead` tokens after it.
+
+        The tables of all KV groups grow at the same page boundaries. A page that a row no longer retains keeps its
+        place on the device: no kernel reads pages that are wholly behind the window.
+        """
+        known, (_, num_slots, width) = self._num_known_pages, self.page_tables.shape
         changes: list[int] = []
         for row in rows:
             slot, needed = row.slot, (row.start + ahead) // page_size + 1
             if known[slot] < needed:
-                at = slot * self.page_tables.shape[1]
-                for index in range(known[slot], needed):
-                    changes += (at + index, row.page_table[index])
-                self._sent_pages[slot] += row.page_table[known[slot] : needed]
+                at = slot * width
+                for sent, table in zip(self._sent_pages[slot], row.page_tables, strict=True):
+                    for index in range(known[slot], needed):
+                        changes += (at + index, table[index])
+                    sent += table[known[slot] : needed]
+                    at += num_slots * width
                 known[slot] = needed
         if changes:
             update_pages(to_device(np.array(changes, dtype=np.int64).reshape(-1, 2), self.device), self.page_tables)
@@ -145,7 +154,9 @@ class DeviceBatchState:
 
 
 def _common_length(some: Sequence[int], others: Sequence[int]) -> int:
-    """Returns the length of the common prefix. A fork has most often all but the last page in common."""
+    """Returns the length of the common prefix. A fork has most often all or all but the last page in common."""
+    if some == others[: len(some)]:
+        return len(some)
     if some[:-1] == others[: len(some) - 1]:
         return len(some) - (some[-1:] != others[len(some) - 1 : len(some)])
     pairs = zip(some, others, strict=False)

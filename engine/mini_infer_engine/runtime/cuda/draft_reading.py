@@ -155,7 +155,7 @@ class _ReadingGraph:
         state, page_size = self._state, self._attention.page_size
         packed = self._packed.split(self._sizes)  # type: ignore[no-untyped-call]  # torch's
         token_ids, positions, cache_indexes, token_slots, slots, ends, starts = packed
-        own, tables = token_slots.long(), state.page_tables
+        own, tables = token_slots.long(), state.page_tables[0]  # with a draft model all layers share one table
         self._history.view(-1).index_copy_(0, own * self._history.shape[1] + positions, token_ids)
         pages = tables.view(-1).index_select(0, own * tables.shape[1] + cache_indexes // page_size)
         at = pages * page_size + cache_indexes % page_size
@@ -163,9 +163,10 @@ class _ReadingGraph:
         longest_key = tables.shape[1] * page_size
         nothing = own[:0]
         own_tables = tables.index_select(0, slots)
-        chunks = PrefillRows(own_tables, starts, ends, self.num_tokens, longest_key)
-        attend = self._attention.prefill(chunks, positions, kv_index)
-        keys_and_values = self._attention.prefill(chunks, positions, kv_index, nothing)
+        chunks = [PrefillRows(own_tables, starts, ends, self.num_tokens, longest_key)]
+        kv_indexes = kv_index.unsqueeze(0)
+        attend = self._attention.prefill(chunks, positions, kv_indexes)
+        keys_and_values = self._attention.prefill(chunks, positions, kv_indexes, nothing)
         self._compute(token_ids, TritonAttentionPass(attend, keys_and_values, nothing))
 
 

@@ -87,7 +87,6 @@ class CudaExecutor:
 
     default_page_size: int = 128  # what the attention kernels read in one go
     page_size_step: int = 16
-    supports_kv_groups: bool = False
 
     def __init__(self, worker: ModelWorker, pool: KVPool, settings: EngineSettings) -> None:
         self.worker, self.pool, self.settings = worker, pool, settings
@@ -98,7 +97,7 @@ class CudaExecutor:
         self.ops = TritonOps(self.kernels, worker.collectives, overlaps_sums=True)
         """Ops of passes that are launched kernel by kernel."""
         self.captured_ops = TritonOps(self.kernels, worker.collectives)
-        self.state = DeviceBatchState(settings.max_num_seqs, width, pool.null_page, device)
+        self.state = DeviceBatchState(settings.max_num_seqs, width, pool.null_page, device, len(pool.kv_cache.groups))
         longest = width * pool.spec.page_size
         self.attention = triton_backend(model.attention_layers, pool, longest, self.kernels, self.prefill_kernel())
         buckets, prefills = decode_buckets(settings.max_num_seqs), self._prefill_sizes()
@@ -157,11 +156,15 @@ class CudaExecutor:
         largest = min(self.settings.max_num_seqs, most_tokens)
         # Where products or decode attention change their kernel with the number of rows.
         decodes = [size for size in (1, 9, 17, 33, 65, 129, 257) if size <= largest]
-        batches = [Batch([Row(slot, 0, 1, [0], [0], params) for slot in range(rows)], rows) for rows in decodes]
-        prompts = (16, 32, 64, 512, 4096, *self._expert_tokens(), *self._large_m_tokens())
-        for tokens in {min(tokens, most_tokens) for tokens in prompts}:
+        num_more = len(self.pool.kv_cache.groups) - 1
+
+        def row(slot: int, tokens: int) -> Row:
             pages = list(range(-(-tokens // self.pool.spec.page_size)))
-            batches.append(Batch([Row(0, 0, tokens, [0] * tokens, pages, params)], 0))
+            return Row(slot, 0, tokens, [0] * tokens, pages, params, more_page_tables=[pages] * num_more)
+
+        batches = [Batch([row(slot, 1) for slot in range(rows)], rows) for rows in decodes]
+        prompts = (16, 32, 64, 512, 4096, *self._expert_tokens(), *self._large_m_tokens())
+        batches += [Batch([row(0, tokens)], 0) for tokens in {min(tokens, most_tokens) for tokens in prompts}]
 
         def run(batch: Batch) -> None:
             torch.cuda.set_device(self.worker.device)
@@ -235,7 +238,7 @@ class CudaExecutor:
         norm = worker.model.layers[0].post_attention_layernorm
         for splits in K_SPLITS:
             add_rms_norm(summands[0].clone(), summands[:splits], norm.weight, norm.eps)
-        self.attention.compile_rare(self.state.page_tables[-1:], worker.dtype)
+        self.attention.compile_rare(self.state.page_tables[:, -1:], worker.dtype)
 
     def capture(self, *, reports_layers: bool = False) -> None:
         """Records the graphs, largest first, so that all share the largest one's memory.

@@ -176,17 +176,19 @@ class PrefillGraph:
         """Records a pass with at most `decodes` decode rows, which count as tokens."""
         self._parts = parts
         self.num_tokens, self.num_sequences, self.num_decodes = tokens, prefill_sequences(tokens), decodes
-        self._width = parts.state.page_tables.shape[1]
+        self._num_groups, _, self._width = parts.state.page_tables.shape
         self._most_pages = parts.attention.most_pages(tokens, self.num_sequences)
         sequences, samples = self.num_sequences, decodes + self.num_sequences
-        # Slot packet (int64, hence first), token ids, positions, kv index, query starts, ends, sample starts, sample
-        # rows, page tables, decode slots.
-        sizes = [2 * STATE_FIELDS * sequences, *[tokens] * 3, sequences + 1, sequences, sequences + 1, samples]
-        self._sizes = [*sizes, sequences * self._width, decodes]
+        # Slot packet (int64, hence first), token ids, positions, kv index of each KV group, query starts, ends, sample
+        # starts, sample rows, page tables of each KV group, decode slots.
+        groups = self._num_groups
+        sizes = [2 * STATE_FIELDS * sequences, tokens, tokens, groups * tokens, sequences + 1, sequences]
+        self._sizes = [*sizes, sequences + 1, samples, groups * sequences * self._width, decodes]
         self._packed = torch.zeros(sum(self._sizes), dtype=torch.int32, device=parts.state.device)
         self._blank = self._blank_array()
         self._staging = PinnedStaging(self._packed)
         self._host_parts = [self._split(array) for array in self._staging.arrays]
+        self._host_groups = [self._split_groups(parts) for parts in self._host_parts]
         self.load([], [])
         self.graph = record(self._run, memory)
 
@@ -206,6 +208,11 @@ class PrefillGraph:
     def _split(self, packed: np.ndarray) -> list[np.ndarray]:
         return np.split(packed, np.cumsum(self._sizes)[:-1])
 
+    def _split_groups(self, parts: list[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Returns the kv index [tokens] and the page tables [sequences, width] of each KV group."""
+        kv_index, tables = parts[3].reshape(self._num_groups, -1), parts[8]
+        return list(zip(kv_index, tables.reshape(self._num_groups, -1, self._width), strict=True))
+
     def _blank_array(self) -> np.ndarray:
         """Returns an array of padding alone: tokens that are not written, and sequences without tokens."""
         state = self._parts.state
@@ -223,8 +230,9 @@ class PrefillGraph:
         page_size, state = self._parts.attention.page_size, self._parts.state
         buffer = self._staging.begin()
         self._staging.arrays[buffer][:] = self._blank
-        packet, token_ids, positions, kv_index, query_starts, ends, sample_starts, *rest = self._host_parts[buffer]
-        sample_rows, tables, decode_slots = rest
+        packet, token_ids, positions, _, query_starts, ends, sample_starts, *rest = self._host_parts[buffer]
+        sample_rows, _, decode_slots = rest
+        groups = self._host_groups[buffer]
         begun = state.pack_updates([row for row in prefills if row.sampling is not None])
         packet[: len(begun) // packet.itemsize] = np.frombuffer(begun, dtype=np.int32)
         begin = len(decodes)
@@ -237,12 +245,14 @@ class PrefillGraph:
         for index, row in enumerate(prefills):
             assert row.token_ids is not None
             stop, end = begin + row.count, row.start + row.count
-            pages = np.array(row.page_table[: -(-end // page_size)], dtype=np.int32)
             cache_indexes = np.arange(row.start, end, dtype=np.int32)
             token_ids[begin:stop] = np.asarray(row.token_ids)
             positions[begin:stop] = cache_indexes + row.position_offset
-            kv_index[begin:stop] = pages[cache_indexes // page_size] * page_size + cache_indexes % page_size
-            tables[index * self._width : index * self._width + len(pages)] = pages
+            places, offsets = cache_indexes // page_size, cache_indexes % page_size
+            for (kv_index, table), page_ids in zip(groups, row.page_tables, strict=True):
+                pages = np.array(page_ids[: -(-end // page_size)], dtype=np.int32)
+                kv_index[begin:stop] = pages[places] * page_size + offsets
+                table[index, : len(pages)] = pages
             query_starts[index + 1 :] = stop
             ends[index] = end
             sample_rows[len(decodes) + index] = stop - 1
@@ -256,11 +266,12 @@ class PrefillGraph:
         packet, token_ids, positions, kv_index, query_starts, ends, sample_starts, sample_rows, *rest = packed
         tables, decode_slots = rest
         update_slots(packet.view(torch.int64).view(-1, STATE_FIELDS), state.state)
-        page_tables = tables.view(self.num_sequences, self._width)
+        page_tables = tables.view(self._num_groups, self.num_sequences, self._width)
+        kv_index = kv_index.view(self._num_groups, self.num_tokens)
         longest_key = self._width * attention.page_size
         pages = min(self._most_pages, self.num_sequences * self._width)
-        chunks = PrefillRows(page_tables, query_starts, ends, self.num_tokens, longest_key, pages)
-        last_tokens = PrefillRows(page_tables, sample_starts, ends, 1, longest_key)
+        chunks = PrefillRows.of_groups(page_tables, query_starts, ends, self.num_tokens, longest_key, pages)
+        last_tokens = PrefillRows.of_groups(page_tables, sample_starts, ends, 1, longest_key)
         attend = attention.prefill(chunks, positions, kv_index)
         selected = attention.prefill(last_tokens, positions, kv_index, sample_rows)
         if self.num_decodes:

@@ -115,7 +115,7 @@ class CudaSpeculation:
         max_num_seqs = sampling.buckets[-1]
         self._config, self._worker, self._state, self._kernels = config, worker, state, kernels
         self._page_size, self._null_page = pool.spec.page_size, pool.null_page
-        self._longest = state.page_tables.shape[1] * self._page_size
+        self._longest = state.page_tables.shape[2] * self._page_size
         self.max_rows = min(MAX_ROWS, max_num_seqs)
         self.buckets = speculative_buckets(self.max_rows)
         self.levels = draft_levels(config.num_tokens)
@@ -123,7 +123,7 @@ class CudaSpeculation:
         self._attention = attention
         self._draft_attention: TritonBackend | None = None
         self._reading: DraftReading | None = None
-        slots, width = state.page_tables.shape
+        _, slots, width = state.page_tables.shape
         device, most, vocabulary = state.device, config.num_tokens, worker.config.vocab_size
         # [slots, positions] int32: see kernels.sampling.speculate
         self._history = torch.zeros((slots, width * self._page_size + most + 2), dtype=torch.int32, device=device)

@@ -4,22 +4,14 @@ It knows the layout of a pass, not what is computed from it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mini_infer_engine.core.batch import Batch
+from mini_infer_engine.core.batch import Batch, Row
 from mini_infer_engine.device import to_device
-
-
-@dataclass(slots=True)
-class PageAddresses:
-    """The pages of one KV group in a pass, int64 on the device."""
-
-    write_pages: Tensor  # [tokens] page of each new token
-    page_tables: Tensor  # [rows, most pages of a row], padded with the spare page
 
 
 @dataclass(slots=True)
@@ -37,9 +29,9 @@ class PassInputs:
     counts: list[int]
     token_ids: Tensor  # [tokens]
     positions: Tensor  # [tokens] of each in its text
-    write_pages: Tensor  # [tokens] page of each new token
+    write_pages: Tensor  # [KV groups, tokens] page of each new token
     write_offsets: Tensor  # [tokens] its place in that page
-    page_tables: Tensor  # [rows, most pages of a row], padded with the spare page
+    page_tables: Tensor  # [KV groups, rows, most pages of a row], padded with the spare page
     kv_lengths: Tensor  # [rows] tokens in the cache before the new ones, as `starts`
     ends: Tensor  # [rows] and with them
     query_starts: Tensor  # [rows + 1] where each row's tokens begin
@@ -49,13 +41,6 @@ class PassInputs:
     pending_tokens: Tensor  # [pending] tokens whose id only the device knows
     pending_slots: Tensor  # [pending] the slots that sampled them
     all_pending: bool
-    more_groups: list[PageAddresses] = field(default_factory=list)
-    """The tables of the other KV groups; `write_pages` and `page_tables` are those of the first."""
-
-    @property
-    def groups(self) -> list[PageAddresses]:
-        """The pages of all KV groups."""
-        return [PageAddresses(self.write_pages, self.page_tables), *self.more_groups]
 
     @property
     def num_tokens(self) -> int:
@@ -70,9 +55,7 @@ def build_inputs(batch: Batch, page_size: int, null_page: int, device: torch.dev
     starts, counts = [row.start for row in rows], [row.count for row in rows]
     ends = [row.start + row.count for row in rows]
     pages_needed = [-(-end // page_size) for end in ends]
-    tables = _padded([row.page_table for row in rows], pages_needed, null_page)
-    tables_of_groups = zip(*(row.more_page_tables for row in rows), strict=True)
-    more_tables = [_padded(group, pages_needed, null_page) for group in tables_of_groups]
+    tables = _padded_tables(rows, pages_needed, null_page)
 
     start_array, count_array = np.array(starts, dtype=np.int64), np.array(counts, dtype=np.int64)
     query_starts = np.zeros(num_rows + 1, dtype=np.int64)
@@ -97,7 +80,7 @@ def build_inputs(batch: Batch, page_size: int, null_page: int, device: torch.dev
     parts = [
         token_ids,
         positions,
-        tables[row_of_token, cache_indexes // page_size],
+        tables[:, row_of_token, cache_indexes // page_size].reshape(-1),
         cache_indexes % page_size,
         tables.reshape(-1),
         start_array,
@@ -109,11 +92,9 @@ def build_inputs(batch: Batch, page_size: int, null_page: int, device: torch.dev
         query_starts[pending],
         np.array([rows[index].slot for index in pending], dtype=np.int64),
     ]
-    for table in more_tables:
-        parts += (table[row_of_token, cache_indexes // page_size], table.reshape(-1))
     columns = torch.split(to_device(np.concatenate(parts), device), [len(part) for part in parts])
     ids, places, pages, offsets, flat_tables, lengths, totals, begins, *samples_and_pending = columns
-    sample_rows, sample_starts, sample_slots, pending_at, pending_slots, *more = samples_and_pending
+    sample_rows, sample_starts, sample_slots, pending_at, pending_slots = samples_and_pending
     return PassInputs(
         num_decodes=batch.num_decodes,
         slots=[row.slot for row in rows],
@@ -122,9 +103,9 @@ def build_inputs(batch: Batch, page_size: int, null_page: int, device: torch.dev
         counts=counts,
         token_ids=ids,
         positions=places,
-        write_pages=pages,
+        write_pages=pages.view(len(tables), -1),
         write_offsets=offsets,
-        page_tables=flat_tables.view(num_rows, -1),
+        page_tables=flat_tables.view(tables.shape),
         kv_lengths=lengths,
         ends=totals,
         query_starts=begins,
@@ -134,16 +115,15 @@ def build_inputs(batch: Batch, page_size: int, null_page: int, device: torch.dev
         pending_tokens=pending_at,
         pending_slots=pending_slots,
         all_pending=len(pending) == len(token_ids),
-        more_groups=[
-            PageAddresses(write_pages, table.view(num_rows, -1))
-            for write_pages, table in zip(more[::2], more[1::2], strict=True)
-        ],
     )
 
 
-def _padded(tables: Sequence[Sequence[int]], pages_needed: Sequence[int], null_page: int) -> np.ndarray:
-    """Returns the first pages of each row, as many as it needs, as an array [rows, most pages]."""
-    padded = np.full((len(tables), max(pages_needed)), null_page, dtype=np.int64)
-    for row, table, needed in zip(padded, tables, pages_needed, strict=True):
-        row[:needed] = table[:needed]
+def _padded_tables(rows: Sequence[Row], pages_needed: Sequence[int], null_page: int) -> np.ndarray:
+    """Returns the first pages of each row, as many as it needs, as an array [KV groups, rows, most pages]."""
+    num_groups = 1 + len(rows[0].more_page_tables)
+    padded = np.full((num_groups, len(rows), max(pages_needed)), null_page, dtype=np.int64)
+    tables_of_groups = zip(*(row.page_tables for row in rows), strict=True)
+    for group, tables in zip(padded, tables_of_groups, strict=True):
+        for row, table, needed in zip(group, tables, pages_needed, strict=True):
+            row[:needed] = table[:needed]
     return padded

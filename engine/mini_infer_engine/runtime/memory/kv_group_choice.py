@@ -11,13 +11,10 @@ from mini_infer_engine.models.registry import model_class
 log = logging.getLogger(__name__)
 
 
-def choose_kv_groups(
-    settings: ResolvedSettings, config: ModelConfig, *, supports_groups: bool, moves_kv: bool
-) -> KVCacheConfig:
+def choose_kv_groups(settings: ResolvedSettings, config: ModelConfig, *, moves_kv: bool) -> KVCacheConfig:
     """Returns the KV groups, and logs why pages behind a window are retained where they are.
 
-    `supports_groups` says if the executor reads a page table for each group, `moves_kv` if keys and values go to other
-    engines or come from them.
+    `moves_kv` says if keys and values go to other engines or come from them.
     """
     latents = model_class(config.architecture).caches_latents
     longest = min(settings.max_model_len or config.max_position_embeddings, config.max_position_embeddings)
@@ -25,8 +22,7 @@ def choose_kv_groups(
     groups = kv_cache_config(windows, longest, caches_latents=latents)
     if groups.is_uniform:
         return groups
-    num_ranks = config.tensor_parallel.size * config.stage.size
-    obstacle = _obstacle(settings, num_ranks, supports_groups=supports_groups, moves_kv=moves_kv)
+    obstacle = _obstacle(settings, config.stage.size, moves_kv=moves_kv)
     if obstacle is None:
         log.info("KV groups: %s", groups)
         return groups
@@ -34,16 +30,14 @@ def choose_kv_groups(
     return uniform_kv_cache(len(windows))
 
 
-def _obstacle(settings: ResolvedSettings, num_ranks: int, *, supports_groups: bool, moves_kv: bool) -> str | None:
+def _obstacle(settings: ResolvedSettings, num_stages: int, *, moves_kv: bool) -> str | None:
     """Returns the reason why all layers share one page table, or None."""
     if settings.disable_hybrid_kv_cache_manager:
         return "disable_hybrid_kv_cache_manager is set"
-    if not supports_groups:
-        return "the kernels of this device read one page table for all layers yet"
     if moves_kv:
         return "KV transfer moves pages of all layers"
-    if num_ranks > 1:
-        return "tensor_parallel_size and pipeline_parallel_size above 1 need one page table for all layers yet"
+    if num_stages > 1:
+        return "the stages of a pipeline share one page table for all layers yet (pipeline_parallel_size)"
     speculation = speculation_of(settings)
     if speculation is not None and speculation.method == "draft_model":
         return "a draft model reads the page table of all layers (speculative_method)"
