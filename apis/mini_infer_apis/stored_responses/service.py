@@ -196,8 +196,10 @@ class ResponsesService:
         return recorder.response
 
     def keep(self, turn: Turn, response: dict[str, Any] | None) -> None:
-        """Keeps a complete response, if the turn asks for it."""
-        if response is not None and turn.owner is not None:
+        """Keeps a complete response, if the turn asks for it and its engine did not answer with another's id."""
+        if response is None or turn.owner is None:
+            return
+        if response["id"] == turn.kept.id or response["id"] not in self.store:
             self.store.put(turn.entry(response), self._clock())
 
     def delete_all(self, response_ids: Iterable[str], connection: str) -> None:

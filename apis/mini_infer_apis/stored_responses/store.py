@@ -65,6 +65,10 @@ class ResponseStore:
     def __len__(self) -> int:
         return len(self._kept)
 
+    def __contains__(self, response_id: str) -> bool:
+        """True if anybody's response with this id is kept."""
+        return response_id in self._kept
+
     def put(self, entry: StoredResponse, now_s: float) -> None:
         """Keeps an entry, in place of one with its id. The oldest are evicted to make room, and it itself if it is too
         large alone.
@@ -112,14 +116,16 @@ class ResponseStore:
 
     def chain(self, response_id: str, owners: Owners, now_s: float) -> list[StoredResponse]:
         """Returns the response and all that it continues, the oldest first. Raises LostResponseError if one is not
-        there.
+        there, or continues itself: the ids of other servers' responses are those that their engines chose.
         """
         chain: list[StoredResponse] = []
+        seen: set[str] = set()
         current_id: str | None = response_id
         while current_id is not None:
             entry = self.get(current_id, owners, now_s)
-            if entry is None:
+            if entry is None or current_id in seen:
                 raise LostResponseError(current_id)
+            seen.add(current_id)
             chain.append(entry)
             current_id = entry.previous_id
         for entry in chain[1:]:

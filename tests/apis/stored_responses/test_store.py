@@ -109,3 +109,12 @@ def test_what_is_larger_than_all_room_is_not_kept() -> None:
     store = ResponseStore(2 * OVERHEAD_BYTES, 10.0)
     store.put(entry("a", size=5000), 0.0)
     assert len(store) == 0
+
+
+@pytest.mark.parametrize("previous", [{"a": "a"}, {"a": "b", "b": "a"}, {"a": "b", "b": "c", "c": "b"}])
+def test_a_chain_is_lost_when_a_response_continues_itself(previous: dict[str, str]) -> None:
+    store = ResponseStore(1 << 20, 10.0)
+    for name, before in previous.items():
+        store.put(entry(name, before), 0.0)
+    with pytest.raises(LostResponseError):
+        store.chain("a", ANYBODY, 0.0)
