@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -250,6 +251,36 @@ async def test_over_websocket(dry: DryServer) -> None:
         assert event.error.code == "model_not_found"
         assert gateway.app.bodies.used_bytes == 0
     assert len(gateway.app.responses.store) == 0
+
+
+async def test_a_message_is_refused_when_it_has_more_values_than_a_body_may() -> None:
+    async with running_gateway() as gateway, client_of(gateway) as client, client.responses.connect() as line:
+        await line._connection.send('{"type": "response.create", "model": "m", "input": [' + "[]," * 30_000 + "[]]}")
+        event = await line.recv()
+        assert event.type == "error"
+        assert event.error.code == "too_many_values"
+        assert gateway.app.bodies.used_bytes == 0
+
+
+async def test_requests_over_a_websocket_are_refused_when_the_key_was_taken_out_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mini_infer_web.api_keys.LOOK_EVERY_S", 0.0)
+    file = tmp_path / "keys"
+    file.write_text("one name=a\ntwo name=b\n")
+    async with (
+        running_gateway(keys=ApiKeys(file=file)) as gateway,
+        client_of(gateway) as client,
+        client.responses.connect() as line,
+    ):
+        codes = []
+        for _ in range(2):
+            await line.response.create(model="m", input="x")
+            event = await line.recv()
+            assert event.type == "error"
+            codes.append(event.error.code)
+            file.write_text("two name=b\n")
+        assert codes == ["model_not_found", "invalid_api_key"]
 
 
 async def test_a_websocket_without_a_key_or_elsewhere_is_refused() -> None:
