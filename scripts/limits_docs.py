@@ -121,6 +121,7 @@ _TRANSFER = "mini_infer_engine.kv_transfer"
 _UPSTREAM = "mini_infer_gateway.http.upstream"
 _MEMORY = "mini_infer_gateway.memory"
 _CONSOLE = "mini_infer_gateway.console"
+_FLEET = "mini_infer_gateway.fleet"
 _OPERATOR = "mini_infer_operator"
 _REFUSED, _GRAMMAR = "400", "400 that names the limit"
 
@@ -154,6 +155,18 @@ SECTIONS: dict[str, Sequence[Limit]] = {
             "429 `too_many_pipelined`, closed",
         ),
         constant("fragments of a WebSocket message", f"{_SERVER}.limits:MAX_FRAGMENTS", as_count, "closed with 1009"),
+        constant(
+            "unfinished WebSocket messages, all together",
+            f"{_SERVER}.limits:UNFINISHED_MESSAGES_BYTES",
+            as_bytes,
+            "closed with 1013; each peer gets its share",
+        ),
+        constant(
+            "clients that read nothing",
+            f"{_SERVER}.limits:MAX_SLOW_READERS",
+            as_count,
+            "the oldest of the peer with most are cut",
+        ),
         constant("trailers of a body", f"{_SERVER}.connection:_MAX_TRAILERS", as_count, "431, closed"),
         constant("a closed connection's last bytes", f"{_SERVER}.limits:LINGER_S", as_seconds, "reset"),
         constant(
@@ -313,6 +326,15 @@ SECTIONS: dict[str, Sequence[Limit]] = {
             as_bytes,
             "the engine tokenises",
         ),
+        constant(
+            "tokenizers of all engines, at least", f"{_MEMORY}:LEAST_TOKENIZERS_SHARE", as_share, "the engine tokenises"
+        ),
+        constant(
+            "their files, fetched at once",
+            "mini_infer_gateway.prompts.tokenizers:PAGES_BYTES",
+            as_bytes,
+            "refused, tried again later",
+        ),
         constant("added tokens", f"{_FORM}:MAX_ADDED_TOKENS", as_count, "the engine tokenises"),
         constant("parts of a tokenizer", f"{_FORM}:MAX_PARTS", as_count, "the engine tokenises"),
         constant("characters in place of one", f"{_FORM}:MAX_LENGTHENING", as_count, "the engine tokenises"),
@@ -326,6 +348,15 @@ SECTIONS: dict[str, Sequence[Limit]] = {
     "Memory of the gateway": [
         gateway_flag("the process", "--memory-limit", "memory_limit_bytes", as_bytes, "shared out as below"),
         constant("bodies until their answer begins", f"{_MEMORY}:BODIES_SHARE", as_share, "503 with Retry-After"),
+        constant(
+            "what one client has of shared memory, as a multiple of what is free",
+            "mini_infer_web.fair_budget:ALPHA",
+            as_count,
+            "the same",
+        ),
+        constant(
+            "snapshots of engines, one part in", f"{_FLEET}.registry:SNAPSHOTS_PART", as_count, "known by events alone"
+        ),
         constant("a body counts so many times", f"{_MEMORY}:BODY_FACTOR", as_count, "(of the share above)"),
         constant("cached prompts", f"{_MEMORY}:PROMPT_CACHE_SHARE", as_share, "the oldest go"),
         constant("pieces of text with their ids", f"{_MEMORY}:SEGMENTS_SHARE", as_share, "the oldest go"),
@@ -351,9 +382,9 @@ SECTIONS: dict[str, Sequence[Limit]] = {
             "--responses-memory",
             "responses_memory_bytes",
             as_bytes,
-            "the least recently used go",
+            "the least recently used of the client with most go",
         ),
-        flag("their memory at an engine", "--responses-memory", as_bytes, "the least recently used go"),
+        flag("their memory at an engine", "--responses-memory", as_bytes, "the same"),
         both(
             "after the last use", "--responses-ttl", "responses_ttl_s", "--responses-ttl", as_seconds, "forgotten: 404"
         ),
@@ -361,6 +392,7 @@ SECTIONS: dict[str, Sequence[Limit]] = {
         constant("of one WebSocket", f"{_RESPONSES}.websocket:MAX_PENDING", as_count, "429 `too_many_responses`"),
         constant("a `stream_id`", f"{_RESPONSES}.websocket:LONGEST_STREAM_ID", as_count, _REFUSED),
         constant("one answer", f"{_RESPONSES}.recorder:MAX_WHOLE_BYTES", as_bytes, "passed on, not kept"),
+        constant("an error's answer", f"{_RESPONSES}.recorder:MAX_ERROR_BYTES", as_bytes, "read as no error of ours"),
     ],
     "The console": [
         constant("consoles that are open", f"{_CONSOLE}.events:MAX_STREAMS", as_count, "429 `too_many_consoles`"),
@@ -377,12 +409,15 @@ SECTIONS: dict[str, Sequence[Limit]] = {
         constant("samples of an engine", f"{_CONSOLE}.history:MAX_SAMPLES", as_count, "the oldest go"),
         constant("a prompt to explain", f"{_CONSOLE}.explanation:MAX_BODY_BYTES", as_bytes, "413"),
         constant("prompts that are explained at once", f"{_CONSOLE}.explanation:MAX_AT_ONCE", as_count, "429"),
+        constant("those of one key", f"{_CONSOLE}.explanation:MAX_AT_ONCE_PER_KEY", as_count, "429"),
+        constant("characters of an error", f"{_CONSOLE}.request_log:MAX_ERROR_CHARACTERS", as_count, "cut"),
         constant(
             "conversations of an engine in the map",
             f"{_CONSOLE}.prefix_map:MAX_CONVERSATIONS",
             as_count,
             "those that were used last",
         ),
+        constant("places at which they part", f"{_CONSOLE}.prefix_map:MAX_FORKS", as_count, "fewer conversations"),
         constant("prefixes in the map", f"{_CONSOLE}.prefix_map:MAX_PREFIXES", as_count, "those that save most"),
         constant(
             "a reason of a pod",
@@ -397,6 +432,12 @@ SECTIONS: dict[str, Sequence[Limit]] = {
         constant("bytes that a slow client leaves", f"{_UPSTREAM}:BUFFER_BYTES", as_bytes, "the engine waits"),
         constant(
             "an event of a stream", "mini_infer_gateway.http.sse:LONGEST_EVENT_BYTES", as_bytes, "passed on as it is"
+        ),
+        constant(
+            "unfinished long events of all streams",
+            "mini_infer_gateway.http.sse:LONG_EVENTS_BYTES",
+            as_bytes,
+            "passed on as they arrive",
         ),
         constant("a page that is read whole", f"{_UPSTREAM}:FETCH_BYTES", as_bytes, "refused, tried again later"),
         constant("idle connections of an endpoint", f"{_UPSTREAM}:IDLE_PER_ENDPOINT", as_count, "closed after use"),

@@ -199,11 +199,21 @@ def _decode_other_forms(payload: bytes) -> KVEventBatch:
 
 
 def decode_load(payload: bytes) -> LoadReport:
-    """Reads a payload of the topic `load`."""
+    """Reads a payload of the topic `load`. Raises EventFormatError, also if a number is none that can be measured."""
     try:
-        return _load_decoder.decode(payload)
+        report = _load_decoder.decode(payload)
     except _BAD_BYTES as error:
         raise EventFormatError(f"load report of {len(payload)} bytes: {error}") from error
+    for name in _LOAD_NUMBERS:
+        # Rates of all endpoints are averaged: one infinite, negative or undefined number would be in all averages.
+        if not 0 <= getattr(report, name) <= LARGEST_NUMBER:
+            raise EventFormatError(f"load report: {name} is {getattr(report, name)!r}, not from 0 to {LARGEST_NUMBER}")
+    return report
+
+
+LARGEST_NUMBER = 2**53
+"""Largest number of a load report: up to it, integers and floats are the same."""
+_LOAD_NUMBERS = tuple(name for name in LoadReport.__struct_fields__ if name not in ("accepted", "role"))
 
 
 class _LazySnapshot(msgspec.Struct, frozen=True):

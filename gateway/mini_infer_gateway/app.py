@@ -115,6 +115,7 @@ class Gateway:
             on_change=self._share_out,
             on_template_failure=self.metrics.template_failed,
             clock=self._clock,
+            limit_bytes=shares.tokenizers_bytes,
         )
         self.rates, self.transfers, self.backlog = PrefillRates(), TransferRates(), Backlog()
         self.router = build_router(
@@ -127,6 +128,7 @@ class Gateway:
             pairing=Pairing(self.transfers, settings.max_local_prefill_tokens),
         )
         self.fleet = Fleet(settings, self.index, self.ledger, self.tokenizers, self.upstream, self.metrics, self._clock)
+        self.bodies = BodyBudget(shares.bodies_bytes)
         request_log = RequestLog(keeps_texts=settings.console_texts)
         console = Console(
             settings,
@@ -135,6 +137,7 @@ class Gateway:
             request_log,
             Sources(self.fleet, self.ledger, self.index, self.backlog, History()),
             Explainer(settings.routing, self.fleet, self.router, self.tokenizers, self._clock),
+            self.bodies,
             self._clock,
         )
         self.console = console if settings.console else None
@@ -150,7 +153,6 @@ class Gateway:
             CachedGuesses(settings, self.fleet, self.index).add,
             self._clock,
         )
-        self.bodies = BodyBudget(shares.bodies_bytes)
         serving = Serving(
             settings=settings,
             clock=self._clock,
@@ -177,7 +179,14 @@ class Gateway:
             self.metrics.forwarded,
         )
         self.responses = Responses(
-            settings, self.fleet, self._generate, self.bodies, shares.responses_bytes, self._replicas
+            settings,
+            self.fleet,
+            self._generate,
+            self.bodies,
+            shares.responses_bytes,
+            self._replicas,
+            serving.clients,
+            self._keys,
         )
         self.loop_lag = LoopLag()
         self.metrics.registry.register(self.loop_lag)

@@ -4,7 +4,11 @@ The sizes of the parts were measured, and `tests/gateway/test_memory.py` checks 
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+
+from mini_infer_web.fair_budget import FairBudget
 
 BASE_BYTES = 96 << 20
 """Bytes of the interpreter, the libraries, and some thousand connections."""
@@ -19,6 +23,8 @@ TOKENIZER_FACTOR = 26
 PROMPT_CACHE_SHARE, SEGMENTS_SHARE, BODIES_SHARE, SPARE_SHARE = 0.08, 0.04, 0.2, 0.1
 RESPONSES_SHARE = 0.05
 LEAST_INDEX_SHARE = 0.1
+LEAST_TOKENIZERS_SHARE, LEAST_TOKENIZERS_BYTES = 0.3, 64 << 20
+"""Memory that tokenizers of servers get in any case: a share of the limit, and enough for two small ones."""
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 
@@ -44,6 +50,8 @@ class MemoryShares:
     responses_bytes: int
     """Memory for stored responses (`contract.stored_responses`)."""
     index_blocks: int
+    tokenizers_bytes: int
+    """Most memory for tokenizers that servers send; those that are configured are loaded in any case."""
     short_bytes: int
     """Bytes by which the limit is too low for the tokenizers that are loaded."""
 
@@ -58,43 +66,57 @@ def share_out(limit_bytes: int, tokenizer_bytes: int, responses_bytes: int | Non
         int(share * limit_bytes)
         for share in (BODIES_SHARE, PROMPT_CACHE_SHARE, SEGMENTS_SHARE, SPARE_SHARE, LEAST_INDEX_SHARE)
     )
-    left = limit_bytes - BASE_BYTES - tokenizer_bytes - bodies - prompt_cache - segments - spare - responses
+    free = limit_bytes - BASE_BYTES - bodies - prompt_cache - segments - spare - responses
+    left = free - tokenizer_bytes
     return MemoryShares(
-        bodies, prompt_cache, segments, responses, max(left, least) // BLOCK_BYTES, max(0, least - left)
+        bodies_bytes=bodies,
+        prompt_cache_bytes=prompt_cache,
+        segments_bytes=segments,
+        responses_bytes=responses,
+        index_blocks=max(left, least) // BLOCK_BYTES,
+        tokenizers_bytes=max(free - least, int(LEAST_TOKENIZERS_SHARE * limit_bytes), LEAST_TOKENIZERS_BYTES),
+        short_bytes=max(0, least - left),
     )
 
 
 class BodyBudget:
-    """A limit for the bytes of all request bodies in memory."""
+    """A limit for the bytes of all request bodies in memory, of which no client gets the last part."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self.used_bytes = 0
+        self._budget = FairBudget(limit_bytes)
 
-    def take(self, size_bytes: int) -> bool:
+    @property
+    def used_bytes(self) -> int:
+        """Bytes that are allocated."""
+        return self._budget.used
+
+    def take(self, size_bytes: int, client: str = "") -> bool:
         """Allocates from the budget. Returns False if there is no room; a sole request always has room."""
-        if self.used_bytes and self.used_bytes + size_bytes > self._limit_bytes:
-            return False
-        self.used_bytes += size_bytes
-        return True
+        return self._budget.take(size_bytes, client)
+
+    def charge(self, size_bytes: int, client: str = "") -> None:
+        """Allocates bytes that are in use already, whether there is room for them or not."""
+        self._budget.charge(size_bytes, client)
 
     @property
     def is_tight(self) -> bool:
         """True if more than half is allocated, so that nothing optional should be retained."""
-        return 2 * self.used_bytes > self._limit_bytes
+        return self._budget.is_tight
 
-    def give_back(self, size_bytes: int) -> None:
+    def give_back(self, size_bytes: int, client: str = "") -> None:
         """Frees bytes that were allocated."""
-        self.used_bytes -= size_bytes
+        self._budget.give_back(size_bytes, client)
 
 
 class BodyReservation:
     """The bytes that one request has allocated from a budget."""
 
-    __slots__ = ("_budget", "_reserved_bytes")
+    __slots__ = ("_budget", "_client", "_reserved_bytes")
 
-    def __init__(self, budget: BodyBudget) -> None:
-        self._budget, self._reserved_bytes = budget, 0
+    def __init__(self, budget: BodyBudget, client: str = "") -> None:
+        """`client` is the one that is charged; "" if nobody is."""
+        self._budget, self._client, self._reserved_bytes = budget, client, 0
 
     def grow(self, size_bytes: int, values: int = 0) -> bool:
         """Allocates room to process a body of this size with this number of JSON values. Returns False if there is not
@@ -102,18 +124,34 @@ class BodyReservation:
         """
         more = BODY_FACTOR * (size_bytes + VALUE_BYTES * values) - self._reserved_bytes
         if more > 0:
-            if not self._budget.take(more):
+            if not self._budget.take(more, self._client):
                 return False
             self._reserved_bytes += more
+        return True
+
+    def add(self, size_bytes: int) -> bool:
+        """Allocates bytes beside those of the body. Returns False if there is no room."""
+        if not self._budget.take(size_bytes, self._client):
+            return False
+        self._reserved_bytes += size_bytes
         return True
 
     def settle(self, size_bytes: int) -> None:
         """Reduces the allocation to the body itself, once the prompt's keys are known."""
         if (less := self._reserved_bytes - size_bytes) > 0:
-            self._budget.give_back(less)
+            self._budget.give_back(less, self._client)
             self._reserved_bytes = size_bytes
+
+    @contextmanager
+    def charged(self, size_bytes: int) -> Iterator[None]:
+        """Counts memory that is in use already, whether there is room for it or not."""
+        self._budget.charge(size_bytes, self._client)
+        try:
+            yield
+        finally:
+            self._budget.give_back(size_bytes, self._client)
 
     def release(self) -> None:
         """Frees the whole allocation."""
-        self._budget.give_back(self._reserved_bytes)
+        self._budget.give_back(self._reserved_bytes, self._client)
         self._reserved_bytes = 0

@@ -42,7 +42,7 @@ def read_file(path: Path) -> list[dict[str, Any]]:
         documents = [document for document in yaml.load_all(path.read_text(), Loader=_Loader) if document is not None]
     except OSError as error:
         raise InvalidServiceError(f"{path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InvalidServiceError(f"{path} is not YAML: {error}") from error
     services = [d for d in documents if isinstance(d, dict) and d.get("kind") == KIND]
     if not services:

@@ -123,7 +123,11 @@ def progress_ended(previous: Mapping[str, Any], status: Mapping[str, Any], now: 
     )
     if before.get("status") != "True" or after.get("reason") != Reason.COMPLETE:
         return None
-    return before["reason"], (now - datetime.fromisoformat(before["lastTransitionTime"])).total_seconds()
+    try:  # Others may write a status, too.
+        began = datetime.fromisoformat(before.get("lastTransitionTime", ""))
+        return before.get("reason", ""), (now - began).total_seconds()
+    except (ValueError, TypeError):
+        return None
 
 
 def role_selector(service: InferenceService, role: str) -> str:

@@ -1,4 +1,5 @@
 import json
+import math
 from typing import Any
 
 import msgspec
@@ -7,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mini_infer_contract import events
-from mini_infer_contract.events import AllBlocksCleared, BlockRemoved, BlockStored, EventFormatError, KVEventBatch
+from mini_infer_contract.events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    EventFormatError,
+    KVEventBatch,
+    LoadReport,
+)
 from tests.contract.make_golden_events import BATCHES, GOLDEN
 from tests.prompts.conversations import quick
 
@@ -154,6 +162,16 @@ def test_snapshots_and_load_reports_travel(chains: list[BlockStored], sequence: 
     assert (read_sequence, list(read_chains)) == (sequence, chains)
     load = events.LoadReport(1.0, running=2, waiting=0, queued_tokens=77, kv_usage=0.5, accepted=["a"])
     assert events.decode_load(events.encode(load)) == load
+
+
+@pytest.mark.parametrize("value", [-1, 2**54, 2**63, math.inf, -math.inf, math.nan, 1e308])
+@pytest.mark.parametrize("name", [name for name in LoadReport.__struct_fields__ if name not in ("accepted", "role")])
+def test_a_load_report_is_refused_when_one_of_its_numbers_is_no_measurement(name: str, value: float) -> None:
+    is_float = LoadReport.__annotations__[name] is float
+    fields = {"ts": 1.0, "running": 0, "waiting": 0, "queued_tokens": 0, "kv_usage": 0.5, name: value}
+    payload = msgspec.msgpack.encode(fields | ({name: float(value)} if is_float else {}))
+    with pytest.raises(EventFormatError):
+        events.decode_load(payload)
 
 
 def test_sequence_frames() -> None:

@@ -5,11 +5,21 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
-from mini_infer_gateway.memory import BODY_FACTOR, BodyBudget, BodyReservation, parse_size, share_out
+from mini_infer_gateway.memory import (
+    BODY_FACTOR,
+    LEAST_TOKENIZERS_BYTES,
+    BodyBudget,
+    BodyReservation,
+    parse_size,
+    share_out,
+)
+from mini_infer_prompts.prompt import PromptAssets
+from mini_infer_web.api_keys import ApiKeys
 from tests.support.checkout import LIBRARIES, ROOT, python_path
 from tests.support.fake_engine import FakeEngine
 from tests.support.running_gateway import running_gateway, until
@@ -74,6 +84,46 @@ async def test_a_request_is_refused_with_retry_after_when_it_would_not_fit() -> 
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         await until(lambda: bodies.used_bytes == 0)
+
+
+async def test_an_engine_tokenises_itself_when_the_tokenizers_of_others_leave_no_memory() -> None:
+    async with AsyncExitStack() as stack:
+        engines = [await stack.enter_async_context(FakeEngine(name)) for name in "abcd"]
+        for engine in engines:
+            files = engine.assets.files | {"chat_template.jinja": f"{engine.name} {{{{ messages[0].content }}}}"}
+            engine.assets = PromptAssets.from_files(files)
+        endpoints = [engine.endpoint for engine in engines]
+        gateway = await stack.enter_async_context(running_gateway(*endpoints, memory_limit_bytes=16 << 20))
+        states = gateway.app.fleet.endpoints
+        await until(lambda: all(state.subscriber.assets_revision for state in states.values()))
+        reasons = [gateway.app.fleet.why_not_tokenized_here(engine.name) for engine in engines]
+        assert sum(bool(reason) for reason in reasons) == 1
+        used_bytes = sum(one.size_bytes for one in gateway.app.tokenizers._tokenizers.values())
+        assert used_bytes <= LEAST_TOKENIZERS_BYTES
+        assert gateway.app.tokenizers._pages.used_bytes == 0
+
+
+async def test_another_key_is_answered_when_one_has_begun_all_the_bodies_that_it_may(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("sk-a name=a\nsk-b name=b\n")
+    keys, limit = ApiKeys(file=tmp_path / "keys"), GIB // 16
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint, keys=keys, memory_limit_bytes=limit) as it:
+        await it.settled()
+        port, slow = int(it.url.rpartition(":")[2]), list[asyncio.StreamWriter]()
+        for path in ("/v1/chat/completions", "/v1/responses", "/console/api/explain") * 5:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            head = (
+                f"POST {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer sk-a\r\ncontent-type: application/json\r\n"
+            )
+            writer.write(f"{head}content-length: 500000\r\n\r\n{{".encode())
+            slow.append(writer)
+        await until(lambda: it.app.bodies.used_bytes > 6_000_000)
+        body = {"model": "m", "messages": [{"role": "user", "content": "y " * 60_000}]}
+        headers = {"authorization": "Bearer sk-b"}
+        async with it.client.post(it.url + "/v1/chat/completions", json=body, headers=headers) as response:
+            assert response.status == 200, await response.text()
+        for writer in slow:
+            writer.transport.abort()
+        await until(lambda: it.app.bodies.used_bytes == 0)
 
 
 REFUSED = """

@@ -91,6 +91,7 @@ class FakeEngine:
         self.probes = 0
         """Requests for /readyz."""
         self.snapshots = 0
+        self.snapshot_padding_bytes = 0
         self.replays = 0
         self.hit_tokens = 0
         self.sequence = 0
@@ -307,7 +308,7 @@ class FakeEngine:
         self.snapshots += 1
         # A parent is younger than its children here.
         chains = [block_stored([key], parent, self.tokens[key]) for key, parent in reversed(self.cache.parents.items())]
-        return web.Response(body=encode(Snapshot(self.sequence - 1, chains)))
+        return web.Response(body=encode(Snapshot(self.sequence - 1, chains)) + bytes(self.snapshot_padding_bytes))
 
     async def _replay(self) -> None:
         while True:

@@ -5,7 +5,7 @@ import pytest
 import zstandard
 
 from mini_infer_web.api_errors import ApiError
-from mini_infer_web.request_body import check_media_type, unpacked
+from mini_infer_web.request_body import check_media_type, unpacked, unpacked_in_slices
 
 BODY = b'{"model": "m", "prompt": "' + b"hello " * 50_000 + b'"}'
 LIMIT = 10**6
@@ -24,6 +24,25 @@ PACKED = {
 @pytest.mark.parametrize("encoding", PACKED)
 def test_a_body_comes_out_as_it_was(encoding: str) -> None:
     assert unpacked(PACKED[encoding], encoding, LIMIT) == BODY
+
+
+@pytest.mark.parametrize("encoding", PACKED)
+async def test_slices_are_the_whole_body_when_there_is_room(encoding: str) -> None:
+    sizes: list[int] = []
+    unpacked_body = await unpacked_in_slices(PACKED[encoding], encoding, LIMIT, lambda size: sizes.append(size) is None)
+    assert unpacked_body == BODY
+    assert sizes[-1] == len(BODY)
+
+
+async def test_unpacking_stops_when_there_is_no_room_for_more() -> None:
+    sizes: list[int] = []
+
+    def reserve(size: int) -> bool:
+        sizes.append(size)
+        return size < 3 << 20
+
+    assert await unpacked_in_slices(gzip.compress(bytes(16 << 20)), "gzip", 20 << 20, reserve) is None
+    assert sizes == [1 << 20, 2 << 20, 3 << 20]
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "zstd"])

@@ -13,6 +13,8 @@ Rename = Callable[[FieldPath], FieldPath]
 
 MAX_QUOTED = 200
 """Characters of a client's own words, such as a field's name, in an error."""
+MAX_MODELS = 50
+"""Names of served models in an error."""
 _MAX_FAULTS = 10
 """Fields that one error names."""
 
@@ -125,11 +127,18 @@ def refuse_field(where: str | FieldPath, *rest: str | FieldPath, code: str | Non
     raise ApiError.of_faults([Fault(path, (" ", *rest), code)])
 
 
+def known_models(served: Sequence[str]) -> str:
+    """Returns the served names for an error, which has a bounded length however many and long they are."""
+    shown = [shortened(name) for name in served[:MAX_MODELS]]
+    return (
+        ", ".join(shown + ([f"and {len(served) - MAX_MODELS} more"] if len(served) > MAX_MODELS else [])) or "none yet"
+    )
+
+
 def unknown_model(model: str, served: Sequence[str]) -> ApiError:
     """Returns the 404 of an unknown model name."""
     named = repr(shortened(model))
-    models = ", ".join(served) or "none yet"
-    message = f"the model {named} does not exist; models here: {models}"
+    message = f"the model {named} does not exist; models here: {known_models(served)}"
     return ApiError(404, message, param="model", code="model_not_found")
 
 

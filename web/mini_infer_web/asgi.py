@@ -3,7 +3,7 @@ answers.
 """
 
 import json
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from hashlib import sha256
 from typing import Any
 from urllib.parse import parse_qsl
@@ -19,6 +19,8 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
 _OF_THE_BODY = (b"content-length", b"content-encoding", b"content-type", b"transfer-encoding")
+PIECE_BYTES = 64 << 10
+"""Longest part of a whole response that is written to a connection at once."""
 STREAM_HEADERS: Headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 UNBUFFERED_STREAM_HEADERS: Headers = [*STREAM_HEADERS, (b"x-accel-buffering", b"no")]
 """With the header by which nginx sends each piece on at once."""
@@ -35,6 +37,12 @@ def owner_of(scope: Scope) -> str:
 def query_of(scope: Scope) -> dict[str, str]:
     """Returns the query's parameters; the last one counts if a name is repeated."""
     return dict(parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True))
+
+
+def pieces_of(body: bytes) -> Iterator[bytes]:
+    """Yields a body in parts of at most `PIECE_BYTES`."""
+    for start in range(0, len(body), PIECE_BYTES):
+        yield body[start : start + PIECE_BYTES]
 
 
 def with_body(scope: Scope, size_bytes: int, added: Headers) -> Scope:

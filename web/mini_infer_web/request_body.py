@@ -3,8 +3,10 @@
 A compressed body is unpacked up to a limit: a few kilobytes can become gigabytes.
 """
 
+import asyncio
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import islice
 
 from mini_infer_web.api_errors import ApiError
 
@@ -14,6 +16,7 @@ MAX_BODY_BYTES = 16 << 20
 _GZIP = 16 + zlib.MAX_WBITS
 """Window bits by which zlib expects gzip's format."""
 _PART_BYTES = 1 << 16
+_PARTS_OF_A_SLICE = 16
 
 
 def check_media_type(content_type: str) -> None:
@@ -38,20 +41,38 @@ def unpacked(body: bytes, content_encoding: str, max_bytes: int) -> bytes:
     Raises ApiError 400 if it is broken, 413 if it is larger than `max_bytes` then, 415 if the encoding is not known
     here.
     """
+    return b"".join(_bounded_parts(body, content_encoding, max_bytes))
+
+
+async def unpacked_in_slices(
+    body: bytes, content_encoding: str, max_bytes: int, reserve: Callable[[int], bool]
+) -> bytes | None:
+    """Returns the body without its compression, as `unpacked` does; None if `reserve` has no room for its length.
+
+    Each slice is unpacked in a thread, and the next one only when there is room for it: sixteen megabytes take a tenth
+    of a second, and hundreds of them may arrive at once.
+    """
+    parts = _bounded_parts(body, content_encoding, max_bytes)
+    slices, size = [], 0
+    while one := await asyncio.to_thread(lambda: b"".join(islice(parts, _PARTS_OF_A_SLICE))):
+        slices.append(one)
+        size += len(one)
+        if not reserve(size):
+            return None
+    return b"".join(slices)
+
+
+def _bounded_parts(body: bytes, content_encoding: str, max_bytes: int) -> Iterator[bytes]:
     encodings = [name.strip().lower() for name in content_encoding.split(",") if name.strip()]
     if len(encodings) > 1 + encodings.count("identity"):
         raise ApiError(415, f"Content-Encoding is {content_encoding[:100]!r}: compress once", param="Content-Encoding")
-    for encoding in encodings:
-        if encoding == "identity":
-            continue
-        parts, length = [], 0
-        for part in _parts(body, encoding):
-            length += len(part)
-            if length > max_bytes:
-                raise too_large(max_bytes)
-            parts.append(part)
-        body = b"".join(parts)
-    return body
+    compressed = next((encoding for encoding in encodings if encoding != "identity"), None)
+    length = 0
+    for part in (body,) if compressed is None else _parts(body, compressed):
+        length += len(part)
+        if length > max_bytes:
+            raise too_large(max_bytes)
+        yield part
 
 
 def too_large(max_bytes: int) -> ApiError:

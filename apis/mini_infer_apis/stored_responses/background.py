@@ -12,11 +12,17 @@ import msgspec
 
 from mini_infer_apis.dialects.response_object import with_error
 from mini_infer_apis.stored_responses.broken_stream import StreamErrors
-from mini_infer_apis.stored_responses.recorder import data_of, events_in, is_terminal
+from mini_infer_apis.stored_responses.recorder import MAX_ERROR_BYTES, data_of, events_in, is_terminal
 from mini_infer_apis.stored_responses.request import Turn
 from mini_infer_apis.stored_responses.store import ResponseStore
 from mini_infer_web.api_errors import ApiError
 from mini_infer_web.asgi import Application, Message, Scope, error_in, receive_of
+
+_EVICTED = {
+    "code": "response_evicted",
+    "message": "there was no memory left to keep this response's events: send the request again",
+    "param": None,
+}
 
 
 class BackgroundResponse:
@@ -33,6 +39,7 @@ class BackgroundResponse:
     ) -> None:
         self.response = response
         self.is_over = False
+        self.client = turn.client
         self._store, self._turn, self._clock = store, turn, clock
         self._keeps_events = keeps_events
         self._events: list[bytes] = []
@@ -41,6 +48,8 @@ class BackgroundResponse:
         self._status = 0
         self._error_body = b""
         self._errors = StreamErrors()
+        self._lost = False
+        """True if the response was evicted from the store, so that its events are not there any more."""
         self._keep()
 
     async def run(self, generate: Application, scope: Scope, body: list[bytes]) -> None:
@@ -65,6 +74,9 @@ class BackgroundResponse:
         """Yields all events from this number on, as they come, until the response is over."""
         position = begin
         while True:
+            if self._lost:
+                yield b"event: error\ndata: %b\n\n" % msgspec.json.encode({"type": "error", **_EVICTED})
+                return
             while position < len(self._events):
                 yield self._events[position]
                 position += 1
@@ -83,7 +95,7 @@ class BackgroundResponse:
         if message["type"] == "http.response.start":
             self._status = message["status"]
         elif self._status != 200:
-            self._error_body += message.get("body", b"")
+            self._error_body = (self._error_body + message.get("body", b""))[:MAX_ERROR_BYTES]
             if not message.get("more_body"):
                 self._fail(error_in(self._error_body, self._status))
         else:
@@ -94,11 +106,19 @@ class BackgroundResponse:
         if self._keeps_events:
             self._events.append(event)
             self._keeps_events = self._store.has_grown(self.response["id"], len(event), self._clock())
+            if not self._keeps_events:
+                self._drop_events()
         if is_terminal(event):
             self._end(self.response | msgspec.json.decode(data_of(event))["response"])
         elif self.response["status"] == "queued":
             self.response["status"] = "in_progress"
             self._keep()
+        self._changed.set()
+
+    def _drop_events(self) -> None:
+        """Frees the events of a response that was evicted; clients that follow it get an error in place of the rest."""
+        self._events.clear()
+        self._lost = True
         self._changed.set()
 
     def _fail(self, error: ApiError) -> None:

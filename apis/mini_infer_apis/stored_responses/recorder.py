@@ -11,6 +11,8 @@ import msgspec
 
 _TERMINAL = tuple(b"event: %b\n" % kind for kind in (b"response.completed", b"response.incomplete", b"response.failed"))
 _DATA = b"\ndata: "
+MAX_ERROR_BYTES = 64 << 10
+"""Bytes of an error's answer that are read; what is longer is no error of a server of ours."""
 MAX_WHOLE_BYTES = 64 << 20
 """Most bytes of an answer that is no stream: a larger one is passed on and not kept."""
 
@@ -54,6 +56,16 @@ class Recorder:
         self._pieces: list[bytes] = []
         self._size_bytes = 0
 
+    @property
+    def is_whole(self) -> bool:
+        """True if the answer is no stream, so that what has passed of it is buffered."""
+        return self._is_kept and not self._is_stream and self.response is None
+
+    def give_up(self) -> None:
+        """Drops what has passed: the answer is not kept."""
+        self._is_kept = False
+        self._pieces.clear()
+
     def start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         """Takes the answer's status and headers."""
         self._is_kept = status == 200
@@ -74,8 +86,7 @@ class Recorder:
         self._pieces.append(body)
         self._size_bytes += len(body)
         if self._size_bytes > MAX_WHOLE_BYTES:
-            self._is_kept = False
-            self._pieces.clear()
+            self.give_up()
         return None if more or not self._is_kept else _object(msgspec.json.decode(b"".join(self._pieces)))
 
 

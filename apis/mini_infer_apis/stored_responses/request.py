@@ -72,6 +72,8 @@ class Turn:
     """Owner of its response; None if the response is not kept."""
     previous_id: str | None
     """Id of the response that it continues, if that is kept for as long as this one."""
+    client: str
+    """The client that has sent the request."""
     items: bytes
     """The turn's own input as a JSON list, after the history that it continues if there is no `previous_id`."""
 
@@ -81,6 +83,7 @@ class Turn:
         return StoredResponse(
             response_id=response["id"],
             owner=self.owner,
+            client=self.client,
             previous_id=self.previous_id,
             items=self.items,
             response=msgspec.json.encode(response),
@@ -111,7 +114,7 @@ def begin_turn(body: dict[str, Any], view: StoreView) -> tuple[Turn, bytes]:
     whole = [*before, *own]
     items = b"" if owner is None else msgspec.json.encode(own if is_linked else whole)
     passed = {name: value for name, value in body.items() if name not in _FOR_KEEPERS} | {"input": whole}
-    return Turn(kept, owner, previous_id if is_linked else None, items), msgspec.json.encode(passed)
+    return Turn(kept, owner, previous_id if is_linked else None, view.owner, items), msgspec.json.encode(passed)
 
 
 class _KeepersFields(msgspec.Struct):

@@ -9,7 +9,7 @@ why it stands here.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,12 +40,15 @@ from mini_infer_web.asgi import (
     send_json,
     with_body,
 )
+from mini_infer_web.fair_budget import has_room
 
 COUNT_PATH = f"{RESPONSES_PATH}/input_tokens"
 COMPACT_PATH = f"{RESPONSES_PATH}/compact"
 """A path of OpenAI's that is not served here: it is no response's id either."""
 MAX_BACKGROUND = 1024
-"""Most responses without a client that are generated at once: each retains its request's body."""
+"""Most responses without a client that are generated at once: each retains its request's body. A key gets its share of
+them.
+"""
 _KEPT = KEPT_HEADER.encode()
 
 
@@ -86,14 +89,16 @@ class Generator:
     """Returns the model's name in the answer to a complete conversation. Raises ApiError if it is clear at once that
     there is none.
     """
-    reserve: Callable[[int], AbstractContextManager[None]]
-    """Reserves memory for a message of so many bytes that does not come by `read`. Raises ApiError if there is none
-    now.
+    reserve: Callable[[Scope, int, int], AbstractContextManager[None]]
+    """Reserves memory for so many bytes and JSON values that do not come by `read`, for the client of a scope. Raises
+    ApiError if there is none now.
     """
     max_body_bytes: int
     """Most bytes of a body that it answers."""
     may_be_second: bool
     """True if another server that keeps responses may stand before it, and says so with `KEPT_HEADER`."""
+    refusal: Callable[[Scope], ApiError | None] = lambda scope: None
+    """Returns the error of a client whose key has become invalid since its connection began."""
     elsewhere: Callable[[Scope, dict[str, Any], Receive, Send], Awaitable[bool]] = _nowhere
     """Has a request answered by another server that keeps the response which its body continues. Returns False if there
     is none.
@@ -186,18 +191,26 @@ class ResponsesService:
                 await send(message)
                 return
             body, more = errors.translated(message.get("body", b"")), message.get("more_body", False)
+            if recorder.is_whole and body:
+                try:
+                    memory.enter_context(self.generator.reserve(scope, len(body), 0))
+                except ApiError:
+                    recorder.give_up()
             if recorder.push(body, more):
                 self.keep(turn, recorder.response)
             await send({**message, "body": body})
 
         made, inner_receive = self._scope(scope, turn, len(passed)), receive_of(passed, receive)
         del passed
-        await answer(made, inner_receive, note)
+        with ExitStack() as memory:
+            await answer(made, inner_receive, note)
         return recorder.response
 
     def keep(self, turn: Turn, response: dict[str, Any] | None) -> None:
-        """Keeps a complete response, if the turn asks for it."""
-        if response is not None and turn.owner is not None:
+        """Keeps a complete response, if the turn asks for it and its engine did not answer with another's id."""
+        if response is None or turn.owner is None:
+            return
+        if response["id"] == turn.kept.id or response["id"] not in self.store:
             self.store.put(turn.entry(response), self._clock())
 
     def delete_all(self, response_ids: Iterable[str], connection: str) -> None:
@@ -211,8 +224,9 @@ class ResponsesService:
     async def _begin_background(self, turn: Turn, passed: bytes, scope: Scope, send: Send) -> None:
         body = msgspec.json.decode(passed)
         model, response_id, streams = self.generator.check(body), turn.kept.id, bool(body.get("stream"))
-        if len(self._background) >= MAX_BACKGROUND:
-            message = f"{MAX_BACKGROUND} responses are generated in the background: send the request again later"
+        own, all_running = sum(one.client == turn.client for one, _ in self._background.values()), len(self._background)
+        if all_running >= MAX_BACKGROUND or (turn.client and not has_room(own, all_running, 1, MAX_BACKGROUND)):
+            message = f"{all_running} responses are generated in the background: send the request again later"
             raise ApiError(429, message, code="queue_full", headers={"retry-after": "1"})
         merged = body | msgspec.structs.asdict(turn.kept)
         response = new_response(merged, response_id, model, turn.kept.created_at, "queued")

@@ -1,10 +1,13 @@
 """Keeps responses for a while, bounded in bytes and in time. Pure: the time is passed in, nothing is sent.
 
+Where there is no room, the client that takes most of it loses what it has not used longest: no client evicts others by
+storing much.
+
 Each is kept with the input of its own turn; a conversation is a chain of them. A use moves a whole chain to the young
 end, so that no response outlives those that it continues.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -21,6 +24,8 @@ class StoredResponse:
     response_id: str
     owner: str
     """The only one who may see it: a client (`owner_of`), or one of the client's connections."""
+    client: str = ""
+    """The client whose share of the store it takes, also if one of its connections is the owner."""
     previous_id: str | None
     """Id of the response that it continues."""
     items: bytes
@@ -52,12 +57,15 @@ class LostResponseError(Exception):
 
 
 class ResponseStore:
-    """A store of responses that evicts the least recently used first."""
+    """A store of responses that evicts the least recently used of the client with most bytes first."""
 
     def __init__(self, limit_bytes: int, ttl_s: float) -> None:
         """Takes `ttl_s`, the seconds for which a response is kept after its last use at most."""
         self._limit_bytes, self._ttl_s = limit_bytes, ttl_s
         self._kept: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._of_client: dict[str, OrderedDict[str, None]] = {}
+        """Ids of each client's responses, the one that was not used longest first."""
+        self._client_bytes: Counter[str] = Counter()
         self._of_item: dict[str, str] = {}
         """Ids of responses by those of their output items."""
         self.used_bytes = 0
@@ -65,14 +73,19 @@ class ResponseStore:
     def __len__(self) -> int:
         return len(self._kept)
 
+    def __contains__(self, response_id: str) -> bool:
+        """True if anybody's response with this id is kept."""
+        return response_id in self._kept
+
     def put(self, entry: StoredResponse, now_s: float) -> None:
-        """Keeps an entry, in place of one with its id. The oldest are evicted to make room, and it itself if it is too
+        """Keeps an entry, in place of one with its id. Others are evicted to make room, and it itself if it is too
         large alone.
         """
         self._drop(entry.response_id)
         entry.used_s = now_s
         self._kept[entry.response_id] = entry
-        self.used_bytes += entry.size_bytes
+        self._of_client.setdefault(entry.client, OrderedDict())[entry.response_id] = None
+        self._count(entry, entry.size_bytes)
         for item_id in entry.item_ids:
             self._of_item[item_id] = entry.response_id
         self._evict(now_s)
@@ -85,7 +98,7 @@ class ResponseStore:
         if entry is None:
             return False
         entry.event_bytes += size_bytes
-        self.used_bytes += size_bytes
+        self._count(entry, size_bytes)
         self._touch(entry, now_s)
         self._evict(now_s)
         return response_id in self._kept
@@ -112,14 +125,16 @@ class ResponseStore:
 
     def chain(self, response_id: str, owners: Owners, now_s: float) -> list[StoredResponse]:
         """Returns the response and all that it continues, the oldest first. Raises LostResponseError if one is not
-        there.
+        there, or continues itself: the ids of other servers' responses are those that their engines chose.
         """
         chain: list[StoredResponse] = []
+        seen: set[str] = set()
         current_id: str | None = response_id
         while current_id is not None:
             entry = self.get(current_id, owners, now_s)
-            if entry is None:
+            if entry is None or current_id in seen:
                 raise LostResponseError(current_id)
+            seen.add(current_id)
             chain.append(entry)
             current_id = entry.previous_id
         for entry in chain[1:]:
@@ -129,18 +144,28 @@ class ResponseStore:
     def _touch(self, entry: StoredResponse, now_s: float) -> None:
         entry.used_s = now_s
         self._kept.move_to_end(entry.response_id)
+        self._of_client[entry.client].move_to_end(entry.response_id)
+
+    def _count(self, entry: StoredResponse, size_bytes: int) -> None:
+        self.used_bytes += size_bytes
+        self._client_bytes[entry.client] += size_bytes
 
     def _evict(self, now_s: float) -> None:
         while self._kept and next(iter(self._kept.values())).used_s + self._ttl_s < now_s:
             self._drop(next(iter(self._kept)))
         while self.used_bytes > self._limit_bytes and self._kept:
-            self._drop(next(iter(self._kept)))
+            largest = max(self._client_bytes, key=self._client_bytes.__getitem__)
+            self._drop(next(iter(self._of_client[largest])))
 
     def _drop(self, response_id: str) -> None:
         entry = self._kept.pop(response_id, None)
         if entry is None:
             return
-        self.used_bytes -= entry.size_bytes
+        self._count(entry, -entry.size_bytes)
+        own = self._of_client[entry.client]
+        del own[response_id]
+        if not own:
+            del self._of_client[entry.client], self._client_bytes[entry.client]
         for item_id in _of(entry.item_ids, self._of_item, response_id):
             del self._of_item[item_id]
 

@@ -20,11 +20,12 @@ import msgspec
 from mini_infer_apis.dialects.response_object import new_response
 from mini_infer_apis.dialects.responses import RESPONSES_PATH
 from mini_infer_apis.stored_responses.broken_stream import websocket_error
-from mini_infer_apis.stored_responses.recorder import data_of, events_in
+from mini_infer_apis.stored_responses.recorder import MAX_ERROR_BYTES, data_of, events_in
 from mini_infer_apis.stored_responses.request import Turn
 from mini_infer_apis.stored_responses.service import ResponsesService
 from mini_infer_web.api_errors import ApiError, read_json_object
 from mini_infer_web.asgi import Message, Receive, Scope, Send, error_in, owner_of, post_scope
+from mini_infer_web.json_structure import check_structure
 
 MAX_PENDING = 16
 """Most requests of one connection that are being answered or wait: more get a 429."""
@@ -99,9 +100,12 @@ class WebSocketSession:
         """Handles one message of the client's."""
         raw = sent.encode() if isinstance(sent, str) else sent
         stream_id: str | None = None
+        generator = self._service.generator
         try:
+            if refusal := generator.refusal(self._scope):
+                raise refusal
             with ExitStack() as reservation:
-                reservation.enter_context(self._service.generator.reserve(len(raw)))
+                reservation.enter_context(generator.reserve(self._scope, len(raw), await check_structure(raw)))
                 event = read_json_object(raw)
                 if event.get("type") == "response.steer":
                     await self.send_event(_steer_failed(event), None)
@@ -195,7 +199,7 @@ class _Relay:
         if message["type"] == "http.response.start":
             self._status = message["status"]
         elif self._status != 200:
-            self._error_body += message.get("body", b"")
+            self._error_body = (self._error_body + message.get("body", b""))[:MAX_ERROR_BYTES]
             if not message.get("more_body"):
                 await self._session.send_error(error_in(self._error_body, self._status), self._stream_id)
         else:

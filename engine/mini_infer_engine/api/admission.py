@@ -5,11 +5,12 @@ Requests above a limit are refused with Retry-After: a queue without a bound onl
 latency.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from mini_infer_web.api_errors import ApiError
+from mini_infer_web.fair_budget import FairBudget
 
 _RETRY_HEADERS = {"retry-after": "1"}
 
@@ -23,7 +24,37 @@ class Admission:
     max_body_bytes: int
     """Most bytes of bodies that have arrived and are no token ids yet."""
     num_choices: int = field(default=0, init=False)
+    reading: FairBudget = field(init=False)
+    """Bytes of bodies that are being read, of which each client gets its share; as many as `max_body_bytes`."""
     num_body_bytes: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.reading = FairBudget(self.max_body_bytes)
+
+    @contextmanager
+    def read(self, client: str) -> Iterator[Callable[[int], None]]:
+        """Counts a body as being read. Yields a function that takes its length so far, and raises ApiError 429 if
+        others leave no room for so much.
+        """
+        taken = 0
+
+        def grow(size_bytes: int) -> None:
+            nonlocal taken
+            if size_bytes > taken:
+                if not self.reading.take(size_bytes - taken, client):
+                    raise ApiError(
+                        429,
+                        f"{self.reading.used} bytes of requests are being read, and this server takes "
+                        f"{self.max_body_bytes} at once (--max-tokenizing-size): send the request again later",
+                        code="queue_full",
+                        headers=_RETRY_HEADERS | {"connection": "close"},
+                    )
+                taken = size_bytes
+
+        try:
+            yield grow
+        finally:
+            self.reading.give_back(taken, client)
 
     @contextmanager
     def choices(self, count: int) -> Iterator[None]:

@@ -1,11 +1,11 @@
 """The routes of the HTTP process. The modules that they call do the work."""
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import cast, get_args
 
 from fastapi import FastAPI, Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import WebSocketRoute
 
 from mini_infer_apis.dialects.anthropic import COUNT_TOKENS_PATH, MESSAGES_PATH
@@ -25,7 +25,7 @@ from mini_infer_engine.api.dialects.openai.chat_batch import BatchChatDialect
 from mini_infer_engine.api.dialects.openai.completions import CompletionDialect
 from mini_infer_engine.api.dialects.openai.embeddings import EMBEDDINGS_PATH, EmbeddingDialect
 from mini_infer_engine.api.generate import GenerationResponse
-from mini_infer_engine.api.http import RequestIds, install_error_handlers, json_response, read_json
+from mini_infer_engine.api.http import RequestIds, install_error_handlers, json_response
 from mini_infer_engine.api.key_check import KeyCheck
 from mini_infer_engine.api.openapi.document import document
 from mini_infer_engine.api.render import render_chat, render_completion
@@ -35,6 +35,7 @@ from mini_infer_engine.api.tokenize import count_tokens, detokenize, tokenize
 from mini_infer_web.api_docs import DOCS_PATHS, FAVICON_PATH, OPENAPI_PATH, docs_file
 from mini_infer_web.api_errors import ApiError, read_json_object
 from mini_infer_web.api_keys import ApiKeys
+from mini_infer_web.asgi import pieces_of
 
 _CREATED = int(time.time())
 """The `created` of a model: the time when this server started, as in vLLM."""
@@ -178,7 +179,14 @@ async def _health_as_vllm(state: ApiServerState) -> Response:
 async def _docs(path: str) -> Response:
     file = docs_file(path)
     headers = {name.decode(): value.decode() for name, value in file.headers}
-    return Response(file.body, headers=headers, media_type=file.media_type)
+    headers["content-length"] = str(len(file.body))
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for piece in pieces_of(file.body):
+            yield piece
+
+    # A client that reads nothing is sent one piece, and not a copy of the file.
+    return StreamingResponse(pieces(), headers=headers, media_type=file.media_type)
 
 
 async def _nothing() -> Response:
@@ -253,7 +261,7 @@ async def _start_drain(state: ApiServerState) -> Response:
 
 
 async def _switch_role(state: ApiServerState, request: Request) -> Response:
-    body = await read_json(request, state.options.max_body_bytes, state.options.body_timeout_s)
+    body = await state.read_json(request)
     role = read_json_object(body).get("role")
     if role not in get_args(launch.Role):
         raise ApiError(400, f"role is {role!r}: choose among {', '.join(get_args(launch.Role))}", param="role")

@@ -20,7 +20,7 @@ from mini_infer_engine.api.access_log import access_log_fields
 from mini_infer_engine.api.dialects.base import Dialect, GenerationSpec, Renderer, StreamRenderer
 from mini_infer_engine.api.dialects.openai.shapes import usage
 from mini_infer_engine.api.generation import Generation
-from mini_infer_engine.api.http import client_of, error_response, json_response, read_json, request_id
+from mini_infer_engine.api.http import client_of, error_response, json_response, request_id
 from mini_infer_engine.api.ignored_fields import ignored_header
 from mini_infer_engine.api.key_check import GRANT
 from mini_infer_engine.api.kv_source import kv_source
@@ -101,7 +101,7 @@ class GenerationResponse(Response):
     async def _accept(self, stack: ExitStack, arrived_s: float) -> Work:
         """Accepts the request. Raises ApiError if it cannot be served. `stack` keeps its place in line."""
         state = self._state
-        raw = await read_json(self._request, state.options.max_body_bytes, state.options.body_timeout_s)
+        raw = await state.read_json(self._request)
         with state.admission.body(len(raw)):
             body, unknown = read_json_object(raw), state.unknown_fields()
             spec = _with_options(self._dialect.parse(body, unknown), state.options)

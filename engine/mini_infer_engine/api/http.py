@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+from collections.abc import Callable
 
 from fastapi import FastAPI
 from starlette.datastructures import MutableHeaders
@@ -18,7 +19,7 @@ from mini_infer_web.api_errors import ApiError
 from mini_infer_web.api_keys import presented_key
 from mini_infer_web.http_server.peers import peer_of
 from mini_infer_web.json_structure import check_structure
-from mini_infer_web.request_body import check_media_type, too_large, unpacked
+from mini_infer_web.request_body import check_media_type, too_large, unpacked_in_slices
 from mini_infer_web.request_ids import request_id_in
 
 _LONGEST_CLIENT = 200
@@ -38,27 +39,31 @@ def error_response(error: ApiError, scope: Scope) -> Response:
     return json_response(body, error.status, error.headers)
 
 
-async def read_json(request: Request, max_bytes: int, timeout_s: float) -> bytes:
+async def read_json(request: Request, max_bytes: int, timeout_s: float, grow: Callable[[int], None]) -> bytes:
     """Returns the whole body, its compression undone. Raises ApiError if it is no JSON by its header, too large, has
-    too many values, or comes too slowly.
+    too many values, or comes too slowly. `grow` takes its length so far, and raises ApiError if there is no room.
     """
     check_media_type(request.headers.get("content-type", ""))
     try:
         async with asyncio.timeout(timeout_s):
-            body = await _read(request, max_bytes)
+            body = await _read(request, max_bytes, grow)
     except TimeoutError:
         raise ApiError(
             408, f"the body has not come within {timeout_s:g} s (--body-timeout)", code="body_timeout", headers=_CLOSE
         ) from None
     encoding = request.headers.get("content-encoding", "")
-    # Sixteen megabytes take a tenth of a second, in which nobody else would get a token.
     if encoding:
-        body = await asyncio.to_thread(unpacked, body, encoding, max_bytes)
+
+        def reserve(size_bytes: int) -> bool:
+            grow(size_bytes)
+            return True
+
+        body = await unpacked_in_slices(body, encoding, max_bytes, reserve) or b""
     await check_structure(body)
     return body
 
 
-async def _read(request: Request, max_bytes: int) -> bytes:
+async def _read(request: Request, max_bytes: int, grow: Callable[[int], None]) -> bytes:
     """Returns the body. Raises ApiError if it is larger than allowed; its length says so before it is read."""
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > max_bytes:
@@ -69,6 +74,7 @@ async def _read(request: Request, max_bytes: int) -> bytes:
             length += len(part)
             if length > max_bytes:
                 raise too_large(max_bytes)
+            grow(length)
             parts.append(part)
     except ClientDisconnect:
         raise ApiError(499, "the client left before its request was complete") from None

@@ -14,7 +14,7 @@ from mini_infer_engine.api.dialects.base import Dialect, GenerationSpec
 from mini_infer_engine.api.dialects.openai.chat import ChatDialect, ChatRenderer
 from mini_infer_engine.api.dialects.openai.completions import CompletionDialect, CompletionRenderer
 from mini_infer_engine.api.generate import bad_parameter, checked
-from mini_infer_engine.api.http import client_of, json_response, read_json, request_id
+from mini_infer_engine.api.http import client_of, json_response, request_id
 from mini_infer_engine.api.state import ApiServerState
 from mini_infer_engine.core.request import SamplingParams
 from mini_infer_engine.text.text_model import TextModel
@@ -39,7 +39,7 @@ async def render_completion(state: ApiServerState, http_request: HttpRequest) ->
 async def _rendered(
     state: ApiServerState, http_request: HttpRequest, dialect: Dialect, id_prefix: str
 ) -> list[Rendered]:
-    raw = await read_json(http_request, state.options.max_body_bytes, state.options.body_timeout_s)
+    raw = await state.read_json(http_request)
     with state.admission.body(len(raw)):
         spec = dialect.parse(read_json_object(raw), state.unknown_fields())
         model = state.admit(spec.model)

@@ -16,7 +16,7 @@ from mini_infer_engine.api.access_log import access_log_fields
 from mini_infer_engine.api.answers import ResponseInputTokens
 from mini_infer_engine.api.dialects.responses.responses_api import ResponsesDialect
 from mini_infer_engine.api.generate import GenerationResponse, bad_parameter
-from mini_infer_engine.api.http import error_response, json_response, read_json
+from mini_infer_engine.api.http import error_response, json_response
 from mini_infer_engine.api.state import ApiServerState
 from mini_infer_engine.parsing.parser import check_parsing
 from mini_infer_engine.text.validation import ParameterError
@@ -37,7 +37,7 @@ def responses_service(state: ApiServerState, app: ASGIApp) -> ResponsesService:
         await response(scope, receive, send)
 
     async def read(scope: Scope, receive: Receive) -> bytes:
-        return await read_json(Request(scope, receive), options.max_body_bytes, options.body_timeout_s)
+        return await state.read_json(Request(scope, receive))
 
     def check(body: dict[str, Any]) -> str:
         spec = ResponsesDialect(KeptRequest("")).parse(body, state.unknown_fields())
@@ -55,7 +55,7 @@ def responses_service(state: ApiServerState, app: ASGIApp) -> ResponsesService:
         answer_detached=app,
         read=read,
         check=check,
-        reserve=state.admission.body,
+        reserve=lambda scope, size_bytes, values: state.admission.body(size_bytes),
         max_body_bytes=options.max_body_bytes,
         may_be_second=True,
     )
@@ -103,7 +103,7 @@ def _kept(request: Request) -> KeptRequest:
 
 async def _count(state: ApiServerState, request: Request) -> Response:
     """Answers with the number of tokens of the prompt that a response would be generated from."""
-    raw = await read_json(request, state.options.max_body_bytes, state.options.body_timeout_s)
+    raw = await state.read_json(request)
     with state.admission.body(len(raw)):
         spec = ResponsesDialect(KeptRequest("")).parse(read_json_object(raw), state.unknown_fields())
         state.check_model(spec.model)

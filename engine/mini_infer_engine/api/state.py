@@ -11,11 +11,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from starlette.requests import Request as HttpRequest
+
 from mini_infer_contract.launch import DRAINING_HEADER, Role
 from mini_infer_contract.peer_auth import PeerSecret
 from mini_infer_engine.api.admission import Admission
 from mini_infer_engine.api.dialects.base import GenerationSpec
 from mini_infer_engine.api.generation import Generation
+from mini_infer_engine.api.http import client_of, read_json
 from mini_infer_engine.api.ignored_fields import IgnoredFields
 from mini_infer_engine.api.kv_source import retains_kv
 from mini_infer_engine.api.metrics import ServerMetrics
@@ -115,6 +118,11 @@ class ApiServerState:
     def start_drain(self) -> None:
         """Starts the drain: from now on only running requests are finished."""
         self.metrics.draining = True
+
+    async def read_json(self, request: HttpRequest) -> bytes:
+        """Returns the body of a request, as `http.read_json` does."""
+        with self.admission.read(client_of(request, self.peer_secret)) as grow:
+            return await read_json(request, self.options.max_body_bytes, self.options.body_timeout_s, grow)
 
     def unknown_fields(self) -> UnknownFields:
         """Returns the policy for unknown fields of one request."""

@@ -10,7 +10,7 @@ from mini_infer_engine.api.answers import Detokenized, MessageTokensCount, Token
 from mini_infer_engine.api.dialects.fields import Body, parse_fields
 from mini_infer_engine.api.dialects.messages import check_messages
 from mini_infer_engine.api.dialects.openai.chat import ChatDialect
-from mini_infer_engine.api.http import json_response, read_json
+from mini_infer_engine.api.http import json_response
 from mini_infer_engine.api.state import ApiServerState
 from mini_infer_engine.text.tokenizing import Sliced, chat_ids, text_ids, text_of_ids
 from mini_infer_prompts.prompt import PromptEncoder, PromptText
@@ -42,7 +42,7 @@ class DetokenizeRequest(Body, kw_only=True):
 
 async def tokenize(state: ApiServerState, http_request: HttpRequest) -> Response:
     """Answers with the token ids of a text or of messages, however many they are."""
-    raw = await read_json(http_request, state.options.max_body_bytes, state.options.body_timeout_s)
+    raw = await state.read_json(http_request)
     with state.admission.body(len(raw)):
         body = read_json_object(raw)
         request = parse_fields(body, TokenizeRequest, state.unknown_fields())
@@ -65,7 +65,7 @@ def _ids(encoder: PromptEncoder, request: TokenizeRequest, body: dict[str, Any])
 
 async def count_tokens(state: ApiServerState, http_request: HttpRequest) -> Response:
     """Answers with the number of tokens of a message's prompt, however many they are."""
-    raw = await read_json(http_request, state.options.max_body_bytes, state.options.body_timeout_s)
+    raw = await state.read_json(http_request)
     with state.admission.body(len(raw)):
         chat = chat_body(read_json_object(raw), COUNT_TOKENS_PATH, state.unknown_fields())
         try:
@@ -78,7 +78,7 @@ async def count_tokens(state: ApiServerState, http_request: HttpRequest) -> Resp
 
 async def detokenize(state: ApiServerState, http_request: HttpRequest) -> Response:
     """Answers with the text of token ids, special tokens shown, as vLLM does."""
-    raw = await read_json(http_request, state.options.max_body_bytes, state.options.body_timeout_s)
+    raw = await state.read_json(http_request)
     with state.admission.body(len(raw)):
         request = parse_fields(read_json_object(raw), DetokenizeRequest, state.unknown_fields())
         state.check_model(request.model)

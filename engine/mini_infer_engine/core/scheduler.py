@@ -7,9 +7,11 @@ pages only that a `KVCacheManager` has some for a sequence, or too few.
 """
 
 from array import array
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from copy import copy
 from heapq import merge
+from itertools import chain, islice
+from math import inf
 from operator import attrgetter
 
 from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
@@ -19,7 +21,8 @@ from mini_infer_engine.core.pass_plan import PassPlan
 from mini_infer_engine.core.pipeline_schedule import NoPipelineTurns, PipelineSchedule
 from mini_infer_engine.core.prefill_rows import beam_row, chunk_row
 from mini_infer_engine.core.prefix_cache import Hit
-from mini_infer_engine.core.scheduling.policy import PriorityPolicy, SchedulingPolicy
+from mini_infer_engine.core.request import NO_TARGETS
+from mini_infer_engine.core.scheduling.policy import Pending, PriorityPolicy, SchedulingPolicy
 from mini_infer_engine.core.sequence import Sequence, State
 from mini_infer_engine.core.speculation.planner import NoSpeculation, SpeculationPlanner
 from mini_infer_engine.core.step import Refusal, Step
@@ -30,6 +33,10 @@ MAX_SKIPPED = 8
 HASHED_AHEAD = 512
 """Tokens of prompts in transfer whose keys are hashed in one step: about 0.1 ms."""
 
+MAX_FORECAST = 128
+"""Prompts that are looked at one by one when a latency target is predicted: some 0.5 ms."""
+MAX_REFUSED = 32
+"""Sequences that one plan refuses because they have become late: the others are late in the next plan too."""
 
 _order = attrgetter("order")
 _DEFAULT_POLICY = PriorityPolicy()
@@ -281,7 +288,8 @@ class Scheduler:
         plan.token_budget = min(plan.token_budget, limits.prefill_tokens)
         plan.max_running = min(plan.max_running, limits.max_running)
         place = 0
-        while place < len(self.waiting):  # the first of each priority has the least slack
+        # The first of each priority has the least slack.
+        while place < len(self.waiting) and len(plan.step.refused) < MAX_REFUSED:
             sequence = self.waiting[place]
             if self._is_late(sequence, plan.now_s) and (refusal := self._refusal(sequence, plan.now_s)) is not None:
                 self.leave(sequence, State.FINISHED)
@@ -297,12 +305,27 @@ class Scheduler:
         return self.policy.is_late(sequence, self._num_uncomputed(sequence), now_s)
 
     def _refusal(self, new: Sequence, now_s: float) -> Refusal | None:
-        """Returns the reason why the policy refuses a sequence that waits or is about to; None if it may wait."""
-        pending = [
+        """Returns the reason why the policy refuses a sequence that waits or is about to; None if it may wait.
+
+        The policy looks at the first MAX_FORECAST prompts that are not computed yet. Those between them and the new one
+        are counted as one entry, as long each as the others: thousands may wait, and each costs microseconds.
+        """
+        if new.targets == NO_TARGETS and not any(
+            other.targets != NO_TARGETS for other in chain(self.running, islice(self.waiting, MAX_FORECAST))
+        ):
+            return None
+        uncomputed = (
             self.policy.pending(other, num_tokens, is_running=not other.is_in_line)
             for other in merge(self.running, self.waiting, key=_order)
             if other is not new and (num_tokens := self._num_uncomputed(other))
-        ]
+        )
+        pending = list(islice(uncomputed, MAX_FORECAST))
+        if len(pending) == MAX_FORECAST and pending[-1].order < new.order:
+            last = pending[-1].order
+            more = bisect_left(self.waiting, new.order, key=_order) - bisect_right(self.waiting, last, key=_order)
+            if more > 0:
+                mean = sum(entry.num_tokens for entry in pending) // MAX_FORECAST
+                pending.append(Pending((*last, 0), more * mean, inf, count=more))
         return self.policy.admission(new, self._num_uncomputed(new), pending, self.running, now_s)
 
     def _plan_prefills(self, plan: PassPlan) -> None:

@@ -13,15 +13,16 @@ from mini_infer_contract.blocks import BLOCK_SIZE_TOKENS
 from mini_infer_contract.launch import HEALTH_PATH, MODELS_PATH, READY_PATH
 from mini_infer_gateway import __version__
 from mini_infer_gateway.console.events import MAX_NEW_REQUESTS, EventStreams, event
-from mini_infer_gateway.console.explanation import MAX_BODY_BYTES, Explainer
+from mini_infer_gateway.console.explanation import MAX_BODY_BYTES, ExplainedPrompt, Explainer
 from mini_infer_gateway.console.files import FILES, PAGE_PATH, console_file
 from mini_infer_gateway.console.fleet_view import FleetView, Sources, fleet_view
 from mini_infer_gateway.console.history import SAMPLE_EVERY_S
-from mini_infer_gateway.console.prefix_map import MAX_CONVERSATIONS, EngineCache, PrefixMap, prefix_map
+from mini_infer_gateway.console.prefix_map import MAX_CONVERSATIONS, MAX_FORKS, EngineCache, PrefixMap, prefix_map
 from mini_infer_gateway.console.request_log import MAX_REQUESTS, RequestLog
 from mini_infer_gateway.console.viewer import Viewer, viewer_of
 from mini_infer_gateway.endpoints.base import NO_REPORTS, EndpointSource, Reporting, Reports
-from mini_infer_gateway.http.asgi import read_body, send_bytes, send_whole
+from mini_infer_gateway.http.asgi import ClientDisconnectedError, read_body, send_bytes, send_whole
+from mini_infer_gateway.memory import BodyBudget, BodyReservation
 from mini_infer_gateway.paths import CHAT_PATH, COMPLETIONS_PATH
 from mini_infer_gateway.pipeline.clients import GRANT, Clients
 from mini_infer_gateway.settings import GatewaySettings
@@ -65,11 +66,12 @@ class Console:
         log: RequestLog,
         sources: Sources,
         explainer: Explainer,
+        bodies: BodyBudget,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings, self._keys, self._clock = settings, keys, clock
         self._reports: Callable[[], Reports] = source.reports if isinstance(source, Reporting) else lambda: NO_REPORTS
-        self._log, self._sources, self._explainer = log, sources, explainer
+        self._log, self._sources, self._explainer, self._bodies = log, sources, explainer, bodies
         log.on_finish = sources.history.finished
         self._clients = Clients(settings, keys)
         self.streams = EventStreams(self._events)
@@ -113,9 +115,12 @@ class Console:
         _refuse_other_pages(scope)
         viewer, name = self._viewer(scope, on_admin_port=on_admin_port), path.removeprefix(CONSOLE_API_PATH)
         if name == "events":
-            await self.streams.serve(viewer, receive, send)
+            await self.streams.serve(viewer, receive, send, lambda: self._viewer_now(scope, on_admin_port) == viewer)
             return
-        answer = await self._answer(name, viewer, scope, receive, on_admin_port=on_admin_port)
+        try:
+            answer = await self._answer(name, viewer, scope, receive, on_admin_port=on_admin_port)
+        except ClientDisconnectedError:
+            return  # In the middle of its body.
         await send_bytes(send, 200, msgspec.json.encode(answer), headers=[(b"cache-control", b"no-store")])
 
     async def run(self) -> None:
@@ -132,6 +137,11 @@ class Console:
         """Ends the streams of open consoles."""
         self.streams.end()
 
+    def _viewer_now(self, scope: Scope, on_admin_port: bool) -> Viewer:
+        """Returns the viewer by the keys of this moment: those of a stream may have changed since it began."""
+        grant = self._keys.grant(scope["headers"])
+        return viewer_of(self._keys, grant, on_admin_port=on_admin_port, is_loopback=self._settings.is_loopback)
+
     def _viewer(self, scope: Scope, *, on_admin_port: bool) -> Viewer:
         grant = scope.get(GRANT) or self._keys.grant(scope["headers"])
         return viewer_of(self._keys, grant, on_admin_port=on_admin_port, is_loopback=self._settings.is_loopback)
@@ -146,8 +156,7 @@ class Console:
         if name == "requests":
             return {"requests": self._log.rows(viewer), "most": MAX_REQUESTS}
         if name == "explain":
-            body = await read_body(scope, receive, MAX_BODY_BYTES, lambda size_bytes: True)
-            return await self._explainer.explain(body, self._clients.of(scope), everything=viewer.everything)
+            return await self._explain(viewer, scope, receive)
         if name == "prefixes":
             if not viewer.everything:
                 raise ApiError(403, "prefixes of all keys are for an administrator's key", code="needs_admin")
@@ -155,6 +164,15 @@ class Console:
         if (found := self._log.find(viewer, _request_id(name))) is None:
             raise ApiError(404, "there is no such request among the latest ones of this key", code="unknown_request")
         return found
+
+    async def _explain(self, viewer: Viewer, scope: Scope, receive: Receive) -> ExplainedPrompt:
+        client = self._clients.of(scope)
+        reservation = BodyReservation(self._bodies, client.pays_as(scope))
+        try:
+            body = await read_body(scope, receive, MAX_BODY_BYTES, reservation.grow)
+            return await self._explainer.explain(body, client, reservation, everything=viewer.everything)
+        finally:
+            reservation.release()
 
     def _session(self, viewer: Viewer, *, on_admin_port: bool) -> Session:
         settings = self._settings
@@ -192,8 +210,9 @@ class Console:
 
     async def _make_map(self, now_s: float) -> PrefixMap:
         index, conversations, caches = self._sources.index, {}, []
+        most_forks = max(MAX_CONVERSATIONS, MAX_FORKS // max(1, len(self._sources.fleet.endpoints)))
         for name, state in sorted(self._sources.fleet.endpoints.items()):
-            conversations[name] = index.conversations(name, MAX_CONVERSATIONS)
+            conversations[name] = index.conversations(name, MAX_CONVERSATIONS, most_forks)
             guessed = index.guessed_blocks(name)
             caches.append(
                 EngineCache(

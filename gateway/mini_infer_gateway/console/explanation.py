@@ -1,6 +1,7 @@
 """Explains where a prompt would go and why: its cached tokens on every engine, and each scorer's number."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
@@ -9,6 +10,8 @@ from typing import Any, Final
 import msgspec
 
 from mini_infer_gateway.fleet.registry import Fleet
+from mini_infer_gateway.http.asgi import body_memory_error
+from mini_infer_gateway.memory import BodyReservation
 from mini_infer_gateway.paths import CHAT_PATH, COMPLETIONS_PATH, ENGINE_PATHS, EnginePath
 from mini_infer_gateway.pipeline.clients import Client
 from mini_infer_gateway.prompts.tokenizers import Tokenizers
@@ -32,6 +35,8 @@ MAX_BODY_BYTES: Final = 1 << 20
 """Largest body of a prompt to explain."""
 MAX_AT_ONCE: Final = 4
 """Prompts that are explained at once; one more gets 429."""
+MAX_AT_ONCE_PER_KEY: Final = 2
+"""Prompts of one key that are explained at once; one more gets 429."""
 SHOWN_FACTS: Final = (CACHED_TOKENS, SHARED_TOKENS, SHARERS, QUEUED_TOKENS, PREFILL_RATE, RUNNING, WAITING)
 
 
@@ -80,25 +85,33 @@ class Explainer:
     ) -> None:
         self._policy, self._fleet, self._router, self._tokenizers = policy, fleet, router, tokenizers
         self._clock = clock
-        self._at_once = 0
+        self._at_once: Counter[str] = Counter()
 
-    async def explain(self, body: bytes, client: Client, *, everything: bool) -> ExplainedPrompt:
+    async def explain(
+        self, body: bytes, client: Client, reservation: BodyReservation, *, everything: bool
+    ) -> ExplainedPrompt:
         """Returns the explanation of a chat's or completion's body, as if `client` had sent it.
+
+        `reservation` is for the memory of the body.
 
         Raises ApiError: 400 for a body that is none, 404 and 503 as the request itself would, 429 if too many are
         explained.
         """
-        if self._at_once >= MAX_AT_ONCE:
+        key = client.flow.name
+        if self._at_once.total() >= MAX_AT_ONCE or (key and self._at_once[key] >= MAX_AT_ONCE_PER_KEY):
             raise ApiError(429, "too many prompts are explained at once: try again shortly", code="console_busy")
-        self._at_once += 1
+        self._at_once[key] += 1
         try:
-            await check_structure(body)
+            if not reservation.grow(len(body), await check_structure(body)):
+                raise body_memory_error()
             row, fields = _read(body)
             body, fields = client.rewritten(row, body, fields)
             names = self._fleet.resolve(fields["model"])
             prompts = await self._prompts(row, fields, len(body), names)
         finally:
-            self._at_once -= 1
+            self._at_once[key] -= 1
+            if not self._at_once[key]:
+                del self._at_once[key]
         tokens = max((prompt.tokens for prompt in prompts.values()), default=len(body) // 4)
         may_split = bool(prompts) and all(len(prompt.chains) == 1 for prompt in prompts.values())
         request = RoutingRequest(fields["model"], tokens, prompts, may_split=may_split)

@@ -9,6 +9,10 @@ from mini_infer_gateway.index.prefix_index import Conversation
 
 MAX_CONVERSATIONS: Final = 1000
 """Conversations of each engine that the map is made of: those that were used last."""
+MAX_FORKS: Final = 50_000
+"""Places at which conversations part, over all engines, that the map is made of: the most that clients can have it look
+at. Each engine has its share, and one for each of its conversations at least.
+"""
 MAX_PREFIXES: Final = 200
 """Prefixes that the map shows: those that save the most tokens."""
 ID_CHARACTERS: Final = 10

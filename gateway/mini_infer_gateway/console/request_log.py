@@ -17,6 +17,8 @@ MAX_REQUESTS: Final = 1000
 """Finished requests that are kept; older ones are forgotten."""
 MAX_STEPS: Final = 32
 """Steps that are kept of one request: one that is tried often has no more."""
+MAX_ERROR_CHARACTERS: Final = 300
+"""Characters that are kept of an error."""
 MAX_TEXT_CHARACTERS: Final = 1000
 """Characters that are kept of a prompt, if texts are kept at all."""
 
@@ -54,7 +56,7 @@ class Trace:
         self.steps: list[Step] = []
         self.decision: Decision | None = None
         self.progress: Progress | None = None
-        self.facts: Mapping[str, Any] = _NO_FACTS
+        self.facts: dict[str, Any] = _NO_FACTS
         self.tokens: int | None = None
         """Number of output tokens, once the request has ended; None if the gateway does not know it."""
         self.counted = 0
@@ -88,6 +90,8 @@ class Trace:
     def ended(self, facts: Mapping[str, Any], now_s: float) -> None:
         """Records the end of the request."""
         self.ended_s, self.facts = now_s, {**facts}  # the access log takes some of them away
+        if "error" in facts:
+            self.facts["error"] = str(facts["error"])[:MAX_ERROR_CHARACTERS]
         if self.progress:
             self.tokens, self.progress = self.progress.completion_tokens, None
         self._log.finished(self)
@@ -99,7 +103,7 @@ class Trace:
         return key
 
 
-_NO_FACTS: Final[Mapping[str, Any]] = {}
+_NO_FACTS: Final[dict[str, Any]] = {}
 
 
 class RequestLog:
@@ -214,7 +218,7 @@ def request_row(trace: Trace, clock_offset_s: float, viewer: Viewer) -> RequestR
         key=trace.owner,
         status=facts.get("status", 0),
         outcome=facts.get("outcome", ""),
-        error=str(facts.get("error", ""))[:300] if everything else "",
+        error=str(facts.get("error", "")) if everything else "",
         duration_s=round(trace.ended_s - trace.arrived_s, 6),
         queue_s=round(sum(waited_s for _, waited_s in sent), 6),
         first_byte_s=None if first_byte_s is None else round(first_byte_s - trace.arrived_s, 6),

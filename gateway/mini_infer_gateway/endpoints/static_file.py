@@ -29,7 +29,7 @@ def read_endpoints(path: Path) -> EndpointsFile:
     try:
         # YAML is a superset of JSON, so one decoder reads both.
         content = msgspec.yaml.decode(path.read_bytes(), type=EndpointsFile)
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise EndpointsFileError(f"endpoints file {path}: {error}") from error
     names = [endpoint.name for endpoint in content.endpoints]
     if twice := {name for name in names if names.count(name) > 1}:

@@ -34,6 +34,7 @@ from mini_infer_contract.peer_auth import PEER_HEADER, PeerSecret
 from mini_infer_gateway.fleet.breaker import Evidence
 from mini_infer_gateway.fleet.load import LoadLedger
 from mini_infer_gateway.fleet.unread_bytes import UnreadBytes, UnreadBytesError
+from mini_infer_gateway.http.fetch_memory import FetchMemory
 from mini_infer_gateway.http.upstream import (
     BrokenConnectionError,
     ConnectError,
@@ -52,6 +53,11 @@ LONGEST_BACKOFF_S = 10.0
 FOREIGN_BACKOFF_S = 60.0
 """Seconds until a server without prompt assets is queried again: one with assets may replace it at the same address."""
 SNAPSHOT_TIMEOUT_S = 10.0
+WHOLE_SNAPSHOT_TIMEOUT_S = 60.0
+SNAPSHOT_BYTES = 128 << 20
+"""Bytes of snapshots that are read at once, unless the gateway's memory says otherwise: one of two million tokens has a
+tenth of them.
+"""
 REPLAY_TIMEOUT_S = 2.0
 RECONNECT_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 30.0
@@ -87,8 +93,12 @@ class EndpointSubscriber:
         clock: Callable[[], float],
         stale_ttl_s: float,
         secret: PeerSecret | None = None,
+        snapshots: FetchMemory | None = None,
     ) -> None:
-        """`secret` proves membership of the endpoint's service, if `Endpoint.peer_auth` requires that."""
+        """`secret` proves membership of the endpoint's service, if `Endpoint.peer_auth` requires that. `snapshots` is
+        shared by all subscribers.
+        """
+        self._snapshots = snapshots or FetchMemory(SNAPSHOT_BYTES)
         self._endpoint = endpoint
         self._index, self._ledger, self._tokenizers, self._upstream = index, ledger, tokenizers, upstream
         self._count_gap, self._learned, self._clock = count_gap, learned, clock
@@ -318,25 +328,29 @@ class EndpointSubscriber:
 
     async def _resync(self) -> bool:
         """Reloads all blocks of the endpoint, from its snapshot, else from what it can replay."""
-        snapshot = await self._snapshot()
-        if snapshot is None:
-            self._sequencer.expected = None
-            return await self._replay(0)
-        self._index.clear(self._endpoint.name)
-        sequence, chains = snapshot
-        await self._apply_slices(chains)
-        self._sequencer.applied(sequence)
-        return True
+        with self._snapshots.reading(self._endpoint.service or self._endpoint.name) as reserve:
+            snapshot = await self._snapshot(reserve)
+            if snapshot is not None:
+                self._index.clear(self._endpoint.name)
+                sequence, chains = snapshot
+                await self._apply_slices(chains)
+                self._sequencer.applied(sequence)
+                return True
+        self._sequencer.expected = None
+        return await self._replay(0)
 
-    async def _snapshot(self) -> tuple[int, Iterator[BlockStored]] | None:
+    async def _snapshot(self, reserve: Callable[[int], bool]) -> tuple[int, Iterator[BlockStored]] | None:
         try:
             # Engines without keys want the header all the same, with any value: no web page can send it.
             headers = [(PEER_HEADER.encode(), b"gateway")] if self._secret is None else []
-            url, timeout_s = self._endpoint.url, SNAPSHOT_TIMEOUT_S
-            status, body = await self._upstream.fetch(url, KV_SNAPSHOT_PATH, timeout_s, headers)
+            url, timeout_s, limit_bytes = self._endpoint.url, SNAPSHOT_TIMEOUT_S, self._snapshots.limit_bytes
+            async with asyncio.timeout(WHOLE_SNAPSHOT_TIMEOUT_S):
+                status, body = await self._upstream.fetch(
+                    url, KV_SNAPSHOT_PATH, timeout_s, headers, limit_bytes, reserve
+                )
             return read_snapshot(body) if status == 200 else None
-        except (UpstreamError, EventFormatError) as error:
-            log.info("no KV snapshot from %s: %s", self._endpoint.name, error)
+        except (UpstreamError, EventFormatError, TimeoutError) as error:
+            log.info("no KV snapshot from %s: %s", self._endpoint.name, error or type(error).__name__)
             return None
 
     async def _replay(self, first: int) -> bool:
@@ -404,6 +418,6 @@ def read_model(body: bytes, model: str) -> ServedModel:
     """Returns the entry for `model` in a response of MODELS_PATH."""
     try:
         models = msgspec.json.decode(body, type=_Models).data
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ServedModel()
     return next((entry for entry in models if entry.id == model), ServedModel())

@@ -23,6 +23,8 @@ MEMORY_TOKENS = 1_000_000
 """Half-life of observations, in tokens."""
 LEAST_TOKENS = 1024
 """Smallest observation in tokens; a smaller one is mostly the wait for a pass to end."""
+MOST_TOKENS = 10_000_000
+"""Largest observation in tokens: no queue loses more between two reports."""
 SLOWEST, FASTEST = 100.0, 5_000_000.0
 
 
@@ -79,7 +81,7 @@ class PrefillRates:
     def report(self, endpoint: str, report: LoadReport) -> None:
         """Takes a load report. A queue loses tokens as their pass is launched, which is when the previous one ends."""
         if report.prefill_tokens_per_s > 0:
-            self._reported[endpoint] = report.prefill_tokens_per_s
+            self._reported[endpoint] = _bounded(report.prefill_tokens_per_s)
             self._mean_reported = sum(self._reported.values()) / len(self._reported)
         own = self._observed.setdefault(endpoint, _Observed())
         if own.launched:
@@ -102,7 +104,8 @@ class PrefillRates:
             self._tokens, self._seconds = self._tokens - own.tokens, self._seconds - own.seconds
 
     def _add(self, own: _Observed, tokens: int, took_s: float) -> None:
-        if tokens >= LEAST_TOKENS and took_s > 0:
+        # No engine is so fast or so slow: its report is wrong, and would spoil the mean of all.
+        if LEAST_TOKENS <= tokens <= MOST_TOKENS and took_s > 0 and SLOWEST <= tokens / took_s <= FASTEST:
             before = own.tokens, own.seconds
             own.add(tokens, took_s)
             self._tokens += own.tokens - before[0]

@@ -15,6 +15,7 @@ from mini_infer_gateway.fleet.load import LoadLedger
 from mini_infer_gateway.fleet.name_owners import NameOwners, read_rules
 from mini_infer_gateway.fleet.peer_keys import PeerKeys
 from mini_infer_gateway.fleet.watchdog import Watchdog
+from mini_infer_gateway.http.fetch_memory import FetchMemory
 from mini_infer_gateway.http.upstream import Upstream
 from mini_infer_gateway.index.prefix_index import PrefixIndex
 from mini_infer_gateway.metrics import Metrics
@@ -32,6 +33,8 @@ reasons mean that nothing was lost, for example that computing is cheaper by now
 """
 
 RELEASE_EVERY_S = 5.0
+SNAPSHOTS_PART = 8
+"""Snapshots that are being read take at most one part in this many of the gateway's memory."""
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +56,7 @@ class Fleet:
         self._index, self._ledger, self._tokenizers = index, ledger, tokenizers
         self._upstream, self._metrics = upstream, metrics
         self._keys = PeerKeys(settings.peer_secret)
+        self._snapshots = FetchMemory(settings.memory_limit_bytes // SNAPSHOTS_PART)
         self._seen_s: dict[str, float] = {}
         self._services: tuple[Service, ...] = ()
         """All services, including deleted ones whose engines still exist."""
@@ -207,6 +211,7 @@ class Fleet:
             self._clock,
             self._settings.stale_ttl_s,
             secret,
+            self._snapshots,
         )
         task = asyncio.create_task(subscriber.run(), name=f"follow {endpoint.name}")
         task.add_done_callback(_complain)

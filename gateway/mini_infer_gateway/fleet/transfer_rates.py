@@ -15,6 +15,8 @@ FIRST_BYTES_PER_S = 4e9
 """Rate until an engine reports one: that of a slow network card, or from host memory to host memory on one machine."""
 KV_BYTES_PER_TOKEN = 64 << 10
 """Size until an engine reports it: that of some billion parameters with GQA (28 layers, 4 heads of 128: 56 KiB)."""
+SLOWEST_TOKENS_PER_S, FASTEST_TOKENS_PER_S = 1.0, 1e10
+"""Bounds of a reported rate, which is in the mean of all."""
 FIRST_FIXED_S = 0.005
 LONGEST_FIXED_S = 1.0
 GAIN = 0.1
@@ -75,6 +77,7 @@ class TransferRates:
             reported.last_s = report.ts
         elif rate > 0:
             tokens_per_s = rate / (report.kv_bytes_per_token or KV_BYTES_PER_TOKEN)
+            tokens_per_s = min(FASTEST_TOKENS_PER_S, max(SLOWEST_TOKENS_PER_S, tokens_per_s))
             self._reported[endpoint] = _ReportedRate(rate, tokens_per_s, report.ts, report.ts)
 
     def observe(self, expected_s: float, took_s: float, now_s: float) -> None:

@@ -1,13 +1,12 @@
 """Helpers for plain ASGI: reading a body, sending JSON, detecting that the client has disconnected. No framework."""
 
-import asyncio
 import json
 from collections.abc import Callable
 
 from mini_infer_web.api_errors import OPENAI_ERRORS, ApiError, ErrorShape
-from mini_infer_web.asgi import Headers, Message, Receive, Scope, Send
+from mini_infer_web.asgi import PIECE_BYTES, Headers, Message, Receive, Scope, Send, pieces_of
 from mini_infer_web.http_server.response_writer import ResponseWriter
-from mini_infer_web.request_body import check_media_type, unpacked
+from mini_infer_web.request_body import check_media_type, unpacked_in_slices
 
 
 class Sender:
@@ -70,10 +69,10 @@ async def read_body(
     encoding = _header(scope, b"content-encoding")
     if not encoding:
         return body
-    body = await asyncio.to_thread(unpacked, body, encoding, limit_bytes)  # Sixteen megabytes take a tenth of a second.
-    if not reserve(len(body)):
+    whole = await unpacked_in_slices(body, encoding, limit_bytes, reserve)
+    if whole is None:
         raise body_memory_error()
-    return body
+    return whole
 
 
 def _header(scope: Scope, name: bytes) -> str:
@@ -129,12 +128,21 @@ async def send_bytes(
 
 
 async def send_whole(send: Send, status: int, headers: Headers, body: bytes) -> None:
-    """Sends a whole response; `headers` include its Content-Length."""
-    if isinstance(send, Sender):
+    """Sends a whole response; `headers` include its Content-Length.
+
+    A long body goes in pieces, each when the client has taken most of those before it: the connection of a client that
+    reads nothing buffers no more than one.
+    """
+    if len(body) > PIECE_BYTES:
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        for piece in pieces_of(body):
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+    elif isinstance(send, Sender):
         await send.whole(status, headers, body)
-        return
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    else:
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
 
 
 async def send_json(send: Send, status: int, content: object, headers: Headers | None = None) -> None:

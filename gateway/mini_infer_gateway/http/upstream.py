@@ -30,8 +30,8 @@ LONGEST_SIZE = 10
 """Largest number of bytes in a chunk-size line: the length in hexadecimal and the end of the line."""
 INTERIM_LIMIT = 8
 """Largest number of 1xx responses before the final one."""
-FETCH_BYTES = 1 << 30
-"""Largest page that is fetched whole; a snapshot of a full cache is a tenth of it."""
+FETCH_BYTES = 1 << 20
+"""Largest page that is fetched whole, unless its reader allows another length."""
 IDLE_PER_ENDPOINT = 256
 """Largest number of idle connections kept for reuse."""
 KEEPALIVE = {
@@ -499,16 +499,26 @@ class Upstream:
         timeout_s: float,
         headers: Headers | None = None,
         limit_bytes: int = FETCH_BYTES,
+        reserve: Callable[[int], bool] = lambda more: True,
     ) -> tuple[int, bytes]:
-        """Sends a GET and returns (status, whole body). Raises UpstreamError, also on a 5xx or above `limit_bytes`."""
-        return await self._whole(url, "GET", path, headers or [], b"", timeout_s, limit_bytes)
+        """Sends a GET and returns (status, whole body). Raises UpstreamError, also on a 5xx or above `limit_bytes`.
+
+        `reserve` is called with the bytes of each piece, and returns False if there is no memory for it.
+        """
+        return await self._whole(url, "GET", path, headers or [], b"", timeout_s, limit_bytes, reserve)
 
     async def post(
-        self, url: str, path: str, body: bytes, timeout_s: float, limit_bytes: int = FETCH_BYTES
+        self,
+        url: str,
+        path: str,
+        body: bytes,
+        timeout_s: float,
+        limit_bytes: int = FETCH_BYTES,
+        reserve: Callable[[int], bool] = lambda more: True,
     ) -> tuple[int, bytes]:
         """Sends a POST with a JSON body and returns the whole response. Raises UpstreamError as `fetch` does."""
         headers = [(b"content-type", b"application/json")]
-        return await self._whole(url, "POST", path, headers, body, timeout_s, limit_bytes)
+        return await self._whole(url, "POST", path, headers, body, timeout_s, limit_bytes, reserve)
 
     async def _whole(
         self,
@@ -519,6 +529,7 @@ class Upstream:
         body: bytes,
         timeout_s: float,
         limit_bytes: int = FETCH_BYTES,
+        reserve: Callable[[int], bool] = lambda more: True,
     ) -> tuple[int, bytes]:
         response = await self.request(url, method, path.encode(), headers, body, timeout_s)
         pieces, size = [], 0
@@ -526,6 +537,8 @@ class Upstream:
             while piece := await response.read(timeout_s):
                 pieces.append(piece)
                 size += len(piece)
+                if not reserve(len(piece)):
+                    raise UpstreamError(f"there is no memory now for what {path} answers")
                 if size > limit_bytes:
                     raise MalformedResponseError(f"{path} answers with more than {limit_bytes} bytes")
         finally:

@@ -100,13 +100,18 @@ class CachedBlocks:
             self._leaves[row] = self.now_s
             self._leaves.move_to_end(row)
 
-    def conversations(self, most: int) -> Iterator[Conversation]:
-        """Yields at most `most` conversations, the most recently used first. No block may change meanwhile."""
+    def conversations(self, most: int, most_forks: int) -> Iterator[Conversation]:
+        """Yields at most `most` conversations, the most recently used first, with at most `most_forks` forks in all. No
+        block may change meanwhile.
+        """
         for row, used_s in islice(reversed(self._leaves.items()), most):
-            forks = []
-            while row != ROOT:
+            forks: list[tuple[bytes, int]] = []
+            while row != ROOT and len(forks) < most_forks:
                 forks.append((self._keys[row], self._depths[row]))
                 row = self._run_above[self._runs[row]]
+            if row != ROOT:
+                return
+            most_forks -= len(forks)
             yield Conversation(used_s, forks)
 
     def run_end(self, key: bytes) -> bytes | None:

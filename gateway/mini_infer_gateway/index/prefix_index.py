@@ -189,10 +189,10 @@ class PrefixIndex:
         """Returns the cached part of a prompt with these keys, in time logarithmic in the prompt's length."""
         return self.hits([endpoint], keys, now_s)[0]
 
-    def conversations(self, endpoint: str, most: int) -> list[Conversation]:
+    def conversations(self, endpoint: str, most: int, most_forks: int = 1 << 20) -> list[Conversation]:
         """Returns at most `most` conversations that an endpoint's events report as cached, the latest used first."""
         holdings = self._endpoints.get(endpoint)
-        return list(holdings.blocks.conversations(most)) if holdings else []
+        return list(holdings.blocks.conversations(most, most_forks)) if holdings else []
 
     def run_end(self, endpoint: str, key: bytes) -> bytes | None:
         """Returns the last key of the unforked run of blocks that has this key; None if the endpoint lacks it."""

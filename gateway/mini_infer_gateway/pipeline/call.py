@@ -96,7 +96,7 @@ class Call:
     def arrived(cls, row: EnginePath, scope: Scope, receive: Receive, send: Send, serving: Serving) -> "Call":
         """Returns a request of which nothing has been read but its head."""
         exchange = Exchange(send, scope["request_id"], row.errors)
-        reservation = BodyReservation(serving.bodies)
+        reservation = BodyReservation(serving.bodies, serving.clients.of(scope).pays_as(scope))
         arrived_s, log_fields = serving.clock(), scope.setdefault(ACCESS_LOG_FIELDS, {})
         trace = serving.observer.begin(scope, arrived_s) if row.generates else NOBODY
         return cls(row, scope, receive, arrived_s, exchange, reservation, log_fields, trace)

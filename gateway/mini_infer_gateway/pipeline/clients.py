@@ -49,7 +49,14 @@ class Client:
         own = fields.get("cache_salt")
         if self.salt_of and row.prompts and (own is None or isinstance(own, str)):
             changed["cache_salt"] = salted(self.salt_of, own or "")
-        return (_with_fields(body, changed), fields | changed) if changed else (body, fields)
+        return (with_fields(body, changed), fields | changed) if changed else (body, fields)
+
+    def pays_as(self, scope: Scope) -> str:
+        """Returns the name under which a request's memory is counted: that of its key, or of the peer without one."""
+        if self.flow.name:
+            return f"key {self.flow.name}"
+        address = scope.get("client")
+        return f"peer {peer_of(address[0])}" if address else ""
 
     def name_for_engines(self, scope: Scope) -> bytes:
         """Returns the value of CLIENT_HEADER: one value for each name of a key, or for each peer without a key."""
@@ -125,7 +132,7 @@ def _requested_priority(fields: dict[str, Any]) -> int | None:
     return priority if isinstance(priority, int) and not isinstance(priority, bool) else None
 
 
-def _with_fields(body: bytes, fields: dict[str, Any]) -> bytes:
+def with_fields(body: bytes, fields: dict[str, Any]) -> bytes:
     """Appends these fields to a JSON object. They replace its own: if a name occurs twice, the last value counts."""
     end = body.rindex(b"}")
     last = end - 1

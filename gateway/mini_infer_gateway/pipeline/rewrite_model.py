@@ -3,6 +3,8 @@
 import json
 from typing import Any
 
+from mini_infer_gateway.pipeline.clients import with_fields
+
 _decoder = json.JSONDecoder(strict=False)
 _scan_string: Any = json.decoder.scanstring  # type: ignore[attr-defined]  # typeshed leaves it out
 _WHITESPACE = " \t\n\r"
@@ -10,7 +12,14 @@ _WHITESPACE = " \t\n\r"
 
 def with_model(body: bytes, model: str) -> bytes:
     """Returns `body`, a well-formed JSON object, with each top-level `model` set to `model`."""
-    text = body.decode()
+    try:
+        return _replaced(body.decode(), model)
+    except (RecursionError, ValueError):
+        # It nests deeper, or has a longer number, than Python's decoder reads: the last `model` counts.
+        return with_fields(body, {"model": model})
+
+
+def _replaced(text: str, model: str) -> bytes:
     pieces, copied = [], 0
     position = _skip(text, text.index("{") + 1)
     while text[position] != "}":

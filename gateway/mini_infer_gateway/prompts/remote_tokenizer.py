@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from mini_infer_gateway.http.fetch_memory import FetchMemory
 from mini_infer_gateway.http.upstream import Upstream, UpstreamError
 from mini_infer_gateway.prompts.prompt_keys import (
     PromptReader,
@@ -73,8 +74,8 @@ def tokenize_requests(read: PromptReader, body: dict[str, Any]) -> Sequence[dict
 class RemoteTokenizer:
     """Tokenises prompts of one model by requests to its servers."""
 
-    def __init__(self, upstream: Upstream, model: str) -> None:
-        self._upstream, self._model = upstream, model
+    def __init__(self, upstream: Upstream, model: str, pages: FetchMemory) -> None:
+        self._upstream, self._model, self._pages = upstream, model, pages
         self._urls: list[str] = []
         """URLs of servers that have answered; the first is used next."""
 
@@ -126,10 +127,11 @@ class RemoteTokenizer:
     async def _send(self, url: str, request: dict[str, Any]) -> list[int] | None:
         """Returns the token ids of one prompt; None if the server rejects the request."""
         body = msgspec.json.encode({"model": self._model} | request)
-        status, answer = await self._upstream.post(url, TOKENIZE_PATH, body, TIMEOUT_S, ANSWER_BYTES)
-        if status != 200:
-            return None
-        try:
-            return _answer.decode(answer).tokens
-        except msgspec.DecodeError:
-            return None
+        with self._pages.reading(self._model) as reserve:
+            status, answer = await self._upstream.post(url, TOKENIZE_PATH, body, TIMEOUT_S, ANSWER_BYTES, reserve)
+            if status != 200:
+                return None
+            try:
+                return _answer.decode(answer).tokens
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                return None

@@ -108,7 +108,7 @@ def _rendered(request: RenderRequest, cache: OrderedDict[str, ChatTemplates]) ->
                 cache.popitem(last=False)
         found = READERS[request.reader](templates, request.body)
         return RenderAnswer([RenderedPrompt.of(one) for one in found])
-    except (ApiError, ValueError) as error:
+    except (ApiError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         # A rendering's own errors come as refusals with their cause.
         limit = next((word for kind, word in _LIMITS if isinstance(error.__cause__, kind)), _NONE)
         return RenderAnswer(error=str(error)[:1000] or type(error).__name__, limit=limit)

@@ -44,7 +44,8 @@ class RenderFailedError(Exception):
 
 @dataclass(eq=False, slots=True)
 class _Job:
-    request: RenderRequest
+    frame: bytes
+    """The request as the process reads it."""
     abandoned: Callable[[], bool]
     done: asyncio.Future[RenderAnswer]
 
@@ -109,7 +110,7 @@ class TemplateWorkers:
             raise RenderFailedError(model.reason or "too many requests wait for its template")
         cpu_s = int(self._timeout_s) + 1
         request = RenderRequest(revision, reader, body, dict(templates), dict(special_tokens), cpu_s)
-        job = _Job(request, abandoned, asyncio.get_running_loop().create_future())
+        job = _Job(_encoded(request), abandoned, asyncio.get_running_loop().create_future())
         model.waiting.append(job)
         if len(self._tasks) < min(self._count, 1 + sum(one.is_busy for one in self._models.values())):
             self._tasks.append(asyncio.create_task(self._work(), name=f"render templates {len(self._tasks)}"))
@@ -143,12 +144,14 @@ class TemplateWorkers:
                     if job.abandoned():
                         raise RenderFailedError("nobody waits for it any more")
                     process = process or await _Process.start(self._memory_bytes)
-                    answer = await process.render(job.request, self._timeout_s)
+                    answer = await process.render(job.frame, self._timeout_s)
                     model.failures = 0
                     _settle(job, answer)
-                except (RenderFailedError, OSError) as error:
+                except Exception as error:  # Whatever it is, the next requests need this task.
                     if isinstance(error, _LimitError):
                         self._failed(revision, model, error)
+                    elif not isinstance(error, RenderFailedError | OSError):
+                        log.exception("a request for the template of revision %.12s failed", revision)
                     if process and process.is_broken:
                         await process.end()
                         process = None
@@ -228,10 +231,9 @@ class _Process:
             raise
         return process
 
-    async def render(self, request: RenderRequest, timeout_s: float) -> RenderAnswer:
+    async def render(self, frame: bytes, timeout_s: float) -> RenderAnswer:
         """Renders one request. Raises RenderFailedError; if the process is broken then, it must be ended."""
         assert self._process.stdin
-        frame = msgspec.msgpack.encode(request)
         self.is_broken = True
         try:
             async with asyncio.timeout(timeout_s):
@@ -259,6 +261,14 @@ class _Process:
         if self._process.returncode is None:
             self._process.kill()
         await self._process.wait()
+
+
+def _encoded(request: RenderRequest) -> bytes:
+    """Returns a request as a process reads it. Raises RenderFailedError if its body has what MessagePack lacks."""
+    try:
+        return msgspec.msgpack.encode(request)
+    except (OverflowError, RecursionError, ValueError, TypeError) as error:
+        raise RenderFailedError(f"its body cannot be handed to a process: {error}") from None
 
 
 def _settle(job: _Job, outcome: RenderAnswer | Exception) -> None:

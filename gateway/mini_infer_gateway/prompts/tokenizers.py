@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from mini_infer_contract.launch import PROMPT_ASSETS_PATH, Endpoint
-from mini_infer_gateway.http.upstream import Upstream
+from mini_infer_gateway.http.fetch_memory import FetchMemory
+from mini_infer_gateway.http.upstream import Upstream, UpstreamTimeoutError
 from mini_infer_gateway.memory import TOKENIZER_FACTOR
 from mini_infer_gateway.prompts.prompt_cache import PromptCache
 from mini_infer_gateway.prompts.prompt_keys import PromptReader, Steps, key_steps
@@ -39,6 +40,9 @@ INLINE_UNITS = 4 << 20
 THREAD_UNITS, UNITS_A_BYTE = 16 << 20, 4
 """Units of work on a thread, and those that each byte of the body adds. Beyond them, a process renders."""
 FETCH_TIMEOUT_S = 30.0
+WHOLE_FETCH_TIMEOUT_S = 300.0
+PAGES_BYTES = 256 << 20
+"""Bytes of tokenizers' files that are fetched and decoded at once; a service gets its share of them."""
 MAX_ASSETS_BYTES = 128 << 20
 """Largest size of the files of one tokenizer; the largest known have 35 MB."""
 ASK = "ask"
@@ -95,8 +99,11 @@ class Tokenizers:
         on_change: Callable[[int], None] = lambda size_bytes: None,
         on_template_failure: Callable[[str], None] = lambda reason: None,
         clock: Callable[[], float] = time.monotonic,
+        limit_bytes: int | None = None,
     ) -> None:
-        """`on_change` is called with the memory of all tokenizers, whenever one is added or removed.
+        """`limit_bytes` is the most memory for tokenizers that servers send; None if there is no limit.
+
+        `on_change` is called with the memory of all tokenizers, whenever one is added or removed.
 
         `on_template_failure` is called with the reason for each rendering that a process could not do within its
         limits. `threads` is the number for long prompts; None means all cores but one, at most four. `named` are the
@@ -108,6 +115,8 @@ class Tokenizers:
         self._segments_bytes = segments_bytes
         self._threads = WorkerThreads(threads or max(1, min(4, (os.cpu_count() or 2) - 1)))
         self._workers = TemplateWorkers(clock, on_template_failure, self._changed)
+        self._limit_bytes, self._loading_bytes = limit_bytes, 0
+        self._pages = FetchMemory(PAGES_BYTES)
         self._tokenizers: dict[str, _Tokenizer] = {}
         self._unusable: dict[str, str] = {}
         """Reasons, by revision, why a tokenizer is not run here, so that its servers tokenise."""
@@ -121,15 +130,23 @@ class Tokenizers:
         """
         is_cached = cached_revision in self._tokenizers or cached_revision in self._unusable
         headers = [(b"if-none-match", f'"{cached_revision}"'.encode())] if is_cached else []
-        status, body = await self._upstream.fetch(
-            endpoint.url, PROMPT_ASSETS_PATH, FETCH_TIMEOUT_S, headers, MAX_ASSETS_BYTES
-        )
+        with self._pages.reading(endpoint.service or endpoint.name) as reserve:
+            try:
+                async with asyncio.timeout(WHOLE_FETCH_TIMEOUT_S):
+                    status, body = await self._upstream.fetch(
+                        endpoint.url, PROMPT_ASSETS_PATH, FETCH_TIMEOUT_S, headers, MAX_ASSETS_BYTES, reserve
+                    )
+            except TimeoutError:
+                raise UpstreamTimeoutError(f"{PROMPT_ASSETS_PATH} takes too long") from None
+            return await self._source(endpoint, cached_revision, status, body)
+
+    async def _source(self, endpoint: Endpoint, cached_revision: str, status: int, body: bytes) -> "TokenizerSource":
         if status == 304:
             return TokenizerSource(cached_revision, is_published=True)
         if status == 200:
             try:
                 assets = msgspec.json.decode(body, type=PromptAssets)
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise NoPromptAssetsError(f"{PROMPT_ASSETS_PATH} cannot be used: {error}") from error
             # The hash names a tokenizer that other endpoints share, so its own word for it does not count.
             if assets.revision != (actual := PromptAssets.from_files(assets.files).revision):
@@ -137,7 +154,7 @@ class Tokenizers:
                 raise NoPromptAssetsError(message)
             revision = await self._add(assets, is_ours=False)
             # Where a process here fails at its template, or its tokenizer is of an unknown form, the server tokenises.
-            remote = self._remote.setdefault(revision, RemoteTokenizer(self._upstream, endpoint.model))
+            remote = self._remote.setdefault(revision, RemoteTokenizer(self._upstream, endpoint.model, self._pages))
             remote.add_server(endpoint.url)
             return TokenizerSource(revision, is_published=True)
         if status == 404 and _NO_TOKENIZER in body:
@@ -154,7 +171,7 @@ class Tokenizers:
     async def _remote_revision(self, endpoint: Endpoint) -> str:
         """Returns the revision of a model whose servers tokenise. Raises NoPromptAssetsError if this one does not."""
         revision = f"{ASK} {endpoint.model}"
-        tokenizer = self._remote.setdefault(revision, RemoteTokenizer(self._upstream, endpoint.model))
+        tokenizer = self._remote.setdefault(revision, RemoteTokenizer(self._upstream, endpoint.model, self._pages))
         if not await tokenizer.try_server(endpoint.url):
             raise NoPromptAssetsError("--tokenizer names its own tokenizer, and it does not answer /tokenize")
         return revision
@@ -166,6 +183,16 @@ class Tokenizers:
         """
         if assets.revision in self._tokenizers or assets.revision in self._unusable:
             return assets.revision
+        size_bytes = TOKENIZER_FACTOR * len(assets.files.get("tokenizer.json", "")) + WORDS_BYTES
+        used_bytes = self._loading_bytes + sum(tokenizer.size_bytes for tokenizer in self._tokenizers.values())
+        if not is_ours and self._limit_bytes is not None and used_bytes + size_bytes > self._limit_bytes:
+            reason = f"it takes {size_bytes >> 20} MiB, and --memory-limit leaves {self._limit_bytes >> 20} MiB for all"
+            log.warning(
+                "the tokenizer of revision %.12s is not run here, its engines tokenise: %s", assets.revision, reason
+            )
+            self._unusable[assets.revision] = reason
+            return assets.revision
+        self._loading_bytes += size_bytes
         try:
             # A large vocabulary takes a second to build.
             encoder = await asyncio.to_thread(_encoder, assets, self._segments_bytes // CACHE_FACTOR, is_ours)
@@ -176,7 +203,8 @@ class Tokenizers:
             return assets.revision
         except Exception as error:  # The files are foreign input: any library below may refuse them in its own way.
             raise NoPromptAssetsError(f"its tokenizer cannot be used: {error}") from error
-        size_bytes = TOKENIZER_FACTOR * len(assets.files["tokenizer.json"]) + WORDS_BYTES
+        finally:
+            self._loading_bytes -= size_bytes
         self._tokenizers[assets.revision] = _Tokenizer(encoder, self._prompt_cache, size_bytes)
         self._changed()
         return assets.revision

@@ -9,6 +9,7 @@ from typing import Any
 
 from mini_infer_operator.cli.conversation import END_WORDS, GREETING, CommandError, Conversation
 from mini_infer_operator.cli.server_access import ServerError, base_url, found_server, open_server
+from mini_infer_operator.cli.terminal import printable
 
 DIM, PLAIN = "\033[2m", "\033[0m"
 
@@ -30,7 +31,7 @@ def chat(
         base = base_url(url) if url else found_server()
         talk = Conversation(model or _only_model(base), system, temperature, thinking)
         if interactive:
-            print(f"{talk.model} at {base}. {GREETING}")
+            print(f"{printable(talk.model)} at {base}. {GREETING}")
         for text in _inputs(interactive=interactive):
             if text in END_WORDS:
                 break
@@ -73,13 +74,13 @@ def _print_answer(base: str, body: dict[str, Any]) -> str:
     try:
         for thought, part in _stream(base, body):
             if thought and dim:
-                print(f"{'' if thinks else DIM}{thought}", end="", flush=True)
+                print(f"{'' if thinks else DIM}{printable(thought)}", end="", flush=True)
                 thinks = True
             if part:
                 print(f"{PLAIN}\n" if thinks else "", end="")
                 thinks = False
                 parts.append(part)
-                print(part, end="", flush=True)
+                print(printable(part) if dim else part, end="", flush=True)
     except KeyboardInterrupt:
         print(" (stopped)", end="")
     print(PLAIN if thinks else "")

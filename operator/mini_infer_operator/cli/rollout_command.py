@@ -9,6 +9,7 @@ from typing import Any
 from mini_infer_operator.cli import cluster
 from mini_infer_operator.cli.cluster import NotFoundError
 from mini_infer_operator.cli.status_command import NOT_READY, in_cluster
+from mini_infer_operator.cli.terminal import printable
 from mini_infer_operator.cli.views import condition, sentence
 from mini_infer_operator.objects.history import change_to, differences, pinned_spec, spec_of
 from mini_infer_operator.resource import LABEL_REVISION
@@ -30,7 +31,7 @@ def status(name: str, namespace: str, timeout_s: float) -> int:
             seen = (service.get("status") or {}).get("observedGeneration", -1)
             if sentence(service) != printed:
                 printed = sentence(service)
-                print(printed, flush=True)
+                print(printable(printed), flush=True)
             if seen >= generation and condition(service, "Ready").get("status") == "True":
                 return 0
             if seen >= generation and condition(service, "Stalled").get("status") == "True":

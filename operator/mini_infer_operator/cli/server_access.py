@@ -8,6 +8,8 @@ from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
+from mini_infer_operator.cli.terminal import printable
+
 PLACES = ("http://127.0.0.1:8080", "http://127.0.0.1:8000")
 """URLs at which a server is looked for: the gateway of `mini-infer up`, then a lone `mini-infer-serve`."""
 TIMEOUT_S = 300.0
@@ -57,7 +59,7 @@ def open_server(url: str, body: bytes | None = None, timeout_s: float = TIMEOUT_
             message = json.load(error)["error"]["message"]
         except (ValueError, KeyError, TypeError):
             message = error.reason
-        raise ServerError(f"{url} answered {error.code}: {message}") from error
+        raise ServerError(f"{url} answered {error.code}: {printable(str(message))}") from error
     except (urllib.error.URLError, OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         raise UnreachableError(

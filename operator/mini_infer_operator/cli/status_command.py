@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 
 from mini_infer_operator.cli import cluster
+from mini_infer_operator.cli.terminal import printable
 from mini_infer_operator.cli.views import LOG_LINES, condition, explanation, status_table, troubled_pods
 from mini_infer_operator.local.status_file import ROOT, log_tails, read_statuses
 from mini_infer_web.kubernetes_api import NETWORK_ERRORS, AccessError, ApiError, ApiServer
@@ -37,7 +38,7 @@ def show_status(name: str | None, namespace: str, *, everywhere: bool, local: bo
             return FAILED
         print(f"no InferenceService {where}")
         return 0
-    print("\n".join(status_table(found, datetime.now(UTC))))
+    print(printable("\n".join(status_table(found, datetime.now(UTC)))))
     return 0 if all(condition(item, "Ready").get("status") == "True" for item in found) else NOT_READY
 
 
@@ -47,7 +48,7 @@ def show_why(name: str, namespace: str, *, local: bool) -> int:
     if here:
         (service,) = here
         lines = explanation(service, [], log_tails(ROOT / name, LOG_LINES), [], datetime.now(UTC))
-        print("\n".join(line for line in lines if line not in {"Engines", "  there are none"}))
+        print(printable("\n".join(line for line in lines if line not in {"Engines", "  there are none"})))
         return 0 if condition(service, "Ready").get("status") == "True" else NOT_READY
     if local:
         print(f"mini-infer why: no `mini-infer up` of {name} runs from this folder", file=sys.stderr)
@@ -63,7 +64,7 @@ def show_why(name: str, namespace: str, *, local: bool) -> int:
         }
         about = {name, *(item["metadata"]["name"] for item in (*pods, *deployments))}
         events = await cluster.warnings(server, namespace, about)
-        print("\n".join(explanation(service, pods, logs, events, datetime.now(UTC))))
+        print(printable("\n".join(explanation(service, pods, logs, events, datetime.now(UTC)))))
         return 0 if condition(service, "Ready").get("status") == "True" else NOT_READY
 
     return in_cluster("why", read)

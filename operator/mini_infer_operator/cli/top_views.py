@@ -9,6 +9,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from mini_infer_operator.cli.terminal import printable_values
+
 Object = Mapping[str, Any]
 
 MAX_REQUESTS = 100
@@ -20,10 +22,11 @@ _STATES = {"ready": "green", "broken": "bold red", "silent": "bold red"}
 
 def screen(url: str, fleet: Object, requests: Sequence[Object], *, rows: int) -> RenderableType:
     """Returns everything that one frame shows, with at most `rows` requests."""
+    fleet, requests = printable_values(fleet), printable_values(list(requests[:rows]))
     parts: list[RenderableType] = [Text(f"{url}: {_summary(fleet)}", style="bold"), _services(fleet["services"])]
     if fleet["engines"]:
         parts.append(_engines(fleet["engines"]))
-    parts.append(_requests(requests[:rows]))
+    parts.append(_requests(requests))
     return Group(*parts)
 
 

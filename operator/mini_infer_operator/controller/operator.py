@@ -54,7 +54,7 @@ class Operator:
         self._peers = PeerSecrets(self._api, settings.identity)
         self._tasks: asyncio.Task[None] | None = None
         events = EventRecorder(self._poster.post)
-        self._engines = aiohttp.ClientSession()
+        self._engines = aiohttp.ClientSession(auto_decompress=False)
         running = RunningRequests(self._engines)
         self._controller = Controller(self._api, self._cache, settings, events, self.metrics, running, self._peers)
         self._feeds = {

@@ -77,7 +77,7 @@ def pods_of(workload: Object) -> dict[str, Any]:
 
 def worker_index(pod: Object) -> int:
     """Returns the pod's index in its group; 0 for a leader, and for a pod that is not in a group."""
-    return int(pod["metadata"].get("labels", {}).get(LABEL_WORKER_INDEX, "0"))
+    return _index(pod, LABEL_WORKER_INDEX)
 
 
 def _observed(deployment: Object, pods: Sequence[Object]) -> ObservedWorkload:
@@ -126,7 +126,13 @@ def _with_times(
 
 
 def _group_index(pod: Object) -> int:
-    return int(pod["metadata"].get("labels", {}).get(LABEL_GROUP_INDEX, "0"))
+    return _index(pod, LABEL_GROUP_INDEX)
+
+
+def _index(pod: Object, label: str) -> int:
+    """Returns the number in a label; 0 if it is none, as users may write labels."""
+    text = str(pod["metadata"].get("labels", {}).get(label, "0"))
+    return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def _engine(pod: Object, running: Mapping[str, int], *, groups: bool) -> ObservedEngine:
@@ -150,8 +156,12 @@ def is_ready(pod: Object) -> bool:
 
 
 def time_of(text: str | None) -> datetime | None:
-    """Parses the API server's RFC 3339 time."""
-    return datetime.fromisoformat(text) if text else None
+    """Parses the API server's RFC 3339 time. Returns None for any other text: users may write annotations."""
+    try:
+        moment = datetime.fromisoformat(text) if text else None
+    except ValueError:
+        return None
+    return moment.replace(tzinfo=UTC) if moment and moment.tzinfo is None else moment
 
 
 def _was_complete(status: Object) -> bool:

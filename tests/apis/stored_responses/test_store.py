@@ -9,10 +9,11 @@ from mini_infer_apis.stored_responses.store import OVERHEAD_BYTES, LostResponseE
 ANYBODY = frozenset(("",))
 
 
-def entry(name: str, previous: str | None = None, owner: str = "", size: int = 0) -> StoredResponse:
+def entry(name: str, previous: str | None = None, owner: str = "", size: int = 0, client: str = "") -> StoredResponse:
     return StoredResponse(
         response_id=name,
         owner=owner,
+        client=client,
         previous_id=previous,
         items=b"x" * size,
         response=b"",
@@ -44,6 +45,7 @@ def test_it_never_takes_more_than_it_may_and_counts_what_it_has(uses: list[tuple
             store.delete(name, ANYBODY, now_s)
         assert store.used_bytes <= limit
         assert store.used_bytes == sum(kept.size_bytes for kept in store._kept.values())
+        assert store._client_bytes.total() == store.used_bytes
         assert set(store._of_item.values()) == set(store._kept)
         assert all(kept.used_s + 50.0 >= now_s or use not in ("puts", "gets") for kept in store._kept.values())
 
@@ -109,3 +111,25 @@ def test_what_is_larger_than_all_room_is_not_kept() -> None:
     store = ResponseStore(2 * OVERHEAD_BYTES, 10.0)
     store.put(entry("a", size=5000), 0.0)
     assert len(store) == 0
+
+
+@pytest.mark.parametrize("previous", [{"a": "a"}, {"a": "b", "b": "a"}, {"a": "b", "b": "c", "c": "b"}])
+def test_a_chain_is_lost_when_a_response_continues_itself(previous: dict[str, str]) -> None:
+    store = ResponseStore(1 << 20, 10.0)
+    for name, before in previous.items():
+        store.put(entry(name, before), 0.0)
+    with pytest.raises(LostResponseError):
+        store.chain("a", ANYBODY, 0.0)
+
+
+def test_other_clients_keep_their_responses_when_one_stores_much() -> None:
+    store = ResponseStore(20 * OVERHEAD_BYTES, 10.0)
+    for number in range(8):
+        store.put(entry(f"b{number}", owner="b", client="b"), 0.0)
+    for number in range(100):
+        store.put(entry(f"a{number}", owner="a", client="a", size=number % 3 * 100), 1.0)
+        connection = f"connection {number}"
+        store.put(entry(f"c{number}", owner=connection, client="a"), 1.0)
+    assert all(store.get(f"b{number}", frozenset(("b",)), 1.0) for number in range(8))
+    assert store.get("c99", frozenset(("connection 99",)), 1.0)
+    assert not store.get("a0", frozenset(("a",)), 1.0)

@@ -1,3 +1,4 @@
+from contextlib import ExitStack
 from typing import Any, cast
 
 import httpx
@@ -38,6 +39,23 @@ def test_one_body_alone_is_always_taken_and_others_wait_outside() -> None:
     with admission.body(60), admission.body(40):
         assert admission.num_body_bytes == 100
     assert admission.num_body_bytes == 0
+
+
+def test_a_client_leaves_room_when_it_has_begun_bodies_without_end() -> None:
+    admission = Admission(max_choices=3, max_body_bytes=1000)
+    with ExitStack() as bodies:
+        for _ in range(8):
+            grow = bodies.enter_context(admission.read("greedy"))
+            grow(10)
+            grow(100)
+            grow(100)
+        with pytest.raises(ApiError) as caught, admission.read("greedy") as grow:
+            grow(100)
+        assert (caught.value.status, caught.value.code, caught.value.headers["retry-after"]) == (429, "queue_full", "1")
+        with admission.read("other") as grow:
+            grow(100)
+        assert admission.reading.used <= 800
+    assert admission.reading.used == 0
 
 
 @pytest.mark.parametrize(

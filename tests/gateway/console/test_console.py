@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from mini_infer_gateway.console import events
-from mini_infer_gateway.console.explanation import MAX_AT_ONCE, MAX_BODY_BYTES
+from mini_infer_gateway.console.explanation import MAX_AT_ONCE, MAX_AT_ONCE_PER_KEY, MAX_BODY_BYTES
 from mini_infer_gateway.console.files import FILES
 from mini_infer_web.api_keys import ApiKeys
 from mini_infer_web.cors import CorsPolicy
@@ -282,10 +282,51 @@ async def test_one_more_prompt_is_refused_when_as_many_are_explained_as_may_be(m
         many = [asyncio.create_task(explain(gateway, "hi")) for _ in range(MAX_AT_ONCE)]
         console = gateway.app.console
         assert console is not None
-        await until(lambda: console._explainer._at_once == MAX_AT_ONCE)
+        await until(lambda: console._explainer._at_once.total() == MAX_AT_ONCE)
         assert (await explain(gateway, "hi"))[0] == 429
         go.set()
         assert [status for status, _ in await asyncio.gather(*many)] == [200] * MAX_AT_ONCE
+
+
+async def test_a_stream_ends_when_its_key_is_taken_out_of_the_file(
+    keys: ApiKeys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mini_infer_gateway.console.app.SAMPLE_EVERY_S", 0.05)
+    monkeypatch.setattr("mini_infer_web.api_keys.LOOK_EVERY_S", 0.0)
+    async with running_gateway(keys=keys) as gateway:
+        url = gateway.url + "/console/api/events"
+        async with (
+            gateway.client.get(url, headers=bearer("sk-admin")) as revoked,
+            gateway.client.get(url, headers=bearer("sk-a")) as valid,
+        ):
+            assert (await anext(events_of(revoked)))[0] == "fleet"
+            (tmp_path / "keys").write_text("sk-a name=team-a\nsk-b name=team-b\n")
+            async with asyncio.timeout(10):
+                assert await revoked.content.read()
+            stream = events_of(valid)
+            assert [(await anext(stream))[0] for _ in range(3)] == ["fleet"] * 3
+
+
+async def test_prompts_of_a_key_wait_when_it_has_others_explained(
+    keys: ApiKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with FakeEngine("a") as engine, running_gateway(engine.endpoint, keys=keys) as gateway:
+        await gateway.settled()
+        go, keys_of = asyncio.Event(), gateway.app.tokenizers.keys
+
+        async def slow(*arguments: Any, **named: Any) -> Any:
+            await go.wait()
+            return await keys_of(*arguments, **named)
+
+        monkeypatch.setattr(gateway.app.tokenizers, "keys", slow)
+        many = [asyncio.create_task(explain(gateway, "hi", "sk-a")) for _ in range(MAX_AT_ONCE_PER_KEY)]
+        console = gateway.app.console
+        assert console is not None
+        await until(lambda: console._explainer._at_once.total() == MAX_AT_ONCE_PER_KEY)
+        assert (await explain(gateway, "hi", "sk-a"))[0] == 429
+        go.set()
+        assert (await explain(gateway, "hi", "sk-b"))[0] == 200
+        assert [status for status, _ in await asyncio.gather(*many)] == [200] * MAX_AT_ONCE_PER_KEY
 
 
 async def test_the_stream_tells_of_the_fleet_and_of_requests_when_they_end(monkeypatch: Any) -> None:

@@ -53,6 +53,17 @@ def test_the_prefix_that_saves_most_comes_first_when_there_are_several() -> None
     assert found.shared == 1
 
 
+def test_conversations_end_when_they_have_more_forks_than_are_looked_at() -> None:
+    index, shared = PrefixIndex(100_000), list(range(16 * 100))
+    store(index, "e1", shared)
+    for number in range(1, 100):  # Each parts from the one before it one block later.
+        store(index, "e1", shared[: 16 * number] + [5000 + number] * 16)
+    assert len(index.conversations("e1", 1000, 100_000)) == 100
+    found = index.conversations("e1", 1000, 1000)
+    assert 5 <= len(found) < 100
+    assert sum(len(one.forks) for one in found) <= 1000
+
+
 def test_the_map_is_bounded_when_an_engine_holds_many_conversations() -> None:
     index = PrefixIndex(100_000)
     for number in range(2 * MAX_PREFIXES):

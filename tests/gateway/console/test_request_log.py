@@ -5,7 +5,14 @@ from typing import Any
 
 import pytest
 
-from mini_infer_gateway.console.request_log import MAX_REQUESTS, MAX_STEPS, MAX_TEXT_CHARACTERS, RequestLog, text_of
+from mini_infer_gateway.console.request_log import (
+    MAX_ERROR_CHARACTERS,
+    MAX_REQUESTS,
+    MAX_STEPS,
+    MAX_TEXT_CHARACTERS,
+    RequestLog,
+    text_of,
+)
 from mini_infer_gateway.console.viewer import Viewer
 from tests.gateway.console.traces import Answered, ask, decision
 
@@ -48,6 +55,14 @@ def test_the_timeline_tells_every_attempt_when_one_failed() -> None:
     ]
     assert detail.timeline[3].detail == "connect"
     assert detail.request.attempts == 2
+
+
+def test_the_beginning_of_an_error_is_kept_when_it_is_long() -> None:
+    log = RequestLog()
+    ask(log, "one", error="x" * 100_000)
+    (row,) = log.rows(EVERYTHING)
+    assert len(row.error) == MAX_ERROR_CHARACTERS
+    assert sum(len(str(value)) for trace in log._finished for value in trace.facts.values()) < 1000
 
 
 def test_a_key_sees_its_own_requests_and_no_engine_when_it_is_no_administrators() -> None:

@@ -56,6 +56,20 @@ async def test_without_a_snapshot_what_can_be_replayed_is_known() -> None:
             assert num_stored(gateway, engine, 1) == 4
 
 
+async def test_an_engine_is_followed_by_its_events_when_its_snapshot_is_larger_than_memory_allows() -> None:
+    async with FakeEngine("a") as engine, FakeEngine("b") as other:
+        await engine.prefill(prompt(1))
+        await other.prefill(prompt(1))
+        engine.snapshot_padding_bytes = 3 << 20
+        endpoints = (engine.endpoint, other.endpoint)
+        async with running_gateway(*endpoints, memory_limit_bytes=16 << 20) as gateway:
+            await gateway.settled()
+            assert num_stored(gateway, other, 1) == 4
+            assert (engine.snapshots, engine.replays) == (1, 1)
+            assert num_stored(gateway, engine, 1) == 4
+            assert gateway.app.fleet._snapshots.used_bytes == 0
+
+
 @pytest.mark.parametrize("healed", ["replay", "snapshot"])
 async def test_a_gap_is_healed(healed: str) -> None:
     async with FakeEngine("a") as engine, running_gateway(engine.endpoint) as gateway:

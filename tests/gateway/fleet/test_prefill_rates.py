@@ -3,7 +3,7 @@
 import pytest
 
 from mini_infer_contract.events import LoadReport
-from mini_infer_gateway.fleet.prefill_rates import FIRST_GUESS, PrefillRates
+from mini_infer_gateway.fleet.prefill_rates import FASTEST, FIRST_GUESS, SLOWEST, PrefillRates
 
 
 def work_off(rates: PrefillRates, name: str, tokens_per_s: float, prompts: int, tokens: int = 65_536) -> None:
@@ -39,6 +39,27 @@ def test_rates_differ_when_an_endpoint_is_slower_than_the_others() -> None:
     assert rates.tokens_per_s("slow") < 0.5 * rates.tokens_per_s("a")
     rates.keep({"a", "b", "c"})
     assert rates.tokens_per_s("slow") == rates.tokens_per_s("a")
+
+
+@pytest.mark.parametrize(
+    "reports",
+    [
+        [(0.0, 2**53, 0.0), (1e-9, 0, 0.0), (2e-9, 0, 0.0)],
+        [(0.0, 2**53, 0.0), (1.0, 0, 0.0), (2.0**53, 0, 0.0)],
+        [(0.0, 50_000, 0.0), (1.0, 0, 0.0), (2.0**53, 0, 0.0)],
+        [(0.0, 0, 5e-324), (1.0, 0, 2.0**53)],
+    ],
+)
+def test_other_endpoints_keep_a_rate_when_one_reports_nonsense(reports: list[tuple[float, int, float]]) -> None:
+    rates = PrefillRates()
+    work_off(rates, "a", 40_000.0, 30)
+    before = rates.tokens_per_s("a")
+    for ts, queued_tokens, prefill_tokens_per_s in reports:
+        rates.report("liar", LoadReport(ts, 1, 0, queued_tokens, 0.0, prefill_tokens_per_s=prefill_tokens_per_s))
+        assert SLOWEST <= rates.tokens_per_s("a") <= FASTEST
+        assert all(SLOWEST <= rate <= FASTEST for rate in rates.all_tokens_per_s(["a", "liar", "other"]))
+    rates.keep({"a"})
+    assert rates.tokens_per_s("a") == pytest.approx(before)
 
 
 def test_endpoints_that_differ_by_chance_are_equal() -> None:

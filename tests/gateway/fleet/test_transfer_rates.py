@@ -37,6 +37,15 @@ def test_the_link_between_two_engines(rates: TransferRates, bytes_per_s: float) 
     assert link.seconds(1000) == pytest.approx(FIRST_FIXED_S + 1000 * KV_BYTES_PER_TOKEN / bytes_per_s)
 
 
+@pytest.mark.parametrize(("rate", "kv_bytes"), [(5e-324, 2**53), (2.0**53, 1), (1e-300, 0)])
+def test_a_link_takes_a_finite_time_when_an_engine_reports_nonsense(rate: float, kv_bytes: int) -> None:
+    rates = TransferRates()
+    report = LoadReport(0.0, 0, 0, 0, 0.0, transfer_bytes_per_s=rate, kv_bytes_per_token=kv_bytes)
+    rates.report("liar", report)
+    for ends in (("liar", "decode"), ("decode", "prefill")):
+        assert 0.0 < rates.link(*ends, 0.0).seconds(1000) <= 1001.0
+
+
 def test_what_a_token_takes_is_the_models() -> None:
     rates = TransferRates()
     rates.report("d", LoadReport(0.0, 0, 0, 0, 0.0, transfer_bytes_per_s=1e8, kv_bytes_per_token=1000))

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mini_infer_gateway.http.sse import LONGEST_EVENT_BYTES, EventSplitter, has_error, without_comments
+from mini_infer_gateway.http.sse import (
+    LONG_EVENTS_BYTES,
+    LONGEST_EVENT_BYTES,
+    SHORT_EVENT_BYTES,
+    EventSplitter,
+    has_error,
+    without_comments,
+)
 
 EVENT = st.sampled_from(
     [b"data: {}\n\n", b"data: a\r\n\r\n", b"data: b\r\r", b": ping\n\n", b"event: x\ndata: 1\ndata: 2\n\n", b"\n\n"]
@@ -31,6 +38,21 @@ def test_what_is_no_event_stream_is_passed_on() -> None:
     splitter = EventSplitter()
     piece = b"x" * (LONGEST_EVENT_BYTES + 1)
     assert splitter.feed(piece) == piece
+
+
+def test_streams_buffer_a_bounded_amount_when_none_of_their_events_ends() -> None:
+    piece = b"x" * (1 << 20)
+    splitters = [EventSplitter() for _ in range(40)]
+    for splitter in splitters:
+        for _ in range(3):
+            splitter.feed(piece)
+    assert sum(len(splitter.rest()) for splitter in splitters) <= LONG_EVENTS_BYTES + 40 * SHORT_EVENT_BYTES
+    lone = splitters[0]
+    del splitter, splitters
+    lone.feed(b"\n\n")
+    assert EventSplitter._buffered_bytes == 0
+    assert lone.feed(piece) == b"", "there is room again"
+    assert lone.feed(b"\n\n") == piece + b"\n\n"
 
 
 @pytest.mark.parametrize(

@@ -42,3 +42,9 @@ def test_only_the_model_changes(body: dict[str, object], ascii_only: bool, inden
 )
 def test_odd_spellings(before: bytes, after: bytes) -> None:
     assert with_model(before, "x") == after
+
+
+@pytest.mark.parametrize("value", [b"[" * 5000 + b"]" * 5000, b"9" * 5000])
+def test_the_last_model_counts_when_a_body_has_more_than_pythons_decoder_reads(value: bytes) -> None:
+    before = b'{"model":"a","more":%b} ' % value
+    assert with_model(before, "x") == b'{"model":"a","more":%b,"model":"x"}' % value

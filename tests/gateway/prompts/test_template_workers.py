@@ -1,6 +1,7 @@
 """Templates in processes: limits of memory and time, turns between models, and what a failure costs."""
 
 import asyncio
+import contextlib
 from typing import Any
 
 import psutil
@@ -51,6 +52,23 @@ async def test_a_limit_costs_one_request_and_then_one_model_when_a_template_is_h
     clock.now_s += SUSPENDED_S
     assert not workers.reason("bad")
     assert await render(workers, "bad", GOOD)
+    await workers.close()
+
+
+@pytest.mark.parametrize("value", [10**30, -(2**63) - 1, "nested"])
+async def test_others_are_rendered_when_a_body_cannot_be_handed_to_a_process(value: object) -> None:
+    failures = list[str]()
+    workers = TemplateWorkers(Clock(), failures.append, workers=1)
+    if value == "nested":
+        value = []
+        for _ in range(990):
+            value = [value]
+    for _ in range(3):
+        async with asyncio.timeout(60):
+            with contextlib.suppress(RenderFailedError):
+                await render(workers, "good", GOOD, BODY | {"more": value})
+            assert await render(workers, "good", GOOD) == [PromptText("user: hi", False)]
+    assert not failures
     await workers.close()
 
 

@@ -77,4 +77,6 @@ def test_a_rollout_ends_when_nothing_is_left_to_do() -> None:
     assert progress_ended(rolling, rolling, NOON) is None
     assert progress_ended(complete, complete, NOON) is None
     assert progress_ended({}, complete, NOON) is None
+    for text in ("soon", "2026-01-01", ""):  # Users may be allowed to write a status.
+        assert progress_ended(progressing("True", "RollingOut", text), complete, NOON) is None
     assert progress_ended(rolling, progressing("False", "Refused"), NOON) is None

@@ -50,6 +50,26 @@ def test_identity_is_read_from_the_selector() -> None:
     assert (seen.role, seen.revision) == ("unified", "r1")
 
 
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"annotations": {module.ANNOTATION_DRAINING_SINCE: "yesterday"}, "labels": {module.LABEL_DRAINING: "true"}},
+        {"annotations": {module.ANNOTATION_DRAINING_SINCE: "2026-01-01"}, "labels": {module.LABEL_DRAINING: "true"}},
+        {"labels": {module.LABEL_WORKER_INDEX: "x"}},
+        {"labels": {module.LABEL_WORKER_INDEX: "-1"}},
+        {"labels": {module.LABEL_GROUP_INDEX: "\u0661"}},
+        {"labels": {module.LABEL_GROUP_INDEX: ""}},
+    ],
+)
+def test_engines_are_observed_when_a_user_has_written_nonsense_on_a_pod(metadata: dict[str, Any]) -> None:
+    strange = pod(ready=True, since=3)
+    strange["metadata"] |= metadata | {"labels": LABELS | metadata["labels"]}
+    (seen,) = observed_workloads([deployment(2, ready=2)], [strange, pod(ready=True, since=3)])
+    assert len(seen.engines) == 2
+    for engine in seen.engines:
+        assert engine.draining_since is None or engine.draining_since.tzinfo is not None
+
+
 def test_ready_is_not_yet_available() -> None:
     (seen,) = observed_workloads([deployment(2, ready=2, available=1)], [pod(ready=True, since=3)] * 2)
     assert (seen.ready, seen.available, seen.unready_since, seen.progressed_at) == (2, 1, None, at(3))

@@ -22,6 +22,7 @@ from mini_infer_web.http_server.limits import (
     LINGER_S,
     MAX_FRAGMENTS,
     MAX_PIPELINED_REQUESTS,
+    UNFINISHED_MESSAGES_BYTES,
     WEBSOCKET_SHARE,
     ConnectionLimits,
 )
@@ -176,6 +177,53 @@ async def test_a_message_of_endless_empty_fragments_ends_the_websocket() -> None
         assert frame[0] == 0x88
         assert struct.unpack("!H", frame[2:4])[0] == 1009
         writer.close()
+
+
+async def closed_with(reader: asyncio.StreamReader) -> int:
+    """The code of the close frame by which the server ends a WebSocket."""
+    async with asyncio.timeout(10):
+        frame = await reader.read()
+    assert frame[0] == 0x88
+    return int(struct.unpack("!H", frame[2:4])[0])
+
+
+async def begun_message(there: Served, size: int, sent: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Sends a part of a WebSocket's message, and keeps the connection open."""
+    reader, writer = await there.connect()
+    writer.write(HANDSHAKE)
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(struct.pack("!BBQ4s", 0x81, 0xFF, size, bytes(4)) + b"x" * sent)
+    await writer.drain()
+    return reader, writer
+
+
+async def test_messages_that_have_arrived_in_part_take_bounded_memory_over_all_websockets() -> None:
+    async with served(app, LIMITS, ws=WEBSOCKET) as there:
+        first, writer = await begun_message(there, 1 << 20, 900_000)
+        guard = there.connections[0]._guard
+        await until(lambda: guard.messages.used >= 900_000)
+        guard.messages._limit = guard.messages.used + 5_000
+        second, _ = await begun_message(there, 1 << 20, 20_000)
+        assert await closed_with(second) == 1013
+        guard.messages._limit = UNFINISHED_MESSAGES_BYTES
+        writer.write(b"x" * ((1 << 20) - 900_000))
+        async with asyncio.timeout(10):
+            head = await first.readexactly(10)
+            assert len(await first.readexactly(struct.unpack("!Q", head[2:])[0])) == 1 << 20
+        await until(lambda: guard.messages.used == 0)
+        writer.close()
+
+
+async def test_a_websocket_ends_when_a_message_does_not_arrive_in_time() -> None:
+    async with served(app, LIMITS, ws=WEBSOCKET) as there:
+        reader, _ = await begun_message(there, 1 << 20, 32_000)
+        guard = there.connections[0]._guard
+        await until(lambda: guard.messages.used >= 32_000)
+        look(there, LIMITS.body_timeout_s)
+        assert there.connections
+        look(there, LIMITS.body_timeout_s + 3)
+        assert await closed_with(reader) == 1008
+        await until(lambda: guard.messages.used == 0)
 
 
 async def test_a_client_reads_the_431_when_it_sends_a_header_of_a_megabyte() -> None:

@@ -109,6 +109,7 @@ class LimitedConnection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Notifies every request of the connection, and makes room for another connection."""
         self._drop_requests()
+        self.guard.slow_readers.remove(self, peer_of(self._address))
         super().connection_lost(exc)
         self._release()
         self._link.lose()
@@ -145,10 +146,12 @@ class LimitedConnection(HttpToolsProtocol):
         """Notes the time since when the client reads nothing."""
         self._write_paused_s = time.monotonic()
         super().pause_writing()
+        self.guard.slow_readers.add(self, peer_of(self._address))
 
     def resume_writing(self) -> None:
         """Notes that the client reads again."""
         self._write_paused_s = None
+        self.guard.slow_readers.remove(self, peer_of(self._address))
         super().resume_writing()
 
     # -- httptools
@@ -270,6 +273,12 @@ class LimitedConnection(HttpToolsProtocol):
             self.transport.close()
         else:
             self._refuse(ApiError(503, "there are too many connections: try again shortly", code="displaced"))
+
+    def abort_for_memory(self) -> None:
+        """Ends the connection, whose client has read nothing for longer than that of any other of its peer's."""
+        message = "it did not take what was sent, and memory was needed for other connections"
+        self.guard.log.note("slow_reader", peer_of(self._address), message)
+        self._abort()
 
     def _look_at_request(self, waited_s: float, limits: ConnectionLimits) -> None:
         if self._is_new:

@@ -39,5 +39,9 @@ WEBSOCKET_SHARE = 4
 """One in this many of a peer's connections may be a WebSocket: idle ones cannot be distinguished from
 those that wait.
 """
+UNFINISHED_MESSAGES_BYTES = 64 << 20
+"""Bytes of WebSocket messages that have arrived in part, over all connections of a server."""
+MAX_SLOW_READERS = 512
+"""Connections of a server whose clients do not take what is sent to them; some 0.3 MiB wait for each."""
 MAX_FRAGMENTS = 4096
 """Most fragments of one WebSocket message: empty ones add nothing to its size."""

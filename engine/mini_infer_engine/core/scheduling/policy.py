@@ -39,6 +39,8 @@ class Pending:
     """Time by which its first token has to come; infinite without a target."""
     is_running: bool = False
     """True if it has a slot."""
+    count: int = 1
+    """Number of prompts that the entry stands for; each of them needs a slot."""
 
 
 class SchedulingPolicy(Protocol):

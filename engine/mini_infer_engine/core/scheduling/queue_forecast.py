@@ -27,7 +27,7 @@ def first_token_waits_s(queue: Sequence[Pending], capacity: Capacity) -> list[fl
     waits_s, tokens, num_waiting = list[float](), 0, 0
     for entry in queue:
         tokens += entry.num_tokens
-        num_waiting += not entry.is_running
+        num_waiting += 0 if entry.is_running else entry.count
         missing = 0 if entry.is_running else max(0, num_waiting - capacity.free_slots)
         slot_s = missing / capacity.ends_per_s if missing and capacity.ends_per_s else 0.0
         own_s = entry.num_tokens / capacity.prefill_tokens_per_s

@@ -97,7 +97,11 @@ class SLOPolicy:
         if interval_s == inf:
             return NO_LIMITS
         streams_s = self._strictest_interval_s(plan.step.sequences[:num_decodes])
-        return PassLimits(self._prefill_tokens(num_decodes, streams_s), self._max_running(interval_s))
+        prefill_tokens, max_running = self._prefill_tokens(num_decodes, streams_s), self._max_running(interval_s)
+        if waiting and self._committed_s > waiting[0].order[1] and waiting[0].targets.itl_ms is None:
+            # Its latest start is over, and it is still there: no stream's interval keeps it waiting any longer.
+            max_running = max(max_running, len(running) + 1)
+        return PassLimits(prefill_tokens, max_running)
 
     def victim(self, candidates: Items[Sequence], now_s: float) -> Sequence:
         """Returns the sequence of the lowest priority with the most slack, the last of equal ones."""
@@ -154,7 +158,11 @@ class SLOPolicy:
         return Refusal(reason, BEST_EFFORT_TTFT_S)
 
     def _strictest_interval_s(self, sequences: Items[Sequence]) -> float:
-        stated = [sequence.targets.itl_ms for sequence in sequences if sequence.targets.itl_ms is not None]
+        """Returns the strictest interval that can be met at all. One that was admitted before times were measured, or
+        that may not be refused, limits no others for nothing.
+        """
+        alone_ms = 1000 * self.pass_times.decode_s(1)
+        stated = [itl_ms for one in sequences if (itl_ms := one.targets.itl_ms) is not None and itl_ms >= alone_ms]
         return min(stated) / 1000 if stated else inf
 
     def _prefill_tokens(self, num_decodes: int, interval_s: float) -> int:

@@ -9,7 +9,7 @@ without them.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Self
 
@@ -35,6 +35,15 @@ _CHOICE = b'"choices":[{'
 _ERRORS = (b'data: {"error"', b"event: error\n")
 _ENDED = re.compile(rb'"code":"(?:engine_dead|engine_error|stopping)"')
 """Matches an in-stream error by which our engines report that they cannot continue, through no fault of the request."""
+
+
+ENTRY_BYTES = 64
+"""Bytes of memory of a step's token ids beyond their length."""
+RESERVED_AT_ONCE_BYTES = 64 << 10
+
+
+def _anything(more_bytes: int) -> bool:
+    return True
 
 
 def may_outlive_its_engine(fields: Mapping[str, Any]) -> bool:
@@ -89,6 +98,9 @@ class Continuation:
     """True if an engine that regenerated the stream produced other tokens: no engine can continue it."""
     usage_sent: bool = False
     """True once the client has received the usage event."""
+    reserve: Callable[[int], bool] = _anything
+    """Reserves memory for the state; returns False if there is none, and no engine can continue the stream then."""
+    _unreserved_bytes: int = 0
     _ids: list[bytes] = field(default_factory=list)
     _requested: bool = False
     """True once a request was written for an engine."""
@@ -126,6 +138,24 @@ class Continuation:
         self._counted = len(self._ids)
         return self._tokens
 
+    def record(self, ids: bytes) -> None:
+        """Records the token ids of a step, as long as there is memory for them."""
+        if not self.possible:
+            self._tokens += 1 + ids.count(b",")
+            return
+        self._ids.append(ids)
+        if not self.has_memory(len(ids) + ENTRY_BYTES):
+            self._tokens = self.tokens
+            self._ids, self._counted, self.possible = [], 0, False
+
+    def has_memory(self, more_bytes: int) -> bool:
+        """Counts memory that the state takes, and returns False if there is none for it."""
+        self._unreserved_bytes += more_bytes
+        if self._unreserved_bytes < RESERVED_AT_ONCE_BYTES:
+            return True
+        reserved, self._unreserved_bytes = self._unreserved_bytes, 0
+        return self.reserve(reserved)
+
     def body(self, body: bytes) -> bytes:
         """Returns the request for the next engine: `body`, the client's JSON object, with fields added at its end."""
         added = b""
@@ -147,7 +177,9 @@ class Continuation:
             if start >= 0:
                 return self._take_step(events, start)
         reported = TOKEN_IDS_FIELD.findall(events)
-        self._ids += [ids for ids in reported if ids]
+        for ids in reported:
+            if ids:
+                self.record(ids)
         # An engine that reports no ids may have sent text: no engine could continue after it.
         self.possible = self.possible and len(reported) == len(_JSON_EVENT.findall(events)) - events.count(NO_CHOICE)
         if self._resumed:
@@ -171,7 +203,7 @@ class Continuation:
         end = event.index(b"]", start)
         ids = event[start + len(_IDS) : end]
         if ids:
-            self._ids.append(ids)
+            self.record(ids)
         event = event[:start] + event[end + 1 :]
         self.finished = self.finished or _FINISH in event
         has_none = NO_TEXT[0] in event or NO_TEXT[1] in event

@@ -11,6 +11,10 @@ from typing import Any, ClassVar, Self
 
 from mini_infer_gateway.pipeline.continuation.base import Continuation
 
+LONGEST_STEP_BYTES = 4 << 20
+"""Longest events of one step that are buffered: an engine that sends more before their token ids cannot be continued.
+"""
+
 
 @dataclass(slots=True)
 class BufferedContinuation(Continuation, ABC):
@@ -37,7 +41,15 @@ class BufferedContinuation(Continuation, ABC):
         for event in events.split(b"\n\n"):
             if event:
                 self.take_one(event, sent)
+        if self._buffered and not self.differs:
+            self.possible = self.possible and sum(map(len, self._buffered)) <= LONGEST_STEP_BYTES
+            if not self.possible:
+                self.release(sent)  # No engine will generate them again.
         return b"".join([event + b"\n\n" for event in sent])
+
+    @abstractmethod
+    def release(self, sent: list[bytes]) -> None:
+        """Appends all buffered events to `sent`, in the form in which the client receives them."""
 
     @abstractmethod
     def take_one(self, event: bytes, sent: list[bytes]) -> None:

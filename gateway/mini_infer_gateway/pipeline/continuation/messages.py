@@ -31,7 +31,8 @@ class MessageContinuation(BufferedContinuation):
         if event.startswith(_CONTENT_BLOCK):
             self._buffered.append(event)
         elif found := _IDS.match(event):
-            self._ids += [found[1]] if found[1] else []
+            if found[1]:
+                self.record(found[1])
             sent += self._released() if self.strips else [*self._released(), event]
         elif event.startswith(_DELTA):
             if not self.finished:
@@ -46,6 +47,10 @@ class MessageContinuation(BufferedContinuation):
             self._begun = True
         elif not (self._resumed and event.startswith(_PING)):
             sent.append(event)
+
+    def release(self, sent: list[bytes]) -> None:
+        """Appends all buffered events to `sent`."""
+        sent += self._released()
 
     def _released(self) -> list[bytes]:
         released, self._buffered = self._buffered, []

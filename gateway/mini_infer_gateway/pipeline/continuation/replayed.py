@@ -12,7 +12,14 @@ from typing import Any, Self
 
 import msgspec
 
-from mini_infer_gateway.pipeline.continuation.base import DONE, NO_TEXT, TOKEN_IDS_FIELD, Continuation
+from mini_infer_gateway.http.upstream import BrokenConnectionError
+from mini_infer_gateway.pipeline.continuation.base import (
+    DONE,
+    ENTRY_BYTES,
+    NO_TEXT,
+    TOKEN_IDS_FIELD,
+    Continuation,
+)
 
 _JSON, _HEAD = b"data: {", b"data: "
 _UNDIVIDED = b'"logprobs":null'
@@ -159,6 +166,8 @@ class ReplayedContinuation(Continuation):
 
     def _note(self, choice: _ChoiceProgress, found: _ChoiceOf, new: list[int]) -> None:
         choice.ids += new
+        if not self.has_memory(ENTRY_BYTES * len(new)):
+            raise BrokenConnectionError("there is no memory left to follow its stream")
         choice.empty = 0 if new else choice.empty + 1
         choice.characters += len(found.content)
         choice.finished = choice.finished or found.finish_reason is not None

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from mini_infer_gateway.http.upstream import BrokenConnectionError
+from mini_infer_gateway.pipeline.continuation.base import ENTRY_BYTES
 from mini_infer_gateway.pipeline.continuation.buffered import BufferedContinuation
 
 _IDS = re.compile(rb'^event: token_ids\ndata: \{"type":"token_ids","token_ids":\[([\d,]*)\]\}$')
@@ -43,23 +45,25 @@ class ResponseContinuation(BufferedContinuation):
     def take_one(self, event: bytes, sent: list[bytes]) -> None:
         """Buffers the events of a step until their token ids arrive, then releases them with consecutive numbers."""
         if found := _IDS.match(event):
-            self._ids += [found[1]] if found[1] else []
-            self._release(sent)
+            if found[1]:
+                self.record(found[1])
+            self.release(sent)
             sent += [] if self.strips else [event]
         elif event.startswith(_STARTS):
             # An engine that goes on before the first token id begins anew.
             self._buffered += [event] if event.startswith(_STARTS[self._number : self._number + 1]) else []
-            self._release(sent)
+            self.release(sent)
         elif event.startswith((*_ENDS, _ERROR)):
             self._buffered.append(event)
-            self._release(sent)
+            self.release(sent)
             self.finished = self.done = self.done or event.startswith(_ENDS)
         elif event.startswith(_RESPONSE_EVENT):
             self._buffered.append(event)
         else:
             sent.append(event)
 
-    def _release(self, sent: list[bytes]) -> None:
+    def release(self, sent: list[bytes]) -> None:
+        """Appends all buffered events to `sent`, with consecutive numbers if another engine goes on with the stream."""
         for event in self._buffered:
             sent.append(_NUMBER.sub(b'"sequence_number":%d}' % self._number, event) if self._resumed else event)
             self._number += 1
@@ -115,8 +119,10 @@ class ReplayedResponse(ResponseContinuation):
             return
         ids = ids[len(known) :]
         self._sent_ids += ids
+        if not self.has_memory(ENTRY_BYTES * len(ids)):
+            raise BrokenConnectionError("there is no memory left to follow its stream")
         self._empty = 0 if ids else self._empty + 1
-        self._release(sent)
+        self.release(sent)
         sent += [] if self.strips else [event]
 
     def _was_sent(self) -> bool:

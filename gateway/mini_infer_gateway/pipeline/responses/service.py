@@ -19,10 +19,12 @@ from mini_infer_gateway.fleet.registry import Fleet
 from mini_infer_gateway.http.asgi import ClientDisconnectedError, body_memory_error, read_body
 from mini_infer_gateway.memory import BodyBudget, BodyReservation
 from mini_infer_gateway.paths import ENGINE_PATHS, EnginePath
+from mini_infer_gateway.pipeline.clients import Clients
 from mini_infer_gateway.pipeline.generate import Generate
 from mini_infer_gateway.pipeline.responses.replicas import Replicas, ids_in
 from mini_infer_gateway.pipeline.stages.resolve import requested_model
 from mini_infer_gateway.settings import GatewaySettings
+from mini_infer_web.api_keys import ApiKeys
 from mini_infer_web.asgi import Receive, Scope, Send, receive_of
 from mini_infer_web.body_fields import UnknownFields
 from mini_infer_web.http_server.client_link import CLIENT_LINK
@@ -43,8 +45,10 @@ class Responses:
         bodies: BodyBudget,
         limit_bytes: int,
         replicas: Replicas,
+        clients: Clients,
+        keys: ApiKeys,
     ) -> None:
-        self._replicas = replicas
+        self._replicas, self._clients = replicas, clients
         self._settings, self._fleet, self._bodies = settings, fleet, bodies
         self._sessions: set[WebSocketSession] = set()
         self._generate: Callable[[EnginePath, Scope, Receive, Send], Awaitable[None]] = generate
@@ -58,6 +62,7 @@ class Responses:
                 check=self._check,
                 reserve=self._room,
                 max_body_bytes=settings.max_body_bytes,
+                refusal=lambda scope: keys.refusal("POST", RESPONSES_PATH, scope["headers"]),
                 elsewhere=self._elsewhere,
                 may_be_second=False,
             ),
@@ -66,7 +71,7 @@ class Responses:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles one request; `scope` contains its "request_id". Raises ApiError if the gateway itself refuses it."""
-        reservation = scope[_RESERVATION] = BodyReservation(self._bodies)
+        reservation = scope[_RESERVATION] = BodyReservation(self._bodies, self._clients.of(scope).pays_as(scope))
         scope.pop(CLIENT_LINK, None)  # A response that is made in the background outlives its client's connection.
         try:
             response_id, _, _ = scope["path"].removeprefix(f"{RESPONSES_PATH}/").partition("/")
@@ -111,10 +116,10 @@ class Responses:
         return body
 
     @contextmanager
-    def _room(self, size_bytes: int) -> Iterator[None]:
-        reservation = BodyReservation(self._bodies)
+    def _room(self, scope: Scope, size_bytes: int, values: int = 0) -> Iterator[None]:
+        reservation = BodyReservation(self._bodies, self._clients.of(scope).pays_as(scope))
         try:
-            if not reservation.grow(size_bytes):
+            if not reservation.grow(size_bytes, values):
                 raise body_memory_error()
             yield
         finally:

@@ -150,7 +150,9 @@ class Attempt:
                 on_connection=self._connected,
             )
             try:
-                return await self._answer(await read_start(response, start_by_s, self._record, idle_timeout_s))
+                bodies = self._serving.bodies
+                start = await read_start(response, start_by_s, self._record, idle_timeout_s, bodies)
+                return await self._answer(start)
             finally:
                 exchange.response = None
                 response.close()

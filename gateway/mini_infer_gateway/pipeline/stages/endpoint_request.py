@@ -45,6 +45,7 @@ def _continuation(call: Call, endpoint: str, serving: Serving) -> Continuation:
     if kind is None:
         return NO_CONTINUATION
     continuation = kind.of(call.fields, randbits(63))
+    continuation.reserve = call.reservation.add
     continuation.has_text = subscriber.assets_revision != TOKEN_IDS
     return continuation
 

@@ -22,7 +22,7 @@ from mini_infer_gateway.pipeline.call import USAGE_BYTES, Call
 from mini_infer_gateway.pipeline.continuation.base import NO_CONTINUATION, split_engine_death
 from mini_infer_gateway.pipeline.stages.response_start import ResponseStart
 from mini_infer_web.api_errors import ApiError
-from mini_infer_web.asgi import Send
+from mini_infer_web.asgi import PIECE_BYTES, Send
 
 
 async def relay(call: Call, start: ResponseStart, record: AttemptRecord, idle_timeout_s: float) -> None:
@@ -39,7 +39,11 @@ async def relay(call: Call, start: ResponseStart, record: AttemptRecord, idle_ti
     headers = to_client(start.response.headers, exchange.decision_headers)
     if start.is_whole:
         call.answer_end = start.body[-USAGE_BYTES:]
-        await exchange.send_whole(start.status, headers, start.body)
+        if len(start.body) <= PIECE_BYTES:
+            await exchange.send_whole(start.status, headers, start.body)
+        else:
+            with call.reservation.charged(len(start.body)):
+                await exchange.send_whole(start.status, headers, start.body)
     else:
         await exchange.send_head(start.status, headers)
         await _relay_stream(call, start, record, idle_timeout_s)

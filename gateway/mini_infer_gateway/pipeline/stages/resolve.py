@@ -14,7 +14,7 @@ from mini_infer_gateway.pipeline.errors import endpoints_ended
 from mini_infer_gateway.pipeline.pinned_engine import pinned
 from mini_infer_gateway.pipeline.poison_requests import KILLS_LIMIT
 from mini_infer_gateway.pipeline.serving import Serving
-from mini_infer_web.api_errors import ApiError
+from mini_infer_web.api_errors import ApiError, known_models
 from mini_infer_web.request_timeout import request_timeout_s
 
 _REQUEST_ID, _CLIENT = REQUEST_ID_HEADER.encode(), CLIENT_HEADER.encode()
@@ -66,7 +66,7 @@ def requested_model(row: EnginePath, fields: dict[str, Any], listed: Sequence[st
     if model is None and (row.any_model or (row.lone_model and len(listed) == 1)):
         return listed[0]
     if not isinstance(model, str) or not model:
-        known = ", ".join(listed) or "none yet"
+        known = known_models(listed)
         raise ApiError(
             400, f"model must name the model to use; models here: {known}", param="model", code="invalid_value"
         )

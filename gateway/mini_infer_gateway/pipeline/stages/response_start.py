@@ -11,7 +11,9 @@ from mini_infer_contract.launch import DRAINING_HEADER, KV_FALLBACK_HEADER, SLO_
 from mini_infer_gateway.fleet.attempt_record import AttemptRecord
 from mini_infer_gateway.http.sse import EventSplitter, without_comments
 from mini_infer_gateway.http.upstream import Response
+from mini_infer_gateway.memory import BodyBudget
 from mini_infer_gateway.pipeline.retries import Failure
+from mini_infer_web.asgi import PIECE_BYTES
 
 WHOLE_BYTES = 1 << 20
 """Largest response of known length that is read whole before it is sent on: until then the request can be retried."""
@@ -67,12 +69,16 @@ class ResponseStart:
 
 
 async def read_start(
-    response: Response, first_event_by_s: float, record: AttemptRecord, idle_timeout_s: float
+    response: Response, first_event_by_s: float, record: AttemptRecord, idle_timeout_s: float, bodies: BodyBudget
 ) -> ResponseStart:
-    """Reads up to the end of a small body, or up to the first whole event or piece. Raises UpstreamError."""
+    """Reads up to the end of a small body, or up to the first whole event or piece. Raises UpstreamError.
+
+    While memory for `bodies` is short, only the smallest bodies are read whole.
+    """
+    whole_bytes = PIECE_BYTES if bodies.is_tight else WHOLE_BYTES
     length, splitter = response.header(b"content-length"), EventSplitter() if _is_event_stream(response) else None
     piece = await response.read(idle_timeout_s)
-    if length.isdigit() and int(length) <= WHOLE_BYTES:
+    if length.isdigit() and int(length) <= whole_bytes:
         pieces = []
         while piece:
             record.byte()

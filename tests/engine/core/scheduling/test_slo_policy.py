@@ -8,7 +8,8 @@ from mini_infer_contract.blocks import root_key
 from mini_infer_engine.core.kv_cache_manager import KVCacheManager
 from mini_infer_engine.core.pass_plan import PassPlan
 from mini_infer_engine.core.request import LatencyTargets, Request, SamplingParams
-from mini_infer_engine.core.scheduler import Scheduler
+from mini_infer_engine.core.scheduler import MAX_FORECAST, MAX_REFUSED, Scheduler
+from mini_infer_engine.core.scheduling.policy import Pending
 from mini_infer_engine.core.scheduling.slo_policy import BEST_EFFORT_TTFT_S, SLOPolicy
 from mini_infer_engine.core.sequence import Sequence
 from mini_infer_engine.core.step import Refusal, Step
@@ -207,6 +208,71 @@ def test_a_lower_priority_is_preempted_first_whatever_its_slack() -> None:
     bench = Bench()
     urgent, low = bench.sequence(10, ttft_ms=9000), bench.sequence(10, priority=1, ttft_ms=10)
     assert bench.policy.victim([urgent, low], bench.now_s) is low
+
+
+def test_others_start_in_time_when_a_stream_states_the_strictest_interval_that_is_possible() -> None:
+    bench = Bench()
+    stream, _ = bench.add(10, itl_ms=1000 * PASS_S + 1)
+    bench.run()
+    others = [bench.add(10)[0] for _ in range(3)]
+    for _ in range(3):
+        bench.run()
+    assert bench.scheduler.running == [stream]
+    bench.now_s += BEST_EFFORT_TTFT_S
+    for _ in range(6):
+        step = bench.run()
+        bench.policy.committed(step, PASS_S, bench.now_s)
+    assert bench.scheduler.running == sorted([stream, *others], key=lambda one: one.order)
+
+
+def test_an_interval_limits_nobody_when_no_pass_can_keep_it() -> None:
+    bench = Bench()
+    stream = bench.sequence(10, itl_ms=0.001)
+    stream.num_cached = 0  # It has begun elsewhere, and may not be refused.
+    assert bench.scheduler.add(stream, bench.now_s) is None
+    bench.run()
+    others = [bench.add(100)[0] for _ in range(3)]
+    step = bench.run()
+    assert len(bench.scheduler.running) == 4
+    assert {row.count for row in step.batch.rows} == {1, 100}
+    assert all(other.num_computed == 100 for other in others)
+
+
+@pytest.mark.parametrize("targets", [{}, {"ttft_ms": 80_000_000.0}])
+def test_a_sequence_joins_at_a_bounded_cost_when_thousands_wait(targets: dict[str, float]) -> None:
+    bench, looked_at = Bench(), 0
+    pending = bench.policy.pending
+
+    def counted(sequence: Sequence, num_tokens: int, *, is_running: bool) -> Pending:
+        nonlocal looked_at
+        looked_at += 1
+        return pending(sequence, num_tokens, is_running=is_running)
+
+    for _ in range(4 * MAX_FORECAST):
+        bench.scheduler.waiting.append(bench.sequence(100, **targets))
+    for sequence in bench.scheduler.waiting:
+        sequence.order = bench.policy.order(sequence, 100)
+    bench.policy.pending = counted  # type: ignore[method-assign]
+    _, refusal = bench.add(100, **targets)
+    assert refusal is None
+    assert looked_at <= MAX_FORECAST + 1
+    bench.scheduler.waiting.pop()
+    _, refusal = bench.add(100, ttft_ms=1000)
+    assert refusal is None, "it goes before all others"
+    _, refusal = bench.add(100, priority=1, ttft_ms=4 * MAX_FORECAST * 100 * 0.5)
+    assert refusal is not None, "all others go before it"
+
+
+def test_late_ones_are_refused_in_portions_when_thousands_are_late() -> None:
+    bench = Bench(max_num_seqs=1)
+    bench.add(100)
+    bench.run()
+    sequences = [bench.sequence(100, ttft_ms=1000) for _ in range(3 * MAX_REFUSED)]
+    for sequence in sequences:
+        sequence.order = bench.policy.order(sequence, 100)
+    bench.scheduler.waiting += sequences
+    bench.now_s += 100
+    assert [len(bench.run().refused) for _ in range(4)] == [MAX_REFUSED] * 3 + [0]
 
 
 def test_limits_are_off_when_nothing_was_measured() -> None:

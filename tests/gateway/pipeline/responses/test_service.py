@@ -4,12 +4,14 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import httpx2
 import openai
 import pytest
+from aiohttp import web
 from openai.types.responses import Response
 
 from mini_infer_contract.launch import Endpoint
@@ -91,6 +93,35 @@ async def test_what_is_kept_belongs_to_its_key_and_is_bounded() -> None:
         assert 0 < gateway.app.responses.store.used_bytes <= 3000
         reported = gateway.app.metrics.text().decode()
         assert f"mini_infer_gateway_responses_kept {float(len(gateway.app.responses.store))}" in reported
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_another_response_stays_as_it_is_when_an_engine_answers_with_its_id(
+    monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    async with (
+        FakeEngine("a") as engine,
+        running_gateway(engine.endpoint) as gateway,
+        client_of(gateway) as client,
+        client_of(gateway, "two") as other,
+    ):
+        one = await create(client, "mine")
+        answer = {"id": one.id, "object": "response", "status": "completed", "model": "m", "output": []}
+        event = {"type": "response.completed", "response": answer, "sequence_number": 0}
+
+        async def liar(request: web.Request, raw: bytes) -> web.StreamResponse:
+            if not stream:
+                return web.json_response(answer)
+            data = f"event: response.completed\ndata: {json.dumps(event)}\n\n"
+            return web.Response(text=data, content_type="text/event-stream")
+
+        monkeypatch.setattr(engine, "_answer", liar)
+        for asking, fields in ((other, {}), (client, {"previous_response_id": one.id})):
+            answered = await asking.responses.create(model="m", input="x", stream=stream, **fields)  # type: ignore[call-overload]
+            if stream:
+                assert [event.type async for event in answered] == ["response.completed"]
+        assert (await client.responses.retrieve(one.id)).output_text == "seen 1"
+        assert len((await client.responses.input_items.list(one.id)).data) == 1
 
 
 async def test_errors_and_bodies_leave_no_trace_in_the_budget() -> None:
@@ -220,6 +251,36 @@ async def test_over_websocket(dry: DryServer) -> None:
         assert event.error.code == "model_not_found"
         assert gateway.app.bodies.used_bytes == 0
     assert len(gateway.app.responses.store) == 0
+
+
+async def test_a_message_is_refused_when_it_has_more_values_than_a_body_may() -> None:
+    async with running_gateway() as gateway, client_of(gateway) as client, client.responses.connect() as line:
+        await line._connection.send('{"type": "response.create", "model": "m", "input": [' + "[]," * 30_000 + "[]]}")
+        event = await line.recv()
+        assert event.type == "error"
+        assert event.error.code == "too_many_values"
+        assert gateway.app.bodies.used_bytes == 0
+
+
+async def test_requests_over_a_websocket_are_refused_when_the_key_was_taken_out_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mini_infer_web.api_keys.LOOK_EVERY_S", 0.0)
+    file = tmp_path / "keys"
+    file.write_text("one name=a\ntwo name=b\n")
+    async with (
+        running_gateway(keys=ApiKeys(file=file)) as gateway,
+        client_of(gateway) as client,
+        client.responses.connect() as line,
+    ):
+        codes = []
+        for _ in range(2):
+            await line.response.create(model="m", input="x")
+            event = await line.recv()
+            assert event.type == "error"
+            codes.append(event.error.code)
+            file.write_text("two name=b\n")
+        assert codes == ["model_not_found", "invalid_api_key"]
 
 
 async def test_a_websocket_without_a_key_or_elsewhere_is_refused() -> None:
