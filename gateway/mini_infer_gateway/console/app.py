@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -19,6 +20,7 @@ from mini_infer_gateway.console.fleet_view import FleetView, Sources, fleet_view
 from mini_infer_gateway.console.history import SAMPLE_EVERY_S
 from mini_infer_gateway.console.prefix_map import MAX_CONVERSATIONS, EngineCache, PrefixMap, prefix_map
 from mini_infer_gateway.console.request_log import MAX_REQUESTS, RequestLog
+from mini_infer_gateway.console.request_view import RequestRow, request_detail, request_row
 from mini_infer_gateway.console.viewer import Viewer, viewer_of
 from mini_infer_gateway.endpoints.base import NO_REPORTS, EndpointSource, Reporting, Reports
 from mini_infer_gateway.http.asgi import read_body, send_bytes, send_whole
@@ -46,6 +48,8 @@ class Session:
     key: str
     can_chat: bool
     """True at the clients' port, where the API is."""
+    sees_requests: bool
+    """False if no list will show the viewer its own requests, so that it need not ask for one."""
     keeps_texts: bool
     needs_key: bool
     docs: str
@@ -75,11 +79,6 @@ class Console:
         self.streams = EventStreams(self._events)
         self._map: tuple[float, PrefixMap] | None = None
         self._mapping = asyncio.Lock()
-
-    @staticmethod
-    def is_free(path: str) -> bool:
-        """True if a path needs no key: the files of the page are the same for everybody."""
-        return path in FILES
 
     @staticmethod
     def answers(scope: Scope) -> bool:
@@ -113,7 +112,9 @@ class Console:
         _refuse_other_pages(scope)
         viewer, name = self._viewer(scope, on_admin_port=on_admin_port), path.removeprefix(CONSOLE_API_PATH)
         if name == "events":
-            await self.streams.serve(viewer, receive, send)
+            await self.streams.serve(
+                viewer, receive, send, lambda: self._viewer_now(scope, on_admin_port=on_admin_port) == viewer
+            )
             return
         answer = await self._answer(name, viewer, scope, receive, on_admin_port=on_admin_port)
         await send_bytes(send, 200, msgspec.json.encode(answer), headers=[(b"cache-control", b"no-store")])
@@ -136,6 +137,11 @@ class Console:
         grant = scope.get(GRANT) or self._keys.grant(scope["headers"])
         return viewer_of(self._keys, grant, on_admin_port=on_admin_port, is_loopback=self._settings.is_loopback)
 
+    def _viewer_now(self, scope: Scope, *, on_admin_port: bool) -> Viewer:
+        """Returns the viewer by the keys that are valid now, and not by those of the request's beginning."""
+        grant = self._keys.grant(scope["headers"])
+        return viewer_of(self._keys, grant, on_admin_port=on_admin_port, is_loopback=self._settings.is_loopback)
+
     async def _answer(
         self, name: str, viewer: Viewer, scope: Scope, receive: Receive, *, on_admin_port: bool
     ) -> object:
@@ -144,7 +150,7 @@ class Console:
         if name == "fleet":
             return self._fleet(viewer, with_history=True)
         if name == "requests":
-            return {"requests": self._log.rows(viewer), "most": MAX_REQUESTS}
+            return {"requests": self._rows(viewer), "most": MAX_REQUESTS}
         if name == "explain":
             body = await read_body(scope, receive, MAX_BODY_BYTES, lambda size_bytes: True)
             return await self._explainer.explain(body, self._clients.of(scope), everything=viewer.everything)
@@ -152,9 +158,11 @@ class Console:
             if not viewer.everything:
                 raise ApiError(403, "prefixes of all keys are for an administrator's key", code="needs_admin")
             return await self._prefixes()
-        if (found := self._log.find(viewer, _request_id(name))) is None:
-            raise ApiError(404, "there is no such request among the latest ones of this key", code="unknown_request")
-        return found
+        request_id = _request_id(name)
+        for record in self._log.records(viewer):
+            if record.request_id == request_id:
+                return request_detail(record, self._log.clock_offset_s, everything=viewer.everything)
+        raise ApiError(404, "there is no such request among the latest ones of this key", code="unknown_request")
 
     def _session(self, viewer: Viewer, *, on_admin_port: bool) -> Session:
         settings = self._settings
@@ -163,6 +171,7 @@ class Console:
             everything=viewer.everything,
             key=viewer.key,
             can_chat=not on_admin_port,
+            sees_requests=viewer.everything or viewer.owns(viewer.key),
             keeps_texts=settings.console_texts,
             needs_key=bool(self._keys),
             docs=DOCS_PATH if not on_admin_port else "",
@@ -178,9 +187,14 @@ class Console:
         latest = self._log.latest
         events = event("fleet", self._fleet(viewer, with_history=first))
         most = MAX_REQUESTS if first else MAX_NEW_REQUESTS
-        if latest > seen and (rows := self._log.rows(viewer, seen, most)):
+        if latest > seen and (rows := self._rows(viewer, seen, most)):
             events += event("requests", rows)
         return events, latest
+
+    def _rows(self, viewer: Viewer, after: int = 0, most: int = MAX_REQUESTS) -> list[RequestRow]:
+        """Returns at most `most` requests that the viewer may see, with serials above `after`, newest first."""
+        records = islice(self._log.records(viewer, after), most)
+        return [request_row(one, self._log.clock_offset_s, everything=viewer.everything) for one in records]
 
     async def _prefixes(self) -> PrefixMap:
         """Returns the map, at most `MAP_EVERY_S` old: the walk of one engine's conversations takes a millisecond."""

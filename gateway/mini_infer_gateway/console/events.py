@@ -58,15 +58,20 @@ class EventStreams:
         self._ended = True
         self.tick()
 
-    async def serve(self, viewer: Viewer, receive: Receive, send: Send) -> None:
-        """Streams until the client has gone. Raises ApiError 429 if too many consoles are open."""
+    async def serve(
+        self, viewer: Viewer, receive: Receive, send: Send, may_go_on: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Streams until the client has gone, or `may_go_on` returns False since its key has lost its rights.
+
+        Raises ApiError 429 if too many consoles are open.
+        """
         if self.open >= MAX_STREAMS or self._open[viewer.key] >= MAX_STREAMS_PER_KEY:
             raise ApiError(429, "too many consoles are open: close one", code="too_many_consoles")
         self._open[viewer.key] += 1
         gone = asyncio.create_task(client_disconnected(receive), name="a console's client")
         try:
             await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
-            await self._stream(viewer, gone, send)
+            await self._stream(viewer, gone, send, may_go_on)
             with contextlib.suppress(OSError):
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
@@ -75,7 +80,9 @@ class EventStreams:
             if not self._open[viewer.key]:
                 del self._open[viewer.key]
 
-    async def _stream(self, viewer: Viewer, gone: "asyncio.Task[None]", send: Send) -> None:
+    async def _stream(
+        self, viewer: Viewer, gone: "asyncio.Task[None]", send: Send, may_go_on: Callable[[], bool]
+    ) -> None:
         events, seen = self._make(viewer, 0, True)
         while True:
             tick = self._tick
@@ -84,7 +91,7 @@ class EventStreams:
                 waiting = asyncio.create_task(tick.wait())
                 await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)
                 waiting.cancel()
-            if self._ended or gone.done():
+            if self._ended or gone.done() or not may_go_on():
                 return
             events, seen = self._made.get((viewer, seen)) or self._make_once(viewer, seen)
 

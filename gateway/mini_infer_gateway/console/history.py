@@ -58,13 +58,13 @@ class History:
         counts.requests += 1
         counts.prompt_tokens += trace.prompt_tokens
         counts.hit_tokens += min(trace.decision.hit_tokens, trace.prompt_tokens)
-        if trace.tokens is not None:
-            counts.tokens += max(0, trace.tokens - trace.counted)
+        if trace.completion_tokens:
+            counts.tokens += max(0, trace.completion_tokens - trace.counted)
 
     def sample(self, loads: Mapping[str, Load], in_flight: Iterable[Trace], now_s: float) -> None:
         """Adds a sample of each engine in `loads`, and forgets all other engines."""
         for trace in in_flight:
-            if trace.progress and trace.decision and (tokens := trace.progress.completion_tokens):
+            if trace.progress and trace.decision and (tokens := trace.progress.tokens):
                 counts = self._counts(trace.decision.decode.name)
                 counts.tokens += max(0, tokens - trace.counted)
                 trace.counted = max(tokens, trace.counted)

@@ -3,7 +3,7 @@
 from mini_infer_gateway.console.history import MAX_SAMPLES, History
 from mini_infer_gateway.console.request_log import RequestLog
 from mini_infer_gateway.fleet.load import Load
-from tests.gateway.console.traces import Answered, ask, decision
+from tests.gateway.console.traces import Streamed, ask, decision
 
 IDLE = Load(0, 0, 0, 0.25)
 
@@ -28,14 +28,15 @@ def test_tokens_count_once_when_a_stream_goes_on_over_several_samples() -> None:
     history = History()
     log = RequestLog(on_finish=history.finished)
     history.sample({"e1": IDLE}, (), 0.0)
-    stream, trace = Answered(0), log.begin({"path": "/v1/chat/completions"}, 0.0)
-    trace.sent(decision("e1"), stream, 0.0, 0.0)
+    stream, trace = Streamed(), log.begin({"request_id": "one", "path": "/v1/chat/completions"}, 0.0)
+    trace.sent(decision("e1"), 0.0, 0.0)
+    trace.streams(stream)
     counted = []
     for tokens in (10, 30):
-        stream.completion_tokens = tokens
+        stream.tokens = tokens
         history.sample({"e1": IDLE}, log.in_flight, float(tokens))
         counted.append(history.samples("e1")[-1].tokens_per_s)
-    stream.completion_tokens = 35
+    stream.tokens = 35
     trace.ended({}, 31.0)
     history.sample({"e1": IDLE}, log.in_flight, 31.0)
     assert counted == [1.0, 1.0]
