@@ -74,7 +74,6 @@ class Console:
         self._settings, self._keys, self._clock = settings, keys, clock
         self._reports: Callable[[], Reports] = source.reports if isinstance(source, Reporting) else lambda: NO_REPORTS
         self._log, self._sources, self._explainer = log, sources, explainer
-        log.on_finish = sources.history.finished
         self._clients = Clients(settings, keys)
         self.streams = EventStreams(self._events)
         self._map: tuple[float, PrefixMap] | None = None
@@ -125,7 +124,7 @@ class Console:
         while True:
             await asyncio.sleep(SAMPLE_EVERY_S)
             loads = {name: ledger.load(name) for name in fleet.endpoints}
-            history.sample(loads, self._log.in_flight, self._clock())
+            history.sample(loads, self._log.take_counts(), self._clock())
             if self.streams.open:
                 self.streams.tick()
 

@@ -7,7 +7,8 @@ collector need not scan and which keeps nothing of the request alive.
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final, NamedTuple
 
@@ -42,7 +43,7 @@ class Attempt(NamedTuple):
     engine: str
     hit_tokens: int
     reason: str
-    index: str
+    index_kind: str
     prefill: str
     prefill_reason: str
     fetch: str
@@ -121,16 +122,19 @@ class Trace:
 
     def failed(self, reason: str, now_s: float) -> None:
         """Records that the latest attempt failed."""
-        if len(self.failures) < MAX_FAILED_ATTEMPTS:
-            self.failures += self._attempt(now_s, reason)
+        if self.decision and self.sent_s is not None and len(self.failures) < MAX_FAILED_ATTEMPTS:
+            self.failures += (self._attempt(self.decision, now_s, reason),)
         self.sent_s = self.first_byte_s = None
 
     def ended(self, facts: Mapping[str, Any], now_s: float) -> None:
         """Records the end of the request."""
-        attempts = self.failures + self._attempt(None, "")
+        get, scope, log, attempts = facts.get, self._scope, self._log, self.failures
         if self.progress:
             self.completion_tokens = self.progress.tokens
-        get, scope, log = facts.get, self._scope, self._log
+        if decision := self.decision:
+            log.count(self, decision)
+            if self.sent_s is not None:
+                attempts += (self._attempt(decision, None, ""),)
         log.in_flight.discard(self)
         log.finished.append(
             (
@@ -151,15 +155,11 @@ class Trace:
                 attempts,
             )
         )
-        log.on_finish(self)
 
-    def _attempt(self, failed_s: float | None, failure: str) -> tuple[tuple[Any, ...], ...]:
-        """Returns the fields of the present attempt as an `Attempt`, in a tuple; an empty one if there is none."""
-        decision = self.decision
-        if decision is None or self.sent_s is None:
-            return ()
+    def _attempt(self, decision: Decision, failed_s: float | None, failure: str) -> tuple[Any, ...]:
+        """Returns the fields of the present attempt as an `Attempt`."""
         prefill, fetch = decision.prefill, decision.fetch
-        attempt = (
+        return (
             self.sent_s,
             self.waited_s,
             self.first_byte_s,
@@ -173,16 +173,23 @@ class Trace:
             decision.prefill_reason,
             fetch.name if fetch else "",
         )
-        return (attempt,)
+
+
+@dataclass(slots=True)
+class EngineCounts:
+    """Counts what has ended at one engine since the last sample."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    hit_tokens: int = 0
+    completion_tokens: int = 0
 
 
 class RequestLog:
     """The requests in flight and the latest finished ones of one gateway: a `RequestObserver`."""
 
-    def __init__(self, *, keeps_texts: bool = False, on_finish: Callable[[Trace], None] = lambda trace: None) -> None:
-        """`on_finish` is called with each request that has ended."""
+    def __init__(self, *, keeps_texts: bool = False) -> None:
         self.keeps_texts = keeps_texts
-        self.on_finish = on_finish
         self.in_flight: set[Trace] = set()
         self.serials = count(1)
         """Serial numbers of requests in the order of their ends."""
@@ -190,12 +197,35 @@ class RequestLog:
         """Seconds from the gateway's clock to that of the epoch."""
         self.finished: deque[tuple[Any, ...]] = deque(maxlen=MAX_REQUESTS)
         """Fields of each `Record`, oldest first."""
+        self._counts: dict[str, EngineCounts] = {}
 
     def begin(self, scope: Scope, now_s: float) -> Trace:
         """Returns the trace of a request that has just arrived."""
         trace = Trace(self, scope, now_s)
         self.in_flight.add(trace)
         return trace
+
+    def count(self, trace: Trace, decision: Decision) -> None:
+        """Counts a request that has ended for its engine."""
+        name, tokens = decision.decode.name, trace.completion_tokens
+        counts = self._counts.get(name)
+        if counts is None:
+            counts = self._counts[name] = EngineCounts()
+        counts.requests += 1
+        counts.prompt_tokens += trace.prompt_tokens
+        counts.hit_tokens += decision.hit_tokens
+        if tokens:
+            counts.completion_tokens += tokens - trace.counted
+
+    def take_counts(self) -> dict[str, EngineCounts]:
+        """Returns the counts since the last call by engine, with those tokens that streams in flight have sent."""
+        counts, self._counts = self._counts, {}
+        for trace in self.in_flight:
+            if trace.progress and trace.decision and (tokens := trace.progress.tokens) > trace.counted:
+                engine = counts.setdefault(trace.decision.decode.name, EngineCounts())
+                engine.completion_tokens += tokens - trace.counted
+                trace.counted = tokens
+        return counts
 
     @property
     def latest(self) -> int:
@@ -214,9 +244,8 @@ class RequestLog:
 
 def completion_tokens_of(body: bytes) -> int | None:
     """Returns the number of output tokens in the usage at the end of a whole answer; None if there is none."""
-    begin = max(0, len(body) - USAGE_BYTES)
     for name in _USAGE_NAMES:
-        at = body.rfind(name, begin)
+        at = body.rfind(name, -USAGE_BYTES)
         if at >= 0 and (found := _NUMBER.match(body, at + len(name))):
             return int(found[1])
     return None

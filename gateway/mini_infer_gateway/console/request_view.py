@@ -117,7 +117,7 @@ def _steps(record: Record, attempts: Iterable[Attempt]) -> Iterator[TimelineStep
 
 
 def _why(attempt: Attempt) -> str:
-    parts = [f"chosen by {attempt.reason}", f"{attempt.hit_tokens} tokens cached ({attempt.index})"]
+    parts = [f"chosen by {attempt.reason}", f"{attempt.hit_tokens} tokens cached ({attempt.index_kind})"]
     if attempt.prefill:
         parts.append(f"prompt computed by {attempt.prefill} ({attempt.prefill_reason})")
     if attempt.fetch:

@@ -340,7 +340,7 @@ async def test_one_more_console_is_refused_when_a_key_has_as_many_open_as_it_may
 
 @pytest.mark.parametrize(
     "left",
-    ["sk-b name=team-b\n", "sk-admin name=ops\nsk-b name=team-b\n"],
+    ["sk-b name=team-b\nsk-c name=team-c\n", "sk-admin name=ops\nsk-b name=team-b\n"],
     ids=["revoked", "no longer an administrator's"],
 )
 async def test_an_open_console_ends_when_its_key_loses_its_rights(
