@@ -13,8 +13,9 @@ export class Boundary extends Component<{ children: ComponentChildren; onReset?:
     if (!this.state.problem) return this.props.children;
     return (
       <section class="card">
+        <h1>This page cannot be shown</h1>
         <p class="error" role="alert">
-          This page cannot be shown: {this.state.problem}
+          {this.state.problem}
         </p>
         <button
           type="button"
