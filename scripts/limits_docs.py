@@ -367,7 +367,7 @@ SECTIONS: dict[str, Sequence[Limit]] = {
         constant("consoles of one key", f"{_CONSOLE}.events:MAX_STREAMS_PER_KEY", as_count, "the same"),
         constant("new requests in an event", f"{_CONSOLE}.events:MAX_NEW_REQUESTS", as_count, "the newest"),
         constant("requests that are kept", f"{_CONSOLE}.request_log:MAX_REQUESTS", as_count, "the oldest go"),
-        constant("failed attempts of one request", f"{_CONSOLE}.request_log:MAX_FAILED_ATTEMPTS", as_count, "the first"),
+        constant("failed attempts of a request", f"{_CONSOLE}.request_log:MAX_FAILED_ATTEMPTS", as_count, "the first"),
         constant(
             "characters of a prompt (`--console-texts`)",
             f"{_CONSOLE}.request_log:MAX_TEXT_CHARACTERS",
