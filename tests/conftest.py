@@ -20,9 +20,12 @@ CONTROL_PLANES = (
      "metrics_asked_for", "chart_on_api_server", "backend_conformance"),
 )  # fmt: skip
 """Of tests/operator: each group has a control plane of its own; both take about as long."""
+CONSOLE = ("tests/console/test_browser.py", "tests/console/test_hostile.py")
+"""These share one browser."""
 SLOW = (
     "benchmarks/test_smoke.py",
     "console/test_browser.py",
+    "console/test_hostile.py",
     "engine/server/test_kv_transfer_of_models.py",
     "engine/server/test_serve_kv_transfer.py",
     "engine/distributed/test_parallel_server.py",
@@ -111,7 +114,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             path = nodeid.split("::", 1)[0]
-            return GROUPS.get(path, path)
+            return GROUPS.get(path, "console" if path in CONSOLE else path)
 
     config.option.loadscopereorder = False
     return Scheduling(config, log)

@@ -1,6 +1,8 @@
 // Talks to the gateway. The key lives in sessionStorage: it goes with the tab, and no other page reads it.
+import { load, save } from "./storage";
 
 const KEY = "mini-infer-key";
+let key = load("sessionStorage", KEY) ?? "";
 
 export class ApiError extends Error {
   constructor(
@@ -12,17 +14,21 @@ export class ApiError extends Error {
 }
 
 export function storedKey(): string {
-  return sessionStorage.getItem(KEY) ?? "";
+  return key;
 }
 
-export function storeKey(key: string): void {
-  if (key) sessionStorage.setItem(KEY, key);
-  else sessionStorage.removeItem(KEY);
+export function storeKey(given: string): void {
+  key = given;
+  save("sessionStorage", KEY, given);
+}
+
+/** True for an error by which the gateway refuses the key. */
+export function isRefusal(error: unknown): boolean {
+  return error instanceof ApiError && error.status === 401;
 }
 
 export async function request(path: string, init: RequestInit = {}): Promise<Response> {
   const headers = new Headers(init.headers);
-  const key = storedKey();
   if (key) headers.set("authorization", `Bearer ${key}`);
   if (init.body) headers.set("content-type", "application/json");
   const response = await fetch(path, { ...init, headers, cache: "no-store", credentials: "omit" });

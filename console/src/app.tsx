@@ -1,39 +1,72 @@
 import { useCallback, useEffect, useState } from "preact/hooks";
-import { ApiError, getJson, storeKey, storedKey } from "./api";
+import { getJson, isRefusal, storeKey, storedKey } from "./api";
+import { Boundary } from "./boundary";
+import { saveConversations } from "./conversations";
 import { useLive } from "./live";
 import { FleetPage } from "./pages/fleet";
 import { Playground } from "./pages/playground";
 import { PrefixPage } from "./pages/prefixes";
 import { RequestsPage } from "./pages/requests";
+import { load, save } from "./storage";
 import type { Session } from "./types";
+
+const NO_LONGER_VALID = "This key is no longer valid: type another one.";
 
 const PAGES = { chat: "Playground", fleet: "Fleet", prefixes: "Prefix map", requests: "Requests" } as const;
 type Page = keyof typeof PAGES;
 
+type State = { session: Session } | { asksKey: true; problem: string } | { failed: string } | null;
+
 export function App() {
-  const [session, setSession] = useState<Session | null>(null);
-  const [problem, setProblem] = useState("");
-  const [asks, setAsks] = useState(false);
+  const [state, setState] = useState<State>(null);
   const begin = useCallback(async () => {
+    const hadKey = Boolean(storedKey());
     try {
-      setSession(await getJson<Session>("/console/api/session"));
-      setProblem("");
-      setAsks(false);
+      setState({ session: await getJson<Session>("/console/api/session") });
     } catch (error) {
-      const refused = error instanceof ApiError && error.status === 401;
-      setProblem(refused && !storedKey() ? "" : (error as Error).message);
-      if (refused) storeKey("");
-      setSession(null);
-      setAsks(true);
+      if (isRefusal(error)) refuse(hadKey ? (error as Error).message : "");
+      else setState({ failed: (error as Error).message });
     }
   }, []);
-  useEffect(() => void begin(), []);
-  function forget() {
+  /** Takes over what the viewer may see now. A gateway that cannot be reached changes nothing. */
+  const refresh = useCallback(async () => {
+    try {
+      const session = await getJson<Session>("/console/api/session");
+      setState((now) => (now && "session" in now ? { session } : now));
+    } catch (error) {
+      if (isRefusal(error)) refuse(NO_LONGER_VALID);
+    }
+  }, []);
+  function refuse(problem: string) {
     storeKey("");
-    void begin();
+    setState({ asksKey: true, problem });
   }
-  if (session) return <Console session={session} onForget={forget} onRefused={forget} />;
-  return asks ? <KeyForm problem={problem} onKey={begin} /> : <main class="center">Loading…</main>;
+  useEffect(() => void begin(), []);
+  if (!state) return <main class="center">Loading…</main>;
+  if ("session" in state) {
+    return (
+      <Console
+        session={state.session}
+        onForget={() => refuse("")}
+        onRefused={() => refuse(NO_LONGER_VALID)}
+        onAgain={() => void refresh()}
+      />
+    );
+  }
+  if ("asksKey" in state) return <KeyForm problem={state.problem} onKey={begin} />;
+  return (
+    <main class="center">
+      <section class="card">
+        <h1>mini-infer</h1>
+        <p class="error" role="alert">
+          The gateway does not answer: {state.failed}
+        </p>
+        <button type="button" onClick={() => void begin()}>
+          Try again
+        </button>
+      </section>
+    </main>
+  );
 }
 
 function KeyForm({ problem, onKey }: { problem: string; onKey: () => Promise<void> }) {
@@ -75,10 +108,10 @@ function pageNow(session: Session): Page {
   return name in PAGES && (name !== "chat" || session.can_chat) ? name : session.can_chat ? "chat" : "fleet";
 }
 
-function Console(props: { session: Session; onForget: () => void; onRefused: () => void }) {
+function Console(props: { session: Session; onForget: () => void; onRefused: () => void; onAgain: () => void }) {
   const { session } = props;
   const [page, setPage] = useState<Page>(pageNow(session));
-  const live = useLive(props.onRefused);
+  const live = useLive(props.onRefused, props.onAgain);
   useEffect(() => {
     const moved = () => setPage(pageNow(session));
     addEventListener("hashchange", moved);
@@ -127,12 +160,16 @@ function Console(props: { session: Session; onForget: () => void; onRefused: () 
         {/* The playground stays, so that an answer goes on while another page is looked at. */}
         {session.can_chat && (
           <div hidden={page !== "chat"}>
-            <Playground session={session} live={live} />
+            <Boundary onReset={() => saveConversations(session.key, null)}>
+              <Playground session={session} live={live} />
+            </Boundary>
           </div>
         )}
-        {page === "fleet" && <FleetPage session={session} live={live} />}
-        {page === "prefixes" && <PrefixPage session={session} />}
-        {page === "requests" && <RequestsPage session={session} live={live} />}
+        <Boundary key={page}>
+          {page === "fleet" && <FleetPage session={session} live={live} />}
+          {page === "prefixes" && <PrefixPage session={session} live={live} />}
+          {page === "requests" && <RequestsPage session={session} live={live} />}
+        </Boundary>
       </main>
       <footer class="hint">mini-infer {session.version}</footer>
     </>
@@ -142,11 +179,11 @@ function Console(props: { session: Session; onForget: () => void; onRefused: () 
 const THEME = "mini-infer-theme";
 
 function Theme() {
-  const [theme, setTheme] = useState(localStorage.getItem(THEME) ?? "");
+  const [theme, setTheme] = useState(load("localStorage", THEME) ?? "");
   useEffect(() => {
     if (theme) document.documentElement.dataset.theme = theme;
     else delete document.documentElement.dataset.theme;
-    localStorage.setItem(THEME, theme);
+    save("localStorage", THEME, theme);
   }, [theme]);
   return (
     <select aria-label="Colours" value={theme} onChange={(event) => setTheme(event.currentTarget.value)}>

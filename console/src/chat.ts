@@ -130,17 +130,46 @@ function number(body: Body, name: string, text: string): void {
   body[name] = value;
 }
 
-/** Streams an answer; calls `update` with the message so far. Returns when it is whole, stopped, or broken. */
+const MAX_TOOL_CALLS = 128;
+const UPDATE_EVERY_MS = 30;
+
+/** Passes on the latest of many updates, at most one in `UPDATE_EVERY_MS`: a page need not be drawn for every token. */
+function paced(update: (message: Message) => void) {
+  let timer = 0;
+  let latest: Message;
+  return {
+    update(message: Message) {
+      latest = message;
+      timer ||= window.setTimeout(() => {
+        timer = 0;
+        update({ ...latest });
+      }, UPDATE_EVERY_MS);
+    },
+    end(message: Message) {
+      clearTimeout(timer);
+      update({ ...message });
+    },
+  };
+}
+
+/**
+ * Streams an answer; calls `onUpdate` with the message so far. Returns when it is whole, stopped, or broken.
+ *
+ * With `explains`, it looks up afterwards which engine answered and why.
+ */
 export async function answer(
   body: Body,
   engine: string,
+  explains: boolean,
   signal: AbortSignal,
-  update: (message: Message) => void,
+  onUpdate: (message: Message) => void,
 ): Promise<void> {
   const message: Message = { role: "assistant", content: "", stats: {} };
+  const shown = paced(onUpdate);
   const began = performance.now();
   let lastToken = began;
   let pieces = 0;
+  let isWhole = false;
   try {
     const response = await request("/v1/chat/completions", {
       method: "POST",
@@ -150,7 +179,10 @@ export async function answer(
     });
     message.stats!.requestId = response.headers.get("x-request-id") ?? undefined;
     for await (const event of eventsOf(response)) {
-      if (event.data === "[DONE]") break;
+      if (event.data === "[DONE]") {
+        isWhole = true;
+        break;
+      }
       const chunk = JSON.parse(event.data);
       if (chunk.error) throw new ApiError(chunk.error.code ?? 0, chunk.error.message ?? "the stream broke");
       const choice = chunk.choices?.[0];
@@ -160,8 +192,9 @@ export async function answer(
         message.stats!.firstTokenS ??= (lastToken - began) / 1000;
       }
       if (chunk.usage) takeUsage(message.stats!, chunk.usage);
-      update({ ...message });
+      shown.update(message);
     }
+    if (!isWhole) throw new Error("the connection ended before the answer did");
   } catch (error) {
     if (!signal.aborted) message.error = (error as Error).message;
     else message.finish = "stopped";
@@ -169,8 +202,8 @@ export async function answer(
   const tokens = message.stats!.completionTokens ?? pieces;
   const tookS = (lastToken - began) / 1000 - (message.stats!.firstTokenS ?? 0);
   if (tokens > 1 && tookS > 0) message.stats!.tokensPerS = (tokens - 1) / tookS;
-  update({ ...message });
-  if (message.stats!.requestId) await explain(message, update);
+  shown.end(message);
+  if (explains && message.stats!.requestId) await explain(message, onUpdate);
 }
 
 /** Adds a chunk's choice to the message. Returns true if it has a part of the answer. */
@@ -182,6 +215,7 @@ function take(message: Message, choice: any): boolean {
   for (const call of delta.tool_calls ?? []) {
     message.toolCalls = [...(message.toolCalls ?? [])];
     const at = call.index ?? message.toolCalls.length;
+    if (!(at <= message.toolCalls.length && at < MAX_TOOL_CALLS)) continue;
     const known = message.toolCalls[at] ?? { id: "", name: "", arguments: "" };
     message.toolCalls[at] = {
       id: call.id ?? known.id,
@@ -211,6 +245,6 @@ async function explain(message: Message, update: (message: Message) => void): Pr
     const { engine, reason } = row;
     update({ ...message, stats: { ...message.stats, engine, reason, cachedTokens: message.stats!.cachedTokens ?? row.cached_tokens } });
   } catch {
-    // It is no request of this key's, or already forgotten: the answer is there without it.
+    // It is already forgotten, or another replica has it: the answer is there without it.
   }
 }

@@ -1,6 +1,6 @@
 // Follows the gateway's event stream: the fleet every few seconds, and requests as they end.
 import { useEffect, useState } from "preact/hooks";
-import { eventsOf, request, ApiError } from "./api";
+import { eventsOf, isRefusal, request } from "./api";
 import type { Fleet, RequestRow, Sample } from "./types";
 
 const MOST_REQUESTS = 1000;
@@ -17,11 +17,12 @@ export interface Live {
 
 const NOTHING: Live = { fleet: null, requests: [], connected: false, error: "" };
 
-export function useLive(onRefused: () => void): Live {
+/** `onRefused` is called when the key is no longer valid, and `onAgain` before each connection but the first. */
+export function useLive(onRefused: () => void, onAgain: () => void): Live {
   const [live, setLive] = useState<Live>(NOTHING);
   useEffect(() => {
     const abort = new AbortController();
-    follow(abort.signal, setLive, onRefused);
+    void follow(abort.signal, setLive, onRefused, onAgain);
     return () => abort.abort();
   }, []);
   return live;
@@ -29,7 +30,7 @@ export function useLive(onRefused: () => void): Live {
 
 type Update = (change: (live: Live) => Live) => void;
 
-async function follow(signal: AbortSignal, update: Update, onRefused: () => void): Promise<void> {
+async function follow(signal: AbortSignal, update: Update, onRefused: () => void, onAgain: () => void): Promise<void> {
   let pauseMs = FIRST_PAUSE_MS;
   while (!signal.aborted) {
     try {
@@ -55,12 +56,13 @@ async function follow(signal: AbortSignal, update: Update, onRefused: () => void
       }
     } catch (error) {
       if (signal.aborted) return;
-      if (error instanceof ApiError && error.status === 401) return onRefused();
+      if (isRefusal(error)) return onRefused();
       update((live) => ({ ...live, error: String((error as Error).message) }));
     }
     update((live) => ({ ...live, connected: false }));
     await new Promise((resolve) => setTimeout(resolve, pauseMs));
     pauseMs = Math.min(LONGEST_PAUSE_MS, pauseMs * 2);
+    if (!signal.aborted) onAgain();
   }
 }
 

@@ -2,26 +2,32 @@
 // Pictures become links: nothing is loaded from elsewhere.
 import { Lexer, type Token, type Tokens } from "marked";
 import type { ComponentChild } from "preact";
-import { useState } from "preact/hooks";
+import { useMemo, useState } from "preact/hooks";
 import { copyText } from "./clipboard";
 
 const LINKED = /^(https?:|mailto:)/i;
 
+/** Characters up to which a text is shown as Markdown: the lexer takes long for some that are longer. */
+const MAX_CHARACTERS = 50_000;
+/** Lists, quotes and emphasis that lie in each other, at most. */
+const MAX_DEPTH = 32;
+
 export function Markdown({ text }: { text: string }) {
-  let tokens: Token[];
-  try {
-    tokens = Lexer.lex(text, { gfm: true, breaks: true });
-  } catch {
-    return <p class="plain">{text}</p>;
-  }
-  return <div class="markdown">{blocks(tokens)}</div>;
+  return useMemo(() => {
+    try {
+      if (text.length <= MAX_CHARACTERS) return <div class="markdown">{blocks(Lexer.lex(text, { gfm: true, breaks: true }), 0)}</div>;
+    } catch {
+      // The text is nested too deep for the lexer.
+    }
+    return <div class="plain">{text}</div>;
+  }, [text]);
 }
 
-function blocks(tokens: Token[]): ComponentChild[] {
-  return tokens.map((token, key) => block(token, key));
+function blocks(tokens: Token[], depth: number): ComponentChild[] {
+  return tokens.map((token, key) => (depth > MAX_DEPTH ? token.raw : block(token, key, depth + 1)));
 }
 
-function block(token: Token, key: number): ComponentChild {
+function block(token: Token, key: number, depth: number): ComponentChild {
   switch (token.type) {
     case "space":
     case "def":
@@ -29,19 +35,19 @@ function block(token: Token, key: number): ComponentChild {
     case "heading": {
       // The page has its own h1 and h2.
       const Heading = `h${Math.min(6, (token as Tokens.Heading).depth + 2)}` as "h3";
-      return <Heading key={key}>{inline(token.tokens ?? [])}</Heading>;
+      return <Heading key={key}>{inline(token.tokens ?? [], depth)}</Heading>;
     }
     case "paragraph":
-      return <p key={key}>{inline(token.tokens ?? [])}</p>;
+      return <p key={key}>{inline(token.tokens ?? [], depth)}</p>;
     case "code":
       return <Code key={key} text={token.text} language={(token as Tokens.Code).lang ?? ""} />;
     case "blockquote":
-      return <blockquote key={key}>{blocks(token.tokens ?? [])}</blockquote>;
+      return <blockquote key={key}>{blocks(token.tokens ?? [], depth)}</blockquote>;
     case "hr":
       return <hr key={key} />;
     case "list": {
       const list = token as Tokens.List;
-      const items = list.items.map((item, at) => <li key={at}>{blocks(item.tokens)}</li>);
+      const items = list.items.map((item, at) => <li key={at}>{blocks(item.tokens, depth)}</li>);
       return list.ordered ? (
         <ol key={key} start={Number(list.start) || 1}>
           {items}
@@ -59,7 +65,7 @@ function block(token: Token, key: number): ComponentChild {
               <tr>
                 {table.header.map((cell, at) => (
                   <th key={at} scope="col">
-                    {inline(cell.tokens)}
+                    {inline(cell.tokens, depth)}
                   </th>
                 ))}
               </tr>
@@ -68,7 +74,7 @@ function block(token: Token, key: number): ComponentChild {
               {table.rows.map((row, at) => (
                 <tr key={at}>
                   {row.map((cell, column) => (
-                    <td key={column}>{inline(cell.tokens)}</td>
+                    <td key={column}>{inline(cell.tokens, depth)}</td>
                   ))}
                 </tr>
               ))}
@@ -78,7 +84,7 @@ function block(token: Token, key: number): ComponentChild {
       );
     }
     case "text":
-      return <span key={key}>{token.tokens ? inline(token.tokens) : unescaped(token.text)}</span>;
+      return <span key={key}>{token.tokens ? inline(token.tokens, depth) : unescaped(token.text)}</span>;
     default:
       return (
         <span key={key} class="plain">
@@ -88,15 +94,16 @@ function block(token: Token, key: number): ComponentChild {
   }
 }
 
-function inline(tokens: Token[]): ComponentChild[] {
+function inline(tokens: Token[], depth: number): ComponentChild[] {
   return tokens.map((token, key) => {
+    if (depth > MAX_DEPTH) return token.raw;
     switch (token.type) {
       case "strong":
-        return <strong key={key}>{inline(token.tokens ?? [])}</strong>;
+        return <strong key={key}>{inline(token.tokens ?? [], depth + 1)}</strong>;
       case "em":
-        return <em key={key}>{inline(token.tokens ?? [])}</em>;
+        return <em key={key}>{inline(token.tokens ?? [], depth + 1)}</em>;
       case "del":
-        return <del key={key}>{inline(token.tokens ?? [])}</del>;
+        return <del key={key}>{inline(token.tokens ?? [], depth + 1)}</del>;
       case "codespan":
         return <code key={key}>{token.text}</code>;
       case "br":
@@ -105,7 +112,7 @@ function inline(tokens: Token[]): ComponentChild[] {
       case "image":
         return <Link key={key} href={token.href} text={token.text || token.href} />;
       case "text":
-        return token.tokens ? <span key={key}>{inline(token.tokens)}</span> : unescaped(token.text);
+        return token.tokens ? <span key={key}>{inline(token.tokens, depth + 1)}</span> : unescaped(token.text);
       case "escape":
         return unescaped(token.text);
       default:
@@ -125,18 +132,17 @@ function Link({ href, text }: { href: string; text: string }) {
 }
 
 export function Code({ text, language }: { text: string; language: string }) {
-  const [copied, setCopied] = useState(false);
+  const [done, setDone] = useState("");
   async function copy() {
-    await copyText(text);
-    setCopied(true);
-    setTimeout(() => setCopied(false), 1500);
+    setDone(await copyText(text).then(() => "Copied", () => "Not copied"));
+    setTimeout(() => setDone(""), 1500);
   }
   return (
     <div class="code">
       <div class="code-head">
         <span>{language || "text"}</span>
         <button type="button" class="small" onClick={copy}>
-          {copied ? "Copied" : "Copy"}
+          {done || "Copy"}
         </button>
       </div>
       <pre tabIndex={0}>

@@ -5,6 +5,8 @@ export interface Session {
   everything: boolean;
   key: string;
   can_chat: boolean;
+  /** False if the gateway lists none of the requests that this page makes. */
+  sees_requests: boolean;
   keeps_texts: boolean;
   needs_key: boolean;
   docs: string;

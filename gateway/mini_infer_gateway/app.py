@@ -22,7 +22,7 @@ from mini_infer_gateway import __version__
 from mini_infer_gateway.api import operations
 from mini_infer_gateway.console.app import CONSOLE_API_PATH, Console, index
 from mini_infer_gateway.console.explanation import Explainer
-from mini_infer_gateway.console.files import PAGE_PATH
+from mini_infer_gateway.console.files import FILES, PAGE_PATH
 from mini_infer_gateway.console.fleet_view import Sources
 from mini_infer_gateway.console.history import History
 from mini_infer_gateway.console.request_log import RequestLog
@@ -47,7 +47,6 @@ from mini_infer_gateway.pipeline.continuation.retention import BodyRetention
 from mini_infer_gateway.pipeline.errors import INTERNAL_ERROR
 from mini_infer_gateway.pipeline.generate import Generate
 from mini_infer_gateway.pipeline.observer import NOBODY
-from mini_infer_gateway.pipeline.pinned_engine import MAY_PIN
 from mini_infer_gateway.pipeline.responses.replicas import Replicas
 from mini_infer_gateway.pipeline.responses.service import Responses
 from mini_infer_gateway.pipeline.retries import RetryBudget
@@ -167,6 +166,7 @@ class Gateway:
             retention=BodyRetention(self.bodies, self.metrics, self._clock),
             retry_budget=RetryBudget(refilled_s=self._clock()),
             observer=request_log if self.console else NOBODY,
+            may_pin=self.console.may_pin if self.console else lambda scope: False,
         )
         self._generate = Generate(serving)
         self._replicas = Replicas(
@@ -290,7 +290,7 @@ class Gateway:
         probes and metrics.
         """
         path: str = scope["path"]
-        if path == PAGE_PATH or (self.console and self.console.is_free(path)):
+        if path in FILES and (self.console or path == PAGE_PATH):
             return None
         if _port(scope) == self.settings.admin_port and path != DEBUG_PATH and not path.startswith(CONSOLE_API_PATH):
             return None
@@ -301,9 +301,10 @@ class Gateway:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         method, path = scope["method"], scope["path"]
+        row = ENGINE_PATHS.get(path)
         if method == "OPTIONS":
             await self._send_options(scope, send)
-        elif self.console and self.console.answers(scope):
+        elif row is None and self.console and self.console.answers(scope):
             _require(method, self.console.methods_of(path), path)
             on_admin_port = _port(scope) == self.settings.admin_port
             await self.console(scope, receive, send, on_admin_port=on_admin_port)
@@ -311,10 +312,8 @@ class Gateway:
             await self._show(self._admin_pages, method, path, send)
         elif is_responses_path(path):
             await self.responses(scope, receive, send)
-        elif row := ENGINE_PATHS.get(path):
+        elif row:
             _require(method, row.methods, path)
-            if self.console:
-                scope[MAY_PIN] = self.console.may_pin
             await self._generate(row, scope, receive, send)
         elif path.startswith(MODELS_PATH + "/"):
             _require(method, _GET, path)

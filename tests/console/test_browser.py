@@ -1,21 +1,17 @@
 """The console in a real Chromium, on `mini-infer up` with two engines of the demo model. One start for all tests.
 
-Tests run in order: while an engine starts again, others talk to the one that is left.
+Tests run in order: while an engine starts, others talk to those that are there.
 """
 
 import json
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
-import httpx
 import pytest
 
-from mini_infer_operator.local.ports import free_ports
-from tests.engine.server.dry_server import HANG_S, environment, wait_until
-from tests.support.chromium import Browser, require_chromium
+from tests.engine.server.dry_server import wait_until
+from tests.support.chromium import Browser
 from tests.support.local_up import LocalUp, local_up
 
 QUESTION = "What does textwrap.dedent do?"
@@ -33,15 +29,11 @@ SCHEMA = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
-KEYS = "sk-ops name=ops admin=true\nsk-a name=team-a\n"
+SHORT = json.dumps({"settings": {"maxTokens": "12"}, "columns": [{"model": "", "engine": "", "messages": []}]})
+"""What the page has stored: answers of a few tokens, since more prove nothing more."""
+PAGES = {"chat": "Send", "fleet": "Engines", "prefixes": "Tokens", "requests": "Outcome"}
+"""What each page shows when it is whole."""
 LONG = " ".join(["What does textwrap.dedent do, and what does textwrap.indent do?"] * 12)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    require_chromium()
-    with Browser() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +45,7 @@ def up(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[L
 @pytest.fixture
 def page(browser: Browser, up: LocalUp) -> Iterator[Browser]:
     """The console, new; nothing may have gone wrong in it when the test ends."""
-    browser("open", url=up.url)
+    browser("open", url=up.url, storage={"mini-infer-playground": SHORT})
     yield browser
     assert browser("problems") == []
 
@@ -64,7 +56,6 @@ def test_the_consoles_address_is_printed_first_when_everything_is_ready(up: Loca
 
 
 def test_the_page_is_useful_within_a_second_when_it_is_opened_on_loopback(browser: Browser, up: LocalUp) -> None:
-    browser("open", url=up.url)
     assert browser("open", url=up.url)["took_ms"] < 3000  # 0.3 s where nothing else runs
     browser("until", selector="header", matches="live", limit_ms=10_000)
 
@@ -84,49 +75,18 @@ def test_a_chat_streams_and_goes_on_when_a_person_asks_edits_and_regenerates(pag
     told = page("press", name="Send again", answers=1)
     assert page("count", selector=".message") == 2
     assert "working directory" in told["text"]
+    assert page("below") <= 1, "the end of the answer is seen"
     page("press", name="New chat")
     assert page("count", selector=".message") == 0
 
 
 def test_an_answer_stops_when_a_person_stops_it(page: Browser) -> None:
+    page("press", name="Reset")
     page("fill", label="System prompt", text="Go on for long.")
     page("fill", label="Message", text=LONG)
     page("press", name="Send")
     told = page("press", name="Stop", answers=1)
     assert "ended: stopped" in told["text"] or ANSWER in told["text"]
-
-
-def test_a_tool_is_called_and_its_result_told_when_a_person_pastes_one(page: Browser) -> None:
-    page("fill", label="Tools (JSON)", text=json.dumps(TOOLS))
-    page("choose", label="Tool choice", value="required")
-    told = page("ask", text="What is the weather in Paris?")
-    assert "get_weather" in told["text"]
-    assert re.search(r'"city": ?"', told["text"])
-    page("fill", label="Result of get_weather", text='{"weather": "sunny", "temperature": 21}')
-    page("choose", label="Tool choice", value="none")
-    told = page("press", name="Answer the call", answers=1)
-    assert page("count", selector=".message") == 4
-
-
-def test_the_answer_is_of_the_schema_when_a_person_pastes_one(page: Browser) -> None:
-    page("fill", label="JSON schema of the answer", text=json.dumps(SCHEMA))
-    page("ask", text="Ada is 36 years old.")
-    (answer,) = page("texts", selector=".message.assistant pre")
-    assert set(json.loads(answer)) == {"name", "age"}
-    page("fill", label="JSON schema of the answer", text="{not JSON")
-    page("fill", label="Message", text="again")
-    page("press", name="Send")
-    page("until", selector=".talk", matches="JSON schema: this is no JSON")
-
-
-def test_probabilities_show_and_thinking_is_apart_when_a_person_asks_for_them(page: Browser) -> None:
-    page("check", label="Log probabilities (point at a token)")
-    page("ask", text=QUESTION)
-    assert re.search(r"^\d+\.\d %\n", page("title", selector=".token"))
-    page("press", name="Reset")
-    page("choose", label="Thinking", value="medium")
-    page("ask", text=QUESTION)
-    assert page("count", selector=".thinking") >= 1
 
 
 def test_two_engines_answer_side_by_side_when_a_person_names_them(page: Browser, up: LocalUp) -> None:
@@ -139,6 +99,124 @@ def test_two_engines_answer_side_by_side_when_a_person_names_them(page: Browser,
     assert all(ANSWER in text for text in shown)
     assert second in shown[1]
     assert first != second
+
+
+def test_a_prefix_hit_is_explained_when_a_prompt_was_sent_before(page: Browser) -> None:
+    page("ask", text=LONG)
+    page("go", page="prefixes")
+    assert page("value", label="Model")
+    page("fill", label="Prompt: a message", text=LONG)
+    page("press", name="Explain")
+    page("until", selector=".told", matches=r"prompt tokens are cached")
+    told = page("text", selector=".told")
+    cached, total = (int(number.replace(",", "")) for number in re.findall(r"([\d,]+) of ([\d,]+) prompt", told)[0])
+    assert total - 32 <= cached < total
+    assert "it computes least of the prompt: the rest is cached there" in told
+    for scorer in ("Cached prefix", "Queue wait", "Decode slots", "Cache room"):
+        assert scorer in told
+    page("until", matches="What engines have cached")
+    assert page("count", selector="section table tbody th code") >= 1
+
+
+@pytest.fixture(scope="module")
+def victim(up: LocalUp) -> str:
+    """An engine whose process is killed."""
+    name: str = up.engines()[0]["name"]
+    up.kill(name)
+    return name
+
+
+def test_an_engine_is_seen_to_go_when_its_process_is_killed(page: Browser, victim: str) -> None:
+    page("go", page="fleet")
+    page("until", selector=f'[data-engine="{victim}"]', matches="(?:was killed by SIGKILL|connections to it fail)")
+    page("go", page="chat")
+    assert ANSWER in page("ask", text=QUESTION)["text"], "the other engine answers meanwhile"
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
+def test_axe_finds_nothing_serious_when_pages_are_dark_or_light_and_wide_or_narrow(
+    browser: Browser, up: LocalUp, scheme: str, width: int
+) -> None:
+    browser("open", url=up.url, bypassCsp=True, storage={"mini-infer-playground": SHORT})  # axe needs an evaluator
+    browser("look", scheme=scheme, width=width, height=844)
+    browser("ask", text=QUESTION)
+    for name, last in PAGES.items():
+        browser("go", page=name)
+        browser("until", matches=last)
+        assert browser("axe") == [], f"the page {name}, {scheme}, {width} pixels wide"
+        assert browser("fits"), f"the page {name} is wider than {width} pixels"
+    red, green, blue = (int(part) for part in re.findall(r"\d+", browser("colour"))[:3])
+    assert (max(red, green, blue) < 80) == (scheme == "dark")
+
+
+def test_a_request_has_a_timeline_when_it_has_ended(page: Browser) -> None:
+    page("ask", text=QUESTION)
+    page("go", page="requests")
+    page("until", selector="table.requests", matches="/v1/chat/completions")
+    page("click", selector="table.requests tbody a")
+    page("until", selector=".detail", matches="arrived.*read and tokenised.*sent to an engine.*first byte.*ended")
+    assert QUESTION not in page("text", selector="main"), "no text is kept unless it is switched on"
+    page("fill", label="Filter", text="no-such-model")
+    page("until", matches="0 found")
+
+
+def test_an_engine_is_seen_to_come_back_when_its_process_was_killed(page: Browser, victim: str) -> None:
+    page("go", page="fleet")
+    page("until", selector=f'[data-engine="{victim}"][data-state="ready"]', matches=victim)
+
+
+@pytest.fixture(scope="module")
+def old_revisions(up: LocalUp) -> set[str]:
+    """The revisions of before the service's file is edited."""
+    old = {engine["revision"] for engine in up.engines()}
+    up.edit(2048, replicas=1)
+    return old
+
+
+def test_a_rollout_is_seen_when_the_file_is_edited(page: Browser, old_revisions: set[str]) -> None:
+    page("go", page="fleet")
+    page("until", selector="table.engines", matches="revision")
+    page("until", selector=".cards", matches="Rollout: ")
+    page("go", page="chat")
+    assert ANSWER in page("ask", text=QUESTION)["text"], "clients are answered all the while"
+
+
+def test_a_tool_is_called_and_its_result_told_when_a_person_pastes_one(page: Browser) -> None:
+    page("press", name="Reset")
+    page("fill", label="Tools (JSON)", text=json.dumps(TOOLS))
+    page("choose", label="Tool choice", value="required")
+    told = page("ask", text="What is the weather in Paris?")
+    assert "get_weather" in told["text"]
+    assert re.search(r'"city": ?"', told["text"])
+    page("fill", label="Result of get_weather", text='{"weather": "sunny", "temperature": 21}')
+    page("choose", label="Tool choice", value="none")
+    page("fill", label="Most tokens", text="12")
+    told = page("press", name="Answer the call", answers=1)
+    assert page("count", selector=".message") == 4
+
+
+def test_the_answer_is_of_the_schema_when_a_person_pastes_one(page: Browser) -> None:
+    page("press", name="Reset")
+    page("fill", label="JSON schema of the answer", text=json.dumps(SCHEMA))
+    page("ask", text="Ada is 36 years old.")
+    (answer,) = page("texts", selector=".message.assistant pre")
+    assert set(json.loads(answer)) == {"name", "age"}
+    page("fill", label="JSON schema of the answer", text="{not JSON")
+    page("fill", label="Message", text="again")
+    page("press", name="Send")
+    page("until", selector=".talk", matches="JSON schema: this is no JSON")
+    assert page("value", label="Message") == "again", "what was typed is not lost"
+
+
+def test_probabilities_show_and_thinking_is_apart_when_a_person_asks_for_them(page: Browser) -> None:
+    page("check", label="Log probabilities (point at a token)")
+    page("ask", text=QUESTION)
+    assert re.search(r"^\d+\.\d %\n", page("title", selector=".token"))
+    page("press", name="Reset")
+    page("fill", label="Most tokens", text="30")
+    page("choose", label="Thinking", value="medium")
+    page("ask", text=QUESTION)
+    assert page("count", selector=".thinking") >= 1
 
 
 def test_code_to_paste_repeats_the_chat_when_a_person_copies_it(page: Browser, up: LocalUp) -> None:
@@ -155,153 +233,18 @@ def test_code_to_paste_repeats_the_chat_when_a_person_copies_it(page: Browser, u
     assert f'baseURL: "{up.url}/v1"' in page("pasted")
 
 
-HOSTILE = (
-    "<script>window.hacked = 1</script>\n\nA text <img src=x onerror='window.hacked = 1'> "
-    "![picture](http://127.0.0.1:9/picture.png) [link](javascript:window.hacked=1) "
-    "[data](data:text/html,x) **bold** `<b>code</b>`"
-)
+def test_keys_reach_everything_when_the_window_is_a_phones(page: Browser) -> None:
+    page("look", scheme="light", width=390, height=844)
+    assert {"Skip to the content", "Playground", "Fleet", "Prefix map", "Requests"} <= set(page("tab", times=12))
+    page("choose", label="Colours", value="dark")
+    red, green, blue = (int(part) for part in re.findall(r"\d+", page("colour"))[:3])
+    assert max(red, green, blue) < 80, "a person may choose"
+    page("look", scheme="light", width=1280, height=900)
 
 
-def test_no_script_runs_and_nothing_is_loaded_when_an_answer_has_html(browser: Browser, up: LocalUp) -> None:
-    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": HOSTILE}]
-    stored = {"settings": {}, "columns": [{"model": "", "engine": "", "messages": messages}]}
-    browser("open", url=up.url, storage={"mini-infer-playground": json.dumps(stored)})
-    browser("until", selector=".message.assistant", matches="onerror")
-    html = browser("html", selector=".message.assistant .markdown")
-    assert "<script" not in html
-    assert "<img" not in html
-    assert "javascript:" not in re.sub(r">[^<]*<", "><", html)
-    assert re.findall(r'href="([^"]+)"', html) == ["http://127.0.0.1:9/picture.png"]
-    assert "<strong>bold</strong>" in html
-    assert browser("problems") == []
-
-
-def test_a_prefix_hit_is_explained_when_a_prompt_was_sent_before(page: Browser) -> None:
-    page("ask", text=LONG)
-    page("go", page="prefixes")
-    page("fill", label="Prompt: a message", text=LONG)
-    page("press", name="Explain")
-    page("until", selector=".told", matches=r"prompt tokens are cached")
-    told = page("text", selector=".told")
-    cached, total = (int(number.replace(",", "")) for number in re.findall(r"([\d,]+) of ([\d,]+) prompt", told)[0])
-    assert total - 32 <= cached < total
-    assert "it computes least of the prompt: the rest is cached there" in told
-    for scorer in ("Cached prefix", "Queue wait", "Decode slots", "Cache room"):
-        assert scorer in told
-    page("until", matches="What engines have cached")
-    assert page("count", selector="section table tbody th code") >= 1
-
-
-def test_a_request_has_a_timeline_when_it_has_ended(page: Browser) -> None:
-    page("ask", text=QUESTION)
-    page("go", page="requests")
-    page("until", selector="table.requests", matches="/v1/chat/completions")
-    page("click", selector="table.requests tbody a")
-    page("until", selector=".detail", matches="arrived.*read and tokenised.*sent to an engine.*first byte.*ended")
-    assert QUESTION not in page("text", selector="main"), "no text is kept unless it is switched on"
-    page("fill", label="Filter", text="no-such-model")
-    page("until", matches="0 found")
-
-
-def test_wrong_keys_are_refused_and_a_tenant_sees_its_own_when_the_gateway_has_keys(
-    browser: Browser, up: LocalUp, tmp_path: Path
+def test_a_rollout_is_seen_to_pass_when_the_file_was_edited(
+    page: Browser, up: LocalUp, old_revisions: set[str]
 ) -> None:
-    (tmp_path / "keys").write_text(KEYS)
-    (port,) = free_ports(1)
-    flags = [f"--port={port}", f"--endpoints={up.state / 'endpoints.json'}", f"--api-key-file={tmp_path / 'keys'}"]
-    flags += [f"--peer-key-file={up.state / 'peer.key'}"]
-    command = [sys.executable, "-m", "mini_infer_gateway", *flags]
-    gateway = subprocess.Popen(command, env=environment(), stderr=subprocess.DEVNULL)
-    try:
-        url = f"http://127.0.0.1:{port}"
-        wait_until(lambda: answers(url + "/readyz"))
-        browser("open", url=url)
-        browser("key", key="sk-wrong")
-        browser("until", matches="not one of this server's")
-        assert "sk-wrong" not in json.dumps(browser("stored"))
-        browser("key", key="sk-a")
-        browser("until", selector="header", matches="key team-a")
-        browser("ask", text=QUESTION)
-        browser("go", page="requests")
-        browser("until", selector="table.requests", matches="/v1/chat/completions")
-        assert not any(engine["name"] in browser("text", selector="body") for engine in up.engines())
-        browser("go", page="fleet")
-        browser("until", matches="an administrator's key shows them")
-        assert "sk-a" not in json.dumps(browser("stored")["local"])
-        browser("press", name="Forget key")
-        browser("key", key="sk-ops")
-        browser("go", page="fleet")
-        browser("until", selector="table.engines", matches=up.engines()[0]["name"])
-        browser("go", page="requests")
-        browser("until", selector="table.requests", matches="team-a")
-    finally:
-        gateway.terminate()
-        gateway.wait(HANG_S)
-
-
-def answers(url: str) -> bool:
-    try:
-        return httpx.get(url).status_code == 200
-    except httpx.TransportError:
-        return False
-
-
-def test_an_engine_is_seen_to_go_and_come_back_when_its_process_is_killed(page: Browser, up: LocalUp) -> None:
-    victim = up.engines()[0]["name"]
     page("go", page="fleet")
-    page("until", selector=f'[data-engine="{victim}"]', matches="ready")
-    up.kill(victim)
-    page("until", selector=f'[data-engine="{victim}"]', matches="(?:was killed by SIGKILL|connections to it fail)")
-    page("go", page="chat")
-    assert ANSWER in page("ask", text=QUESTION)["text"], "the other engine answers meanwhile"
-    page("go", page="fleet")
-    page("until", selector=f'[data-engine="{victim}"][data-state="ready"]', matches=victim)
-
-
-def test_a_rollout_is_seen_to_pass_when_the_file_is_edited(page: Browser, up: LocalUp) -> None:
-    old = {engine["revision"] for engine in up.engines()}
-    page("go", page="fleet")
-    page("until", selector="table.engines", matches="revision")
-    up.edit(2048)
-    page("until", selector=".cards", matches="Rollout: ")
-    page("go", page="chat")
-    assert ANSWER in page("ask", text=QUESTION)["text"], "clients are answered all the while"
-    page("go", page="fleet")
-    page("until", selector=".cards", matches="2 of 2 engines are ready")
-    wait_until(lambda: not old & {engine["revision"] for engine in up.engines()})
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_serious_when_pages_are_dark_or_light(browser: Browser, up: LocalUp, scheme: str) -> None:
-    colours = {}
-    browser("open", url=up.url, scheme=scheme, bypassCsp=True)
-    browser("ask", text=QUESTION)
-    for name in ("chat", "fleet", "prefixes", "requests"):
-        browser("go", page=name)
-        browser(
-            "until", matches={"chat": "Send", "fleet": "Engines", "prefixes": "Tokens", "requests": "Outcome"}[name]
-        )
-        assert browser("axe") == [], f"the page {name}, {scheme}"
-        colours[name] = browser("colour")
-    red, green, blue = (int(part) for part in re.findall(r"\d+", colours["fleet"])[:3])
-    assert (max(red, green, blue) < 80) == (scheme == "dark")
-
-
-def test_pages_fit_and_keys_reach_everything_when_the_window_is_a_phones(browser: Browser, up: LocalUp) -> None:
-    browser("open", url=up.url, width=390, height=844, bypassCsp=True)
-    seen = browser("tab", times=40)
-    assert {"Skip to the content", "Playground", "Fleet", "Prefix map", "Requests"} <= set(seen)
-    for name in ("chat", "fleet", "prefixes", "requests"):
-        browser("go", page=name)
-        browser(
-            "until", matches={"chat": "Send", "fleet": "Engines", "prefixes": "Tokens", "requests": "Outcome"}[name]
-        )
-        assert browser("fits"), f"the page {name} is wider than a phone"
-        assert browser("axe") == [], f"the page {name} on a phone"
-
-
-def test_the_docs_take_the_key_when_a_person_tries_an_operation(browser: Browser, up: LocalUp) -> None:
-    browser("open", url=up.url)
-    browser("visit", url=up.url + "/docs", waits_for=".opblock")
-    assert browser("count", selector=".opblock") > 5
-    assert browser("count", selector=".btn.authorize") == 1
+    page("until", selector=".cards", matches="1 of 1 engines? (?:is|are) ready")
+    wait_until(lambda: bool(now := {one["revision"] for one in up.engines()}) and not old_revisions & now)

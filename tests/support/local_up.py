@@ -37,9 +37,9 @@ class LocalUp:
         """Where the service's endpoints and peer key lie."""
         return self.folder / ".mini-infer" / "demo"
 
-    def edit(self, max_tokens: int) -> None:
-        """Writes the service; another number is another revision."""
-        write_service(self.folder, max_tokens)
+    def edit(self, max_tokens: int, replicas: int = 2) -> None:
+        """Writes the service; another number of tokens is another revision."""
+        write_service(self.folder, max_tokens, replicas)
 
     def engines(self) -> list[dict[str, Any]]:
         """The engines that are ready, as the console has them."""
@@ -53,16 +53,16 @@ class LocalUp:
         os.kill(pid, signal.SIGKILL)
 
 
-def write_service(folder: Path, max_tokens: int) -> None:
+def write_service(folder: Path, max_tokens: int, replicas: int = 2) -> None:
     engine = {"kvCacheMemory": "64Mi", "maxModelLen": max_tokens}
-    spec = {"unified": {"replicas": 2, "engine": engine}, "rollout": {"maxSurge": 2, "minReadySeconds": 0}}
+    spec = {"unified": {"replicas": replicas, "engine": engine}, "rollout": {"maxSurge": 2, "minReadySeconds": 0}}
     (folder / "cr.new").write_text(yaml.safe_dump(changed({"spec": spec})))
     (folder / "cr.new").replace(folder / "cr.yaml")
 
 
 @contextmanager
 def local_up(folder: Path) -> Iterator[LocalUp]:
-    """Two engines and a gateway, once all are ready; nothing is left at the end."""
+    """Two engines and a gateway, once all are ready; all are killed at the end, since nobody waits for an answer."""
     (port,) = free_ports(1)
     write_service(folder, 4096)
     command = [sys.executable, "-c", PROGRAM, "up", "-f", "cr.yaml", "--port", str(port)]
@@ -75,5 +75,19 @@ def local_up(folder: Path) -> Iterator[LocalUp]:
         assert process.poll() is None, run.output
         yield run
     finally:
-        process.send_signal(signal.SIGINT)
+        left = descendants_of(process.pid) if process.poll() is None else []
+        process.kill()  # its reaper kills all that it started
         process.wait(HANG_S)
+        wait_until(lambda: not any(map(is_running, left)))
+
+
+def descendants_of(pid: int) -> list[int]:
+    return [found for child in children_of(pid) for found in (child, *descendants_of(child))]
+
+
+def is_running(pid: int) -> bool:
+    """False also for a process that has ended and that nobody has waited for: it has no command."""
+    try:
+        return bool(command_of(pid))
+    except (FileNotFoundError, ProcessLookupError):
+        return False

@@ -1,6 +1,7 @@
 import { count, percent } from "../format";
 import type { Live } from "../live";
 import { Sparkline } from "../sparkline";
+import { Table } from "../table";
 import type { Condition, Engine, Service, Session } from "../types";
 
 export function FleetPage({ session, live }: { session: Session; live: Live }) {
@@ -77,36 +78,17 @@ function ServiceCard({ service, everything }: { service: Service; everything: bo
   );
 }
 
+const COLUMNS = ["Engine", "State", "Running", "Waiting", "KV cache", "Hit rate", "Tokens/s", "Requests/s"];
+
 function Engines({ engines }: { engines: Engine[] }) {
   return (
     <section>
       <h2>Engines</h2>
-      <div class="scroll" tabIndex={0} role="region" aria-label="Engines">
-        <table class="engines">
-          <thead>
-            <tr>
-              <th scope="col">Engine</th>
-              <th scope="col">State</th>
-              <th scope="col">Running</th>
-              <th scope="col">Waiting</th>
-              <th scope="col">KV cache</th>
-              <th scope="col">Hit rate</th>
-              <th scope="col">Tokens/s</th>
-              <th scope="col">Requests/s</th>
-            </tr>
-          </thead>
-          <tbody>
-            {engines.map((engine) => (
-              <Row key={engine.name} engine={engine} />
-            ))}
-            {!engines.length && (
-              <tr>
-                <td colSpan={8}>There is no engine yet.</td>
-              </tr>
-            )}
-          </tbody>
-        </table>
-      </div>
+      <Table label="Engines" class="engines" columns={COLUMNS} empty="There is no engine yet.">
+        {engines.map((engine) => (
+          <Row key={engine.name} engine={engine} />
+        ))}
+      </Table>
     </section>
   );
 }

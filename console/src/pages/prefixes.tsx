@@ -1,7 +1,9 @@
 import { useEffect, useState } from "preact/hooks";
 import { getJson, postJson } from "../api";
 import { age, count, why } from "../format";
-import type { Explained, Model, PrefixMap, Session } from "../types";
+import type { Live } from "../live";
+import { Table } from "../table";
+import type { Explained, PrefixMap, Session } from "../types";
 
 const REFRESH_MS = 5000;
 const SCORERS: Record<string, string> = {
@@ -17,29 +19,30 @@ const FILTERS: Record<string, string> = {
   circuit_closed: "its circuit is open",
 };
 
-export function PrefixPage({ session }: { session: Session }) {
+export function PrefixPage({ session, live }: { session: Session; live: Live }) {
   return (
     <>
       <h1>Prefix map</h1>
-      <Explain session={session} />
+      <Explain models={modelsOf(live)} />
       {session.everything ? <Map /> : <p class="hint">Which prefixes engines hold tells of other keys' prompts: an administrator's key shows it.</p>}
     </>
   );
 }
 
-function Explain({ session }: { session: Session }) {
-  const [models, setModels] = useState<Model[]>([]);
-  const [model, setModel] = useState("");
+function modelsOf(live: Live): string[] {
+  return [...new Set(live.fleet?.services.flatMap((service) => (service.models.length ? service.models : [service.name])))].sort();
+}
+
+function Explain({ models }: { models: string[] }) {
+  const [chosen, setChosen] = useState("");
   const [text, setText] = useState("");
   const [told, setTold] = useState<Explained | null>(null);
   const [problem, setProblem] = useState("");
-  useEffect(() => {
-    if (session.can_chat) getJson<{ data: Model[] }>("/v1/models").then((list) => setModels(list.data), () => undefined);
-  }, []);
+  const model = models.includes(chosen) ? chosen : (models[0] ?? "");
   async function explain(event: Event) {
     event.preventDefault();
     try {
-      setTold(await postJson<Explained>("/console/api/explain", { model: model || models[0]?.id, ...prompt(text) }));
+      setTold(await postJson<Explained>("/console/api/explain", { model, ...prompt(text) }));
       setProblem("");
     } catch (error) {
       setTold(null);
@@ -52,21 +55,18 @@ function Explain({ session }: { session: Session }) {
       <form class="explain" onSubmit={(event) => void explain(event)}>
         <label>
           Model{" "}
-          {models.length ? (
-            <select value={model} onChange={(event) => setModel(event.currentTarget.value)}>
-              {models.map((one) => (
-                <option key={one.id}>{one.id}</option>
-              ))}
-            </select>
-          ) : (
-            <input value={model} onInput={(event) => setModel(event.currentTarget.value)} />
-          )}
+          <select value={model} onChange={(event) => setChosen(event.currentTarget.value)}>
+            {models.map((name) => (
+              <option key={name}>{name}</option>
+            ))}
+            {!models.length && <option value="">there is none yet</option>}
+          </select>
         </label>
         <label>
           Prompt: a message, or the JSON body of a chat
           <textarea rows={4} value={text} onInput={(event) => setText(event.currentTarget.value)} />
         </label>
-        <button type="submit" class="primary" disabled={!text.trim()}>
+        <button type="submit" class="primary" disabled={!text.trim() || !model}>
           Explain
         </button>
       </form>
@@ -109,48 +109,32 @@ function Told({ told }: { told: Explained }) {
         {told.prefill && ` Its prompt would be computed by ${told.prefill} (${told.prefill_reason}).`}
       </p>
       {told.engines.length > 0 && (
-        <div class="scroll" tabIndex={0} role="region" aria-label="Scores of engines">
-          <table>
-            <caption>Every engine's weighted scores; the highest total wins</caption>
-            <thead>
-              <tr>
-                <th scope="col">Engine</th>
-                <th scope="col">Cached</th>
-                <th scope="col">Shared</th>
-                <th scope="col">Queued tokens</th>
-                {scorers.map((name) => (
-                  <th scope="col" key={name}>
-                    {SCORERS[name] ?? name}
-                  </th>
-                ))}
-                <th scope="col">Total</th>
-                <th scope="col">Behind the best</th>
+        <Table
+          label="Scores of engines"
+          caption="Every engine's weighted scores; the highest total wins"
+          columns={["Engine", "Cached", "Shared", "Queued tokens", ...scorers.map((name) => SCORERS[name] ?? name), "Total", "Behind the best"]}
+        >
+          {told.engines.map((engine) =>
+            engine.filtered_by ? (
+              <tr key={engine.engine}>
+                <th scope="row">{engine.engine}</th>
+                <td colSpan={5 + scorers.length}>left out: {FILTERS[engine.filtered_by] ?? engine.filtered_by}</td>
               </tr>
-            </thead>
-            <tbody>
-              {told.engines.map((engine) =>
-                engine.filtered_by ? (
-                  <tr key={engine.engine}>
-                    <th scope="row">{engine.engine}</th>
-                    <td colSpan={5 + scorers.length}>left out: {FILTERS[engine.filtered_by] ?? engine.filtered_by}</td>
-                  </tr>
-                ) : (
-                  <tr key={engine.engine} class={told.chosen.includes(engine.engine) ? "best" : ""}>
-                    <th scope="row">{engine.engine}</th>
-                    <td>{count(engine.cached_tokens)}</td>
-                    <td>{count(engine.facts.shared_tokens ?? 0)}</td>
-                    <td>{count(engine.facts.queued_tokens ?? 0)}</td>
-                    {scorers.map((name) => (
-                      <td key={name}>{(engine.scores[name] ?? 0).toFixed(6)}</td>
-                    ))}
-                    <td>{engine.total.toFixed(6)}</td>
-                    <td>{engine.behind_s ? `${(1000 * engine.behind_s).toFixed(1)} ms` : "best"}</td>
-                  </tr>
-                ),
-              )}
-            </tbody>
-          </table>
-        </div>
+            ) : (
+              <tr key={engine.engine} class={told.chosen.includes(engine.engine) ? "best" : ""}>
+                <th scope="row">{engine.engine}</th>
+                <td>{count(engine.cached_tokens)}</td>
+                <td>{count(engine.facts.shared_tokens ?? 0)}</td>
+                <td>{count(engine.facts.queued_tokens ?? 0)}</td>
+                {scorers.map((name) => (
+                  <td key={name}>{(engine.scores[name] ?? 0).toFixed(6)}</td>
+                ))}
+                <td>{engine.total.toFixed(6)}</td>
+                <td>{engine.behind_s ? `${(1000 * engine.behind_s).toFixed(1)} ms` : "best"}</td>
+              </tr>
+            ),
+          )}
+        </Table>
       )}
     </div>
   );
@@ -196,48 +180,27 @@ function Map() {
           </li>
         ))}
       </ul>
-      <div class="scroll" tabIndex={0} role="region" aria-label="Prefixes">
-        <table>
-          <caption>
-            Prefixes by the tokens that sharing them saves: {count(map.shared)} are shared. Each is named by its last block's key; no text is
-            known here.
-          </caption>
-          <thead>
-            <tr>
-              <th scope="col">Prefix</th>
-              <th scope="col">Grows from</th>
-              <th scope="col">Tokens</th>
-              <th scope="col">Conversations</th>
-              {map.engines.map((engine) => (
-                <th scope="col" key={engine.name}>
-                  {engine.name}
-                </th>
-              ))}
-            </tr>
-          </thead>
-          <tbody>
-            {map.prefixes.map((prefix) => (
-              <tr key={prefix.id}>
-                <th scope="row">
-                  <code>{prefix.id}</code>
-                </th>
-                <td>{prefix.parent ? <code>{prefix.parent}</code> : "–"}</td>
-                <td>{count(prefix.tokens)}</td>
-                <td>{prefix.conversations}</td>
-                {map.engines.map((engine) => {
-                  const held = prefix.engines[engine.name];
-                  return <td key={engine.name}>{held ? `${held.conversations}, used ${age(held.age_s)}` : ""}</td>;
-                })}
-              </tr>
-            ))}
-            {!map.prefixes.length && (
-              <tr>
-                <td colSpan={4 + map.engines.length}>No block is cached yet: prompts of at least 16 tokens leave some.</td>
-              </tr>
-            )}
-          </tbody>
-        </table>
-      </div>
+      <Table
+        label="Prefixes"
+        columns={["Prefix", "Grows from", "Tokens", "Conversations", ...map.engines.map((engine) => engine.name)]}
+        caption={`Prefixes by the tokens that sharing them saves: ${count(map.shared)} are shared. Each is named by its last block's key; no text is known here.`}
+        empty="No block is cached yet: prompts of at least 16 tokens leave some."
+      >
+        {map.prefixes.map((prefix) => (
+          <tr key={prefix.id}>
+            <th scope="row">
+              <code>{prefix.id}</code>
+            </th>
+            <td>{prefix.parent ? <code>{prefix.parent}</code> : "–"}</td>
+            <td>{count(prefix.tokens)}</td>
+            <td>{prefix.conversations}</td>
+            {map.engines.map((engine) => {
+              const held = prefix.engines[engine.name];
+              return <td key={engine.name}>{held ? `${held.conversations}, used ${age(held.age_s)}` : ""}</td>;
+            })}
+          </tr>
+        ))}
+      </Table>
     </section>
   );
 }

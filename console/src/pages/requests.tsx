@@ -2,9 +2,11 @@ import { useEffect, useMemo, useState } from "preact/hooks";
 import { getJson } from "../api";
 import { clock, count, seconds, why } from "../format";
 import type { Live } from "../live";
+import { Table } from "../table";
 import type { RequestDetail, RequestRow, Session } from "../types";
 
 const SHOWN = 200;
+const COLUMNS = ["Time", "Model", "Status", "Total", "First byte", "Queue", "Prompt (cached)", "Output"];
 
 export function RequestsPage({ session, live }: { session: Session; live: Live }) {
   const [filter, setFilter] = useState("");
@@ -22,6 +24,16 @@ export function RequestsPage({ session, live }: { session: Session; live: Live }
       return (!outcome || row.outcome === outcome) && words.every((word) => text.includes(word));
     });
   }, [live.requests, filter, outcome]);
+  if (!session.sees_requests) {
+    return (
+      <>
+        <h1>Requests</h1>
+        <p class="hint">
+          This gateway has no keys, so it cannot tell whose requests are whose, and lists none here: its admin port lists all.
+        </p>
+      </>
+    );
+  }
   const outcomes = [...new Set(live.requests.map((row) => row.outcome))].sort();
   return (
     <>
@@ -52,34 +64,11 @@ export function RequestsPage({ session, live }: { session: Session; live: Live }
         <span role="status">{count(found.length)} found</span>
       </form>
       {open && <Detail id={open} onClose={() => (location.hash = "#/requests")} />}
-      <div class="scroll" tabIndex={0} role="region" aria-label="Requests">
-        <table class="requests">
-          <thead>
-            <tr>
-              <th scope="col">Time</th>
-              <th scope="col">Model</th>
-              <th scope="col">Status</th>
-              <th scope="col">Total</th>
-              <th scope="col">First byte</th>
-              <th scope="col">Queue</th>
-              <th scope="col">Prompt (cached)</th>
-              <th scope="col">Output</th>
-              {session.everything && <th scope="col">Key</th>}
-              {session.everything && <th scope="col">Engine, and why</th>}
-            </tr>
-          </thead>
-          <tbody>
-            {found.slice(0, SHOWN).map((row) => (
-              <Row key={row.serial} row={row} everything={session.everything} />
-            ))}
-            {!found.length && (
-              <tr>
-                <td colSpan={10}>None yet.</td>
-              </tr>
-            )}
-          </tbody>
-        </table>
-      </div>
+      <Table label="Requests" class="requests" columns={session.everything ? [...COLUMNS, "Key", "Engine, and why"] : COLUMNS} empty="None yet.">
+        {found.slice(0, SHOWN).map((row) => (
+          <Row key={row.serial} row={row} everything={session.everything} />
+        ))}
+      </Table>
       {found.length > SHOWN && <p class="hint">The newest {SHOWN} are shown: filter to find others.</p>}
     </>
   );

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -19,6 +20,7 @@ from mini_infer_gateway.console.fleet_view import FleetView, Sources, fleet_view
 from mini_infer_gateway.console.history import SAMPLE_EVERY_S
 from mini_infer_gateway.console.prefix_map import MAX_CONVERSATIONS, MAX_FORKS, EngineCache, PrefixMap, prefix_map
 from mini_infer_gateway.console.request_log import MAX_REQUESTS, RequestLog
+from mini_infer_gateway.console.request_view import RequestRow, request_detail, request_row
 from mini_infer_gateway.console.viewer import Viewer, viewer_of
 from mini_infer_gateway.endpoints.base import NO_REPORTS, EndpointSource, Reporting, Reports
 from mini_infer_gateway.http.asgi import ClientDisconnectedError, read_body, send_bytes, send_whole
@@ -47,6 +49,8 @@ class Session:
     key: str
     can_chat: bool
     """True at the clients' port, where the API is."""
+    sees_requests: bool
+    """False if no list will show the viewer its own requests, so that it need not ask for one."""
     keeps_texts: bool
     needs_key: bool
     docs: str
@@ -72,16 +76,10 @@ class Console:
         self._settings, self._keys, self._clock = settings, keys, clock
         self._reports: Callable[[], Reports] = source.reports if isinstance(source, Reporting) else lambda: NO_REPORTS
         self._log, self._sources, self._explainer, self._bodies = log, sources, explainer, bodies
-        log.on_finish = sources.history.finished
         self._clients = Clients(settings, keys)
         self.streams = EventStreams(self._events)
         self._map: tuple[float, PrefixMap] | None = None
         self._mapping = asyncio.Lock()
-
-    @staticmethod
-    def is_free(path: str) -> bool:
-        """True if a path needs no key: the files of the page are the same for everybody."""
-        return path in FILES
 
     @staticmethod
     def answers(scope: Scope) -> bool:
@@ -115,7 +113,9 @@ class Console:
         _refuse_other_pages(scope)
         viewer, name = self._viewer(scope, on_admin_port=on_admin_port), path.removeprefix(CONSOLE_API_PATH)
         if name == "events":
-            await self.streams.serve(viewer, receive, send, lambda: self._viewer_now(scope, on_admin_port) == viewer)
+            await self.streams.serve(
+                viewer, receive, send, lambda: self._viewer_now(scope, on_admin_port=on_admin_port) == viewer
+            )
             return
         try:
             answer = await self._answer(name, viewer, scope, receive, on_admin_port=on_admin_port)
@@ -129,7 +129,7 @@ class Console:
         while True:
             await asyncio.sleep(SAMPLE_EVERY_S)
             loads = {name: ledger.load(name) for name in fleet.endpoints}
-            history.sample(loads, self._log.in_flight, self._clock())
+            history.sample(loads, self._log.take_counts(), self._clock())
             if self.streams.open:
                 self.streams.tick()
 
@@ -137,13 +137,13 @@ class Console:
         """Ends the streams of open consoles."""
         self.streams.end()
 
-    def _viewer_now(self, scope: Scope, on_admin_port: bool) -> Viewer:
-        """Returns the viewer by the keys of this moment: those of a stream may have changed since it began."""
-        grant = self._keys.grant(scope["headers"])
-        return viewer_of(self._keys, grant, on_admin_port=on_admin_port, is_loopback=self._settings.is_loopback)
-
     def _viewer(self, scope: Scope, *, on_admin_port: bool) -> Viewer:
         grant = scope.get(GRANT) or self._keys.grant(scope["headers"])
+        return viewer_of(self._keys, grant, on_admin_port=on_admin_port, is_loopback=self._settings.is_loopback)
+
+    def _viewer_now(self, scope: Scope, *, on_admin_port: bool) -> Viewer:
+        """Returns the viewer by the keys that are valid now, and not by those of the request's beginning."""
+        grant = self._keys.grant(scope["headers"])
         return viewer_of(self._keys, grant, on_admin_port=on_admin_port, is_loopback=self._settings.is_loopback)
 
     async def _answer(
@@ -154,16 +154,18 @@ class Console:
         if name == "fleet":
             return self._fleet(viewer, with_history=True)
         if name == "requests":
-            return {"requests": self._log.rows(viewer), "most": MAX_REQUESTS}
+            return {"requests": self._rows(viewer), "most": MAX_REQUESTS}
         if name == "explain":
             return await self._explain(viewer, scope, receive)
         if name == "prefixes":
             if not viewer.everything:
                 raise ApiError(403, "prefixes of all keys are for an administrator's key", code="needs_admin")
             return await self._prefixes()
-        if (found := self._log.find(viewer, _request_id(name))) is None:
-            raise ApiError(404, "there is no such request among the latest ones of this key", code="unknown_request")
-        return found
+        request_id = _request_id(name)
+        for record in self._log.records(viewer):
+            if record.request_id == request_id:
+                return request_detail(record, self._log.clock_offset_s, everything=viewer.everything)
+        raise ApiError(404, "there is no such request among the latest ones of this key", code="unknown_request")
 
     async def _explain(self, viewer: Viewer, scope: Scope, receive: Receive) -> ExplainedPrompt:
         client = self._clients.of(scope)
@@ -181,6 +183,7 @@ class Console:
             everything=viewer.everything,
             key=viewer.key,
             can_chat=not on_admin_port,
+            sees_requests=viewer.everything or viewer.owns(viewer.key),
             keeps_texts=settings.console_texts,
             needs_key=bool(self._keys),
             docs=DOCS_PATH if not on_admin_port else "",
@@ -196,9 +199,14 @@ class Console:
         latest = self._log.latest
         events = event("fleet", self._fleet(viewer, with_history=first))
         most = MAX_REQUESTS if first else MAX_NEW_REQUESTS
-        if latest > seen and (rows := self._log.rows(viewer, seen, most)):
+        if latest > seen and (rows := self._rows(viewer, seen, most)):
             events += event("requests", rows)
         return events, latest
+
+    def _rows(self, viewer: Viewer, after: int = 0, most: int = MAX_REQUESTS) -> list[RequestRow]:
+        """Returns at most `most` requests that the viewer may see, with serials above `after`, newest first."""
+        records = islice(self._log.records(viewer, after), most)
+        return [request_row(one, self._log.clock_offset_s, everything=viewer.everything) for one in records]
 
     async def _prefixes(self) -> PrefixMap:
         """Returns the map, at most `MAP_EVERY_S` old: the walk of one engine's conversations takes a millisecond."""

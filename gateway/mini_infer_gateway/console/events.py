@@ -58,8 +58,10 @@ class EventStreams:
         self._ended = True
         self.tick()
 
-    async def serve(self, viewer: Viewer, receive: Receive, send: Send, is_valid: Callable[[], bool]) -> None:
-        """Streams until the client has gone, or `is_valid` returns False: its key has other rights now, or none.
+    async def serve(
+        self, viewer: Viewer, receive: Receive, send: Send, may_go_on: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Streams until the client has gone, or `may_go_on` returns False since its key has lost its rights.
 
         Raises ApiError 429 if too many consoles are open.
         """
@@ -69,7 +71,7 @@ class EventStreams:
         gone = asyncio.create_task(client_disconnected(receive), name="a console's client")
         try:
             await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
-            await self._stream(viewer, gone, send, is_valid)
+            await self._stream(viewer, gone, send, may_go_on)
             with contextlib.suppress(OSError):
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
@@ -79,7 +81,7 @@ class EventStreams:
                 del self._open[viewer.key]
 
     async def _stream(
-        self, viewer: Viewer, gone: "asyncio.Task[None]", send: Send, is_valid: Callable[[], bool]
+        self, viewer: Viewer, gone: "asyncio.Task[None]", send: Send, may_go_on: Callable[[], bool]
     ) -> None:
         events, seen = self._make(viewer, 0, True)
         while True:
@@ -89,7 +91,7 @@ class EventStreams:
                 waiting = asyncio.create_task(tick.wait())
                 await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)
                 waiting.cancel()
-            if self._ended or gone.done() or not is_valid():
+            if self._ended or gone.done() or not may_go_on():
                 return
             events, seen = self._made.get((viewer, seen)) or self._make_once(viewer, seen)
 

@@ -1,122 +1,203 @@
-"""Keeps the latest requests with the times of their steps. A request costs a few microseconds; views are made later."""
+"""Records the latest requests with the times of their steps, at the least cost to each; `request_view` formats them.
 
+A request in flight is a `Trace`. When it ends, a plain tuple of numbers and strings is left of it, which the garbage
+collector need not scan and which keeps nothing of the request alive.
+"""
+
+import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
-from math import inf
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from mini_infer_gateway.console.viewer import Viewer
-from mini_infer_gateway.pipeline.observer import Progress
+from mini_infer_gateway.pipeline.observer import StreamProgress
 from mini_infer_gateway.routing.base import Decision
 from mini_infer_web.asgi import Scope
 
 MAX_REQUESTS: Final = 1000
 """Finished requests that are kept; older ones are forgotten."""
-MAX_STEPS: Final = 32
-"""Steps that are kept of one request: one that is tried often has no more."""
-MAX_ERROR_CHARACTERS: Final = 300
-"""Characters that are kept of an error."""
+MAX_FAILED_ATTEMPTS: Final = 10
+"""Failed attempts that are kept of one request: the first ones."""
 MAX_TEXT_CHARACTERS: Final = 1000
 """Characters that are kept of a prompt, if texts are kept at all."""
+MAX_ERROR_CHARACTERS: Final = 300
+USAGE_BYTES: Final = 1 << 10
+"""Bytes at the end of a whole answer in which its usage is looked for."""
+_USAGE_NAMES: Final = (b'"completion_tokens":', b'"output_tokens":')
+_NUMBER: Final = re.compile(rb" ?(\d{1,15})(?!\d)")
 
-Step = tuple[float, str, Any]
-"""The time of a step, its name, and what belongs to it."""
+
+class Attempt(NamedTuple):
+    """One attempt at an endpoint. A record has plain tuples of these fields, since those are quicker to make."""
+
+    sent_s: float
+    waited_s: float
+    """Seconds in the queue before it."""
+    first_byte_s: float | None
+    failed_s: float | None
+    """The time at which it failed; None if it did not."""
+    failure: str
+    engine: str
+    hit_tokens: int
+    reason: str
+    index_kind: str
+    prefill: str
+    prefill_reason: str
+    fetch: str
+
+
+class Record(NamedTuple):
+    """A finished request. The log has plain tuples of these fields: the collector never scans those again."""
+
+    serial: int
+    request_id: str
+    path: str
+    arrived_s: float
+    tokenized_s: float | None
+    """The time at which it was read and tokenised; None if it was refused before."""
+    ended_s: float
+    model: str
+    key: str
+    status: int
+    outcome: str
+    error: str
+    prompt_tokens: int
+    completion_tokens: int | None
+    """Number of output tokens; None if the gateway does not know it."""
+    text: str
+    attempts: tuple[tuple[Any, ...], ...]
+    """Fields of each `Attempt`."""
 
 
 class Trace:
-    """The steps of one request: a `RequestTrace`."""
+    """A request in flight: a `RequestTrace`. Class attributes are the values of steps that have not come."""
 
-    __slots__ = (
-        "_log",
-        "arrived_s",
-        "counted",
-        "decision",
-        "ended_s",
-        "facts",
-        "path",
-        "progress",
-        "prompt_tokens",
-        "request_id",
-        "serial",
-        "steps",
-        "text",
-        "tokens",
-    )
+    tokenized_s: float | None = None
+    prompt_tokens = 0
+    decision: Decision | None = None
+    """The endpoints of the latest attempt."""
+    progress: StreamProgress | None = None
+    """The stream's progress, if the answer is one that reports it."""
+    sent_s: float | None = None
+    """The time at which the present attempt was sent; None if there is none."""
+    waited_s = 0.0
+    first_byte_s: float | None = None
+    failures: tuple[tuple[Any, ...], ...] = ()
+    """Fields of each `Attempt` that has failed."""
+    completion_tokens: int | None = None
+    """Number of output tokens, as the answer's usage reports it."""
+    counted = 0
+    """Number of output tokens that the history has counted already."""
+    text = ""
 
     def __init__(self, log: "RequestLog", scope: Scope, now_s: float) -> None:
         self._log = log
-        self.request_id: str = scope.get("request_id", "")
-        self.path: str = scope["path"]
-        self.arrived_s = now_s
-        self.ended_s = inf
-        self.prompt_tokens = 0
-        self.steps: list[Step] = []
-        self.decision: Decision | None = None
-        self.progress: Progress | None = None
-        self.facts: dict[str, Any] = _NO_FACTS
-        self.tokens: int | None = None
-        """Number of output tokens, once the request has ended; None if the gateway does not know it."""
-        self.counted = 0
-        """Number of output tokens that the history has counted already."""
-        self.serial = 0
-        self.text = ""
+        self._scope = scope
+        self._arrived_s = now_s
 
     def tokenized(self, fields: Mapping[str, Any], prompt_tokens: int, now_s: float) -> None:
         """Records that the request is read."""
-        self.prompt_tokens = prompt_tokens
-        self.steps.append((now_s, "tokenized", None))
+        self.prompt_tokens, self.tokenized_s = prompt_tokens, now_s
         if self._log.keeps_texts:
             self.text = text_of(fields)
 
-    def sent(self, decision: Decision, progress: Progress, waited_s: float, now_s: float) -> None:
+    def sent(self, decision: Decision, waited_s: float, now_s: float) -> None:
         """Records an attempt."""
-        self.decision, self.progress = decision, progress
-        if len(self.steps) < MAX_STEPS:
-            self.steps.append((now_s, "sent", (decision, waited_s)))
+        self.decision, self.waited_s, self.sent_s = decision, waited_s, now_s
 
     def answered(self, now_s: float) -> None:
         """Records the first byte of the answer to the latest attempt."""
-        if len(self.steps) < MAX_STEPS:
-            self.steps.append((now_s, "first_byte", None))
+        self.first_byte_s = now_s
+
+    def streams(self, progress: StreamProgress) -> None:
+        """Keeps the progress of a stream."""
+        self.progress = progress
+
+    def answered_whole(self, body: bytes) -> None:
+        """Records the usage of a whole answer."""
+        self.progress, self.completion_tokens = None, completion_tokens_of(body)
 
     def failed(self, reason: str, now_s: float) -> None:
         """Records that the latest attempt failed."""
-        if len(self.steps) < MAX_STEPS:
-            self.steps.append((now_s, "failed", reason))
+        if self.decision and self.sent_s is not None and len(self.failures) < MAX_FAILED_ATTEMPTS:
+            self.failures += (self._attempt(self.decision, now_s, reason),)
+        self.sent_s = self.first_byte_s = None
 
     def ended(self, facts: Mapping[str, Any], now_s: float) -> None:
         """Records the end of the request."""
-        self.ended_s, self.facts = now_s, {**facts}  # the access log takes some of them away
-        if "error" in facts:
-            self.facts["error"] = str(facts["error"])[:MAX_ERROR_CHARACTERS]
+        get, scope, log, attempts = facts.get, self._scope, self._log, self.failures
         if self.progress:
-            self.tokens, self.progress = self.progress.completion_tokens, None
-        self._log.finished(self)
+            self.completion_tokens = self.progress.tokens
+        if decision := self.decision:
+            log.count(self, decision)
+            if self.sent_s is not None:
+                attempts += (self._attempt(decision, None, ""),)
+        log.in_flight.discard(self)
+        log.finished.append(
+            (
+                next(log.serials),
+                scope["request_id"],
+                scope["path"],
+                self._arrived_s,
+                self.tokenized_s,
+                now_s,
+                get("model", ""),
+                get("key", ""),
+                get("status", 0),
+                get("outcome", ""),
+                get("error", "")[:MAX_ERROR_CHARACTERS],
+                self.prompt_tokens,
+                self.completion_tokens,
+                self.text,
+                attempts,
+            )
+        )
 
-    @property
-    def owner(self) -> str:
-        """The name of the key that sent the request; "" if there is none."""
-        key: str = self.facts.get("key", "")
-        return key
+    def _attempt(self, decision: Decision, failed_s: float | None, failure: str) -> tuple[Any, ...]:
+        """Returns the fields of the present attempt as an `Attempt`."""
+        prefill, fetch = decision.prefill, decision.fetch
+        return (
+            self.sent_s,
+            self.waited_s,
+            self.first_byte_s,
+            failed_s,
+            failure,
+            decision.decode.name,
+            decision.hit_tokens,
+            decision.reason,
+            decision.index,
+            prefill.name if prefill else "",
+            decision.prefill_reason,
+            fetch.name if fetch else "",
+        )
 
 
-_NO_FACTS: Final[dict[str, Any]] = {}
+@dataclass(slots=True)
+class EngineCounts:
+    """Counts what has ended at one engine since the last sample."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    hit_tokens: int = 0
+    completion_tokens: int = 0
 
 
 class RequestLog:
     """The requests in flight and the latest finished ones of one gateway: a `RequestObserver`."""
 
-    def __init__(self, *, keeps_texts: bool = False, on_finish: Callable[[Trace], None] | None = None) -> None:
-        """`on_finish` is called with each request that has ended."""
+    def __init__(self, *, keeps_texts: bool = False) -> None:
         self.keeps_texts = keeps_texts
-        self.on_finish = on_finish
         self.in_flight: set[Trace] = set()
-        self._finished: deque[Trace] = deque(maxlen=MAX_REQUESTS)
-        self._serials = count(1)
-        self._clock_offset_s = time.time() - time.monotonic()
+        self.serials = count(1)
+        """Serial numbers of requests in the order of their ends."""
+        self.clock_offset_s = time.time() - time.monotonic()
+        """Seconds from the gateway's clock to that of the epoch."""
+        self.finished: deque[tuple[Any, ...]] = deque(maxlen=MAX_REQUESTS)
+        """Fields of each `Record`, oldest first."""
+        self._counts: dict[str, EngineCounts] = {}
 
     def begin(self, scope: Scope, now_s: float) -> Trace:
         """Returns the trace of a request that has just arrived."""
@@ -124,148 +205,50 @@ class RequestLog:
         self.in_flight.add(trace)
         return trace
 
-    def finished(self, trace: Trace) -> None:
-        """Moves a request to the finished ones."""
-        self.in_flight.discard(trace)
-        trace.serial = next(self._serials)
-        if self.on_finish:
-            self.on_finish(trace)
-        self._finished.append(trace)
+    def count(self, trace: Trace, decision: Decision) -> None:
+        """Counts a request that has ended for its engine."""
+        name, tokens = decision.decode.name, trace.completion_tokens
+        counts = self._counts.get(name)
+        if counts is None:
+            counts = self._counts[name] = EngineCounts()
+        counts.requests += 1
+        counts.prompt_tokens += trace.prompt_tokens
+        counts.hit_tokens += decision.hit_tokens
+        if tokens:
+            counts.completion_tokens += tokens - trace.counted
+
+    def take_counts(self) -> dict[str, EngineCounts]:
+        """Returns the counts since the last call by engine, with those tokens that streams in flight have sent."""
+        counts, self._counts = self._counts, {}
+        for trace in self.in_flight:
+            if trace.progress and trace.decision and (tokens := trace.progress.tokens) > trace.counted:
+                engine = counts.setdefault(trace.decision.decode.name, EngineCounts())
+                engine.completion_tokens += tokens - trace.counted
+                trace.counted = tokens
+        return counts
 
     @property
     def latest(self) -> int:
         """The serial number of the request that ended last; 0 if none has."""
-        return self._finished[-1].serial if self._finished else 0
+        return Record._make(self.finished[-1]).serial if self.finished else 0
 
-    def rows(self, viewer: Viewer, after: int = 0, most: int = MAX_REQUESTS) -> list["RequestRow"]:
-        """Returns at most `most` requests that the viewer may see, with serials above `after`, newest first."""
-        rows: list[RequestRow] = []
-        for trace in self._visible(viewer):
-            if trace.serial <= after or len(rows) >= most:
-                break
-            rows.append(request_row(trace, self._clock_offset_s, viewer))
-        return rows
-
-    def find(self, viewer: Viewer, request_id: str) -> "RequestDetail | None":
-        """Returns the latest request with this id that the viewer may see, finished or in flight."""
-        for trace in self._visible(viewer):
-            if trace.request_id == request_id:
-                return request_detail(trace, self._clock_offset_s, viewer)
-        return None
-
-    def _visible(self, viewer: Viewer) -> Iterator[Trace]:
-        return (trace for trace in reversed(self._finished) if viewer.everything or viewer.owns(trace.owner))
+    def records(self, viewer: Viewer, after: int = 0) -> Iterator[Record]:
+        """Yields the requests that the viewer may see, with serials above `after`, newest first."""
+        for fields in reversed(self.finished):
+            record = Record._make(fields)
+            if record.serial <= after:
+                return
+            if viewer.everything or viewer.owns(record.key):
+                yield record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestRow:
-    """One finished request, for a list. Fields about engines are empty for viewers who may not see engines."""
-
-    serial: int
-    id: str
-    time: float
-    """Seconds since the epoch at its arrival."""
-    path: str
-    model: str
-    key: str
-    status: int
-    outcome: str
-    error: str
-    duration_s: float
-    queue_s: float
-    first_byte_s: float | None
-    """Seconds from its arrival to the first byte of its answer; None if there was none."""
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int | None
-    attempts: int
-    engine: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimelineStep:
-    """One step of a request."""
-
-    at_s: float
-    """Seconds since its arrival."""
-    step: str
-    """arrived, tokenized, queued, sent, first_byte, failed, or ended."""
-    engine: str = ""
-    detail: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestDetail:
-    """One request with its timeline."""
-
-    request: RequestRow
-    timeline: list[TimelineStep]
-    text: str
-
-
-def request_row(trace: Trace, clock_offset_s: float, viewer: Viewer) -> RequestRow:
-    """Returns a finished request as a row of the list."""
-    facts, decision, everything = trace.facts, trace.decision, viewer.everything
-    sent = [value for _, step, value in trace.steps if step == "sent"]
-    first_byte_s = next((at_s for at_s, step, _ in trace.steps if step == "first_byte"), None)
-    return RequestRow(
-        serial=trace.serial,
-        id=trace.request_id,
-        time=round(trace.arrived_s + clock_offset_s, 3),
-        path=trace.path,
-        model=facts.get("model", ""),
-        key=trace.owner,
-        status=facts.get("status", 0),
-        outcome=facts.get("outcome", ""),
-        error=str(facts.get("error", "")) if everything else "",
-        duration_s=round(trace.ended_s - trace.arrived_s, 6),
-        queue_s=round(sum(waited_s for _, waited_s in sent), 6),
-        first_byte_s=None if first_byte_s is None else round(first_byte_s - trace.arrived_s, 6),
-        prompt_tokens=trace.prompt_tokens,
-        cached_tokens=decision.hit_tokens if decision else 0,
-        completion_tokens=trace.tokens,
-        attempts=len(sent),
-        engine=decision.decode.name if decision and everything else "",
-        reason=decision.reason if decision and everything else "",
-    )
-
-
-def request_detail(trace: Trace, clock_offset_s: float, viewer: Viewer) -> RequestDetail:
-    """Returns a finished request with its timeline."""
-    return RequestDetail(
-        request=request_row(trace, clock_offset_s, viewer),
-        timeline=list(_timeline(trace, viewer.everything)),
-        text=trace.text,
-    )
-
-
-def _timeline(trace: Trace, everything: bool) -> Iterator[TimelineStep]:
-    yield TimelineStep(at_s=0.0, step="arrived")
-    for at_s, step, value in trace.steps:
-        after_s = round(at_s - trace.arrived_s, 6)
-        if step != "sent":
-            yield TimelineStep(at_s=after_s, step=step, detail=str(value or "") if everything else "")
-            continue
-        decision, waited_s = value
-        if waited_s:
-            yield TimelineStep(at_s=round(after_s - waited_s, 6), step="queued")
-        if not everything:
-            yield TimelineStep(at_s=after_s, step="sent")
-            continue
-        yield TimelineStep(at_s=after_s, step="sent", engine=decision.decode.name, detail=_why(decision))
-    yield TimelineStep(
-        at_s=round(trace.ended_s - trace.arrived_s, 6), step="ended", detail=trace.facts.get("outcome", "")
-    )
-
-
-def _why(decision: Decision) -> str:
-    parts = [f"chosen by {decision.reason}", f"{decision.hit_tokens} tokens cached ({decision.index})"]
-    if decision.prefill:
-        parts.append(f"prompt computed by {decision.prefill.name} ({decision.prefill_reason})")
-    if decision.fetch:
-        parts.append(f"KV cache fetched from {decision.fetch.name}")
-    return ", ".join(parts)
+def completion_tokens_of(body: bytes) -> int | None:
+    """Returns the number of output tokens in the usage at the end of a whole answer; None if there is none."""
+    for name in _USAGE_NAMES:
+        at = body.rfind(name, -USAGE_BYTES)
+        if at >= 0 and (found := _NUMBER.match(body, at + len(name))):
+            return int(found[1])
+    return None
 
 
 def text_of(fields: Mapping[str, Any]) -> str:

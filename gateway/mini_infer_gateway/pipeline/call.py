@@ -5,7 +5,6 @@ connections, `RoutingRequest` is what routing may know of it, `Placement` is its
 `Continuation` is the state of its stream.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -24,10 +23,6 @@ from mini_infer_web.asgi import Receive, Scope, Send
 
 ACCESS_LOG_FIELDS = "mini_infer_access_log_fields"
 """Key in an ASGI scope: fields of the request's log line, in addition to those of its head."""
-USAGE_BYTES = 1 << 10
-"""Bytes at the end of a whole answer in which its usage is looked for."""
-_USAGE_NAMES = (b'"completion_tokens":', b'"output_tokens":')
-_NUMBER = re.compile(rb" ?(\d{1,15})")
 CLIENT_CLOSED_REQUEST = 499
 """Status of nginx for a client that closed the connection, used in metrics only; nobody receives it."""
 
@@ -84,10 +79,6 @@ class Call:
     continuation: Continuation = field(default_factory=lambda: NO_CONTINUATION)
     """The state with which another endpoint can continue the stream."""
 
-    # Filled by `relay`.
-    answer_end: bytes = b""
-    """The end of a whole answer, where its usage stands."""
-
     # For the metrics and the access log.
     status: int = CLIENT_CLOSED_REQUEST
     outcome: Outcome = Outcome.INTERNAL
@@ -110,17 +101,6 @@ class Call:
     def can_resume(self) -> bool:
         """True if the client has received a part of a stream that another endpoint can continue."""
         return bool(self.exchange.status and self.continuation.possible)
-
-    @property
-    def completion_tokens(self) -> int | None:
-        """The number of tokens that the client has received; None if the gateway does not know it."""
-        if self.continuation is not NO_CONTINUATION:
-            return self.continuation.tokens
-        for name in _USAGE_NAMES:
-            at = self.answer_end.rfind(name)
-            if at >= 0 and (found := _NUMBER.match(self.answer_end, at + len(name))):
-                return int(found[1])
-        return None
 
     def begin_answer(self, retains_body: bool) -> None:
         """Frees the body as the answer begins, unless another endpoint may have to continue the answer."""

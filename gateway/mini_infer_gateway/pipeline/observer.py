@@ -16,11 +16,17 @@ class RequestTrace(Protocol):
     def tokenized(self, fields: Mapping[str, Any], prompt_tokens: int, now_s: float) -> None:
         """Records that the request is read. `fields` are those of its body; `prompt_tokens` may be an estimate."""
 
-    def sent(self, decision: Decision, progress: "Progress", waited_s: float, now_s: float) -> None:
+    def sent(self, decision: Decision, waited_s: float, now_s: float) -> None:
         """Records an attempt at the endpoints of `decision`, after `waited_s` in the queue."""
 
     def answered(self, now_s: float) -> None:
         """Records the first byte of the answer to the latest attempt."""
+
+    def answered_whole(self, body: bytes) -> None:
+        """Records that the client receives this answer at once."""
+
+    def streams(self, progress: "StreamProgress") -> None:
+        """Records that the client receives a stream whose progress is known."""
 
     def failed(self, reason: str, now_s: float) -> None:
         """Records that the latest attempt failed."""
@@ -29,12 +35,12 @@ class RequestTrace(Protocol):
         """Records the end of the request. `facts` are the fields of its log line."""
 
 
-class Progress(Protocol):
-    """Reports how far an answer is."""
+class StreamProgress(Protocol):
+    """Reports how far a stream is."""
 
     @property
-    def completion_tokens(self) -> int | None:
-        """The number of tokens that the client has received; None if the gateway does not know it."""
+    def tokens(self) -> int:
+        """The number of output tokens that the client has received."""
         ...
 
 
@@ -55,10 +61,16 @@ class _Nobody:
     def tokenized(self, fields: Mapping[str, Any], prompt_tokens: int, now_s: float) -> None:
         pass
 
-    def sent(self, decision: Decision, progress: Progress, waited_s: float, now_s: float) -> None:
+    def sent(self, decision: Decision, waited_s: float, now_s: float) -> None:
         pass
 
     def answered(self, now_s: float) -> None:
+        pass
+
+    def answered_whole(self, body: bytes) -> None:
+        pass
+
+    def streams(self, progress: StreamProgress) -> None:
         pass
 
     def failed(self, reason: str, now_s: float) -> None:

@@ -16,6 +16,7 @@ from mini_infer_gateway.pipeline.retries import RetryBudget
 from mini_infer_gateway.prompts.tokenizers import Tokenizers
 from mini_infer_gateway.routing.router import Router
 from mini_infer_gateway.settings import GatewaySettings
+from mini_infer_web.asgi import Scope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,3 +38,5 @@ class Serving:
     retry_budget: RetryBudget
     poison: PoisonRequests = field(default_factory=PoisonRequests)
     observer: RequestObserver = NOBODY
+    may_pin: Callable[[Scope], bool] = lambda scope: False
+    """Returns True if the client of a request may name the engine that is to answer."""

@@ -179,7 +179,8 @@ async def test_a_key_sees_its_own_requests_and_no_engine_when_others_use_the_gat
         assert fleet["engines"] == []
         assert engine.endpoint.name not in json.dumps([fleet, mine, await data(gateway, "session", "sk-a")]).split('"')
         assert [row["name"] for row in (await data(gateway, "fleet", "sk-admin"))["engines"]] == ["a"]
-        assert (await data(gateway, "session", "sk-a"))["everything"] is False
+        session = await data(gateway, "session", "sk-a")
+        assert (session["everything"], session["sees_requests"]) == (False, True)
 
 
 async def test_a_key_finds_no_prefix_of_another_key_when_it_explains_the_same_prompt(keys: ApiKeys) -> None:
@@ -202,6 +203,7 @@ async def test_the_admin_port_shows_everything_and_the_clients_port_services_whe
             async with gateway.client.get(url + "/console/api/session") as response:
                 session = await response.json()
             assert (session["everything"], session["can_chat"]) == (everything, not everything)
+            assert session["sees_requests"] is everything, "the page does not ask for what it may not see"
             async with gateway.client.get(url + "/console/api/fleet") as response:
                 assert len((await response.json())["engines"]) == engines
             async with gateway.client.get(url + "/console/api/requests") as response:
@@ -375,6 +377,28 @@ async def test_one_more_console_is_refused_when_a_key_has_as_many_open_as_it_may
         assert again.status == 200
         for response in (*opened, again):
             response.close()
+
+
+@pytest.mark.parametrize(
+    "left",
+    ["sk-b name=team-b\nsk-c name=team-c\n", "sk-admin name=ops\nsk-b name=team-b\n"],
+    ids=["revoked", "no longer an administrator's"],
+)
+async def test_an_open_console_ends_when_its_key_loses_its_rights(
+    keys: ApiKeys, tmp_path: Path, monkeypatch: Any, left: str
+) -> None:
+    monkeypatch.setattr("mini_infer_gateway.console.app.SAMPLE_EVERY_S", 0.02)
+    monkeypatch.setattr("mini_infer_web.api_keys.LOOK_EVERY_S", 0.0)
+    async with running_gateway(keys=keys) as gateway:
+        url = gateway.url + "/console/api/events"
+        lost, kept = [await gateway.client.get(url, headers=bearer(key)) for key in ("sk-admin", "sk-b")]
+        await anext(events_of(kept))
+        (tmp_path / "keys").write_text(left)
+        async for _ in events_of(lost):
+            pass
+        assert lost.content.at_eof()
+        await anext(events_of(kept))
+        kept.close()
 
 
 async def test_open_consoles_end_when_the_gateway_stops() -> None:

@@ -1,102 +1,58 @@
 """The list of requests: what is kept, for how long, and who sees which of it."""
 
 import gc
+import weakref
 from typing import Any
 
 import pytest
 
 from mini_infer_gateway.console.request_log import (
     MAX_ERROR_CHARACTERS,
+    MAX_FAILED_ATTEMPTS,
     MAX_REQUESTS,
-    MAX_STEPS,
     MAX_TEXT_CHARACTERS,
+    USAGE_BYTES,
     RequestLog,
+    completion_tokens_of,
     text_of,
 )
 from mini_infer_gateway.console.viewer import Viewer
-from tests.gateway.console.traces import Answered, ask, decision
+from tests.gateway.console.traces import ask, decision
 
 EVERYTHING = Viewer(everything=True)
 
 
-def test_a_row_has_the_times_of_all_phases_when_a_request_has_ended() -> None:
+def ids(log: RequestLog, viewer: Viewer = EVERYTHING, after: int = 0) -> list[str]:
+    return [record.request_id for record in log.records(viewer, after)]
+
+
+def test_a_key_sees_its_own_requests_when_it_is_no_administrators() -> None:
     log = RequestLog()
-    ask(log, "one")
-    (row,) = log.rows(EVERYTHING)
-    assert (row.id, row.model, row.status, row.outcome, row.engine, row.reason) == (
-        *("one", "m", 200, "ok"),
-        *("e1", "cached_prefix"),
-    )
-    assert (row.duration_s, row.first_byte_s, row.queue_s) == (1.0, 0.5, 0.2)
-    assert (row.prompt_tokens, row.cached_tokens, row.completion_tokens, row.attempts) == (64, 32, 7, 1)
-
-
-def test_the_timeline_tells_every_attempt_when_one_failed() -> None:
-    log = RequestLog()
-    trace = log.begin({"request_id": "two", "path": "/v1/chat/completions"}, 10.0)
-    trace.tokenized({}, 5, 10.1)
-    trace.sent(decision("e1"), Answered(), 0.0, 10.2)
-    trace.failed("connect", 10.3)
-    trace.sent(decision("e2"), Answered(3), 0.5, 10.9)
-    trace.answered(11.0)
-    trace.ended({"outcome": "ok", "status": 200}, 12.0)
-    detail = log.find(EVERYTHING, "two")
-    assert detail is not None
-    steps = [(step.at_s, step.step, step.engine) for step in detail.timeline]
-    assert steps == [
-        (0.0, "arrived", ""),
-        (pytest.approx(0.1), "tokenized", ""),
-        (pytest.approx(0.2), "sent", "e1"),
-        (pytest.approx(0.3), "failed", ""),
-        (pytest.approx(0.4), "queued", ""),
-        (pytest.approx(0.9), "sent", "e2"),
-        (pytest.approx(1.0), "first_byte", ""),
-        (pytest.approx(2.0), "ended", ""),
-    ]
-    assert detail.timeline[3].detail == "connect"
-    assert detail.request.attempts == 2
-
-
-def test_the_beginning_of_an_error_is_kept_when_it_is_long() -> None:
-    log = RequestLog()
-    ask(log, "one", error="x" * 100_000)
-    (row,) = log.rows(EVERYTHING)
-    assert len(row.error) == MAX_ERROR_CHARACTERS
-    assert sum(len(str(value)) for trace in log._finished for value in trace.facts.values()) < 1000
-
-
-def test_a_key_sees_its_own_requests_and_no_engine_when_it_is_no_administrators() -> None:
-    log = RequestLog(keeps_texts=True)
-    ask(log, "mine", key="a", error="the endpoint e1 failed")
+    ask(log, "mine", key="a")
     ask(log, "theirs", key="b")
     ask(log, "nobodys")
-    assert {row.id for row in log.rows(EVERYTHING)} == {"mine", "theirs", "nobodys"}
-    (row,) = log.rows(Viewer(False, "a"))
-    assert (row.id, row.engine, row.reason, row.error) == ("mine", "", "", "")
-    assert log.find(Viewer(False, "a"), "theirs") is None
-    assert log.rows(Viewer(everything=False)) == []
-    detail = log.find(Viewer(False, "a"), "mine")
-    assert detail is not None
-    assert not [step for step in detail.timeline if step.engine or "e1" in step.detail]
-    assert detail.text == "text of mine"
+    assert ids(log) == ["nobodys", "theirs", "mine"]
+    assert ids(log, Viewer(False, "a")) == ["mine"]
+    assert ids(log, Viewer(everything=False)) == []
 
 
 def test_no_text_is_kept_when_it_is_not_switched_on() -> None:
     log = RequestLog()
-    trace = ask(log)
-    assert trace.text == ""
-    assert "text of one" not in repr([getattr(trace, name, None) for name in trace.__slots__])
+    ask(log)
+    (record,) = log.records(EVERYTHING)
+    assert record.text == ""
+    assert "text of one" not in repr(record)
 
 
-def test_only_new_rows_come_newest_first_when_a_serial_is_given() -> None:
+def test_only_new_requests_come_newest_first_when_a_serial_is_given() -> None:
     log = RequestLog()
     for number in range(5):
         ask(log, f"r{number}")
     seen = log.latest
-    assert log.rows(EVERYTHING, seen) == []
+    assert ids(log, after=seen) == []
     ask(log, "new")
-    assert [row.id for row in log.rows(EVERYTHING, seen)] == ["new"]
-    assert [row.id for row in log.rows(EVERYTHING, 0, most=2)] == ["new", "r4"]
+    assert ids(log, after=seen) == ["new"]
+    assert ids(log)[:2] == ["new", "r4"]
 
 
 def test_memory_is_bounded_when_many_requests_with_many_attempts_end() -> None:
@@ -104,14 +60,27 @@ def test_memory_is_bounded_when_many_requests_with_many_attempts_end() -> None:
     for number in range(MAX_REQUESTS + 50):
         trace = log.begin({"request_id": f"r{number}", "path": "/v1/completions"}, 0.0)
         trace.tokenized({"prompt": "x" * (2 * MAX_TEXT_CHARACTERS)}, 1, 0.0)
-        for _ in range(3 if number else 2 * MAX_STEPS):
-            trace.sent(decision("e1"), Answered(), 0.0, 0.0)
+        for _ in range(3 if number else 2 * MAX_FAILED_ATTEMPTS):
+            trace.sent(decision("e1"), 0.0, 0.0)
             trace.failed("connect", 0.0)
-        assert len(trace.steps) <= MAX_STEPS
-        assert len(trace.text) == MAX_TEXT_CHARACTERS
-        trace.ended({"outcome": "server_error"}, 1.0)
-    assert len(log.rows(EVERYTHING)) == MAX_REQUESTS
+        trace.ended({"outcome": "server_error", "error": "x" * 10_000}, 1.0)
+        (record, *_) = log.records(EVERYTHING)
+        assert len(record.attempts) == (3 if number else MAX_FAILED_ATTEMPTS)
+        assert len(record.text) == MAX_TEXT_CHARACTERS
+        assert len(record.error) == MAX_ERROR_CHARACTERS
+    assert len(ids(log)) == MAX_REQUESTS
     assert not log.in_flight
+
+
+def test_the_collector_does_not_scan_a_request_when_it_has_ended() -> None:
+    log = RequestLog()
+    trace = weakref.ref(ask(log, key="a"))
+    for _ in range(3):
+        gc.collect()  # untracks a tuple when all that it has is untracked
+    assert trace() is None, "nothing of the request itself is kept"
+    (fields,) = log.finished
+    assert not gc.is_tracked(fields)
+    assert not any(gc.is_tracked(field) for field in fields)
 
 
 def test_a_forgotten_request_needs_no_garbage_collector_when_it_leaves_the_list() -> None:
@@ -125,6 +94,24 @@ def test_a_forgotten_request_needs_no_garbage_collector_when_it_leaves_the_list(
         assert gc.collect() == 0
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("body", "tokens"),
+    [
+        (b'{"usage":{"prompt_tokens":3,"completion_tokens":17,"total_tokens":20}}', 17),
+        (b'{"usage": {"prompt_tokens": 3, "completion_tokens": 17}}', 17),
+        (b'{"usage":{"input_tokens":3,"output_tokens":8}}', 8),
+        (b'{"choices":[{"text":"\\"completion_tokens\\":5"}],"usage":{"completion_tokens":2}}', 2),
+        (b'{"usage":{"completion_tokens":2}}' + b" " * USAGE_BYTES, None),
+        (b'{"usage":{"completion_tokens":null}}', None),
+        (b'{"usage":{"completion_tokens":' + b"9" * 400 + b"}}", None),
+        (b"{}", None),
+        (b"", None),
+    ],
+)
+def test_the_usage_of_a_whole_answer_is_found_when_it_stands_at_its_end(body: bytes, tokens: int | None) -> None:
+    assert completion_tokens_of(body) == tokens
 
 
 @pytest.mark.parametrize(

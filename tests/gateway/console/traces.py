@@ -9,10 +9,10 @@ from mini_infer_gateway.routing.base import Decision
 
 
 @dataclass(slots=True)
-class Answered:
-    """An answer that the client has this many tokens of."""
+class Streamed:
+    """A stream of which the client has received this many tokens."""
 
-    completion_tokens: int | None = None
+    tokens: int = 0
 
 
 def endpoint(name: str, **fields: Any) -> Endpoint:
@@ -29,13 +29,14 @@ def ask(
     key: str = "",
     engine: str = "e1",
     began_s: float = 100.0,
-    tokens: int | None = 7,
+    tokens: int = 7,
     **facts: Any,
 ) -> Trace:
     """A request of 64 prompt tokens, half of them cached, that waits 0.2 s and takes a second in all."""
     trace = log.begin({"request_id": request_id, "path": "/v1/chat/completions"}, began_s)
     trace.tokenized({"messages": [{"role": "user", "content": f"text of {request_id}"}]}, 64, began_s + 0.1)
-    trace.sent(decision(engine, 32, "cached_prefix"), Answered(tokens), 0.2, began_s + 0.4)
+    trace.sent(decision(engine, 32, "cached_prefix"), 0.2, began_s + 0.4)
     trace.answered(began_s + 0.5)
+    trace.answered_whole(b'{"usage":{"prompt_tokens":64,"completion_tokens":%d}}' % tokens)
     trace.ended({"model": "m", "status": 200, "outcome": "ok", **({"key": key} if key else {}), **facts}, began_s + 1)
     return trace

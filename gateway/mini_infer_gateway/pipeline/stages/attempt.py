@@ -87,7 +87,7 @@ class Attempt:
         """
         call, placement, serving, now_s = self._call, self._placement, self._serving, self._serving.clock()
         serving.metrics.decided(placement.decision.reason)
-        call.trace.sent(placement.decision, call, placement.waited_s, now_s)
+        call.trace.sent(placement.decision, placement.waited_s, now_s)
         if not call.request.attempted:
             serving.metrics.overhead(now_s - call.arrived_s - placement.waited_s)
         write_request(call, placement, serving)

@@ -18,7 +18,7 @@ from mini_infer_gateway.http.asgi import Sender
 from mini_infer_gateway.http.headers import to_client
 from mini_infer_gateway.http.sse import EventSplitter, has_error, may_have_error
 from mini_infer_gateway.http.upstream import BrokenConnectionError, Response
-from mini_infer_gateway.pipeline.call import USAGE_BYTES, Call
+from mini_infer_gateway.pipeline.call import Call
 from mini_infer_gateway.pipeline.continuation.base import NO_CONTINUATION, split_engine_death
 from mini_infer_gateway.pipeline.stages.response_start import ResponseStart
 from mini_infer_web.api_errors import ApiError
@@ -38,13 +38,15 @@ async def relay(call: Call, start: ResponseStart, record: AttemptRecord, idle_ti
     exchange.is_events = start.splitter is not None
     headers = to_client(start.response.headers, exchange.decision_headers)
     if start.is_whole:
-        call.answer_end = start.body[-USAGE_BYTES:]
+        call.trace.answered_whole(start.body)
         if len(start.body) <= PIECE_BYTES:
             await exchange.send_whole(start.status, headers, start.body)
         else:
             with call.reservation.charged(len(start.body)):
                 await exchange.send_whole(start.status, headers, start.body)
     else:
+        if call.continuation is not NO_CONTINUATION:
+            call.trace.streams(call.continuation)
         await exchange.send_head(start.status, headers)
         await _relay_stream(call, start, record, idle_timeout_s)
     if exchange.in_band_error:

@@ -30,7 +30,7 @@ def resolve(call: Call, serving: Serving) -> None:
     model = requested_model(row, call.fields, serving.fleet.catalog.listed)
     endpoints = serving.fleet.resolve(model)
     call.model = model
-    call.placed_as, call.endpoints = pinned(scope, model, endpoints)
+    call.placed_as, call.endpoints = pinned(scope, model, endpoints, serving.may_pin)
 
     call.client = client = serving.clients.of(scope)
     call.log_fields |= client.log_fields
