@@ -16,6 +16,10 @@ FROM ${PYTHON_BASE} AS base
 ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp PATH=/opt/mini-infer/bin:$PATH
 # A name for the number: libraries that ask who they are fail without one. Packages of the base that nothing here runs go.
 RUN echo 'mini-infer:x:65532:65532::/tmp:/usr/sbin/nologin' >>/etc/passwd && echo 'mini-infer:x:65532:' >>/etc/group
+# Python's images come without bytecode of the standard library: each process would compile for half a second.
+RUN python -m compileall -q -j 0 \
+    -x '/(distutils|ensurepip|idlelib|lib2to3|pydoc_data|site-packages|test|tests|tkinter|turtledemo|unittest)/' \
+    "$(python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')"
 
 FROM base AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_COMPILE=0 PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -76,7 +80,8 @@ FROM build AS engine-cpu-packages
 # Headers, link libraries and torch's own tests are for building on torch, not for running it; of NIXL's wheel, half is for
 # the exchange of experts, which is not used.
 RUN pip install --quiet --no-deps --require-hashes -r /build/constraints-engine.txt \
-    && bash /build/install_torch.sh python /build/constraints.txt && python -c 'import torch' 2>/dev/null \
+    && bash /build/install_torch.sh python /build/constraints.txt \
+    && PYTHONDONTWRITEBYTECODE= python -c 'import torch, torch.distributed' 2>/dev/null \
     && cd /opt/mini-infer/lib/python3.11/site-packages/torch \
     && rm -rf include share test lib/*.a && find bin -type f ! -name torch_shm_manager -delete
 RUN pip uninstall --quiet --yes pip && python /build/sbom.py /opt/mini-infer/sbom.cdx.json \

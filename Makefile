@@ -7,6 +7,8 @@ CR ?= examples/demo.yaml
 PYTEST_ARGS ?=
 MINUTES ?= 15
 FUZZ_ARGS ?=
+# Whoever has it set would wait for each process to compile what it imports.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help install install-to-run up test test-benchmarks test-schemas test-features check format e2e e2e-gpu test-gpu test-gpu2 test-real conformance fuzz crds dashboards console lock clean
@@ -25,10 +27,10 @@ up: install-to-run ## the whole platform on this machine; prints a curl line; Ct
 	@exec $(BIN)/mini-infer up -f $(CR) --port $(PORT)
 
 test: install ## everything that needs no GPU; skipped tests print the reason; what fails runs once more, alone
-	@OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= scripts/pytest_again.sh $(BIN)/python -n 4 --dist loadfile -m 'not gpu and not gpu2 and not e2e and not schemas and not features and not real' $(PYTEST_ARGS)
+	@OMP_NUM_THREADS=1 scripts/pytest_again.sh $(BIN)/python -n 4 --dist loadfile -m 'not gpu and not gpu2 and not e2e and not schemas and not features and not real' $(PYTEST_ARGS)
 
 test-benchmarks: install ## every benchmark once, tiny, on a CPU; make test has these too
-	@OMP_NUM_THREADS=1 AGAIN_CACHE=.pytest_cache/benchmarks scripts/pytest_again.sh $(BIN)/python tests/benchmarks/test_smoke.py
+	@OMP_NUM_THREADS=1 AGAIN_CACHE=.pytest_cache/benchmarks scripts/pytest_again.sh $(BIN)/python -n 2 tests/benchmarks/test_smoke.py
 
 test-schemas: install ## structured output of 300 JSON schemas, four outputs each; make test has 30
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m schemas tests/engine/structured $(PYTEST_ARGS)

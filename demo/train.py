@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch._dynamo
 import torch.nn.functional as F  # noqa: N812 - the usual name
 from safetensors.torch import load_file, save_file
 from torch import Tensor

@@ -36,8 +36,9 @@ rm -f $venv/installed $venv/installed-to-run
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_COMPILE=0
 # pip would make bytecode on one core, also of thousands of modules that nothing imports. Here all cores do, and torch's is
 # made while pip looks for the other packages. Modules for newer Pythons cannot be compiled: nobody need hear of it.
+seldom='sympy|networkx|transformers/models|kubernetes/(aio/)?client/(api|models)|torch/(testing|onnx)|pip|setuptools|mypyc?'
 bytecode() { # bytecode FOLDER
-  nice $venv/bin/python -m compileall -qq -j 0 -x '/(sympy|networkx|transformers/models)/' "$1" || true
+  nice $venv/bin/python -m compileall -qq -j 0 -x "/($seldom)/" "$1" || true
 }
 
 echo "==> 2/3 torch"

@@ -56,12 +56,16 @@ SLOW = (
 settings.register_profile("whatever the machine does", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("whatever the machine does")  # an example may meet a busy processor, and be as right as before
 
-GROUPS = {
+ON_CONTROL_PLANES = {
     f"tests/operator/test_{name}.py": f"control plane {number}"
     for number, names in enumerate(CONTROL_PLANES)
     for name in names
 }
-_ORDER = {path: place for place, path in enumerate([*GROUPS, *(f"tests/{path}" for path in SLOW)])}
+WITH_DEMO_SERVER = {
+    f"tests/engine/server/test_serve_{name}.py": "demo server" for name in ("tools", "logprobs", "demo", "fields")
+}
+GROUPS = ON_CONTROL_PLANES | WITH_DEMO_SERVER
+_ORDER = {path: place for place, path in enumerate([*ON_CONTROL_PLANES, *(f"tests/{path}" for path in SLOW)])}
 
 
 @pytest.hookimpl(wrapper=True)

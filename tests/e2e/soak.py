@@ -72,7 +72,7 @@ class Service:
         """Wait until everything that is asked for runs, and nothing else."""
 
         def is_settled() -> bool:
-            (found,) = self.cluster.get("infsvc", NAME, "-n", self._namespace)
+            (found,) = self.cluster.read("InferenceService", self._namespace, NAME)
             status = found.get("status", {})
             conditions = {c["type"]: c["status"] for c in status.get("conditions", ())}
             current = status.get("observedGeneration") == found["metadata"]["generation"]
@@ -86,7 +86,7 @@ class Service:
 
     def pods(self) -> list[dict[str, Any]]:
         """Engines, the oldest first."""
-        found = self.cluster.get("pods", "-n", self._namespace, "-l", f"serving.mini-infer.io/service={NAME}")
+        found = self.cluster.read("Pod", self._namespace, labels=f"serving.mini-infer.io/service={NAME}")
         return sorted(found, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
 
     def edit(self) -> None:

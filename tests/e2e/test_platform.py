@@ -38,7 +38,7 @@ def test_an_openai_client_gets_an_answer_and_nothing_is_left(
 
 
 def engines(cluster: Cluster, namespace: str) -> int:
-    (service,) = cluster.get("infsvc", "demo", "-n", namespace)
+    (service,) = cluster.read("InferenceService", namespace, "demo")
     return int(service["status"]["replicas"])
 
 

@@ -64,7 +64,7 @@ class Example:
         wait_until(f"{self.name} settled", self._settled, timeout_s=120)
 
     def _settled(self) -> bool:
-        (service,) = self.cluster.get("infsvc", self.name, "-n", self.namespace)
+        (service,) = self.cluster.read("InferenceService", self.namespace, self.name)
         status = service.get("status", {})
         conditions = {c["type"]: c["status"] for c in status.get("conditions", ())}
         return bool(
@@ -74,7 +74,7 @@ class Example:
     def pods(self, role: str = "") -> dict[str, str]:
         """Name to uid."""
         selector = f"{LABEL_SERVICE}={self.name}" + (f",{LABEL_ROLE}={role}" if role else "")
-        found = self.cluster.get("pods", "-n", self.namespace, "-l", selector)
+        found = self.cluster.read("Pod", self.namespace, labels=selector)
         return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in found}
 
     def in_pod(self, pod: str, program: str) -> str:

@@ -79,5 +79,5 @@ def test_a_rollout_ends_when_pods_are_deleted_before_the_answer_to_their_drainin
         status = late.status("full")
         return status["revision"] != old and late.ready("full").get("status") == "True"
 
-    wait(is_rolled, limit_s=120, every_s=0.05)
+    wait(is_rolled, limit_s=120, every_s=0.15)
     assert deleted

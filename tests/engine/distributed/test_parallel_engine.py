@@ -44,10 +44,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_sampling_penalties_logprobs_chunks_and_the_prefix_cache_are_as_in_one_process(folder: Path, size: int) -> None:
+@pytest.fixture(scope="module")
+def group(folder: Path) -> LLM:
+    """Two ranks, of which the last test ends one."""
+    return _engine(folder, 2)
+
+
+@pytest.fixture(scope="module")
+def swapping(folder: Path) -> LLM:
+    """Two ranks, as `group`, with pages for hardly more than two sequences."""
+    return _engine(folder, 2, kv_cache_memory=250_000, max_model_len=120, kv_swap_memory=4_000_000)
+
+
+def test_sampling_penalties_logprobs_chunks_and_the_prefix_cache_are_as_in_one_process(folder: Path) -> None:
+    """On four ranks, of which each two share a head of keys and values; groups of two are in the tests below."""
     settings = {"max_num_batched_tokens": 32}
-    alone, group = _engine(folder, 1, **settings), _engine(folder, size, **settings)
+    alone, group = _engine(folder, 1, **settings), _engine(folder, 4, **settings)
     assert results_of(group, PROMPTS, SAMPLING_PARAMS) == results_of(alone, PROMPTS, SAMPLING_PARAMS)
     followed = [[*SHARED, *prompt] for prompt in PROMPTS]
     for prompts in (followed[:1], followed):
@@ -114,12 +126,10 @@ def test_a_group_tells_of_all_layers_but_the_last_before_its_pass_has_ended(fold
     runner.ranks.close()
 
 
-def test_preempted_sequences_are_swapped_on_every_rank(folder: Path) -> None:
-    settings = {"kv_cache_memory": 250_000, "max_model_len": 120, "kv_swap_memory": 4_000_000}
+def test_preempted_sequences_are_swapped_on_every_rank(folder: Path, swapping: LLM) -> None:
     prompts = [[(position * step + 3) % 190 + 5 for position in range(60)] for step in (3, 7, 11, 13, 17, 19)]
     sampling_params = SamplingParams(temperature=0, max_tokens=50, ignore_eos=True)
-    group = _engine(folder, 2, **settings)
-    assert [one[0] for one in results_of(group, prompts, sampling_params)] == [
+    assert [one[0] for one in results_of(swapping, prompts, sampling_params)] == [
         one[0] for one in results_of(_engine(folder, 1), prompts, sampling_params)
     ]
 
@@ -142,17 +152,18 @@ def test_the_demo_model_says_what_it_says_alone_also_within_a_grammar() -> None:
     assert texts[0] == texts[1]
 
 
-def test_a_program_in_which_nothing_speaks_for_seconds_keeps_its_ranks(folder: Path) -> None:
+def test_a_program_in_which_nothing_speaks_for_seconds_keeps_its_ranks(group: LLM) -> None:
     """As where it parses a large file, or reads a large vocabulary: other threads of it have no turn meanwhile."""
-    llm = _engine(folder, 2)
-    before = [one[0] for one in results_of(llm, PROMPTS, GREEDY)]
+    before = [one[0] for one in results_of(group, PROMPTS, GREEDY)]
     ctypes.PyDLL(None).usleep(int((SILENT_TICKS + 3) * TICK_S * 1e6))
-    assert [one[0] for one in results_of(llm, PROMPTS, GREEDY)] == before
+    assert [one[0] for one in results_of(group, PROMPTS, GREEDY)] == before
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_the_end_of_a_rank_ends_the_group_with_the_reason(folder: Path, number: signal.Signals) -> None:
-    llm = _engine(folder, 2)
+@pytest.mark.parametrize(("fixture", "number"), [("group", signal.SIGKILL), ("swapping", signal.SIGSTOP)])
+def test_the_end_of_a_rank_ends_the_group_with_the_reason(
+    fixture: str, number: signal.Signals, request: pytest.FixtureRequest
+) -> None:
+    llm: LLM = request.getfixturevalue(fixture)
     process = _runner(llm).ranks.processes[1]
     os.kill(process.pid, number)
     words = "killed by signal 9" if number == signal.SIGKILL else "hangs: no heartbeat"

@@ -17,6 +17,7 @@ import pytest
 import zmq
 
 from mini_infer_contract.peer_auth import PeerSecret
+from mini_infer_engine import LLM, SamplingParams
 from tests.engine.server.dry_server import HANG_S, EngineServer, environment, free_port, serve_command, wait_until
 
 FLAGS = ("demo", "--device", "cpu", "--kv-cache-memory", "30MB")
@@ -113,6 +114,14 @@ def two_nodes(*more: str) -> Iterator[tuple[EngineServer, "subprocess.Popen[str]
                 process.wait()
 
 
+def text_of_one_process() -> str:
+    """Returns what the model says to REQUEST without ranks."""
+    llm = LLM("demo", device="cpu", kv_cache_memory=30_000_000)
+    sampling_params = SamplingParams(temperature=0, max_tokens=30)
+    (answer,) = llm.generate(["def main():"], sampling_params, use_tqdm=False)
+    return answer.outputs[0].text
+
+
 def test_a_group_of_two_nodes_says_what_one_process_does_and_ends_whole() -> None:
     group = ("--tensor-parallel-size", "2", "--master-port")
     port, health = str(free_port()), free_port()
@@ -124,12 +133,8 @@ def test_a_group_of_two_nodes_says_what_one_process_does_and_ends_whole() -> Non
     try:
         for path, status in (("/healthz", 200), ("/readyz?x", 200), ("/v1/models", 404)):
             assert httpx.get(f"http://127.0.0.1:{health}{path}").status_code == status
-        alone = EngineServer(*FLAGS, limit_s=START_S)
-        texts = [
-            one.client.post("/v1/completions", json=REQUEST).json()["choices"][0]["text"] for one in (leader, alone)
-        ]
-        alone.process.terminate()
-        assert texts[0] == texts[1]
+        text = leader.client.post("/v1/completions", json=REQUEST).json()["choices"][0]["text"]
+        assert text == text_of_one_process()
         (rank,) = _children(worker.pid)
         client = _Waiting(leader.url)
         wait_until(lambda: "data:" in client.text)
@@ -168,10 +173,20 @@ def test_a_worker_stays_until_its_leader_has_finished_when_it_gets_sigterm() -> 
         assert worker.wait(20) == 0
 
 
-def test_ranks_on_other_nodes_prove_membership_when_the_group_has_a_peer_key(tmp_path: Path) -> None:
-    key = tmp_path / "key"
+@pytest.fixture(scope="module")
+def keyed_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EngineServer, "subprocess.Popen[str]"]]:
+    """Returns a group of two nodes with a peer key, which the last of its tests ends."""
+    key = tmp_path_factory.mktemp("keys") / "key"
     key.write_text(PeerSecret.generate().hex())
-    with two_nodes("--peer-key-file", str(key)) as (leader, worker), zmq.Context() as context:
+    with two_nodes("--peer-key-file", str(key)) as nodes:
+        yield nodes
+
+
+def test_ranks_on_other_nodes_prove_membership_when_the_group_has_a_peer_key(
+    keyed_nodes: tuple[EngineServer, "subprocess.Popen[str]"],
+) -> None:
+    leader, worker = keyed_nodes
+    with zmq.Context() as context:
         assert leader.client.post("/v1/completions", json=REQUEST).status_code == 200
         connections = psutil.Process(leader.core_pid).net_connections("tcp")
         ports = [found.laddr.port for found in connections if found.status == psutil.CONN_LISTEN]
@@ -188,6 +203,16 @@ def test_ranks_on_other_nodes_prove_membership_when_the_group_has_a_peer_key(tmp
         assert worker.poll() is None
 
 
+def test_a_worker_leaves_when_its_leader_is_gone(
+    keyed_nodes: tuple[EngineServer, "subprocess.Popen[str]"],
+) -> None:
+    leader, worker = keyed_nodes
+    leader.process.kill()
+    _, log = worker.communicate(timeout=HANG_S)
+    assert worker.returncode == 1
+    assert "first rank hangs or has ended" in log or "Connection" in log
+
+
 def test_a_worker_without_a_leader_exits_when_it_gets_sigterm() -> None:
     group = ("--tensor-parallel-size", "2", "--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port")
     command = serve_command(*FLAGS, *group, str(free_port()), "--port", "0", "--node-rank", "1")
@@ -200,14 +225,6 @@ def test_a_worker_without_a_leader_exits_when_it_gets_sigterm() -> None:
         worker.wait(HANG_S)
     finally:
         worker.kill()
-
-
-def test_a_worker_leaves_when_its_leader_is_gone() -> None:
-    with two_nodes() as (leader, worker):
-        leader.process.kill()
-        _, log = worker.communicate(timeout=HANG_S)
-        assert worker.returncode == 1
-        assert "first rank hangs or has ended" in log or "Connection" in log
 
 
 def test_a_server_that_is_ended_while_it_loads_leaves_no_files(tmp_path: Path) -> None:

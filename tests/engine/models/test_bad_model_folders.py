@@ -94,14 +94,10 @@ CASES: dict[str, tuple[str, Callable[[Path], object], list[str]]] = {
 }  # fmt: skip
 
 
-SERVED_CASES = [
-    "config is no JSON",
-    "architecture",
-    "cut weights",
-    "index of another form",
-    "no tokenizer",
-]
-"""One for each place where the server may notice; a process each takes up to three seconds."""
+SERVED_CASES = ["config is no JSON", "cut weights", "no tokenizer"]
+"""Cases that the HTTP process notices before it starts the core, that the core notices, and that the HTTP process
+notices meanwhile. A server takes up to three seconds for each.
+"""
 
 
 def break_folder(case: str, good: dict[str, Path], folder: Path) -> list[str]:

@@ -24,10 +24,10 @@ TRUSTING = ("--kv-transfer-trust", "clients")
 @pytest.mark.parametrize(
     ("model", "transport"),
     [
-        ("demo", "nixl"),
-        ("demo", "shm"),
+        ("heads", "nixl"),
+        ("heads", "shm"),
         ("latents", "nixl-host"),
-        pytest.param("demo", "nixl-host", marks=pytest.mark.features),
+        pytest.param("heads", "nixl-host", marks=pytest.mark.features),
         pytest.param("latents", "nixl", marks=pytest.mark.features),
         pytest.param("latents", "shm", marks=pytest.mark.features),
     ],
@@ -35,12 +35,11 @@ TRUSTING = ("--kv-transfer-trust", "clients")
 def test_a_model_says_the_same(model: str, transport: str, tmp_path: Path) -> None:
     """One process and a group of two ranks: heads are dealt out on one way and put together on the other, latents are
     the same on all ranks."""
-    if model == "latents":
-        save_tiny_model_with_text(tmp_path, "deepseek_v2", **DEEPSEEK)
-        model = str(tmp_path)
+    architecture, changes = {"heads": ("qwen3", {}), "latents": ("deepseek_v2", DEEPSEEK)}[model]
+    save_tiny_model_with_text(tmp_path, architecture, **changes)
     ports = [free_port(), free_port()]
     more_flags = ("--kv-transport", transport, "--kv-cache-memory", "30MB", *TRUSTING)
-    flags = [(model, "--device", "cpu", *more_flags, "--transfer-port", str(port)) for port in ports]
+    flags = [(str(tmp_path), "--device", "cpu", *more_flags, "--transfer-port", str(port)) for port in ports]
     with (
         Counted(*flags[0], "--tensor-parallel-size", "2", limit_s=120) as group,
         Counted(*flags[1], limit_s=120) as alone,

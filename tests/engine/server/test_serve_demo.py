@@ -3,27 +3,19 @@
 import contextlib
 import http.client
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
 from mini_infer_engine import LLM, SamplingParams
+from tests.engine.server.conftest import CONTEXT_TOKENS
 from tests.engine.server.dry_server import EngineServer, wait_until
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-CONTEXT_TOKENS = 512
-FLAGS = ("--model", "demo", "--device", "cpu", "--dtype", "float32", "--kv-cache-memory", "64MB")
 MESSAGES = [{"role": "user", "content": "What does textwrap.dedent do?"}]
 GREEDY = {"temperature": 0, "max_tokens": 60}
 RANDOM = {"temperature": 2, "top_p": 1, "top_k": 0, "max_tokens": 30, "ignore_eos": True}
-
-
-@pytest.fixture(scope="module")
-def demo() -> Iterator[EngineServer]:
-    with EngineServer(*FLAGS, "--max-model-len", str(CONTEXT_TOKENS), "--max-num-seqs", "8") as server:
-        yield server
 
 
 def post(server: EngineServer, path: str, **body: Any) -> httpx.Response:

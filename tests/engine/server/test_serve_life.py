@@ -1,4 +1,4 @@
-"""How a server starts, drains and ends: each test has a process of its own."""
+"""How a server starts, drains and ends: each test that ends its server, or needs flags for itself, has its own."""
 
 import json
 import os
@@ -84,6 +84,18 @@ def process_has_ended(pid: int) -> bool:
         return stat.read().rsplit(")", 1)[1].split()[0] == "Z"
 
 
+@pytest.fixture(scope="module")
+def events_port() -> str:
+    return str(free_port())
+
+
+@pytest.fixture(scope="module")
+def lasting(events_port: str) -> Iterator[DryServer]:
+    """Returns a server that its tests leave as they find it."""
+    with DryServer(*SLOW, "--health-timeout", "0.5", "--events-port", events_port) as server:
+        yield server
+
+
 def test_draining_finishes_what_runs_and_sends_the_rest_away() -> None:
     with DryServer(*SLOW) as server:
         with blocked_requests(server, 2) as requests:
@@ -149,13 +161,13 @@ def test_each_request_has_a_line_and_failures_are_warnings() -> None:
     assert (missing["status"], missing["path"]) == (404, "/nothing")
 
 
-def test_lines_of_requests_can_be_switched_off_and_are_text_by_default() -> None:
-    with DryServer("--no-access-log") as quiet, DryServer() as loud:
-        for server in (quiet, loud):
+def test_lines_of_requests_can_be_switched_off_and_are_text_by_default(lasting: DryServer) -> None:
+    with DryServer("--no-access-log") as quiet:
+        for server in (quiet, lasting):
             server.client.post("/v1/completions", json=body(2))
-        wait_until(lambda: "POST /v1/completions 200 in " in loud.text_of_log)
+        wait_until(lambda: "POST /v1/completions 200 in " in lasting.text_of_log)
     assert "POST" not in quiet.text_of_log
-    assert ", 1 + 2 tokens, first after " in loud.text_of_log
+    assert ", 1 + 2 tokens, first after " in lasting.text_of_log
 
 
 def test_a_body_that_does_not_come_is_given_up() -> None:
@@ -189,24 +201,23 @@ def test_more_than_may_wait_is_sent_away_and_welcome_later() -> None:
         assert server.client.post("/v1/completions", json=body(1)).status_code == 200
 
 
-def test_a_core_that_hangs_makes_the_server_unhealthy_until_it_goes_on() -> None:
-    with DryServer(*SLOW, "--health-timeout", "0.5") as server:
-        core = server.core_pid
-        os.kill(core, signal.SIGSTOP)
-        try:
-            time.sleep(0.7)  # a core without work may be silent for as long as it likes
-            assert server.client.get("/healthz").status_code == 200
-            request = RunningRequest(server, max_tokens=50)
-            took = wait_until(lambda: server.client.get("/healthz").status_code == 503)
-            assert took >= 0.3
-            assert server.client.get("/readyz").status_code == 503
-            assert "no step for" in server.client.get("/healthz").json()["reason"]
-        finally:
-            os.kill(core, signal.SIGCONT)
-        request.join()
-        assert request.text.endswith("data: [DONE]\n\n")
-        assert server.client.get("/healthz").status_code == 200
-        assert server.client.get("/readyz").status_code == 200
+def test_a_core_that_hangs_makes_the_server_unhealthy_until_it_goes_on(lasting: DryServer) -> None:
+    core = lasting.core_pid
+    os.kill(core, signal.SIGSTOP)
+    try:
+        time.sleep(0.7)  # a core without work may be silent for as long as it likes
+        assert lasting.client.get("/healthz").status_code == 200
+        request = RunningRequest(lasting, max_tokens=50)
+        took = wait_until(lambda: lasting.client.get("/healthz").status_code == 503)
+        assert took >= 0.3
+        assert lasting.client.get("/readyz").status_code == 503
+        assert "no step for" in lasting.client.get("/healthz").json()["reason"]
+    finally:
+        os.kill(core, signal.SIGCONT)
+    request.join()
+    assert request.text.endswith("data: [DONE]\n\n")
+    assert lasting.client.get("/healthz").status_code == 200
+    assert lasting.client.get("/readyz").status_code == 200
 
 
 def test_sigterm_lets_requests_finish_and_then_leaves() -> None:
@@ -284,19 +295,17 @@ def run_to_its_end(*flags: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def test_a_busy_port_says_so_in_one_line() -> None:
-    with DryServer() as server:
-        port = server.url.rsplit(":", 1)[1]
-        status, log = run_to_its_end("--dry-run", "--port", port)
+def test_a_busy_port_says_so_in_one_line(lasting: DryServer) -> None:
+    port = lasting.url.rsplit(":", 1)[1]
+    status, log = run_to_its_end("--dry-run", "--port", port)
     assert status == 1
     assert log.count("\n") == 1
     assert f"cannot listen on 127.0.0.1:{port} (Address already in use)" in log
 
 
-def test_a_busy_events_port_says_so() -> None:
-    port = free_port()
-    with DryServer("--events-port", str(port)):
-        status, log = run_to_its_end("--dry-run", "--port", "0", "--events-port", str(port))
+@pytest.mark.usefixtures("lasting")
+def test_a_busy_events_port_says_so(events_port: str) -> None:
+    status, log = run_to_its_end("--dry-run", "--port", "0", "--events-port", events_port)
     assert status == 1
     assert "choose another --events-port" in log.splitlines()[-1]
     assert "Traceback" not in log

@@ -1,6 +1,5 @@
 """Log probabilities over HTTP in OpenAI's two shapes and in vLLM's, on the demo model: transformers' log-softmax."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -11,12 +10,6 @@ from tests.support.demo_reference import log_softmax, reference_model
 
 PROMPT = "The list is sorted, and then its names are"
 TOLERANCE = 1e-3
-
-
-@pytest.fixture(scope="module")
-def demo() -> Iterator[EngineServer]:
-    with EngineServer("--model", "demo", "--max-model-len", "512", "--max-num-seqs", "4") as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 import pytest
 
 from mini_infer_engine import LLM, SamplingParams
+from tests.engine.server.conftest import DEMO
 from tests.engine.server.dry_server import EngineServer
-from tests.engine.server.test_serve_demo import CHAT, FLAGS, MESSAGES, post, stream, text_of
+from tests.engine.server.test_serve_demo import CHAT, MESSAGES, post, stream, text_of
 
 DRAFT = '{"method": "draft_model", "model": "demo-draft", "num_speculative_tokens": 3}'
 FIELDS = {"temperature": 0.6, "seed": 11, "max_tokens": 90, "ignore_eos": True}
@@ -14,7 +15,7 @@ FIELDS = {"temperature": 0.6, "seed": 11, "max_tokens": 90, "ignore_eos": True}
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[EngineServer]:
-    with EngineServer(*FLAGS, "--max-model-len", "512", "--speculative-config", DRAFT) as started:
+    with EngineServer(*DEMO, "--max-model-len", "512", "--speculative-config", DRAFT) as started:
         yield started
 
 

@@ -30,10 +30,8 @@ THINKING: Any = {"chat_template_kwargs": {"enable_thinking": True}}
 
 
 @pytest.fixture(scope="module")
-def demo() -> Iterator[openai.OpenAI]:
-    flags = ("--model", "demo", "--device", "cpu", "--dtype", "float32", "--kv-cache-memory", "64MB")
-    with EngineServer(*flags, "--max-model-len", "512", "--max-num-seqs", "8") as server:
-        yield openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+def demo(demo: EngineServer) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{demo.url}/v1", api_key="none")
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ so a page that did not come changes the text.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ import pytest
 
 from mini_infer_contract.launch import Endpoint
 from tests.engine.server.dry_server import free_port
-from tests.gateway.pipeline.continuation.test_base import QUESTION, Engine, reported
+from tests.gateway.pipeline.continuation.test_base import QUESTION, Engine, killed_at_the_end, reported, serving
 from tests.gateway.test_metrics import value
 from tests.support.running_gateway import RunningGateway, running_gateway, until
 
@@ -48,28 +48,32 @@ class Side(Engine):
 
 @asynccontextmanager
 async def fleet(*sides: Side, **settings: Any) -> AsyncIterator[RunningGateway]:
-    """Engines that are ready, and known to a gateway by their load reports."""
-    for side in sides:
-        side.start()
-    try:
-        await asyncio.gather(*(side.ready() for side in sides))
-        async with running_gateway(*(side.endpoint for side in sides), **settings) as gateway:
-            await gateway.settled()
-            await until(lambda: all(reporting(gateway, side) for side in sides))
-            yield gateway
-    finally:
-        for side in sides:
-            side.kill()
+    """Engines that are ready, and known to a gateway by their load reports; those that are not running are started."""
+    async with (
+        serving(*sides),
+        running_gateway(*(side.endpoint for side in sides), **settings) as gateway,
+    ):
+        await gateway.settled()
+        await until(lambda: all(reporting(gateway, side) for side in sides))
+        yield gateway
 
 
 def reporting(gateway: RunningGateway, side: Side) -> bool:
     return gateway.app.fleet.endpoints[side.name].is_reporting(gateway.app._clock())
 
 
-async def test_streams_outlive_the_prefill_engine_and_a_decode_engine() -> None:
+@pytest.fixture(scope="module")
+def sides() -> Iterator[Sequence[Side]]:
+    """Returns a prefill engine and two decode engines, which tests start with `fleet` and kill."""
+    with killed_at_the_end([Side("p", "prefill"), Side("d1", "decode"), Side("d2", "decode")]) as engines:
+        yield engines
+
+
+async def test_streams_outlive_the_prefill_engine_and_a_decode_engine(sides: Sequence[Side]) -> None:
     """Everything goes apart; then the one prefill engine is killed and comes back, and a decode engine is killed."""
-    prefill, first, second = Side("p", "prefill"), Side("d1", "decode"), Side("d2", "decode")
+    prefill, first, second = sides
     async with fleet(prefill, first, second, max_local_prefill_tokens=0) as gateway:
+        already_sent = await prefill.sent()
         pending = True
         answers: list[tuple[str, str]] = []
 
@@ -86,7 +90,7 @@ async def test_streams_outlive_the_prefill_engine_and_a_decode_engine() -> None:
 
         clients = [asyncio.create_task(keep_sending(number)) for number in range(8)]
         await more_answers(4)
-        assert await prefill.sent() >= 4
+        assert await prefill.sent() >= already_sent + 4
         prefill.kill()
         await more_answers(8)
         assert value(gateway, "prefill_placements_total", reason="no_prefill_endpoint") > 0
@@ -110,9 +114,9 @@ async def test_streams_outlive_the_prefill_engine_and_a_decode_engine() -> None:
         assert gateway.app.ledger.in_flight("p") == 0
 
 
-async def test_a_prefill_engine_names_what_it_has_got_in_its_load_reports() -> None:
+async def test_a_prefill_engine_names_what_it_has_got_in_its_load_reports(sides: Sequence[Side]) -> None:
     """Else the gateway would count a prompt twice: by its own word, and as a part of the engine's queue."""
-    prefill, decode = Side("p", "prefill"), Side("d", "decode")
+    prefill, _, decode = sides
     async with fleet(prefill, decode, max_local_prefill_tokens=0) as gateway:
         accepted: list[str] = []
         take = gateway.app.ledger.on_report
@@ -134,9 +138,9 @@ async def test_a_prefill_engine_names_what_it_has_got_in_its_load_reports() -> N
         assert accepted == ["the-clients-own"]
 
 
-async def test_many_prompts_on_their_way_do_not_fill_a_decode_engine() -> None:
+async def test_many_prompts_on_their_way_do_not_fill_a_decode_engine(sides: Sequence[Side]) -> None:
     """They hold its pages and run; were they taken for waiting ones, only two at once would be sent."""
-    prefill, decode = Side("p", "prefill"), Side("d", "decode")
+    prefill, _, decode = sides
     async with fleet(prefill, decode, max_local_prefill_tokens=0) as gateway:
         pending = [asyncio.create_task(reported(gateway, f"{number}: {QUESTION}")) for number in range(24)]
         most = 0

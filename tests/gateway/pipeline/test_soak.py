@@ -7,10 +7,11 @@ import asyncio
 import os
 import random
 import time
+from collections.abc import Sequence
 
 import pytest
 
-from tests.gateway.pipeline.continuation.test_base import QUESTION, Engine, engines, reported
+from tests.gateway.pipeline.continuation.test_base import QUESTION, Engine, killed_at_the_end, reported, serving
 from tests.gateway.pipeline.test_disaggregated import Side, fleet
 from tests.gateway.test_metrics import value
 from tests.support.running_gateway import RunningGateway, running_gateway, until
@@ -25,7 +26,7 @@ pytestmark = [
 ]
 
 
-async def soak(gateway: RunningGateway, victims: list[Engine]) -> None:
+async def soak(gateway: RunningGateway, victims: Sequence[Engine]) -> None:
     """Asks until STREAMS answers are there; kills one of `victims` at a time, and starts it again."""
     left = iter(range(STREAMS))
     answers = 0
@@ -63,16 +64,18 @@ async def soak(gateway: RunningGateway, victims: list[Engine]) -> None:
 
 
 async def test_unified_engines() -> None:
-    async with (
-        engines("a", "b", "c") as running,
-        running_gateway(*(engine.endpoint for engine in running), log_level="warning") as gateway,
-    ):
-        await gateway.settled()
-        await soak(gateway, running)
+    with killed_at_the_end([Engine(name) for name in "abc"]) as engines:
+        async with (
+            serving(*engines),
+            running_gateway(*(engine.endpoint for engine in engines), log_level="warning") as gateway,
+        ):
+            await gateway.settled()
+            await soak(gateway, engines)
 
 
 async def test_prefill_and_decode_engines() -> None:
     sides = [Side("p1", "prefill"), Side("p2", "prefill"), Side("d1", "decode"), Side("d2", "decode")]
-    async with fleet(*sides, max_local_prefill_tokens=0, log_level="warning") as gateway:
-        await soak(gateway, [*sides])
-        assert value(gateway, "prefill_placements_total", placement="apart") > STREAMS / 2
+    with killed_at_the_end(sides):
+        async with fleet(*sides, max_local_prefill_tokens=0, log_level="warning") as gateway:
+            await soak(gateway, sides)
+            assert value(gateway, "prefill_placements_total", placement="apart") > STREAMS / 2

@@ -7,10 +7,10 @@ import os
 import random
 import signal
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 import pytest
@@ -131,6 +131,7 @@ def test_the_word_of_a_dead_engine_is_not_for_the_client(events: bytes, expected
 
 
 DRY = ("--dry-run", "--dry-run-step-ms", "10")
+DEMO = ("--model", "demo", "--device", "cpu")
 
 
 class Engine:
@@ -139,6 +140,7 @@ class Engine:
     def __init__(self, name: str, *flags: str) -> None:
         self.name, self.ports = name, [free_port() for _ in range(3)]
         self._flags = flags or DRY
+        self.process: subprocess.Popen[bytes] | None = None
 
     @property
     def endpoint(self) -> Endpoint:
@@ -148,6 +150,9 @@ class Engine:
         )
 
     def start(self) -> None:
+        """Starts the process, unless it runs."""
+        if self.process is not None and self.process.poll() is None:
+            return
         http, events, replay = map(str, self.ports)
         flags = ("--port", http, "--events-port", events, "--replay-port", replay, *self._flags)
         command = serve_command("--served-model-name", "dry", *flags)
@@ -166,26 +171,59 @@ class Engine:
                 await asyncio.sleep(0.05)
 
     def kill_core(self) -> None:
+        """Kills the core alone: the server says so in each stream, and ends a moment later."""
+        assert self.process is not None
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         os.kill(int(children[0]), signal.SIGKILL)
 
     def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+
+EngineT = TypeVar("EngineT", bound=Engine)
 
 
 @asynccontextmanager
-async def engines(*names: str, flags: tuple[str, ...] = ()) -> AsyncIterator[list[Engine]]:
-    running = [Engine(name, *flags) for name in names]
-    for engine in running:
+async def serving(*engines: Engine) -> AsyncIterator[tuple[Engine, ...]]:
+    """Starts those of a module's engines that an earlier test has killed."""
+    for engine in engines:
         engine.start()
+    for engine in engines:
+        await engine.ready()
+    yield engines
+
+
+@contextlib.contextmanager
+def killed_at_the_end(engines: Sequence[EngineT]) -> Iterator[Sequence[EngineT]]:
+    """Kills those of the engines that run when the block ends."""
     try:
-        for engine in running:
-            await engine.ready()
-        yield running
+        yield engines
     finally:
-        for engine in running:
+        for engine in engines:
             engine.kill()
+
+
+@pytest.fixture(scope="module")
+def dry_engines() -> Iterator[Sequence[Engine]]:
+    """Returns two dry-run engines, which tests start with `serving` and kill."""
+    with killed_at_the_end([Engine(name) for name in "ab"]) as engines:
+        yield engines
+
+
+@pytest.fixture(scope="module")
+def engines_without_tokenizer() -> Iterator[Sequence[Engine]]:
+    """Returns two engines that take token ids alone, as `dry_engines`."""
+    with killed_at_the_end([Engine(name, *DRY, "--skip-tokenizer-init") for name in "ab"]) as engines:
+        yield engines
+
+
+@pytest.fixture(scope="module")
+def demo_engines() -> Iterator[Sequence[Engine]]:
+    """Returns three engines of the demo model, as `dry_engines`."""
+    with killed_at_the_end([Engine(name, *DEMO) for name in "abc"]) as engines:
+        yield engines
 
 
 async def reported(gateway: RunningGateway, question: str, **fields: object) -> tuple[str, list[dict[str, Any]]]:
@@ -204,8 +242,8 @@ async def reported(gateway: RunningGateway, question: str, **fields: object) -> 
 QUESTION = "é€😀 What is lost when an engine dies in the middle of an answer, and who tells? "
 
 
-async def test_streams_survive_engines_that_are_killed_again_and_again() -> None:
-    async with engines("a", "b") as running, running_gateway(*(engine.endpoint for engine in running)) as gateway:
+async def test_streams_survive_engines_that_are_killed_again_and_again(dry_engines: Sequence[Engine]) -> None:
+    async with serving(*dry_engines) as running, running_gateway(*(engine.endpoint for engine in running)) as gateway:
         await gateway.settled()
         pending = True
         answers: list[tuple[str, str, list[dict[str, Any]]]] = []
@@ -255,15 +293,17 @@ async def message(gateway: RunningGateway, question: str) -> list[dict[str, Any]
 
 
 @pytest.mark.parametrize("loss", ["core", "all"])
-async def test_a_stream_of_messages_goes_on_too(loss: str) -> None:
-    async with engines("a", "b") as running, running_gateway(*(engine.endpoint for engine in running)) as gateway:
+async def test_a_stream_of_messages_goes_on_too(loss: str, dry_engines: Sequence[Engine]) -> None:
+    async with serving(*dry_engines) as running, running_gateway(*(engine.endpoint for engine in running)) as gateway:
         await gateway.settled()
         pending = [asyncio.create_task(message(gateway, f"{number}: {QUESTION}")) for number in range(4)]
         endpoints = gateway.app.fleet.endpoints
         await until(lambda: sum(len(endpoint.streaming) for endpoint in endpoints.values()) == 4)
         victim = running[0] if endpoints["a"].streaming else running[1]
         victim.kill_core() if loss == "core" else victim.kill()
-        for number, events in enumerate(await asyncio.gather(*pending)):
+        answers = await asyncio.gather(*pending)
+        victim.kill()
+        for number, events in enumerate(answers):
             kinds = [event["type"] for event in events]
             assert kinds[:3] == ["message_start", "ping", "content_block_start"]
             assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
@@ -283,8 +323,8 @@ async def response_of(gateway: RunningGateway, question: str) -> list[dict[str, 
     return [json.loads(event.partition("data: ")[2]) for event in events]
 
 
-async def test_a_stream_of_a_response_goes_on_too() -> None:
-    async with engines("a", "b") as running, running_gateway(*(engine.endpoint for engine in running)) as gateway:
+async def test_a_stream_of_a_response_goes_on_too(dry_engines: Sequence[Engine]) -> None:
+    async with serving(*dry_engines) as running, running_gateway(*(engine.endpoint for engine in running)) as gateway:
         await gateway.settled()
         pending = [asyncio.create_task(response_of(gateway, f"{number}: {QUESTION}")) for number in range(4)]
         endpoints = gateway.app.fleet.endpoints
@@ -292,7 +332,9 @@ async def test_a_stream_of_a_response_goes_on_too() -> None:
         await asyncio.sleep(0.2)
         victim = running[0] if endpoints["a"].streaming else running[1]
         victim.kill_core()
-        for number, events in enumerate(await asyncio.gather(*pending)):
+        answers = await asyncio.gather(*pending)
+        victim.kill()
+        for number, events in enumerate(answers):
             assert [event["sequence_number"] for event in events] == list(range(len(events)))
             text = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
             last = events[-1]
@@ -333,9 +375,9 @@ async def logprobs_of(gateway: RunningGateway, kind: str) -> list[Any]:
     return joined_logprobs(kind, [json.loads(event.removeprefix("data: ")) for event in events[:-2]])
 
 
-async def test_log_probabilities_go_on_too_each_told_once() -> None:
+async def test_log_probabilities_go_on_too_each_told_once(demo_engines: Sequence[Engine]) -> None:
     async with (
-        engines("a", "b", "c", flags=("--model", "demo", "--device", "cpu")) as running,
+        serving(*demo_engines) as running,
         running_gateway(*(engine.endpoint for engine in running)) as gateway,
     ):
         await gateway.settled()
@@ -381,9 +423,9 @@ SEVERAL: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-async def test_streams_of_several_choices_are_made_again() -> None:
+async def test_streams_of_several_choices_are_made_again(demo_engines: Sequence[Engine]) -> None:
     async with (
-        engines("a", "b", flags=("--model", "demo", "--device", "cpu")) as running,
+        serving(*demo_engines[:2]) as running,
         running_gateway(*(engine.endpoint for engine in running)) as gateway,
     ):
         await gateway.settled()
@@ -403,7 +445,7 @@ async def test_streams_of_several_choices_are_made_again() -> None:
             await gateway.settled()
 
 
-async def test_a_response_with_log_probabilities_is_made_again() -> None:
+async def test_a_response_with_log_probabilities_is_made_again(demo_engines: Sequence[Engine]) -> None:
     async def stream_once() -> tuple[str, list[Any], list[Any]]:
         body = {"model": "dry", "stream": True, "input": QUESTION, "max_output_tokens": 60, "temperature": 0}
         body |= {"include": ["message.output_text.logprobs"]}
@@ -421,7 +463,7 @@ async def test_a_response_with_log_probabilities_is_made_again() -> None:
         return [one["token"] for one in logprobs]
 
     async with (
-        engines("a", "b", flags=("--model", "demo", "--device", "cpu")) as running,
+        serving(*demo_engines[:2]) as running,
         running_gateway(*(engine.endpoint for engine in running)) as gateway,
     ):
         await gateway.settled()
@@ -452,10 +494,12 @@ async def ids_of(gateway: RunningGateway, **more: object) -> list[dict[str, Any]
 
 
 @pytest.mark.parametrize("requests_ids", [True, False])
-async def test_engines_without_a_tokenizer_go_on_too(requests_ids: bool) -> None:
+async def test_engines_without_a_tokenizer_go_on_too(
+    requests_ids: bool, engines_without_tokenizer: Sequence[Engine]
+) -> None:
     more = {"return_token_ids": True} if requests_ids else {}
     async with (
-        engines("a", "b", flags=(*DRY, "--skip-tokenizer-init")) as running,
+        serving(*engines_without_tokenizer) as running,
         running_gateway(*(engine.endpoint for engine in running)) as gateway,
     ):
         await gateway.settled()
@@ -470,11 +514,11 @@ async def test_engines_without_a_tokenizer_go_on_too(requests_ids: bool) -> None
         assert 'continuations_total{outcome="whole"} 1.0' in gateway.app.metrics.text().decode()
 
 
-async def test_the_only_engine_comes_back_and_goes_on() -> None:
-    async with engines("only") as (engine,), running_gateway(engine.endpoint) as gateway:
+async def test_the_only_engine_comes_back_and_goes_on(dry_engines: Sequence[Engine]) -> None:
+    async with serving(dry_engines[0]) as (engine,), running_gateway(engine.endpoint) as gateway:
         await gateway.settled()
         pending = asyncio.create_task(reported(gateway, QUESTION * 2))
-        await until(lambda: bool(gateway.app.fleet.endpoints["only"].streaming))
+        await until(lambda: bool(gateway.app.fleet.endpoints[engine.name].streaming))
         engine.kill()
         engine.start()
         text, _ = await pending
