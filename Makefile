@@ -11,7 +11,7 @@ FUZZ_ARGS ?=
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-to-run up test test-benchmarks test-schemas test-features check format e2e e2e-gpu test-gpu test-gpu2 test-real conformance fuzz crds dashboards console lock clean
+.PHONY: help install install-to-run up test test-benchmarks test-schemas test-features test-models check format e2e e2e-gpu test-gpu test-gpu2 test-real conformance fuzz crds dashboards console lock clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -27,7 +27,7 @@ up: install-to-run ## the whole platform on this machine; prints a curl line; Ct
 	@exec $(BIN)/mini-infer up -f $(CR) --port $(PORT)
 
 test: install ## everything that needs no GPU; skipped tests print the reason; what fails runs once more, alone
-	@OMP_NUM_THREADS=1 scripts/pytest_again.sh $(BIN)/python -n 4 --dist loadfile -m 'not gpu and not gpu2 and not e2e and not schemas and not features and not real' $(PYTEST_ARGS)
+	@OMP_NUM_THREADS=1 scripts/pytest_again.sh $(BIN)/python -n 4 --dist loadfile -m 'not gpu and not gpu2 and not e2e and not schemas and not features and not models and not real' $(PYTEST_ARGS)
 
 test-benchmarks: install ## every benchmark once, tiny, on a CPU; make test has these too
 	@OMP_NUM_THREADS=1 AGAIN_CACHE=.pytest_cache/benchmarks scripts/pytest_again.sh $(BIN)/python -n 2 tests/benchmarks/test_smoke.py
@@ -37,6 +37,9 @@ test-schemas: install ## structured output of 300 JSON schemas, four outputs eac
 
 test-features: install ## every pair of features on a CPU, as docs/features.md tells it
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m features tests/engine/test_features.py tests/engine/server/test_kv_transfer_of_models.py $(PYTEST_ARGS)
+
+test-models: install ## every architecture that runs through transformers, beside its generate; make test has five
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m models tests/engine/models/test_transformers_backend.py $(PYTEST_ARGS)
 
 check: install ## ruff, format, mypy, import rules, docstrings: what CI and pre-commit run
 	$(BIN)/ruff check .

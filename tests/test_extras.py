@@ -25,7 +25,6 @@ INDIRECT = {
 OPTIONAL = {
     "flash_attn": "an extra of its own",
     "matplotlib": "for pictures of mini-infer-compare, which says so where it is missing",
-    "transformers": "for LLM.get_tokenizer, which says so where it is missing",
     "triton": "comes with torch for a GPU",
 }
 BROUGHT_BY = {"starlette": "fastapi", "pydantic_core": "pydantic"}

@@ -28,6 +28,7 @@ ToolCallParser = Literal[
     "auto", "none", "hermes", "qwen3_coder", "qwen3_xml", "llama3_json", "llama4_pythonic", "pythonic", "mistral",
     "mistral_v11", "mistral_v13", "deepseek_v3", "deepseek_v31", "granite", "phi4_mini_json"
 ]  # fmt: skip
+ModelImpl = Literal["auto", "native", "transformers", "vllm"]
 ReasoningParser = Literal["auto", "none", "qwen3", "deepseek_r1", "mistral"]
 
 
@@ -72,11 +73,16 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     weight is rounded to the nearest, at once.
     """
     quantize_lm_head: Annotated[bool, _model()] = False
-    """--quantization rounds the output layer, too, to the nearest; where the embeddings are tied to it they keep their
-    own memory and dtype."""
+    """--quantization rounds the output layer, too, to the nearest; embeddings tied to it keep their own memory and
+    dtype."""
     quantize_embeddings: Annotated[bool, _model()] = False
     """--quantization rounds the embeddings, too, to int8 with a scale a token; where the output layer is tied to them,
     it must be quantised, too."""
+    model_impl: Annotated[ModelImpl, _model()] = "auto"
+    """native: our code; transformers: that library's, with our attention; auto: native if there is one."""
+    trust_remote_code: Annotated[bool, Option(group=MODEL)] = False
+    """Runs the code that a model's folder has beside its config.json where transformers lacks the architecture; only
+    from a local folder."""
     load_format: Annotated[Literal["auto", "safetensors", "dummy"], _model()] = "auto"
     """auto, safetensors: the model's weights; dummy: random ones, for benchmarks, where only config.json is needed."""
     attention_backend: Annotated[Literal["auto", "torch", "flash", "triton"], _batching()] = "auto"
@@ -143,7 +149,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Size of the page pool."""
     kv_cache_dtype: Annotated[Literal["auto", "fp8", "fp8_e4m3", "int8"], _batching()] = "auto"
     """Format of cached keys and values; fp8 (which is fp8_e4m3), int8: one byte an element and a scale for each token
-    and head, so that twice the tokens fit; int8 is the more precise; auto: as --dtype, or as the checkpoint says.
+    and head; int8 is the more precise; auto: as --dtype, or as the checkpoint says.
     """
     kv_swap_memory: Annotated[int, _batching(unit="SIZE", low=0, is_size=True, default_text="0, which is off")] = 0
     """Main memory for pages of preempted sequences, used where copying them costs less than computing them again."""
@@ -164,7 +170,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         _speculation(default_text="draft_model with --speculative-model, else off"),
     ] = None
     """Source of the draft tokens that the model verifies several at a time: n-grams of the text so far, a small draft
-    model, or a head that was trained on the model's hidden states.
+    model, or a head trained on the model's hidden states.
     """
     speculative_model: Annotated[str | None, _speculation(unit="DIR|HF-ID", default_text="none")] = None
     """The draft model, which has the vocabulary of the model that is served, or the head."""
@@ -177,9 +183,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     kv_transport: Annotated[Literal["auto", "nixl", "nixl-host", "cuda-ipc", "shm"], _transfer()] = "auto"
     """Transport of keys and values between engines, the same at both; nixl: NIXL over UCX, directly between GPUs where
     CUDA IPC or RDMA reaches, else through pinned memory; nixl-host: always through pinned memory; cuda-ipc: our own
-    copies between GPUs of one host; shm: memory that CPU engines of one host share; auto: on a GPU cuda-ipc where it
-    reaches the other engine and is faster, else nixl. A named transport must work here (NIXL: the extra
-    "disaggregated"), or an engine with a transfer port does not start.
+    copies between GPUs of one host; shm: memory that CPU engines of one host share; auto: cuda-ipc where it
+    reaches the other engine and is faster, else nixl. A named one must work here (NIXL: the extra "disaggregated").
     """
     kv_staging_memory: Annotated[int, _transfer(unit="SIZE", low=1, is_size=True, default_text="128MiB")] = 128 << 20
     """Size of each staging buffer; a rank has one on its GPU and one in main memory, for small pieces, for other
@@ -191,14 +196,14 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """
     kv_transfer_lease: Annotated[float, _transfer(unit="SECONDS", low=0.1, high=600)] = 10.0
     """Seconds for which keys and values are retained for another engine that does not renew its lease; six times as
-    long, and 600 seconds at most, for a proxy that sends prefill and decode one after the other.
+    long, 600 at most, for a proxy that sends prefill and decode in turn.
     """
     kv_transfer_retained_share: Annotated[float, _transfer(unit="SHARE", low=0, high=1)] = 0.5
     """Largest share of the KV cache's pages that is retained for such proxies: above it, the oldest leases end first.
     """
     kv_transfer_timeout: Annotated[float, _transfer(unit="SECONDS", low=0.01, high=3_600)] = 30.0
-    """Seconds after which a prompt that another engine computes is late, at most: it is late sooner if it takes twice
-    as long as measured rates say.
+    """Most seconds that another engine may take for a prompt; it is late sooner if it takes twice as long as measured
+    rates say.
     """
     kv_transfer_fallback: Annotated[bool, _transfer()] = True
     """Computes a prompt that another engine does not deliver here, once; if off, its request ends with an error."""

@@ -352,6 +352,8 @@ class Model(Struct):
     max_model_len: int | UnsetType | None = UNSET
     tool_call_parser: str | UnsetType | None = UNSET
     reasoning_parser: str | UnsetType | None = UNSET
+    model_impl: str | UnsetType = UNSET
+    """The code that computes the model: native or transformers."""
 
 
 class ModelList(Struct):

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import cast, get_args
 
 from fastapi import FastAPI, Request
+from msgspec import UNSET
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import WebSocketRoute
 
@@ -249,9 +250,11 @@ async def _model(state: ApiServerState, request: Request) -> Response:
 
 
 def _describe(state: ApiServerState, name: str) -> Model:
-    max_model_len, formats = state.core.model.max_model_len if state.core.model else None, state.text.formats
+    loaded, formats = state.core.model, state.text.formats
+    max_model_len = None if loaded is None else loaded.max_model_len
     parsers = (formats.tool_call_parser, formats.reasoning_parser)
-    return Model(name, "model", _CREATED, "mini-infer", state.text.names[0], max_model_len, *parsers)
+    impl = loaded.model_impl if loaded is not None and loaded.model_impl else UNSET
+    return Model(name, "model", _CREATED, "mini-infer", state.text.names[0], max_model_len, *parsers, impl)
 
 
 async def _start_drain(state: ApiServerState) -> Response:

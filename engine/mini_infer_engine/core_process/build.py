@@ -129,7 +129,7 @@ def _build_real(
         kernels["pipeline_parallel_size"] = str(settings.pipeline_parallel_size)
         model = msgspec.structs.replace(model, pipeline_parallel_size=settings.pipeline_parallel_size)
     model = msgspec.structs.replace(model, kernels=kernels, hidden_size=config.hidden_size, revision=revision)
-    model = msgspec.structs.replace(model, device_memory=runner.memory.bytes_by_tag())
+    model = msgspec.structs.replace(model, device_memory=runner.memory.bytes_by_tag(), model_impl=config.model_impl)
     return BuiltEngine(engine, model, revision, runner.kv_memory(), runner.open_transport)
 
 

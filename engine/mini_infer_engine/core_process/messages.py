@@ -85,6 +85,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Pipeline stages that share the layers."""
     data_parallel_size: int = 1
     """Engines of the server, each with a copy of the model."""
+    model_impl: str = ""
+    """The code that computes the model: native or transformers; empty for a dry run."""
     device_memory: dict[str, int] = {}
     """Bytes that the first rank keeps on its device, by tag (`runtime.memory.device_memory`); empty for a dry run."""
     kernels: dict[str, str] = {}

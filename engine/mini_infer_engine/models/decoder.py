@@ -22,8 +22,8 @@ from mini_infer_engine.layers.moe import SparseMoE
 from mini_infer_engine.layers.norm import RMSNorm
 from mini_infer_engine.layers.placement import Placement
 from mini_infer_engine.layers.rotary import Rotary
+from mini_infer_engine.models.causal_model import CausalModel
 from mini_infer_engine.models.hidden_taps import HiddenTaps
-from mini_infer_engine.models.kv_spec import KVSpec
 from mini_infer_engine.ops.base import AttentionPass, Ops, ResidualState
 
 _LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.")
@@ -139,15 +139,10 @@ class Decoder(nn.Module):
         self.norm = RMSNorm.of(config) if config.stage.is_last else None
 
 
-class DecoderModel(nn.Module):
-    """A causal language model.
-
-    Construct it under the target device and dtype, fill it by `loader`, then call `finish_loading`.
-    """
+class DecoderModel(CausalModel):
+    """A causal language model of ours."""
 
     layer_class: ClassVar[type[DecoderLayer]] = DecoderLayer
-    caches_latents: ClassVar[bool] = False
-    """True if a page stores latents instead of keys and values."""
     checkpoint_names: ClassVar[dict[str, str]] = {}
     """Parts of this model's names, and the text that replaces them in this architecture's checkpoints."""
     unused_checkpoint_suffixes: ClassVar[tuple[str, ...]] = (
@@ -171,7 +166,6 @@ class DecoderModel(nn.Module):
         self.lm_head = self._make_head() if config.stage.is_last and not config.tie_word_embeddings else None
         self._dtype = torch.get_default_dtype()
         self.taps: HiddenTaps | None = None
-        """Collects hidden states of layers; set by their reader."""
         self.tied_head_method: LinearMethod | None = None
         """Stores a tied head in memory of its own; None: it shares the embeddings' weight."""
         self._tied_head: list[Linear] = []  # in a list: it is no module of its own, its weight is the embeddings'
@@ -227,12 +221,6 @@ class DecoderModel(nn.Module):
     def attention_layers(self) -> list[AttentionBlock]:
         """The attention blocks of the layers, in order, for the page pool and attention backends."""
         return [layer.self_attn for layer in self.layers]
-
-    def kv_spec(self, page_size: int, dtype: torch.dtype) -> KVSpec:
-        """Returns the content of a page of `page_size` tokens, before quantisation."""
-        config = self.config
-        kv_heads = config.tensor_parallel.num_heads(config.num_kv_heads)
-        return KVSpec(len(config.layers), page_size, kv_heads, config.head_dim, dtype)
 
     @property
     def head(self) -> Linear:

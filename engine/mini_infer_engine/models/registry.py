@@ -3,18 +3,35 @@
 import logging
 from dataclasses import replace
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
+from mini_infer_contract.engine_options import ModelImpl
 from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.json_fields import Fields
-from mini_infer_engine.config.model.architectures import MODELS, text_model
+from mini_infer_engine.config.model.architectures import (
+    MODELS,
+    architecture_of,
+    runs_through_transformers,
+    text_model,
+)
 from mini_infer_engine.config.model.generation_defaults import GenerationDefaults
 from mini_infer_engine.config.model.model_config import ModelConfig
 from mini_infer_engine.gguf.folder import weights_file
+from mini_infer_engine.models.causal_model import CausalModel
 from mini_infer_engine.models.decoder import DecoderModel
 
-_MOST = {"num_hidden_layers": 10_000, "num_experts": 10_000, "num_local_experts": 10_000, "n_routed_experts": 10_000}
-"""Limits of config fields, far above any model's values: objects are created for each layer and each expert."""
+_COUNTS = (
+    "num_hidden_layers",
+    "n_layer",
+    "n_layers",
+    "num_layers",
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+)
+_MOST = 10_000
+"""The limit of these fields, far above any model's values: objects are created for each layer and each expert."""
 
 log = logging.getLogger(__name__)
 
@@ -26,20 +43,53 @@ def model_class(architecture: str) -> type[DecoderModel]:
     return found
 
 
-def read_config(directory: Path) -> ModelConfig:
+def class_of(config: ModelConfig) -> type[CausalModel]:
+    """Returns the class that computes the model of a config, and imports its file."""
+    if config.model_impl == "native":
+        return model_class(config.architecture)
+    from mini_infer_engine.models.transformers_backend.model import TransformersModel  # transformers takes seconds
+
+    return TransformersModel
+
+
+def read_config(directory: Path, impl: ModelImpl = "auto", *, trust_remote_code: bool = False) -> ModelConfig:
     """Reads and checks `config.json`, and the EOS ids of `generation_config.json` and of the tokenizer.
+
+    `impl` is the engine option `model_impl`. `trust_remote_code` allows that code of the folder runs.
 
     Raises:
         ModelError: a file is missing, unreadable, or requests something that the engine does not support.
     """
     generation = GenerationDefaults.from_directory(directory)
-    fields, architecture = text_model(Fields.read(directory / "config.json"))
-    for name, most in _MOST.items():
-        value = fields.values.get(name)
-        if isinstance(value, int) and value > most:
-            raise fields.refuse(name, f"must be at most {most}.")
+    file = Fields.read(directory / "config.json")
+    if runs_through_transformers(file, impl):
+        _check_counts(file)
+        config = _transformers_config(file, generation, trust_remote_code=trust_remote_code)
+        return replace(config, eos_token_ids=_eos_token_ids(directory, file, generation, config.vocab_size))
+    fields, architecture = text_model(file)
+    _check_counts(fields)
     config = model_class(architecture).parse_config(fields, architecture, generation.eos_token_ids)
     return replace(config, eos_token_ids=_eos_token_ids(directory, fields, generation, config.vocab_size))
+
+
+def _check_counts(fields: Fields) -> None:
+    """Raises ModelError if a config asks for more layers or experts than any model has."""
+    for name in _COUNTS:
+        value = fields.values.get(name)
+        if isinstance(value, int) and value > _MOST:
+            raise fields.refuse(name, f"must be at most {_MOST}.")
+
+
+def _transformers_config(file: Fields, generation: GenerationDefaults, *, trust_remote_code: bool) -> ModelConfig:
+    """Returns the config of a model that runs through transformers. Raises ModelError if it cannot."""
+    architecture = architecture_of(file)
+    if weights_file(file.path.parent) is not None:
+        raise file.refuse("architectures", "GGUF files run from files of ours only: leave --model-impl out.")
+    if find_spec("transformers") is None:
+        raise file.refuse("architectures", "the package transformers, which would run it, is missing: install it.")
+    from mini_infer_engine.models.transformers_backend.config import parse_transformers_config
+
+    return parse_transformers_config(file, architecture, generation.eos_token_ids, trust_remote_code=trust_remote_code)
 
 
 def _eos_token_ids(directory: Path, fields: Fields, generation: GenerationDefaults, vocab_size: int) -> tuple[int, ...]:

@@ -208,7 +208,7 @@ class LLM:
         try:
             from transformers import AutoTokenizer
         except ImportError:
-            raise ImportError("get_tokenizer needs transformers, which nothing else here does: install it") from None
+            raise ImportError("get_tokenizer needs the package transformers: install it") from None
         return AutoTokenizer.from_pretrained(self._directory)
 
     def generate(

@@ -119,7 +119,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "mm_processor_cache_type": _ANY,
     "mm_processor_kwargs": (None, {}),
     "mm_shm_cache_max_object_size_mb": _ANY,
-    "model_impl": ("auto", "vllm"),
     "model_loader_extra_config": (None, {}),
     "moe_backend": _ANY,
     "multi_step_stream_outputs": _ANY,
@@ -161,7 +160,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tokenizer_pool_type": _ANY,
     "tokenizer_revision": (None,),
     "tool_server": (None,),
-    "trust_remote_code": _ANY,  # no code of a model's folder is ever run
     "trust_request_chat_template": _OFF,
     "use_tqdm_on_load": _ANY,
     "use_v2_block_manager": _ANY,
@@ -184,7 +182,7 @@ SWITCHES = frozenset(
         *("exclude_tools_when_tool_choice_none", "fail_on_environ_validation", "fully_sharded_loras"),
         *("interleave_mm_strings", "kv_cache_metrics", "language_model_only", "log_error_stack"),
         *("multi_step_stream_outputs", "numa_bind", "scheduler_reserve_full_isl", "skip_mm_profiling"),
-        *("trust_remote_code", "use_tqdm_on_load", "use_v2_block_manager"),
+        *("use_tqdm_on_load", "use_v2_block_manager"),
     )
 )
 """Flags of vLLM's that take no value."""

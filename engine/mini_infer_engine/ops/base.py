@@ -107,6 +107,10 @@ class AttentionPass(Protocol):
     def logits_indices(self) -> Tensor | None:
         """The tokens whose logits are requested, [rows] int64, or None for all tokens of the pass."""
 
+    @property
+    def positions(self) -> Tensor:
+        """The position of each token in its text, [tokens], for models that rotate queries and keys themselves."""
+
     def attend(self, qkv: Tensor, layer: AttentionBlock) -> Tensor:
         """Normalises and rotates q and k, writes keys and values to the page pool, and attends: [tokens, out_width].
 

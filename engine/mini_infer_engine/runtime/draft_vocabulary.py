@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mini_infer_engine.layers.linear import UNQUANTIZED, Linear
+from mini_infer_engine.models.causal_model import CausalModel
 from mini_infer_engine.models.decoder import DecoderModel
 from mini_infer_engine.ops.base import Ops, ResidualState
 
@@ -14,10 +15,11 @@ from mini_infer_engine.ops.base import Ops, ResidualState
 class DraftVocabulary:
     """The draft vocabulary of one head over one model, whose weights are loaded."""
 
-    def __init__(self, model: DecoderModel, token_ids: Tensor | None, max_rows: int, dtype: torch.dtype) -> None:
+    def __init__(self, model: CausalModel, token_ids: Tensor | None, max_rows: int, dtype: torch.dtype) -> None:
         """Copies the rows of token_ids [tokens] int64, from `SpeculativeHead.token_ids`. None means all: nothing is
         copied.
         """
+        assert isinstance(model, DecoderModel), "heads draft for models of ours"
         self._model, self._token_ids = model, token_ids
         self._rows: Linear | None = None
         if token_ids is None:

@@ -124,7 +124,10 @@ def load_runner(
         choose_threads(ranks_per_node(settings) * settings.data_parallel_size)
     kind = executor_class(settings, device_type)
     directory = resolve_model(settings.model, settings.revision, weights=settings.load_format != "dummy")
-    return make_runner(settings, read_config(directory), directory, kind, group, reports_layers=reports_layers)
+    # Code that a hub may change between two starts is not run: a folder has what its owner has read.
+    trusts_code = settings.trust_remote_code and Path(settings.model).expanduser().is_dir()
+    config = read_config(directory, settings.model_impl, trust_remote_code=trusts_code)
+    return make_runner(settings, config, directory, kind, group, reports_layers=reports_layers)
 
 
 def make_runner(
@@ -143,6 +146,7 @@ def make_runner(
     page_size = settings.page_size or kind.default_page_size
     if page_size % kind.page_size_step:
         raise ModelError(f"page_size = {page_size}: it must be a multiple of {kind.page_size_step}.")
+    log.info("%s: model_impl = %s", config.architecture, config.model_impl)
     before = MemoryInUse.at_start(choose_device(settings))
     worker = ModelWorker.load(settings, config, directory, group.collectives, group.link)
     group.begin_together()

@@ -19,9 +19,10 @@ from mini_infer_engine.config.options.speculation import speculation_of
 from mini_infer_engine.config.parallelism.pipeline_parallel import WHOLE, PipelineStage, split_layers
 from mini_infer_engine.device import choose_device
 from mini_infer_engine.layers.linear import Linear
+from mini_infer_engine.models.causal_model import CausalModel
 from mini_infer_engine.models.decoder import DecoderModel
 from mini_infer_engine.models.kv_spec import KVQuantization, KVSpec
-from mini_infer_engine.models.registry import model_class
+from mini_infer_engine.models.registry import class_of
 from mini_infer_engine.models.sparse_decoder import SparseConfig
 from mini_infer_engine.models.weights.checkpoint import Checkpoint
 from mini_infer_engine.models.weights.loader import (
@@ -47,7 +48,7 @@ class ModelWorker:
     """A process's share of a model. The memory plan calls the model's `finish_loading`, since it knows the context."""
 
     config: ModelConfig
-    model: DecoderModel
+    model: CausalModel
     device: torch.device
     dtype: torch.dtype
     collectives: Collectives = NO_COLLECTIVES
@@ -80,11 +81,12 @@ class ModelWorker:
             raise ModelError(f"{config.architecture} has no experts: leave enable_expert_parallel out for this model.")
         parallel = replace(collectives.parallel, whole_experts=settings.enable_expert_parallel)
         config = replace(config, tensor_parallel=parallel, stage=_stage(config, link))
-        model_class(config.architecture).check_split(config)
+        class_of(config).check_split(config)
         _warn_of_slow_products(settings, config, device)
         kv_quantization = kv_quantization_of(settings, config, device)
         model, checkpoint = _open_model(settings, config, directory, dtype)
-        round_alike(model, collectives)
+        if isinstance(model, DecoderModel):
+            round_alike(model, collectives)
         draft = cls._load_draft(settings, config, directory, device, dtype)
         head = _load_head(settings, config, device, dtype)
         model = _fill_model(model, checkpoint, settings, device, dtype)
@@ -149,7 +151,7 @@ class ModelWorker:
         if kind is None or not is_configured or settings.load_format == "dummy":
             return
         rows = None if directory is None else calibration_rows(directory)
-        if rows is None or not calibrates(self.model):
+        if rows is None or not isinstance(self.model, DecoderModel) or not calibrates(self.model):
             how = f"{kind} weights are rounded to the nearest{'' if kind == 'int4' else ', not smoothed'}"
             log.warning("%s: calibration needs a tokenizer.json, plain KV and no pipeline.", how)
             return
@@ -171,6 +173,7 @@ class ModelWorker:
         """Returns True if the layers are rounded as an earlier start has calibrated them."""
         if (kept := read_calibrated(file)) is None:
             return False
+        assert isinstance(self.model, DecoderModel), "other models are not quantised"
         try:
             with torch.inference_mode():
                 restore(self.model, kept)
@@ -190,7 +193,7 @@ def _stage(config: ModelConfig, link: StageLink) -> PipelineStage:
     """Returns the rank's pipeline stage with its layers. Raises ModelError if there are more stages than layers."""
     if link.size == 1:
         return WHOLE
-    head_layers = config.vocab_size * config.hidden_size / model_class(config.architecture).layer_weights(config)
+    head_layers = config.vocab_size * config.hidden_size / class_of(config).layer_weights(config)
     try:
         layers = split_layers(config.num_layers, link.size, head_layers)[link.index]
     except ValueError as error:
@@ -205,13 +208,18 @@ def _load_head(
     speculation = speculation_of(settings)
     if speculation is None or speculation.method != "head" or speculation.model is None:
         return None
+    if config.model_impl == "transformers":
+        raise ModelError(
+            f"speculative_method = 'head': {config.architecture} runs through transformers, which does not collect "
+            "hidden states of layers yet: use 'ngram' or 'draft_model'."
+        )
     dummy = settings.load_format == "dummy"
     directory = resolve_speculative_model(speculation.model, weights=not dummy)
     sizes = config.hidden_size, config.num_layers, config.vocab_size
     return load_head(directory, *sizes, device, dtype, dummy=dummy, seed=settings.seed)
 
 
-def weight_tensors(model: DecoderModel) -> list[Tensor]:
+def weight_tensors(model: CausalModel) -> list[Tensor]:
     """Returns all weights of a model, including copies in a CPU's blocked order."""
     blocked = (module.blocked for module in model.modules() if isinstance(module, Linear))
     return [
@@ -221,7 +229,7 @@ def weight_tensors(model: DecoderModel) -> list[Tensor]:
     ]
 
 
-def weight_bytes(model: DecoderModel) -> int:
+def weight_bytes(model: CausalModel) -> int:
     """Returns the bytes of all weights of a model."""
     return sum(tensor.numel() * tensor.itemsize for tensor in weight_tensors(model))
 
@@ -247,6 +255,11 @@ def _warn_of_slow_products(settings: EngineSettings, config: ModelConfig, device
 
 def _check_quantization(settings: EngineSettings, config: ModelConfig) -> None:
     """Raises ModelError if the settings quantise weights that are quantised already, or contradict each other."""
+    if settings.quantization is not None and config.model_impl == "transformers":
+        raise ModelError(
+            f"quantization = {settings.quantization!r}: {config.architecture} runs through transformers, whose layers "
+            "are not quantised yet: leave it out."
+        )
     if settings.quantization is None:
         for name in ("quantize_lm_head", "quantize_embeddings"):
             if getattr(settings, name):
@@ -270,16 +283,16 @@ def _on_meta(
     *,
     rounds_head: bool,
     rounds_embeddings: bool,
-) -> DecoderModel:
+) -> CausalModel:
     """Returns the model without memory: parameters are in `dtype`, except those that set their own."""
     usual = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with torch.device("meta"):
-            model = model_class(config.architecture)(config)
-            if config.quantization is not None:
+            model = class_of(config)(config)
+            if isinstance(model, DecoderModel) and config.quantization is not None:
                 quantize_layers(model, config.quantization)
-            if quantization is not None:
+            if isinstance(model, DecoderModel) and quantization is not None:
                 quantize_on_load(model, quantization, rounds_head=rounds_head, rounds_embeddings=rounds_embeddings)
     except (RuntimeError, TypeError) as error:  # what torch raises for sizes that overflow
         reason = str(error).partition("\n")[0]
@@ -291,7 +304,7 @@ def _on_meta(
 
 def _open_model(
     settings: EngineSettings, config: ModelConfig, directory: Path | None, dtype: torch.dtype
-) -> tuple[DecoderModel, Checkpoint | None]:
+) -> tuple[CausalModel, Checkpoint | None]:
     """Returns the model without memory, and the checkpoint for it. Misfits are errors before memory is taken."""
     checkpoint = None
     if settings.load_format != "dummy":
@@ -312,12 +325,12 @@ def _open_model(
 
 
 def _fill_model(
-    model: DecoderModel,
+    model: CausalModel,
     checkpoint: Checkpoint | None,
     settings: EngineSettings,
     device: torch.device,
     dtype: torch.dtype,
-) -> DecoderModel:
+) -> CausalModel:
     try:
         model.take_memory(device)
     except RuntimeError as error:  # what a CPU's allocator raises, and torch.OutOfMemoryError, which is one

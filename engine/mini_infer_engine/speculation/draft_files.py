@@ -34,7 +34,7 @@ def find_draft(settings: EngineSettings, target: ModelConfig, target_directory: 
     name = f"speculative_model {speculation.model!r}"
     directory = resolve_speculative_model(speculation.model, weights=settings.load_format != "dummy")
     try:
-        config = read_config(directory)
+        config = read_config(directory, "native")
     except ModelError as error:
         remedy = " A trained head goes with speculative_method = 'head'." if ARCHITECTURE in str(error) else ""
         raise ModelError(f"{name}: {error}{remedy}") from None

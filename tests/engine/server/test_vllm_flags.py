@@ -82,7 +82,7 @@ def test_vllms_ways_to_write_flags_are_read(words: str) -> None:
     ("words", "without_effect"),
     [
         ("--port 0 --enforce-eager", []),
-        ("--trust-remote-code --port 0", ["--trust-remote-code"]),
+        ("--trust-remote-code --port 0", []),
         ("--swap-space 8 --disable-log-requests", ["--swap-space 8", "--disable-log-requests"]),
         ("--tokenizer demo --tokenizer-mode=auto", ["--tokenizer demo", "--tokenizer-mode auto"]),
         ("--no-enable-log-requests --enable-chunked-prefill", ["--no-enable-log-requests", "--enable-chunked-prefill"]),

@@ -1,7 +1,9 @@
 """Names of architectures: which ones are served, and where in `config.json` their text model stands. No torch."""
 
 import logging
+from difflib import get_close_matches
 
+from mini_infer_contract.engine_options import ModelImpl
 from mini_infer_engine.config.json_fields import Fields
 
 MODELS = {
@@ -26,10 +28,57 @@ _TEXT_PARTS = {
     "Mistral3ForConditionalGeneration": "MistralForCausalLM",
 }
 """Models that also read images, whose text part is served, and that part's architecture."""
+_SAME_FAMILY = 5
+"""Letters with which names of one family begin alike, such as granite and granitemoe."""
 _SHARED_FIELDS = ("dtype", "torch_dtype", "eos_token_id", "bos_token_id", "quantization_config")
 """Fields that a model that also reads images may have outside of `text_config`."""
 
 log = logging.getLogger(__name__)
+
+
+def _named(fields: Fields) -> list[str]:
+    names = fields.values.get("architectures")
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
+def _own_model(fields: Fields) -> tuple[Fields, str] | None:
+    """Returns the fields of the text model and its architecture, or None if it is none of `MODELS`."""
+    for name in _named(fields):
+        if name in _TEXT_PARTS:
+            return _text_part(fields, name), _TEXT_PARTS[name]
+        for candidate in (name, f"{name.removesuffix('Model')}ForCausalLM"):
+            if candidate in MODELS:
+                return fields, candidate
+    return None
+
+
+def runs_through_transformers(fields: Fields, impl: ModelImpl) -> bool:
+    """Returns True if transformers' code is to run the model: `auto` prefers a file of ours.
+
+    Raises ModelError if the config names no architecture, or one that reads more than text.
+    """
+    if impl in ("native", "vllm") or (impl == "auto" and _own_model(fields) is not None):
+        return False
+    _refuse_more_than_text(fields)
+    if not _named(fields):
+        text_model(fields)
+    return True
+
+
+def architecture_of(fields: Fields) -> str:
+    """Returns the architecture that a config names. Raises ModelError if it names none."""
+    if names := _named(fields):
+        return names[0]
+    raise fields.refuse("architectures", "must be a list with the model's class.")
+
+
+def nearest_model(architecture: str) -> str:
+    """Returns the model of `MODELS` whose family has this one, or Llama's, which most others are like."""
+    names = {name.removesuffix("ForCausalLM").lower(): name for name in MODELS}
+    wanted = architecture.removesuffix("ForCausalLM").removesuffix("LMHeadModel").lower()
+    family = wanted.rstrip("0123456789_")
+    same = [name for name in names if family and name.startswith(family[:_SAME_FAMILY])]
+    return names[get_close_matches(wanted, same or ["llama"], n=1, cutoff=0.0)[0]]
 
 
 def text_model(fields: Fields) -> tuple[Fields, str]:
@@ -37,13 +86,19 @@ def text_model(fields: Fields) -> tuple[Fields, str]:
 
     An embedding model may be named after the decoder alone, such as Qwen3Model.
     """
+    if (own := _own_model(fields)) is not None:
+        return own
+    _refuse_more_than_text(fields)
+    supported = f"supported by files of ours are {', '.join(MODELS)}."
+    if names := _named(fields):
+        nearest = nearest_model(names[0])
+        supported += f" The nearest of them is {nearest}; --model-impl transformers runs many others."
+    raise fields.refuse("architectures", supported)
+
+
+def _refuse_more_than_text(fields: Fields) -> None:
+    """Raises ModelError if a model that has no text part of ours reads images, audio or video."""
     names = fields.values.get("architectures")
-    for name in filter(lambda name: isinstance(name, str), names if isinstance(names, list) else ()):
-        if name in _TEXT_PARTS:
-            return _text_part(fields, name), _TEXT_PARTS[name]
-        for candidate in (name, f"{name.removesuffix('Model')}ForCausalLM"):
-            if candidate in MODELS:
-                return fields, candidate
     reads_more = sorted({"vision_config", "audio_config", "vision_tower"} & fields.values.keys())
     if reads_more or str(names).endswith("ForConditionalGeneration']"):
         raise fields.refuse(
@@ -51,7 +106,6 @@ def text_model(fields: Fields) -> tuple[Fields, str]:
             "models that read images, audio or video are not supported, but for the text of "
             f"{', '.join(_TEXT_PARTS)}; use the text model of the family, one of {', '.join(MODELS)}.",
         )
-    raise fields.refuse("architectures", "supported are " + ", ".join(MODELS) + ".")
 
 
 def _text_part(fields: Fields, name: str) -> Fields:

@@ -24,6 +24,8 @@ class ModelConfig:
     """The shape of one decoder-only model. Tuples named after layers have one entry for each layer."""
 
     architecture: str
+    model_impl: Literal["native", "transformers"] = "native"
+    """The code that computes the model: a file of ours, or transformers' own."""
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -126,7 +128,7 @@ def parse_decoder(
         "attention_scale": head_dim**-0.5,
         "quantization": parse_quantization(fields),
         "kv_cache_dtype": parse_kv_cache_dtype(fields),
-        "dtype": _dtype(fields),
+        "dtype": parse_dtype(fields),
         "eos_token_ids": eos_token_ids or fields.token_ids("eos_token_id"),
         "bos_token_id": fields.optional_integer("bos_token_id"),
     }
@@ -178,7 +180,8 @@ def windows_by_layer(
     return tuple(windows[layer_type] for layer_type in layer_types)
 
 
-def _dtype(fields: Fields) -> str:
+def parse_dtype(fields: Fields) -> str:
+    """Returns the data type of the checkpoint. Raises ModelError if it is none that is served."""
     key = "dtype" if fields.values.get("dtype") is not None else "torch_dtype"
     dtype = fields.values.get(key) or "float32"
     if dtype not in _DTYPES:

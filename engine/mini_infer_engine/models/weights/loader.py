@@ -17,7 +17,7 @@ from mini_infer_engine.config.model.model_config import ModelConfig
 from mini_infer_engine.config.quantization.checkpoint import KV_SCALES, ZERO_SUFFIX
 from mini_infer_engine.gguf.folder import weights_file
 from mini_infer_engine.layers.placement import FP8
-from mini_infer_engine.models.decoder import DecoderModel
+from mini_infer_engine.models.causal_model import CausalModel
 from mini_infer_engine.models.weights.checkpoint import Checkpoint, check_fit
 from mini_infer_engine.models.weights.gguf_checkpoint import GgufCheckpoint
 from mini_infer_engine.models.weights.safetensors_checkpoint import SafetensorsCheckpoint
@@ -37,7 +37,9 @@ _DUMMY_EXPONENT = 121
 def open_checkpoint(directory: Path, config: ModelConfig) -> Checkpoint:
     """Opens the weights of a folder, and reads only headers. Raises ModelError if a file is missing or broken."""
     gguf = weights_file(directory)
-    return SafetensorsCheckpoint(directory) if gguf is None else GgufCheckpoint(gguf, config.head_dim)
+    if gguf is not None:
+        return GgufCheckpoint(gguf, config.head_dim)
+    return SafetensorsCheckpoint(directory, is_text_model=config.model_impl == "native")
 
 
 def with_stored_head(config: ModelConfig, checkpoint: Checkpoint, directory: Path) -> ModelConfig:
@@ -46,6 +48,8 @@ def with_stored_head(config: ModelConfig, checkpoint: Checkpoint, directory: Pat
     A tied model whose file has a head with other numbers gets that head, as in transformers 5. An embedding model,
     saved without the causal model around it, has none: the embeddings take its place.
     """
+    if config.model_impl == "transformers":
+        return config  # the model finds its head itself, whatever its name
     stored = checkpoint.tensors.get(_HEAD)
     if config.tie_word_embeddings:
         if stored is None or not isinstance(checkpoint, SafetensorsCheckpoint):
@@ -65,17 +69,19 @@ def with_stored_head(config: ModelConfig, checkpoint: Checkpoint, directory: Pat
     return replace(config, tie_word_embeddings=True)
 
 
-def fit_checkpoint(model: DecoderModel, checkpoint: Checkpoint, directory: Path) -> None:
+def fit_checkpoint(model: CausalModel, checkpoint: Checkpoint, directory: Path) -> None:
     """Compares the checkpoint with the model, which may be without memory (on the meta device).
 
     Raises:
         ModelError: a tensor is missing, unknown or has another shape or dtype.
 
     """
+    model.read_names(checkpoint)
     expected = model.checkpoint_tensors()
     file = weights_file(directory) or directory
     check_fit(checkpoint, file, expected, model.config.architecture, model.is_unused)
-    _check_zeros(model, checkpoint, expected.keys())
+    if model.config.model_impl == "native":  # others have no quantised layers, whose tools write such biases
+        _check_zeros(model, checkpoint, expected.keys())
     _check_groups(checkpoint, [name for name in expected if name.endswith("g_idx")])
     if scales := sorted(name for name in checkpoint.tensors if name.endswith(KV_SCALES)):
         log.info(
@@ -87,7 +93,7 @@ def fit_checkpoint(model: DecoderModel, checkpoint: Checkpoint, directory: Path)
         )
 
 
-def _check_zeros(model: DecoderModel, checkpoint: Checkpoint, expected: Collection[str]) -> None:
+def _check_zeros(model: CausalModel, checkpoint: Checkpoint, expected: Collection[str]) -> None:
     """Raises ModelError if the checkpoint has a bias that this model lacks (not in `expected`) and that is not zero."""
     extra = [name for name in checkpoint.tensors if name.endswith(ZERO_SUFFIX) and name not in expected]
     extra = [name for name in extra if not model.is_elsewhere(name)]
@@ -132,7 +138,7 @@ def _by_file(checkpoint: Checkpoint, names: Iterable[str]) -> dict[Path, list[st
     return found
 
 
-def load_weights(model: DecoderModel, checkpoint: Checkpoint, *, quiet: bool = False) -> None:
+def load_weights(model: CausalModel, checkpoint: Checkpoint, *, quiet: bool = False) -> None:
     """Fills every tensor of `model`, with several threads.
 
     Raises:
@@ -158,7 +164,7 @@ def load_weights(model: DecoderModel, checkpoint: Checkpoint, *, quiet: bool = F
         list(pool.map(read, tasks))
 
 
-def fill_randomly(model: DecoderModel, seed: int) -> None:
+def fill_randomly(model: CausalModel, seed: int) -> None:
     """Fills the model with random weights on its own device, equal for equal seeds; norms become ones."""
     tensors = model.checkpoint_tensors()
     generator: torch.Generator | None = None

@@ -48,7 +48,7 @@ class TorchAttentionPass:
             self.decodes = _GatheredDecodes(self.pool, inputs, windows)
         rows = range(inputs.num_decodes, len(inputs.counts))
         self.prefills = [_PrefillRow(self.pool, inputs, row, windows) for row in rows]
-        self._positions = inputs.positions
+        self.positions = inputs.positions
         self._rotations: dict[Rotary, tuple[Tensor, Tensor]] = {}
 
     def attend(self, qkv: Tensor, layer: AttentionBlock) -> Tensor:
@@ -69,9 +69,10 @@ class TorchAttentionPass:
         if layer.qk_norm_weight is not None and layer.q_norm is not None:
             rms_norm(qk, layer.qk_norm_weight, layer.q_norm.eps, out=qk)
         assert layer.rotary is not None, "finish_loading comes before the first pass"
-        if layer.rotary not in self._rotations:
-            self._rotations[layer.rotary] = layer.rotary.lookup(self._positions)
-        rotate_(qk, *self._rotations[layer.rotary])
+        if layer.rope.type != "none":
+            if layer.rotary not in self._rotations:
+                self._rotations[layer.rotary] = layer.rotary.lookup(self.positions)
+            rotate_(qk, *self._rotations[layer.rotary])
         kv = heads[:, layer.num_heads :]
         return heads[:, : layer.num_heads], kv.view(-1, 2, layer.num_kv_heads, layer.head_dim)
 

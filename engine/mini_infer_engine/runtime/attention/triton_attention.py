@@ -38,6 +38,7 @@ class TritonAttentionPass:
     selected: Attend
     """Attention of the last layer: writes keys and values of all tokens; only those at `logits_indices` attend."""
     logits_indices: Tensor | None
+    positions: Tensor  # [tokens]
 
     def attend(self, qkv: Tensor, layer: AttentionBlock) -> Tensor:
         """Calls `selected` in the last layer if there are logits_indices, otherwise `every_token`."""
@@ -277,6 +278,7 @@ class TritonAttention:
             side_by_side(decode, prefill, decodes, inputs.num_tokens),
             side_by_side(decode, prefill_selected, decodes, num_selected),
             None if every_token else inputs.sample_rows,
+            inputs.positions,
         )
 
 

@@ -143,6 +143,7 @@ class TritonLatentAttention:
             side_by_side(decode, prefill, decodes, inputs.num_tokens),
             side_by_side(decode, prefill_selected, decodes, num_selected),
             None if every_token else inputs.sample_rows,
+            inputs.positions,
         )
 
     def _decompressed(self, context: "_Context", query_starts: Tensor, selected: Tensor | None) -> Attend:

@@ -16,7 +16,7 @@ from torch import Tensor
 from mini_infer_engine.core.batch import Batch, Row
 from mini_infer_engine.device import to_device
 from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
-from mini_infer_engine.models.decoder import DecoderModel
+from mini_infer_engine.models.causal_model import CausalModel
 from mini_infer_engine.ops.base import Ops
 from mini_infer_engine.runtime.attention.triton_attention import TritonAttentionPass
 from mini_infer_engine.runtime.attention.triton_backends import TritonBackend
@@ -43,7 +43,7 @@ class DraftReading:
 
     def __init__(
         self,
-        model: DecoderModel,
+        model: CausalModel,
         attention: TritonBackend,
         ops: Ops,
         state: DeviceBatchState,
@@ -167,7 +167,7 @@ class _ReadingGraph:
         kv_indexes = kv_index.unsqueeze(0)
         attend = self._attention.prefill(chunks, positions, kv_indexes)
         keys_and_values = self._attention.prefill(chunks, positions, kv_indexes, nothing)
-        self._compute(token_ids, TritonAttentionPass(attend, keys_and_values, nothing))
+        self._compute(token_ids, TritonAttentionPass(attend, keys_and_values, nothing, positions))
 
 
 def _last_token(row: Row) -> Row:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
 
@@ -20,6 +21,8 @@ from tqdm import tqdm
 from triton import AsyncCompileMode
 
 from mini_infer_engine.communication.collectives import NoCollectives
+from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.config.model.model_config import ModelConfig
 from mini_infer_engine.config.options.mechanisms import Mechanism
 from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.config.options.speculation import speculation_of
@@ -39,6 +42,7 @@ from mini_infer_engine.kernels.sampling.token_mask import apply_token_masks
 from mini_infer_engine.layers.linear import Linear
 from mini_infer_engine.layers.moe import SparseMoE
 from mini_infer_engine.layers.packed import PackedMethod
+from mini_infer_engine.models.decoder import DecoderModel
 from mini_infer_engine.ops.base import AttentionPass, ResidualState
 from mini_infer_engine.ops.triton_ops import TritonOps
 from mini_infer_engine.runtime.attention.triton_backends import triton_backend
@@ -233,12 +237,17 @@ class CudaExecutor:
         count_sampled(padding, self.state.state, self.sampling.penalties)
         gather_places(padding.long(), self.state.state)
         self.sampling.logprobs.compile_kernels(logits, padding, self.state.state.last_tokens)
-        config, device = worker.config, worker.device
-        summands = torch.zeros((max(K_SPLITS), 1, config.hidden_size), dtype=worker.dtype, device=device)
-        norm = worker.model.layers[0].post_attention_layernorm
+        if isinstance(worker.model, DecoderModel):
+            self._compile_sums(worker.model)
+        self.attention.compile_rare(self.state.page_tables[:, -1:], worker.dtype)
+
+    def _compile_sums(self, model: DecoderModel) -> None:
+        """Compiles the norm that adds the partial sums of a product."""
+        width, dtype = model.config.hidden_size, self.worker.dtype
+        summands = torch.zeros((max(K_SPLITS), 1, width), dtype=dtype, device=self.worker.device)
+        norm = model.layers[0].post_attention_layernorm
         for splits in K_SPLITS:
             add_rms_norm(summands[0].clone(), summands[:splits], norm.weight, norm.eps)
-        self.attention.compile_rare(self.state.page_tables[:, -1:], worker.dtype)
 
     def capture(self, *, reports_layers: bool = False) -> None:
         """Records the graphs, largest first, so that all share the largest one's memory.
@@ -250,6 +259,10 @@ class CudaExecutor:
             self.layers.mark(0)  # compiles the kernel
         if self.settings.enforce_eager:
             return
+        with refused_capture(self.worker.config):
+            self._capture()
+
+    def _capture(self) -> None:
         started = time.perf_counter()
         memory = torch.cuda.graph_pool_handle()
         prefills, buckets = self._prefill_sizes(), self.sampling.buckets
@@ -284,7 +297,7 @@ class CudaExecutor:
         memory = torch.cuda.graph_pool_handle()
         prefills, buckets = self._prefill_sizes(), self.sampling.buckets
         self.sampling.load([])  # recording runs a graph: slots of the largest pass would go on beyond the last position
-        with torch.inference_mode():
+        with torch.inference_mode(), refused_capture(self.worker.config):
             kept: list[object] = [
                 PrefillGraph(self._captured_model(), tokens, decodes, memory) for tokens, decodes in prefills[-1:]
             ]
@@ -511,6 +524,21 @@ class CudaExecutor:
         else:
             hidden = model.enter(self.ops, self.stage.traffic.receive(inputs.num_tokens))
         return inputs, model(self.ops, hidden, attention)
+
+
+@contextmanager
+def refused_capture(config: ModelConfig) -> Iterator[None]:
+    """Raises ModelError with the remedy if passes of a model that runs through transformers cannot be recorded."""
+    try:
+        yield
+    except RuntimeError as error:  # modules that read values on the host, such as loops over the experts that are hit
+        if config.model_impl == "native" or isinstance(error, torch.OutOfMemoryError):
+            raise
+        reason = str(error).partition("\n")[0]
+        raise ModelError(
+            f"{config.architecture} runs through transformers, and its passes cannot be recorded as CUDA graphs "
+            f"({reason}): add --enforce-eager."
+        ) from error
 
 
 def _continues(row: Row) -> bool:

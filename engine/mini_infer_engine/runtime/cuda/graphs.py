@@ -16,7 +16,7 @@ from mini_infer_engine.core.batch import Row, continued_slots
 from mini_infer_engine.kernels.attention.prefill_rows import PrefillRows
 from mini_infer_engine.kernels.embed_decode import gather_decode_inputs, gather_places
 from mini_infer_engine.kernels.sampling.state_update import STATE_FIELDS, update_slots
-from mini_infer_engine.models.decoder import DecoderModel
+from mini_infer_engine.models.causal_model import CausalModel
 from mini_infer_engine.ops.base import AttentionPass, Ops, ResidualState
 from mini_infer_engine.runtime.attention.triton_attention import TritonAttentionPass, decodes_before_prefill
 from mini_infer_engine.runtime.attention.triton_backends import TritonBackend
@@ -68,7 +68,7 @@ def decode_buckets(largest: int) -> list[int]:
 class CapturedModel:
     """The model, buffers and state of recorded passes; none of them may move while graphs exist."""
 
-    model: DecoderModel
+    model: CausalModel
     ops: Ops
     attention: TritonBackend
     state: DeviceBatchState
@@ -149,7 +149,7 @@ class DecodeGraph:
             hidden = parts.entering(self._bucket)
             positions, kv_lengths = gather_places(slots, state)
         attend = parts.attention.decode(parts.state.page_tables, slots, positions, kv_lengths)
-        residual = model(parts.ops, hidden, TritonAttentionPass(attend, attend, None))
+        residual = model(parts.ops, hidden, TritonAttentionPass(attend, attend, None, positions))
         if not parts.samples:
             parts.leave(residual)
             return
@@ -280,12 +280,21 @@ class PrefillGraph:
             places = gather_places(decode_slots, state.state, state.padding_slot)
             decode = attention.decode(state.page_tables, decode_slots, *places)
             attend, selected = (decodes_before_prefill(one, decode, self.num_decodes) for one in (attend, selected))
+            if model.reads_positions:
+                positions = self._positions(positions, decode_slots, places[0])
         hidden = model.embed(parts.ops, token_ids) if parts.begins else parts.entering(self.num_tokens)
         if not parts.samples:
-            parts.leave(model(parts.ops, hidden, TritonAttentionPass(attend, attend, None)))
+            parts.leave(model(parts.ops, hidden, TritonAttentionPass(attend, attend, None, positions)))
             return
-        residual = model(parts.ops, hidden, parts.reporting(TritonAttentionPass(attend, selected, sample_rows)))
+        planned = TritonAttentionPass(attend, selected, sample_rows, positions)
+        residual = model(parts.ops, hidden, parts.reporting(planned))
         model.logits(parts.ops, residual, parts.logits[: sample_rows.shape[0]])
+
+    def _positions(self, positions: Tensor, decode_slots: Tensor, decoded: Tensor) -> Tensor:
+        """Returns positions [tokens] with those of the decode rows in front."""
+        first = positions[: self.num_decodes]
+        merged = torch.where(decode_slots == self._parts.state.padding_slot, first, decoded.to(positions.dtype))
+        return torch.cat((merged, positions[self.num_decodes :]))
 
     def _with_decodes(self, token_ids: Tensor, decode_slots: Tensor) -> Tensor:
         """Returns token_ids [tokens] with those that the decode rows' slots sampled last in front."""

@@ -32,7 +32,7 @@ from mini_infer_engine.kernels.sampling.speculate import (
     settle_guesses,
 )
 from mini_infer_engine.layers.attention import AttentionBlock
-from mini_infer_engine.models.decoder import DecoderModel
+from mini_infer_engine.models.causal_model import CausalModel
 from mini_infer_engine.models.hidden_taps import HiddenTaps
 from mini_infer_engine.ops.base import ResidualState
 from mini_infer_engine.ops.triton_ops import TritonOps
@@ -362,13 +362,13 @@ class CudaSpeculation:
             self._sample(logits, filtered=filtered)
             keep_guess(slots, self._state.state, self._history, self._virtual.last_tokens, step)
 
-    def _first_draft_step(self, model: DecoderModel, bucket: int) -> ResidualState:
+    def _first_draft_step(self, model: CausalModel, bucket: int) -> ResidualState:
         """Reads the newest token and the one before it, which may be an accepted draft token that is unread."""
         assert self._draft_attention is not None
         ends = torch.arange(1, bucket + 1, dtype=torch.int64, device=self._state.device) * 2 - 1
         return self._chunks(model, self._draft_attention, bucket, offset=-1, count=2, selected=ends)
 
-    def _draft_step(self, model: DecoderModel, bucket: int) -> ResidualState:
+    def _draft_step(self, model: CausalModel, bucket: int) -> ResidualState:
         assert self._draft_attention is not None
         table, virtual = model.embeddings, self._virtual
         hidden, positions, kv_lengths = gather_decode_inputs(
@@ -376,7 +376,7 @@ class CudaSpeculation:
         )
         attend = self._draft_attention.decode(self._state.page_tables, self._packed[0, :bucket], positions, kv_lengths)
         residual: ResidualState = model(
-            self._ops, model.scale_embeddings(hidden), TritonAttentionPass(attend, attend, None)
+            self._ops, model.scale_embeddings(hidden), TritonAttentionPass(attend, attend, None, positions)
         )
         return residual
 
@@ -412,7 +412,7 @@ class CudaSpeculation:
 
     def _chunks(
         self,
-        model: DecoderModel,
+        model: CausalModel,
         attention: TritonBackend,
         bucket: int,
         *,
@@ -441,5 +441,6 @@ class CudaSpeculation:
             return mixed if selected is None else mixed.index_select(0, selected)
 
         hidden = model.embed(self._ops, inputs.token_ids)
-        residual: ResidualState = model(self._ops, hidden, TritonAttentionPass(attend, attend_selected, selected))
+        planned = TritonAttentionPass(attend, attend_selected, selected, inputs.positions)
+        residual: ResidualState = model(self._ops, hidden, planned)
         return residual

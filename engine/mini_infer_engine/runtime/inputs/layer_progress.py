@@ -70,10 +70,11 @@ class MarkedAttention:
     inner: AttentionPass
     mark: Callable[[int], None]
     logits_indices: Tensor | None = field(init=False)
+    positions: Tensor = field(init=False)
     _layer: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        self.logits_indices = self.inner.logits_indices
+        self.logits_indices, self.positions = self.inner.logits_indices, self.inner.positions
 
     def attend(self, qkv: Tensor, layer: AttentionBlock) -> Tensor:
         """Attends by the inner pass, then marks the layer."""

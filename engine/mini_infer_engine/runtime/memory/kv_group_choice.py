@@ -6,7 +6,7 @@ from mini_infer_engine.config.model.kv_groups import KVCacheConfig, kv_cache_con
 from mini_infer_engine.config.model.model_config import ModelConfig
 from mini_infer_engine.config.options.settings import ResolvedSettings
 from mini_infer_engine.config.options.speculation import speculation_of
-from mini_infer_engine.models.registry import model_class
+from mini_infer_engine.models.registry import class_of
 
 log = logging.getLogger(__name__)
 
@@ -16,7 +16,7 @@ def choose_kv_groups(settings: ResolvedSettings, config: ModelConfig, *, moves_k
 
     `moves_kv` says if keys and values go to other engines or come from them.
     """
-    latents = model_class(config.architecture).caches_latents
+    latents = class_of(config).caches_latents
     longest = min(settings.max_model_len or config.max_position_embeddings, config.max_position_embeddings)
     windows = [config.sliding_windows[layer] for layer in config.layers]
     groups = kv_cache_config(windows, longest, caches_latents=latents)

@@ -8,7 +8,7 @@ from mini_infer_engine.config.errors import ModelError
 from mini_infer_engine.config.model.model_config import ModelConfig
 from mini_infer_engine.config.options.settings import EngineSettings
 from mini_infer_engine.models.kv_spec import FP8, KV_QUANTIZATIONS, KVQuantization
-from mini_infer_engine.models.registry import model_class
+from mini_infer_engine.models.registry import class_of
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ def kv_quantization_of(settings: EngineSettings, config: ModelConfig, device: to
 
 def _obstacle(kind: KVQuantization, settings: EngineSettings, config: ModelConfig, device: torch.device) -> str | None:
     """Returns the reason why keys and values cannot be stored that way, with the remedy, or None."""
-    if model_class(config.architecture).caches_latents:
+    if class_of(config).caches_latents:
         return "this model caches latents, which are small already: leave it out"
     if settings.attention_backend == "flash":
         return "attention_backend = 'flash' reads 16-bit pages only: use 'triton' or 'auto'"

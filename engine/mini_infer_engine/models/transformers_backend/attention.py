@@ -1,0 +1,85 @@
+"""Registers attention with transformers' attention interface: modules of a model hand us rotated queries, keys and
+values, and the pass that runs attends over the page pool.
+
+It knows no architecture. What a module's call means, and whether it can be served, is decided by `probe`.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from mini_infer_engine.layers.attention import Attention
+from mini_infer_engine.ops.base import AttentionPass
+
+PAGED = "mini_infer_paged"
+"""The name of our attention for `attn_implementation`. No mask function has this name, so that no mask is made."""
+
+
+class AttentionCalls(Protocol):
+    """The receiver of the attention calls of one forward pass."""
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        options: Mapping[str, Any],
+    ) -> Tensor:
+        """Returns the output [1, tokens, heads, value_dim] of one layer.
+
+        query is [1, heads, tokens, head_dim]; key and value are [1, kv_heads, tokens, dim].
+        """
+
+
+_calls: ContextVar[AttentionCalls] = ContextVar("attention calls")
+"""The receiver of this forward pass: several threads may run passes of one model while its kernels compile."""
+
+
+@contextmanager
+def receiving(calls: AttentionCalls) -> Iterator[None]:
+    """Sends the attention calls of this thread to `calls`."""
+    token = _calls.set(calls)
+    try:
+        yield
+    finally:
+        _calls.reset(token)
+
+
+def paged_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, **options: Any
+) -> tuple[Tensor, None]:
+    """Implements transformers' attention interface; there are no attention weights to return."""
+    return _calls.get().attend(module, query, key, value, attention_mask, options), None
+
+
+AttentionInterface.register(PAGED, paged_attention)
+
+
+class PagedCalls:
+    """Attends over the page pool: keys and values are written to pages, and read through the page tables of a pass."""
+
+    def __init__(self, attention: AttentionPass, blocks: Iterable[Attention], dtype: torch.dtype) -> None:
+        """Takes the attention blocks in the order in which a pass calls them, and the dtype in which they compute."""
+        self._attention, self._blocks, self._dtype = attention, iter(blocks), dtype
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        options: Mapping[str, Any],
+    ) -> Tensor:
+        """Attends by the pass. Module, mask and options are those of the probe, by which the blocks were made."""
+        del module, mask, options
+        qkv = torch.cat([heads[0].transpose(0, 1) for heads in (query, key, value)], dim=1)
+        mixed = self._attention.attend(qkv.flatten(1).to(self._dtype), next(self._blocks))
+        return mixed.view(1, query.shape[2], query.shape[1], value.shape[3]).to(value.dtype)

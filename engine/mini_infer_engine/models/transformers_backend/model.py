@@ -1,0 +1,235 @@
+"""Runs a model of transformers as a `CausalModel`: its modules compute a pass, and its attention reads the page pool.
+
+The modules see one flat list of tokens with explicit positions, a batch of one. Only the attention pass knows which
+token belongs to which sequence.
+"""
+
+import logging
+import re
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers.utils.generic import ModelOutput
+
+from mini_infer_engine.config.errors import ModelError
+from mini_infer_engine.config.model.model_config import ModelConfig
+from mini_infer_engine.config.model.rope import NO_ROTATION
+from mini_infer_engine.layers.attention import Attention, AttentionBlock
+from mini_infer_engine.layers.embedding import Embedding
+from mini_infer_engine.layers.placement import Placement
+from mini_infer_engine.layers.rotary import Rotary
+from mini_infer_engine.models.causal_model import CausalModel, StoredWeights
+from mini_infer_engine.models.transformers_backend.attention import PAGED, PagedCalls, receiving
+from mini_infer_engine.models.transformers_backend.build import build, fix_rotations
+from mini_infer_engine.models.transformers_backend.config import TransformersConfig
+from mini_infer_engine.models.transformers_backend.names import (
+    GatheredPlacement,
+    Gathering,
+    Names,
+    ignored_patterns,
+    names_of,
+)
+from mini_infer_engine.models.weights.safetensors_checkpoint import SafetensorsCheckpoint
+from mini_infer_engine.ops.base import AttentionPass, Ops, ResidualState
+
+log = logging.getLogger(__name__)
+
+_hidden_states: ContextVar[Tensor | None] = ContextVar("hidden states", default=None)
+"""Hidden states [1, rows, hidden] that the decoder returns instead of computing some, while the head runs over them."""
+
+
+class TransformersModel(CausalModel):
+    """A causal language model whose code is transformers'."""
+
+    reads_positions: ClassVar[bool] = True
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        assert isinstance(config, TransformersConfig)
+        self.config: TransformersConfig = config
+        self.taps = None
+        self._dtype = torch.get_default_dtype()
+        self.causal = build(config.hf_config, PAGED, self._dtype, trust_remote_code=config.trust_remote_code)
+        self._names: Names | None = None
+        self._embeddings: list[Embedding] = []  # in a list: it is no module of its own, its weight is the model's
+        self._blocks = tuple(self._block(layer) for layer in range(config.num_layers))
+        backbone = self.causal.get_submodule(config.backbone)
+        backbone.forward = _replaying(backbone.forward, config.output_class)
+
+    def _block(self, layer: int) -> Attention:
+        """Returns the attention of one call. Its projections stay without memory: the model's modules project."""
+        with torch.device("meta"):
+            block = Attention(self.config, layer)
+        block.scale = self.config.calls[layer].scale
+        block.is_last = False  # the modules after it read all tokens
+        return block
+
+    @classmethod
+    def check_split(cls, config: ModelConfig) -> None:
+        """Raises ModelError if there are several ranks."""
+        if config.tensor_parallel.size > 1:
+            raise ModelError(
+                f"{config.architecture} runs through transformers on one device yet: leave tensor_parallel_size out."
+            )
+
+    @classmethod
+    def layer_weights(cls, config: ModelConfig) -> int:
+        """Raises ModelError: the layers are not divided into pipeline stages."""
+        raise ModelError(
+            f"{config.architecture} runs through transformers on one device yet: leave pipeline_parallel_size out."
+        )
+
+    @property
+    def attention_layers(self) -> list[AttentionBlock]:
+        """The attention blocks of the calls of a pass, in order."""
+        return list(self._blocks)
+
+    @property
+    def embeddings(self) -> Embedding:
+        """The table with a row for each token, without the factor of `scale_embeddings`."""
+        return self._embeddings[0]
+
+    # -- Weights
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Returns parameters and stored buffers by name; those that share memory have several."""
+        return dict(self.causal.state_dict(keep_vars=True))
+
+    def read_names(self, checkpoint: StoredWeights) -> None:
+        """Finds the place of each stored tensor. A head that differs from the embeddings it is tied to becomes its own.
+
+        Raises:
+            ModelError: tensors that are converted together do not fit each other or the model.
+        """
+        assert isinstance(checkpoint, SafetensorsCheckpoint), "files of other formats run from our own models"
+        names = names_of(self.causal, checkpoint.tensors)
+        stored = {target: name for name, target in names.renamed.items()}
+        for tied, source in dict(self.causal.all_tied_weights_keys).items():
+            if tied in stored and source in stored and not checkpoint.are_equal(stored[tied], stored[source]):
+                log.warning("%s differs from %s and is used, though config.json says that they are tied", tied, source)
+                path, _, own = tied.rpartition(".")
+                module = self.causal.get_submodule(path)
+                module.register_parameter(own, nn.Parameter(module.get_parameter(own).clone(), requires_grad=False))
+        for conversion in names.conversions:
+            conversion.check(self.causal)
+        self._names = names
+
+    def checkpoint_tensors(self) -> dict[str, Placement]:
+        """Maps the checkpoint's names to the memory they fill; where no checkpoint was read, the parameters' names."""
+        tensors, names = self._tensors(), self._names
+        unique: dict[int, str] = {}
+        for name, tensor in tensors.items():
+            unique.setdefault(id(tensor), name)
+        if names is None:
+            return {name: Placement(tensors[name]) for name in unique.values()}
+        found = {stored: Placement(tensors[target]) for stored, target in names.renamed.items()}
+        filled = {id(tensors[target]) for target in names.renamed.values()}
+        for conversion in names.conversions:
+            gathering = Gathering(conversion, self.causal, tensors.__getitem__)
+            target = tensors[conversion.target]
+            filled |= {id(tensors[name]) for name in conversion.targets}
+            for stored in conversion.sources:
+                shapes = (conversion.shapes[stored],)
+                found[stored] = GatheredPlacement(target, shapes, name=stored, gathering=gathering)
+        missing = {name: Placement(tensors[name]) for key, name in unique.items() if key not in filled}
+        return found | {name: placement for name, placement in missing.items() if not self._may_miss(name)}
+
+    def _may_miss(self, name: str) -> bool:
+        """True if transformers makes this buffer itself where a checkpoint has none."""
+        patterns = self.causal._keys_to_ignore_on_load_missing or ()
+        is_buffer = name in dict(self.causal.named_buffers())
+        return is_buffer and any(re.search(pattern, name) for pattern in patterns)
+
+    def is_unused(self, checkpoint_name: str) -> bool:
+        """True if transformers ignores this tensor, too."""
+        return any(pattern.search(checkpoint_name) for pattern in ignored_patterns(self.causal))
+
+    def take_memory(self, device: torch.device) -> None:
+        """Allocates memory for parameters and buffers, and computes the buffers that no checkpoint has.
+
+        Parameters that share memory do so afterwards. Raises RuntimeError if there is not enough memory.
+        """
+        made: dict[int, nn.Parameter] = {}
+        for module in self.causal.modules():
+            for name, meta in list(module.named_parameters(recurse=False)):
+                if id(meta) not in made:
+                    memory = torch.empty(meta.shape, dtype=meta.dtype, device=device)
+                    parameter = nn.Parameter(memory, requires_grad=False)
+                    parameter._is_hf_initialized = True  # type: ignore[attr-defined]  # transformers' mark: leave it as it is
+                    made[id(meta)] = parameter
+                module.register_parameter(name, made[id(meta)])
+            for name, buffer in list(module.named_buffers(recurse=False)):
+                persistent = name not in module._non_persistent_buffers_set
+                module.register_buffer(name, torch.zeros_like(buffer, device=device), persistent=persistent)
+            module.__dict__.pop("_is_hf_initialized", None)
+        self.causal.initialize_weights()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
+
+    def finish_loading(self, max_positions: int) -> None:
+        """Derives rotations for contexts of up to `max_positions`, and what decode graphs read of the embeddings."""
+        table: Any = self.causal.get_input_embeddings()
+        device = table.weight.device
+        fix_rotations(self.causal, max_positions)
+        rotary = Rotary(NO_ROTATION, self.config.head_dim, max_positions, self._dtype, device)
+        for block in self._blocks:
+            block.rotary = rotary
+        if not self._embeddings:
+            with torch.device("meta"):
+                self._embeddings.append(Embedding(1, 1))
+        self._embeddings[0].weight = table.weight
+        self._embeddings[0].dtype = table.weight.dtype
+
+    # -- Passes
+
+    def embed(self, ops: Ops, token_ids: Tensor) -> Tensor:
+        """Looks up and scales embeddings as the model does."""
+        del ops
+        embedded: Tensor = self.causal.get_input_embeddings()(token_ids)
+        return embedded
+
+    def scale_embeddings(self, hidden: Tensor) -> Tensor:
+        """Scales rows of the table, in place, where the model's embedding module does."""
+        scale = getattr(self.causal.get_input_embeddings(), "embed_scale", None)
+        return hidden if scale is None else hidden.mul_(scale)
+
+    def forward(self, ops: Ops, hidden: Tensor, attention: AttentionPass) -> ResidualState:
+        """Runs the decoder over all tokens. The state has the hidden states after its last norm."""
+        del ops
+        backbone = self.causal.get_submodule(self.config.backbone)
+        with receiving(PagedCalls(attention, self._blocks, self._dtype)):
+            output = backbone(
+                inputs_embeds=hidden.unsqueeze(0),
+                position_ids=attention.positions.to(torch.int64).unsqueeze(0),
+                use_cache=False,
+                return_dict=True,
+            )
+        states: Tensor = output.last_hidden_state[0]
+        return ResidualState(states if attention.logits_indices is None else states[attention.logits_indices])
+
+    def hidden(self, ops: Ops, state: ResidualState) -> Tensor:
+        """Returns the state: the decoder has applied its last norm."""
+        del ops
+        return state.residual
+
+    def logits(self, ops: Ops, state: ResidualState, out: Tensor | None = None) -> Tensor:
+        """Runs the model's forward pass with these hidden states in place of its decoder's: head, scale and cap."""
+        del ops
+        states = state.residual.unsqueeze(0)
+        token = _hidden_states.set(states)
+        try:
+            made: Tensor = self.causal(inputs_embeds=states, use_cache=False, return_dict=True).logits[0]
+        finally:
+            _hidden_states.reset(token)
+        return made if out is None else out.copy_(made)
+
+
+def _replaying(compute: Callable[..., Any], output_class: type[ModelOutput]) -> Callable[..., Any]:
+    """Returns the decoder's forward, or what stands in for it while the head runs."""
+
+    def forward(*arguments: Any, **named: Any) -> Any:
+        states = _hidden_states.get()
+        return compute(*arguments, **named) if states is None else output_class(last_hidden_state=states)
+
+    return forward
